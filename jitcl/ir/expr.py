@@ -1,0 +1,292 @@
+"""Scalar expressions of the kernel level: interned, with index arithmetic simplified as it is built.
+
+An `Expr` is a constant, a variable, a load or a scalar operation. Variables that count loops know their range,
+so that `(16*a + b) // 16` becomes `a` where 0 <= b < 16, and guards that always hold vanish.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jitcl import dtypes
+from jitcl.ir.scalar import SCALARS
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """`op` is "const" (value), "var" (value = name, extent = its range or None), "load" (value = buffer; args =
+    indices, then guard and other where `guarded`) or a name of `scalar.SCALARS` or "cast" (to `dtype`)."""
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: str
+    value: Any = None
+    extent: int | None = None               # var: 0 <= var < extent
+    guarded: bool = False                   # load: args end with guard and other
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """Names of the variables that this depends on."""
+        if self.op == "var":
+            return frozenset((self.value,))
+        return frozenset().union(*(a.free for a in self.args))
+
+    @property
+    def indices(self) -> tuple[Expr, ...]:
+        return self.args[:-2] if self.guarded else self.args
+
+    @property
+    def guard(self) -> Expr | None:
+        return self.args[-2] if self.guarded else None
+
+    @property
+    def other(self) -> Expr | None:
+        return self.args[-1] if self.guarded else None
+
+    @property
+    def is_const(self) -> bool:
+        return self.op == "const"
+
+    def __repr__(self) -> str:
+        if self.op in ("const", "var"):
+            return str(self.value)
+        inside = ", ".join(map(repr, self.args))
+        return f"{self.value}[{inside}]" if self.op == "load" else f"{self.op}({inside})"
+
+    def __reduce__(self) -> Any:
+        return make, (self.op, self.args, self.dtype, self.value, self.extent, self.guarded)
+
+
+_INTERNED: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary()
+
+
+def make(op: str, args: Iterable[Expr], dtype: str, value: Any = None, extent: int | None = None,
+         guarded: bool = False) -> Expr:
+    """The one Expr with these fields, unsimplified. Builders below simplify; parsers and tests use this."""
+    args = tuple(args)
+    tag = ("f", struct.pack("<d", value)) if isinstance(value, float) else (type(value).__name__, value)
+    key = (op, args, dtype, tag, extent, guarded)
+    found = _INTERNED.get(key)
+    if found is None:
+        found = _INTERNED[key] = Expr(op, args, dtype, value, extent, guarded)
+    return found
+
+
+def const(value: Number, dtype: str) -> Expr:
+    """A literal of a type: floats become float, ints wrap into range, bools bool."""
+    if dtypes.is_float(dtype):
+        return make("const", (), dtype, float(value))
+    if dtype == "bool":
+        return make("const", (), dtype, bool(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        value = dtypes.limits(dtype)[value > 0]
+    return make("const", (), dtype, int(value))
+
+
+def index(value: int) -> Expr:
+    return const(value, "index")
+
+
+def var(name: str, dtype: str = "index", extent: int | None = None) -> Expr:
+    return make("var", (), dtype, name, extent)
+
+
+def load(buffer: str, indices: Iterable[Expr], dtype: str, guard: Expr | None = None,
+         other: Expr | None = None) -> Expr:
+    """`guard ? buffer[indices] : other`; a guard that always holds is dropped, one that never holds is `other`."""
+    indices = tuple(indices)
+    if guard is None or (guard.is_const and guard.value):
+        return make("load", indices, dtype, buffer)
+    assert other is not None
+    return other if guard.is_const else make("load", (*indices, guard, other), dtype, buffer, guarded=True)
+
+
+def cast(x: Expr, dtype: str) -> Expr:
+    if x.dtype == dtype:
+        return x
+    if x.is_const and dtype not in ("f16", "bf16") and not (
+            dtypes.is_float(x.dtype) and not dtypes.is_float(dtype) and not math.isfinite(x.value)):
+        return const(bool(x.value) if dtype == "bool" else x.value, dtype)
+    return make("cast", (x,), dtype)
+
+
+def call(op: str, *args: Expr) -> Expr:
+    """A scalar operation, simplified where that is exact."""
+    scalar = SCALARS[op]
+    assert len(args) == scalar.arity, f"{op} takes {scalar.arity} operands, got {len(args)}"
+    dtype = "bool" if scalar.result == "bool" else args[-1].dtype
+    if args[0].dtype == "index" and op in _INDEX:
+        return _INDEX[op](*args)
+    simple = _simplify(op, args)
+    return simple if simple is not None else make(op, args, dtype)
+
+
+def _simplify(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    if op == "select":
+        condition, yes, no = args
+        if condition.is_const:
+            return yes if condition.value else no
+        return yes if yes is no else None
+    if op in ("and", "or"):
+        for a, b in (args, args[::-1]):
+            if a.is_const:
+                return b if bool(a.value) == (op == "and") else a
+        return args[0] if args[0] is args[1] else None
+    if op == "not" and args[0].is_const:
+        return const(not args[0].value, "bool")
+    if args[0].dtype == "index" and op in ("lt", "le", "gt", "ge", "eq", "ne"):
+        return _compare(op, *args)
+    return None
+
+
+def bounds(x: Expr) -> tuple[float, float]:
+    """An interval that holds the value of an index expression (infinite where nothing is known)."""
+    if x.is_const:
+        return x.value, x.value
+    if x.op == "var" and x.extent is not None:
+        return 0, x.extent - 1
+    if x.op in ("add", "sub"):
+        (a, b), (c, d) = bounds(x.args[0]), bounds(x.args[1])
+        return (a + c, b + d) if x.op == "add" else (a - d, b - c)
+    if x.op == "mul" and x.args[1].is_const:
+        (a, b), c = bounds(x.args[0]), x.args[1].value
+        return (a * c, b * c) if c >= 0 else (b * c, a * c)
+    if x.op in ("floordiv", "mod") and x.args[1].is_const and x.args[1].value > 0:
+        (a, b), c = bounds(x.args[0]), x.args[1].value
+        if x.op == "mod":
+            return (0, min(b, c - 1)) if a >= 0 else (0, c - 1)
+        return (a if math.isinf(a) else a // c), (b if math.isinf(b) else b // c)
+    if x.op in ("min", "max"):
+        (a, b), (c, d) = bounds(x.args[0]), bounds(x.args[1])
+        f = min if x.op == "min" else max
+        return f(a, c), f(b, d)
+    if x.op == "select":
+        (a, b), (c, d) = bounds(x.args[1]), bounds(x.args[2])
+        return min(a, c), max(b, d)
+    return -math.inf, math.inf
+
+
+def linear(x: Expr) -> tuple[dict[Expr, int], int]:
+    """An index expression as sum(coefficient * atom) + constant."""
+    if x.is_const:
+        return {}, x.value
+    if x.op in ("add", "sub"):
+        (left, c), (right, d) = linear(x.args[0]), linear(x.args[1])
+        sign = 1 if x.op == "add" else -1
+        terms = dict(left)
+        for atom, k in right.items():
+            terms[atom] = terms.get(atom, 0) + sign * k
+        return {a: k for a, k in terms.items() if k}, c + sign * d
+    if x.op == "mul" and x.args[1].is_const:
+        terms, c = linear(x.args[0])
+        k = x.args[1].value
+        return ({a: v * k for a, v in terms.items()}, c * k) if k else ({}, 0)
+    return {x: 1}, 0
+
+
+def from_linear(terms: dict[Expr, int], constant: int) -> Expr:
+    """The canonical sum: terms in the order first met, the constant last."""
+    total: Expr | None = None
+    for atom, k in terms.items():
+        term = atom if k == 1 else make("mul", (atom, index(k)), "index")
+        total = term if total is None else make("add", (total, term), "index")
+    if total is None:
+        return index(constant)
+    return make("add", (total, index(constant)), "index") if constant else total
+
+
+def _add(a: Expr, b: Expr) -> Expr:
+    return from_linear(*linear(make("add", (a, b), "index")))
+
+
+def _sub(a: Expr, b: Expr) -> Expr:
+    return from_linear(*linear(make("sub", (a, b), "index")))
+
+
+def _mul(a: Expr, b: Expr) -> Expr:
+    if a.is_const:
+        a, b = b, a
+    product = make("mul", (a, b), "index")
+    return from_linear(*linear(product)) if b.is_const else product
+
+
+def _split(x: Expr, c: int) -> tuple[Expr, Expr]:
+    """x = c * quotient + rest, exactly, with all multiples of c in the quotient."""
+    terms, constant = linear(x)
+    quotient = {a: k // c for a, k in terms.items() if k % c == 0}
+    rest = {a: k for a, k in terms.items() if k % c}
+    return from_linear(quotient, constant // c), from_linear(rest, constant % c)
+
+
+def _floordiv(a: Expr, b: Expr) -> Expr:
+    if not b.is_const or b.value <= 0:
+        return make("floordiv", (a, b), "index")
+    c = b.value
+    if c == 1:
+        return a
+    quotient, rest = _split(a, c)
+    low, high = bounds(rest)
+    if math.floor(low / c) == math.floor(high / c) if math.isfinite(low + high) else False:
+        return _add(quotient, index(math.floor(low / c)))
+    if rest.op == "floordiv" and rest.args[1].is_const:            # (x // d) // c = x // (d * c)
+        return _add(quotient, _floordiv(rest.args[0], index(rest.args[1].value * c)))
+    return _add(quotient, make("floordiv", (rest, b), "index"))
+
+
+def _mod(a: Expr, b: Expr) -> Expr:
+    if not b.is_const or b.value <= 0:
+        return make("mod", (a, b), "index")
+    c = b.value
+    if c == 1:
+        return index(0)
+    _, rest = _split(a, c)
+    low, high = bounds(rest)
+    if math.isfinite(low + high) and math.floor(low / c) == math.floor(high / c):
+        return _sub(rest, index(c * math.floor(low / c)))
+    if rest.op == "mod" and rest.args[1].is_const and rest.args[1].value % c == 0:
+        return _mod(rest.args[0], b)
+    return make("mod", (rest, b), "index")
+
+
+def _min(a: Expr, b: Expr) -> Expr:
+    (la, ha), (lb, hb) = bounds(a), bounds(b)
+    return a if ha <= lb else b if hb <= la else make("min", (a, b), "index")
+
+
+def _max(a: Expr, b: Expr) -> Expr:
+    (la, ha), (lb, hb) = bounds(a), bounds(b)
+    return a if la >= hb else b if lb >= ha else make("max", (a, b), "index")
+
+
+_INDEX = {"add": _add, "sub": _sub, "mul": _mul, "floordiv": _floordiv, "mod": _mod, "min": _min, "max": _max,
+          "neg": lambda a: _sub(index(0), a)}
+
+
+def _compare(op: str, a: Expr, b: Expr) -> Expr | None:
+    low, high = bounds(_sub(a, b))
+    always, never = {"lt": (high < 0, low >= 0), "le": (high <= 0, low > 0), "gt": (low > 0, high <= 0),
+                     "ge": (low >= 0, high < 0), "eq": (low == high == 0, low > 0 or high < 0),
+                     "ne": (low > 0 or high < 0, low == high == 0)}[op]
+    return const(True, "bool") if always else const(False, "bool") if never else None
+
+
+def walk(x: Expr) -> Iterator[Expr]:
+    """Every distinct expression below x, each after its operands."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(x, False)]
+    while stack:
+        e, done = stack.pop()
+        if done:
+            yield e
+        elif e not in seen:
+            seen.add(e)
+            stack.append((e, True))
+            stack.extend((a, False) for a in e.args)

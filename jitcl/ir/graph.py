@@ -1,0 +1,207 @@
+"""The graph level: interned nodes, each with one output, and graphs over them.
+
+Equal nodes are one object, so a common subexpression costs nothing and identity is equality. Interning keeps
+-0.0 apart from 0.0, and 1, 1.0 and True apart inside attributes. Pickling interns again. Real graphs are deeper
+than Python's stack, so every traversal here is iterative.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.ir.types import TensorType
+
+
+class Data:
+    """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape)."""
+
+    __slots__ = ("array", "digest", "__weakref__")
+
+    def __init__(self, array: np.ndarray) -> None:
+        array = np.array(array, order="C")  # a copy: the caller may change his
+        array.flags.writeable = False
+        self.array = array
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{array.dtype.name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self.digest = digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Data) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Data({self.array.dtype}{list(self.array.shape)} {self.digest[:8]})"
+
+    def __reduce__(self) -> Any:
+        return Data, (self.array,)
+
+
+Attr = Any          # int, float, bool, str, None, Data, or a tuple of these
+
+
+def attr_key(value: Attr) -> Any:
+    """A hashable that is equal exactly where two attribute values mean the same."""
+    if isinstance(value, tuple):
+        return ("t", *(attr_key(v) for v in value))
+    if isinstance(value, float):
+        return ("f", struct.pack("<d", value))
+    return (type(value).__name__, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation with one result. Make nodes through `Node.make`, or better an op's builder."""
+
+    op: str
+    inputs: tuple[Node, ...]
+    attrs: tuple[tuple[str, Attr], ...]     # sorted by name
+    type: TensorType
+
+    @staticmethod
+    def make(op: str, inputs: Iterable[Node] = (), attrs: Mapping[str, Attr] | None = None, *,
+             type: TensorType) -> Node:
+        inputs = tuple(inputs)
+        items = tuple(sorted((attrs or {}).items()))
+        key = (op, inputs, tuple((k, attr_key(v)) for k, v in items), type)
+        found = _INTERNED.get(key)
+        if found is None:
+            found = _INTERNED[key] = Node(op, inputs, items, type)
+        return found
+
+    def attr(self, name: str, default: Attr = None) -> Attr:
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+    @property
+    def kwargs(self) -> dict[str, Attr]:
+        return dict(self.attrs)
+
+    @property
+    def data(self) -> np.ndarray:
+        """The elements of a constant node."""
+        data = self.attr("data")
+        assert isinstance(data, Data), f"{self.op} is no constant"
+        return data.array
+
+    def with_inputs(self, inputs: Iterable[Node]) -> Node:
+        return Node.make(self.op, inputs, self.kwargs, type=self.type)
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.type}>"
+
+    def __reduce__(self) -> Any:
+        return _remake, (self.op, self.inputs, self.attrs, self.type)
+
+
+_INTERNED: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+
+
+def _remake(op: str, inputs: tuple[Node, ...], attrs: tuple[tuple[str, Attr], ...],
+            type: TensorType) -> Node:
+    return Node.make(op, inputs, dict(attrs), type=type)
+
+
+def const(array: Any, dtype: str | None = None) -> Node:
+    """A constant node of an array-like; `dtype` is a jitcl dtype name."""
+    array = np.asarray(array, dtypes.to_numpy(dtype) if dtype else None)
+    name = dtypes.from_numpy(array.dtype)
+    assert name is not None, f"no jitcl type for {array.dtype}"
+    return Node.make("const", attrs={"data": Data(array)}, type=TensorType(name, array.shape))
+
+
+def graph_input(name: str, type: TensorType) -> Node:
+    return Node.make("input", attrs={"name": name}, type=type)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model's node that IR nodes came from."""
+
+    name: str
+    op_type: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Named inputs and outputs over interned nodes. `origins` is for people and no part of equality."""
+
+    name: str
+    inputs: tuple[Node, ...]
+    outputs: tuple[tuple[str, Node], ...]
+    origins: Mapping[Node, Origin] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes that the outputs need, and the inputs, each after what it reads."""
+        return toposort((*self.inputs, *(n for _, n in self.outputs)))
+
+    def readers(self) -> dict[Node, list[Node]]:
+        """Who reads each node (once for each operand that it is); outputs are not counted."""
+        found: dict[Node, list[Node]] = {n: [] for n in self.nodes}
+        for node in self.nodes:
+            for source in node.inputs:
+                found[source].append(node)
+        return found
+
+
+def toposort(roots: Iterable[Node]) -> list[Node]:
+    """The nodes that `roots` need, each after its inputs, in an order that depends on the graph alone."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, Iterator[Node]]] = []
+        if root not in seen:
+            seen.add(root)
+            stack.append((root, iter(root.inputs)))
+        while stack:
+            node, rest = stack[-1]
+            for source in rest:
+                if source not in seen:
+                    seen.add(source)
+                    stack.append((source, iter(source.inputs)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+def rebuild(graph: Graph, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
+    """Rewrite bottom up: `change(node, new inputs)` gives each node's replacement. Origins are carried on.
+
+    A replacement that brings in new nodes passes its origin on to all of them.
+    """
+    new: dict[Node, Node] = {}
+    origins: dict[Node, Origin] = {}
+    for node in graph.nodes:
+        inputs = tuple(new[i] for i in node.inputs)
+        new[node] = result = change(node, inputs)
+        origin = graph.origins.get(node)
+        if origin is not None:
+            spread_origin(result, origin, origins)
+    return Graph(graph.name, tuple(new[i] for i in graph.inputs),
+                 tuple((name, new[n]) for name, n in graph.outputs), origins)
+
+
+def spread_origin(node: Node, origin: Origin, origins: dict[Node, Origin]) -> None:
+    """Give `origin` to `node` and to all below it that have none yet (constants and inputs excepted)."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if node in origins or node.op in ("input", "const"):
+            continue
+        origins[node] = origin
+        stack.extend(node.inputs)

@@ -1,0 +1,123 @@
+"""The kernel level: loops, lets, accumulations and stores over scalar expressions.
+
+    kernel @mlp_0(in x: f16[4,64], in w: f16[32,64], out y: f16[4,32]) {
+      for i < 4 @group {
+        for j < 32 @lane {
+          let acc0: f32 = 0.0
+          for k < 64 @loop {
+            acc0 add= f32(x[i, k]) * f32(w[j, k])
+          }
+          y[i, j] = f16(max(acc0, 0.0))
+        }
+      }
+    }
+
+Buffers are physical: their shapes hold padding and halos, and indices are final. Loop kinds: `group` (work-groups,
+threads), `lane` (work-items), `loop` (sequential), `unroll`, `vec` (vector lanes). A fresh kernel has `loop` only;
+`parallel` marks loops whose iterations are independent, as those over a kernel's output are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Union
+
+from jitcl.ir.expr import Expr
+
+LoopKind = Literal["group", "lane", "loop", "unroll", "vec", "parallel"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A kernel's operand: physical shape in elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: Literal["in", "out"] = "in"
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+
+@dataclass(frozen=True)
+class For:
+    """`for var < extent @kind { body }`; var.extent is the extent."""
+
+    var: Expr
+    kind: LoopKind
+    body: tuple[Stmt, ...]
+
+    @property
+    def extent(self) -> int:
+        assert self.var.extent is not None
+        return self.var.extent
+
+
+@dataclass(frozen=True)
+class Let:
+    """Declares `var` (a "var" Expr without extent) with a first value."""
+
+    var: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Accum:
+    """`var combine= value`, with a combine of `scalar.COMBINES`."""
+
+    var: Expr
+    combine: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Store:
+    """`buffer[indices] = value`, where `guard` (if any) holds."""
+
+    buffer: str
+    indices: tuple[Expr, ...]
+    value: Expr
+    guard: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All work-items of a group meet; local memory is visible to all behind it."""
+
+
+Stmt = Union[For, Let, Accum, Store, Barrier]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A whole kernel: what it reads and writes, and what it does."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    body: tuple[Stmt, ...]
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+
+def statements(body: tuple[Stmt, ...], trips: int = 1) -> Iterator[tuple[Stmt, int]]:
+    """Every statement with the number of times that it runs."""
+    for stmt in body:
+        yield stmt, trips
+        if isinstance(stmt, For):
+            yield from statements(stmt.body, trips * stmt.extent)
+
+
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions that one statement itself evaluates."""
+    if isinstance(stmt, (Let, Accum)):
+        return (stmt.value,)
+    if isinstance(stmt, Store):
+        return (*stmt.indices, stmt.value, *((stmt.guard,) if stmt.guard is not None else ()))
+    return ()

@@ -1,0 +1,94 @@
+"""The scalar operations that kernels are made of: name, operands, meaning in NumPy, result type.
+
+A renderer maps each name to its language; the interpreter calls `fn`. `same` in `result` is the operands' type.
+Float `div` is IEEE division; integer `div` truncates toward zero as C does; `floordiv` and `mod` round toward
+minus infinity. `min` and `max` of floats give NaN where either operand is NaN, as ONNX wants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One operation. `cost` is in FLOPs as roofline counts use them."""
+
+    name: str
+    arity: int
+    fn: Callable[..., Any]
+    result: str = "same"
+    cost: int = 1
+
+
+def _trunc_div(a: Any, b: Any) -> Any:
+    if np.issubdtype(np.result_type(a, b), np.floating):
+        return np.divide(a, b)
+    safe = np.where(np.equal(b, 0), np.ones_like(b), b)     # division by zero: any value, never a trap
+    quotient = np.floor_divide(a, safe)
+    inexact = np.not_equal(quotient * safe, a)
+    return np.where(inexact & ((np.less(a, 0)) != (np.less(safe, 0))), quotient + 1, quotient)
+
+
+def _floor_div(a: Any, b: Any) -> Any:
+    return np.floor_divide(a, np.where(np.equal(b, 0), np.ones_like(b), b))
+
+
+def _mod(a: Any, b: Any) -> Any:
+    if np.issubdtype(np.result_type(a, b), np.floating):
+        return np.mod(a, b)
+    return np.mod(a, np.where(np.equal(b, 0), np.ones_like(b), b))
+
+
+def _fmod(a: Any, b: Any) -> Any:
+    if np.issubdtype(np.result_type(a, b), np.floating):
+        return np.fmod(a, b)
+    return np.fmod(a, np.where(np.equal(b, 0), np.ones_like(b), b))
+
+
+def _erf(x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
+
+
+_BOOL = "bool"
+SCALARS: dict[str, Scalar] = {s.name: s for s in (
+    Scalar("add", 2, np.add), Scalar("sub", 2, np.subtract), Scalar("mul", 2, np.multiply),
+    Scalar("div", 2, _trunc_div, cost=1), Scalar("floordiv", 2, _floor_div), Scalar("mod", 2, _mod),
+    Scalar("fmod", 2, _fmod), Scalar("pow", 2, np.power, cost=8),
+    Scalar("min", 2, np.minimum), Scalar("max", 2, np.maximum),
+    Scalar("neg", 1, np.negative), Scalar("abs", 1, np.abs), Scalar("sign", 1, np.sign),
+    Scalar("floor", 1, np.floor), Scalar("ceil", 1, np.ceil), Scalar("trunc", 1, np.trunc),
+    Scalar("round", 1, np.rint),                                   # half to even
+    Scalar("sqrt", 1, np.sqrt), Scalar("exp", 1, np.exp, cost=8), Scalar("log", 1, np.log, cost=8),
+    Scalar("erf", 1, _erf, cost=8), Scalar("tanh", 1, np.tanh, cost=8),
+    Scalar("sin", 1, np.sin, cost=8), Scalar("cos", 1, np.cos, cost=8), Scalar("tan", 1, np.tan, cost=8),
+    Scalar("asin", 1, np.arcsin, cost=8), Scalar("acos", 1, np.arccos, cost=8),
+    Scalar("atan", 1, np.arctan, cost=8), Scalar("sinh", 1, np.sinh, cost=8),
+    Scalar("cosh", 1, np.cosh, cost=8), Scalar("asinh", 1, np.arcsinh, cost=8),
+    Scalar("acosh", 1, np.arccosh, cost=8), Scalar("atanh", 1, np.arctanh, cost=8),
+    Scalar("eq", 2, np.equal, _BOOL), Scalar("ne", 2, np.not_equal, _BOOL),
+    Scalar("lt", 2, np.less, _BOOL), Scalar("le", 2, np.less_equal, _BOOL),
+    Scalar("gt", 2, np.greater, _BOOL), Scalar("ge", 2, np.greater_equal, _BOOL),
+    Scalar("and", 2, np.logical_and, _BOOL), Scalar("or", 2, np.logical_or, _BOOL),
+    Scalar("xor", 2, np.logical_xor, _BOOL), Scalar("not", 1, np.logical_not, _BOOL),
+    Scalar("isnan", 1, np.isnan, _BOOL), Scalar("isinf", 1, np.isinf, _BOOL),
+    Scalar("bitand", 2, np.bitwise_and), Scalar("bitor", 2, np.bitwise_or),
+    Scalar("bitxor", 2, np.bitwise_xor), Scalar("bitnot", 1, np.bitwise_not),
+    Scalar("shl", 2, np.left_shift), Scalar("shr", 2, np.right_shift),
+    Scalar("select", 3, np.where),                                 # condition, then, else
+)}
+
+COMBINES = ("add", "mul", "max", "min", "and", "or")
+
+
+def identity(combine: str, dtype: str) -> float | int | bool:
+    """The value that a reduction starts from."""
+    from jitcl import dtypes
+    low, high = dtypes.limits(dtype)
+    zero: float | int = 0.0 if dtypes.is_float(dtype) else 0
+    return {"add": zero, "mul": zero + 1, "max": low, "min": high, "and": True, "or": False}[combine]
