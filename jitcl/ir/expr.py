@@ -55,6 +55,63 @@ class Expr:
     def is_const(self) -> bool:
         return self.op == "const"
 
+    def __add__(self, other: Expr | Number) -> Expr:
+        return call("add", self, lift(other, self))
+
+    def __radd__(self, other: Number) -> Expr:
+        return call("add", lift(other, self), self)
+
+    def __sub__(self, other: Expr | Number) -> Expr:
+        return call("sub", self, lift(other, self))
+
+    def __rsub__(self, other: Number) -> Expr:
+        return call("sub", lift(other, self), self)
+
+    def __mul__(self, other: Expr | Number) -> Expr:
+        return call("mul", self, lift(other, self))
+
+    def __rmul__(self, other: Number) -> Expr:
+        return call("mul", lift(other, self), self)
+
+    def __truediv__(self, other: Expr | Number) -> Expr:
+        return call("div", self, lift(other, self))
+
+    def __rtruediv__(self, other: Number) -> Expr:
+        return call("div", lift(other, self), self)
+
+    def __floordiv__(self, other: Expr | Number) -> Expr:
+        return call("floordiv", self, lift(other, self))
+
+    def __mod__(self, other: Expr | Number) -> Expr:
+        return call("mod", self, lift(other, self))
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+    def __lt__(self, other: Expr | Number) -> Expr:
+        return call("lt", self, lift(other, self))
+
+    def __le__(self, other: Expr | Number) -> Expr:
+        return call("le", self, lift(other, self))
+
+    def __gt__(self, other: Expr | Number) -> Expr:
+        return call("gt", self, lift(other, self))
+
+    def __ge__(self, other: Expr | Number) -> Expr:
+        return call("ge", self, lift(other, self))
+
+    def __and__(self, other: Expr) -> Expr:
+        return call("and", self, other)
+
+    def __or__(self, other: Expr) -> Expr:
+        return call("or", self, other)
+
+    def __invert__(self) -> Expr:
+        return call("not", self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"'{self!r}' has no truth value while code is generated: use s.select or s.guarded")
+
     def __repr__(self) -> str:
         if self.op in ("const", "var"):
             return str(self.value)
@@ -107,6 +164,11 @@ def load(buffer: str, indices: Iterable[Expr], dtype: str, guard: Expr | None = 
         return make("load", indices, dtype, buffer)
     assert other is not None
     return other if guard.is_const else make("load", (*indices, guard, other), dtype, buffer, guarded=True)
+
+
+def lift(x: Expr | Number, like: Expr) -> Expr:
+    """A Python number as a literal of the type of `like`."""
+    return x if isinstance(x, Expr) else const(x, like.dtype)
 
 
 def cast(x: Expr, dtype: str) -> Expr:

@@ -1,0 +1,230 @@
+"""A group of nodes becomes one unscheduled kernel: fusion is inlining.
+
+The kernel loops over the root's elements in the order of its buffer; the root's body reads operands through loaders,
+and a loader either loads from a buffer (an operand of the group) or inlines the producer's body at that index.
+
+    root = relu(add(conv(x, w), b))      for n, c, h, w { let acc = 0; for r... { acc add= x[..] * w[..] }
+                                           y[n, c, h, w] = max(acc + b[c], 0) }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jitcl import dtypes
+from jitcl.codegen.share import share
+from jitcl.errors import JitclError
+from jitcl.ir import expr as E
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr, Number
+from jitcl.ir.graph import Node, toposort
+from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store
+from jitcl.ir.types import ROW, Layout, TensorType
+from jitcl.ops.builder import lookup
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that become one kernel: `root` is stored, `inlined` are computed where they are read.
+
+    `anchor` is the heavy node (convolution, matmul, ...) that a template may claim, if there is one.
+    """
+
+    root: Node
+    inlined: frozenset[Node]                 # without the root
+    anchor: Node | None = None
+
+    @property
+    def members(self) -> list[Node]:
+        """All nodes of the group, each after what it reads, the root last."""
+        return [n for n in toposort([self.root]) if n is self.root or n in self.inlined]
+
+    @property
+    def operands(self) -> list[Node]:
+        """What the group reads from buffers, in the order first read; scalar constants are literals instead."""
+        found: dict[Node, None] = {}
+        for node in self.members:
+            for source in node.inputs:
+                if source not in self.inlined and not is_literal(source):
+                    found[source] = None
+        return list(found)
+
+
+def is_literal(node: Node) -> bool:
+    """Constants of one element are written into the code."""
+    return node.op == "const" and node.type.size == 1
+
+
+@dataclass
+class Lowered:
+    """A kernel and the graph nodes behind its buffers: `operands` read, then the root written."""
+
+    kernel: Kernel
+    operands: tuple[Node, ...]
+
+
+class Loads:
+    """Values of the nodes of a group at given indices, in one kernel under construction."""
+
+    def __init__(self, s: KernelBuilder, group: Group, names: dict[Node, str],
+                 types: Callable[[Node], TensorType] = lambda n: n.type) -> None:
+        self.s, self.group, self.names, self.types = s, group, names, types
+        self.memo: dict[tuple[Node, tuple[Expr, ...], Expr], Expr] = {}
+
+    def preset(self, node: Node, ix: tuple[Expr, ...], value: Expr) -> None:
+        """Let `node` at `ix` be `value`: how a template hands over what it computed itself."""
+        self.memo[node, ix, self.s.guard] = value
+
+    def value(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
+        """The node's value at a logical index, in its compute type."""
+        key = (node, ix, self.s.guard)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._compute(node, ix)
+        return found
+
+    def _compute(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
+        s, type = self.s, self.types(node)
+        if len(ix) != type.rank:
+            raise JitclError(f"op '{node.op}' of type {type} was indexed with {len(ix)} indices")
+        if is_literal(node):
+            return E.const(node.data.reshape(()).item(), dtypes.compute(type.dtype))
+        if node in self.names:
+            zero = E.const(0, type.dtype)
+            raw = E.load(self.names[node], physical_index(type.layout, type.dims, ix), type.dtype, s.guard, zero)
+            return E.cast(raw, dtypes.compute(type.dtype))
+        op = lookup(node.op)
+        if op.body is None:
+            raise JitclError(f"composite op '{node.op}' reached code generation: the pass decompose did not run")
+        outer, s.out = getattr(s, "out", type), type
+        try:
+            return op.body(s, ix, *(NodeLoader(self, i) for i in node.inputs), **node.kwargs)
+        finally:
+            s.out = outer
+
+
+class NodeLoader:
+    """What an op's body reads an operand through."""
+
+    def __init__(self, loads: Loads, node: Node) -> None:
+        self.loads, self.node = loads, node
+        self.type = loads.types(node)
+        self.dtype = dtypes.compute(self.type.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.dims
+
+    def __call__(self, *ix: Expr | int, guard: Expr | None = None, other: Number = 0) -> Expr:
+        at = tuple(E.index(i) if isinstance(i, int) else i for i in ix)
+        if guard is None or (guard.is_const and guard.value):
+            return self.loads.value(self.node, at)
+        default = E.const(other, self.dtype)
+        if guard.is_const:
+            return default
+        with self.loads.s.guarded(guard):
+            value = self.loads.value(self.node, at)
+        if value.op == "load" and value.guard is guard and value.dtype == self.dtype:
+            return E.load(value.value, value.indices, value.dtype, guard, default)
+        return E.call("select", guard, value, default)
+
+
+def physical_index(layout: Layout, shape: tuple[int, ...], ix: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Where a logical index lies in the buffer."""
+    if layout.kind == "row" or len(shape) < 3:
+        return ix
+    n, c, *spatial = ix
+    if layout.kind == "NHWC":
+        return (n, *spatial, c)
+    block, halo = E.index(layout.block), layout.halo
+    return (n, E.call("floordiv", c, block), *(i + halo for i in spatial), E.call("mod", c, block))
+
+
+def logical_index(layout: Layout, shape: tuple[int, ...], at: tuple[Expr, ...]
+                  ) -> tuple[tuple[Expr, ...], Expr]:
+    """The logical index of a place in the buffer, and whether there is one (else it is padding)."""
+    inside = E.const(True, "bool")
+    if layout.kind == "row" or len(shape) < 3:
+        return at, inside
+    if layout.kind == "NHWC":
+        n, *spatial, c = at
+        return (n, c, *spatial), inside
+    n, outer, *spatial, lane = at
+    c = outer * layout.block + lane
+    logical = [i - layout.halo for i in spatial]
+    inside = c < shape[1]
+    for i, d in zip(logical, shape[2:]):
+        inside = inside & (i >= 0) & (i < d)
+    return (n, c, *logical), inside
+
+
+def lower(group: Group, name: str) -> Lowered:
+    """The group's kernel: loops over the root's buffer, `parallel` and in memory order."""
+    operands = group.operands
+    names = {node: f"x{i}" for i, node in enumerate(operands)}
+    merged = merge_axes(group)
+    types = (lambda n: merged[n]) if merged else (lambda n: n.type)
+    out = types(group.root)
+    s = KernelBuilder()
+    loads = Loads(s, group, names, types)
+    at = tuple(s.open("i", d, "parallel") for d in out.physical)
+    opened = len(s.scopes) - 1
+    ix, inside = logical_index(out.layout, out.dims, at)
+    if inside.is_const:
+        value = loads.value(group.root, ix)
+    else:
+        with s.guarded(inside):
+            value = loads.value(group.root, ix)
+        value = E.call("select", inside, value, E.const(0, value.dtype))
+    body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, out.dtype)),)
+    for _ in range(opened):
+        s.place(len(s.scopes) - 1, *body)
+        body = (s.close(),)
+    s.place(0, *body)
+    buffers = [Buffer(names[n], n.type.dtype, types(n).physical) for n in operands]
+    buffers.append(Buffer("y", out.dtype, out.physical, "out"))
+    return Lowered(share(Kernel(name, tuple(buffers), tuple(s.scopes[0].stmts))), tuple(operands))
+
+
+def merge_axes(group: Group) -> dict[Node, TensorType] | None:
+    """Types with neighbouring axes merged where a pointwise group treats them alike; None where it can't.
+
+        add(x[8,64,56,56], b[1,64,1,1])  ->  add(x[8,64,3136], b[1,64,1])
+    """
+    if any(lookup(n.op).kind != "elementwise" for n in group.members):
+        return None
+    nodes = {*group.members, *(i for n in group.members for i in n.inputs)}
+    root = group.root.type
+    if any(n.type.layout != root.layout for n in nodes if n.type.size > 1):
+        return None
+    if root.layout != ROW:
+        return _flat(nodes, root)
+    rank = root.rank
+    full = {n: (1,) * (rank - n.type.rank) + n.type.dims for n in nodes}
+    groups: list[list[int]] = []
+    for axis in range(rank):
+        same = groups and all((d[axis] == root.dims[axis]) == (d[groups[-1][0]] == root.dims[groups[-1][0]])
+                              for d in full.values())
+        if same and root.dims[axis] != 1 and root.dims[groups[-1][0]] != 1:
+            groups[-1].append(axis)
+        elif root.dims[axis] != 1 or any(d[axis] != 1 for d in full.values()):
+            groups.append([axis])
+    if root.size == 0:
+        return None
+    return {n: n.type.with_(shape=tuple(_product(d[a] for a in g) for g in groups)) for n, d in full.items()}
+
+
+def _flat(nodes: set[Node], root: TensorType) -> dict[Node, TensorType] | None:
+    """A blocked layout without padding is a flat array to a pointwise group of equal shapes."""
+    padded = _product(root.physical) != root.size
+    if padded or any(n.type.size != 1 and n.type.dims != root.dims for n in nodes):
+        return None
+    return {n: TensorType(n.type.dtype, (n.type.size,)) for n in nodes}
+
+
+def _product(dims: object) -> int:
+    n = 1
+    for d in dims:  # type: ignore[attr-defined]
+        n *= d
+    return n

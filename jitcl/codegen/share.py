@@ -1,0 +1,127 @@
+"""Shared subexpressions become `let`s, so that generated code computes and reads each value once.
+
+    y[i] = exp(x[i] - m) / (1.0 + exp(x[i] - m))    =>    let t0 = exp(x[i] - m);  y[i] = t0 / (1.0 + t0)
+
+A `let` stands in the block where all its uses are visible and its operands are known, right before the first use.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions
+
+
+def share(kernel: Kernel) -> Kernel:
+    """The kernel with every value that is used more than once named by a `let`."""
+    return Kernel(kernel.name, kernel.buffers, _Sharer(kernel).block(kernel.body, frozenset()))
+
+
+def _worth(x: Expr) -> bool:
+    """Whether naming saves work: not for constants, variables and plain conversions of them."""
+    if x.op in ("const", "var"):
+        return False
+    return not (x.op == "cast" and x.args[0].op in ("const", "var"))
+
+
+class _Sharer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.count = 0
+        self.accumulators = {s.var.value for s in _all(kernel.body) if isinstance(s, Accum)}
+
+    def block(self, body: tuple[Stmt, ...], outside: frozenset[str]) -> tuple[Stmt, ...]:
+        """Name what is used twice within this block (inner loops included) and does not vary inside it."""
+        uses: Counter[Expr] = Counter()
+        for stmt in _all(body):
+            for e in expressions(stmt):
+                uses[e] += 1
+                for sub in E.walk(e):
+                    for arg in sub.args:
+                        uses[arg] += 1
+        inner = {s.var.value for s in _all(body) if isinstance(s, For)}
+        deep = {v for s in body if isinstance(s, For) for v in _declared(s.body)}
+        names: dict[Expr, Expr] = {}
+        out: list[Stmt] = []
+        for stmt in body:
+            for e in self._candidates(stmt, uses, inner | deep):
+                if e in names:
+                    continue
+                value = _replace_below(e, names)
+                name = E.var(f"t{self.count}", e.dtype)
+                self.count += 1
+                names[e] = name
+                out.append(Let(name, value))
+            stmt = _rewrite(stmt, names)
+            if isinstance(stmt, For):
+                stmt = For(stmt.var, stmt.kind, self.block(stmt.body, outside))
+            out.append(stmt)
+        return tuple(out)
+
+    def _candidates(self, stmt: Stmt, uses: Counter[Expr], varying: set[str]) -> list[Expr]:
+        """Subexpressions of the statement that deserve a name in this block, operands first."""
+        found: dict[Expr, None] = {}
+        for s in _all((stmt,)):
+            for e in expressions(s):
+                for sub in E.walk(e):
+                    if uses[sub] > 1 and _worth(sub) and not (sub.free & varying) and (
+                            not (sub.free & self.accumulators) or s is stmt):
+                        found[sub] = None
+        return list(found)
+
+
+def _all(body: tuple[Stmt, ...]) -> list[Stmt]:
+    found: list[Stmt] = []
+    stack = list(reversed(body))
+    while stack:
+        stmt = stack.pop()
+        found.append(stmt)
+        if isinstance(stmt, For):
+            stack.extend(reversed(stmt.body))
+    return found
+
+
+def _declared(body: tuple[Stmt, ...]) -> set[str]:
+    return {s.var.value for s in _all(body) if isinstance(s, (For, Let))}
+
+
+def _rewrite(stmt: Stmt, names: dict[Expr, Expr]) -> Stmt:
+    if not names:
+        return stmt
+    if isinstance(stmt, For):
+        return For(stmt.var, stmt.kind, tuple(_rewrite(s, names) for s in stmt.body))
+    if isinstance(stmt, Let):
+        return Let(stmt.var, replace(stmt.value, names))
+    if isinstance(stmt, Accum):
+        return Accum(stmt.var, stmt.combine, replace(stmt.value, names))
+    if isinstance(stmt, Store):
+        guard = None if stmt.guard is None else replace(stmt.guard, names)
+        return Store(stmt.buffer, tuple(replace(i, names) for i in stmt.indices), replace(stmt.value, names), guard)
+    return stmt
+
+
+def replace(x: Expr, names: dict[Expr, Expr]) -> Expr:
+    """x with every mapped subexpression exchanged (outermost matches win)."""
+    memo: dict[Expr, Expr] = {}
+    stack: list[tuple[Expr, bool]] = [(x, False)]
+    while stack:
+        e, done = stack.pop()
+        if e in memo:
+            continue
+        if e in names:
+            memo[e] = names[e]
+        elif done:
+            args = tuple(memo[a] for a in e.args)
+            same = all(a is b for a, b in zip(args, e.args))
+            memo[e] = e if same else E.make(e.op, args, e.dtype, e.value, e.extent, e.guarded)
+        else:
+            stack.append((e, True))
+            stack.extend((a, False) for a in e.args)
+    return memo[x]
+
+
+def _replace_below(x: Expr, names: dict[Expr, Expr]) -> Expr:
+    """x itself with its operands exchanged."""
+    args = tuple(replace(a, names) for a in x.args)
+    return E.make(x.op, args, x.dtype, x.value, x.extent, x.guarded)

@@ -1,0 +1,173 @@
+"""`KernelBuilder`: what an op's body writes its result with (the `s` of every body).
+
+Values are scalar `Expr`s. Reductions become loops, and each statement is placed in the outermost scope that its
+operands allow: a row's maximum that does not depend on the column lands outside the column loop. That alone makes
+softmax and LayerNorm row-wise kernels. Loads are guarded wherever they are read under a guard, so any statement may
+be placed early without touching memory out of bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from jitcl import dtypes
+from jitcl.errors import JitclError
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr, Number
+from jitcl.ir.kernel import Accum, For, Let, LoopKind, Stmt
+from jitcl.ir.scalar import identity
+from jitcl.ir.types import TensorType
+
+_TRUE = E.const(True, "bool")
+
+
+@dataclass
+class Scope:
+    """An open loop (or the kernel's top level) and the statements placed in it so far."""
+
+    var: Expr | None
+    kind: LoopKind
+    stmts: list[Stmt] = field(default_factory=list)
+
+
+class KernelBuilder:
+    """Builds one kernel's statements. `out` is the type of the node whose body runs."""
+
+    out: TensorType
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = [Scope(None, "loop")]
+        self.levels: dict[str, int] = {}         # variable -> index of the scope that declares it
+        self.guards: list[Expr] = []
+        self._count: dict[str, int] = {}
+
+    # ---- names and scopes
+
+    def fresh(self, stem: str) -> str:
+        """A new variable name: acc0, acc1, ..."""
+        n = self._count[stem] = self._count.get(stem, -1) + 1
+        return f"{stem}{n}"
+
+    def level(self, *exprs: Expr) -> int:
+        """The innermost scope that any of the expressions depends on."""
+        return max((self.levels[v] for e in exprs for v in e.free), default=0)
+
+    def open(self, stem: str, extent: int, kind: LoopKind = "loop") -> Expr:
+        """Enter a loop; returns its variable (the constant 0 where the loop would run once)."""
+        if extent == 1:
+            return E.index(0)
+        var = E.var(self.fresh(stem), extent=extent)
+        self.levels[var.value] = len(self.scopes)
+        self.scopes.append(Scope(var, kind))
+        return var
+
+    def close(self) -> For:
+        """Leave the innermost loop and return it, not yet placed."""
+        scope = self.scopes.pop()
+        assert scope.var is not None
+        return For(scope.var, scope.kind, tuple(scope.stmts))
+
+    def place(self, level: int, *stmts: Stmt) -> None:
+        self.scopes[level].stmts.extend(stmts)
+
+    # ---- guards
+
+    @property
+    def guard(self) -> Expr:
+        """All conditions under which the current value is read."""
+        total = _TRUE
+        for g in self.guards:
+            total = E.call("and", total, g)
+        return total
+
+    @contextlib.contextmanager
+    def guarded(self, condition: Expr) -> Iterator[None]:
+        """Loads inside are only done where `condition` holds; elsewhere their value is arbitrary but safe."""
+        self.guards.append(condition)
+        try:
+            yield
+        finally:
+            self.guards.pop()
+
+    # ---- values
+
+    def const(self, value: Number, dtype: str) -> Expr:
+        return E.const(value, dtype)
+
+    def index(self, x: Expr | int) -> Expr:
+        """An integer value as an index."""
+        return E.index(x) if isinstance(x, int) else E.cast(x, "index")
+
+    def cast(self, x: Expr, dtype: str) -> Expr:
+        """Convert, with f16 and bf16 rounded to their precision and then held in their compute type."""
+        return E.cast(E.cast(x, dtype), dtypes.compute(dtype))
+
+    def call(self, op: str, *args: Expr | Number) -> Expr:
+        """A scalar operation; Python numbers take the type of the other operands (not of a select's condition)."""
+        typed = [a for a in (args[1:] if op == "select" else args) if isinstance(a, Expr)]
+        if not typed:
+            raise JitclError(f"scalar {op}{args}: at least one operand must be a value, not a Python number")
+        exprs = [E.lift(a, typed[0]) for a in args]
+        values = exprs[1:] if op == "select" else exprs
+        if any(v.dtype != values[0].dtype for v in values):
+            kinds = ", ".join(v.dtype for v in values)
+            raise JitclError(f"scalar {op}: operands have types {kinds}; they must agree (cast first)")
+        return E.call(op, *exprs)
+
+    def __getattr__(self, op: str) -> Callable[..., Expr]:
+        if op.rstrip("_") not in E.SCALARS:
+            raise AttributeError(f"KernelBuilder has no scalar '{op}'")
+        return lambda *args: self.call(op.rstrip("_"), *args)     # and_, or_, not_: Python's keywords
+
+    def inside(self, i: Expr, extent: int) -> Expr:
+        """0 <= i < extent."""
+        return (i >= 0) & (i < extent)
+
+    # ---- reductions
+
+    def reduce(self, combine: str, extents: Sequence[int], term: Callable[..., Expr],
+               init: Number | None = None) -> Expr:
+        """combine over k in extents of term(*k): a loop nest placed as far out as it may stand."""
+        ks: list[Expr] = []
+        opened: list[str] = []
+        for extent in extents:
+            k = self.open("r", extent)
+            ks.append(k)
+            opened += [k.value] if not k.is_const else []
+        value = term(*ks)
+        start = E.const(identity(combine, value.dtype) if init is None else init, value.dtype)
+        if 0 in extents:
+            for _ in opened:
+                self.close()
+            return start
+        acc = E.var(self.fresh("acc"), value.dtype)
+        if not opened:
+            return E.call(combine, start, value) if init is not None else value
+        self.scopes[-1].stmts.append(Accum(acc, combine, value))
+        nest = self.close()
+        for _ in opened[1:]:
+            self.scopes[-1].stmts.append(nest)
+            nest = self.close()
+        level = self._nest_level(nest, {acc.value})
+        self.levels[acc.value] = level
+        self.place(level, Let(acc, start), nest)
+        return acc
+
+    def _nest_level(self, nest: For, own: set[str]) -> int:
+        """The scope a finished loop nest must stand in: the deepest that declares what it reads."""
+        needed: set[str] = set()
+        declared = set(own)
+        stack: list[Stmt] = [nest]
+        while stack:
+            stmt = stack.pop()
+            if isinstance(stmt, For):
+                declared.add(stmt.var.value)
+                stack.extend(stmt.body)
+            elif isinstance(stmt, Let):
+                declared.add(stmt.var.value)
+                needed |= stmt.value.free
+            elif isinstance(stmt, Accum):
+                needed |= stmt.value.free
+        return max((self.levels[v] for v in needed - declared), default=0)

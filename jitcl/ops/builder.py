@@ -1,0 +1,102 @@
+"""`GraphBuilder`: makes nodes of declared ops, inferring their types; and evaluates constant nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import JitclError, NeedsValue
+from jitcl.ir.graph import Data, Node, const, toposort
+from jitcl.ir.types import TensorType
+from jitcl.ops.core import OPS, Op
+
+Operand = Node | int | float | bool
+
+
+def lookup(name: str) -> Op:
+    """The declared op; JitclError naming near matches for an unknown one."""
+    op = OPS.get(name)
+    if op is None:
+        import difflib
+        near = difflib.get_close_matches(name, OPS)
+        raise JitclError(f"no op '{name}'" + (f": did you mean {' or '.join(near)}?" if near else ""))
+    return op
+
+
+def infer(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> TensorType:
+    """The result type of an op on operand types."""
+    return lookup(op).infer(*types, **attrs)
+
+
+class GraphBuilder:
+    """`g.conv(x, w, strides=(2, 2))`: any declared op by name. Python numbers take the other operands' dtype."""
+
+    def op(self, name: str, *inputs: Operand, **attrs: Any) -> Node:
+        op = lookup(name)
+        like = next((i for i in inputs if isinstance(i, Node)), None)
+        if like is None and any(not isinstance(i, Node) for i in inputs):
+            raise JitclError(f"op '{name}': at least one operand must be a node, got {inputs}")
+        nodes = tuple(i if isinstance(i, Node) else const(i, like.type.dtype)  # type: ignore[union-attr]
+                      for i in inputs)
+        attrs = {k: freeze(v) for k, v in attrs.items()}
+        return Node.make(name, nodes, attrs, type=op.infer(*(n.type for n in nodes), **attrs))
+
+    def const(self, value: Any, dtype: str | None = None) -> Node:
+        return const(value, dtype)
+
+    def __getattr__(self, name: str) -> Callable[..., Node]:
+        if name.rstrip("_") not in OPS:
+            lookup(name)                     # raises, with near matches
+        return lambda *inputs, **attrs: self.op(name.rstrip("_"), *inputs, **attrs)
+
+
+def freeze(value: Any) -> Any:
+    """Lists and NumPy scalars as the plain hashable values that attributes hold."""
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    if isinstance(value, np.ndarray):
+        return freeze(value.tolist()) if value.ndim else freeze(value.item())
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.ndarray:
+    """The value of a node by the ops' NumPy references; NeedsValue where it depends on a graph input.
+
+    `values` holds known values (of inputs, say) and is filled as a memo.
+    """
+    memo = {} if values is None else values
+    if node in memo:
+        return memo[node]
+    for n in toposort([node]):
+        if n in memo:
+            continue
+        if n.op == "const":
+            memo[n] = n.data
+        elif n.op == "input":
+            raise NeedsValue(n.attr("name"), "an op's parameters are computed from it")
+        else:
+            out = lookup(n.op).ref(*(memo[i] for i in n.inputs), **n.kwargs)
+            memo[n] = checked(n, np.asarray(out))
+    return memo[node]
+
+
+def checked(node: Node, out: np.ndarray) -> np.ndarray:
+    """A reference's result, with dtype and shape as inference said."""
+    want = dtypes.to_numpy(node.type.dtype)
+    if out.dtype != want:
+        out = out.astype(want)
+    if out.shape != node.type.dims:
+        raise JitclError(f"reference of '{node.op}' gave shape {out.shape}, inference said {node.type.dims}")
+    return out
+
+
+def is_const(node: Node) -> bool:
+    return node.op == "const"
+
+
+__all__ = ["Data", "GraphBuilder", "evaluate", "freeze", "infer", "is_const", "lookup"]

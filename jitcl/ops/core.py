@@ -1,0 +1,260 @@
+"""What an op is: one declaration from which inference, evaluation, lowering, ONNX import and tests derive.
+
+    @elementwise(ref=lambda x: np.maximum(x, 0), onnx="Relu", samples=[sample(F32(2, 3))])
+    def relu(s, x):
+        return s.max(x, 0.0)
+
+The universal form is a body `body(s, ix, *loaders, **attrs) -> Expr`: the value at output index `ix`, where `s` is a
+`KernelBuilder` (`s.out` is the result's type) and `loader(*index, guard=None, other=0)` reads an operand at a logical
+index. The decorators below are sugar over it. `ref(*arrays, **attrs)` is an independent NumPy implementation: it
+folds constants, and tests compare bodies with it, so it must not share code with the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import JitclError, ShapeError, TypeError_
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr, Number
+from jitcl.ir.types import Dim, TensorType
+
+Index = tuple[Expr, ...]
+Infer = Callable[..., TensorType]            # infer(*types, **attrs)
+Body = Callable[..., Expr]                   # body(s, ix, *loaders, **attrs)
+
+
+class Loader(Protocol):
+    """Reads an operand at a logical index."""
+
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...              # the compute type of what is read
+
+    def __call__(self, *ix: Expr | int, guard: Expr | None = None, other: Number = 0) -> Expr: ...
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A random test operand: shape, dtype and the range of its values."""
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    low: float = -2.0
+    high: float = 2.0
+    values: tuple[Any, ...] | None = None    # fixed elements instead of random ones
+
+    def array(self, rng: np.random.Generator) -> np.ndarray:
+        if self.values is not None:
+            return np.array(self.values, dtypes.to_numpy(self.dtype)).reshape(self.shape)
+        if self.dtype == "bool":
+            return rng.random(self.shape) < 0.5
+        x = rng.uniform(self.low, self.high, self.shape)
+        if dtypes.is_int(self.dtype):
+            x = np.floor(x)
+            if self.dtype in dtypes.UNSIGNED:
+                x = np.abs(x)
+        return x.astype(dtypes.to_numpy(self.dtype))
+
+
+def F32(*shape: int, low: float = -2.0, high: float = 2.0) -> Spec:
+    return Spec(shape, "f32", low, high)
+
+
+def F16(*shape: int, low: float = -2.0, high: float = 2.0) -> Spec:
+    return Spec(shape, "f16", low, high)
+
+
+def I64(*shape: int, low: float = -8, high: float = 8) -> Spec:
+    return Spec(shape, "i64", low, high)
+
+
+def I32(*shape: int, low: float = -8, high: float = 8) -> Spec:
+    return Spec(shape, "i32", low, high)
+
+
+def BOOL(*shape: int) -> Spec:
+    return Spec(shape, "bool")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row of the op table: operands and attributes; `rtol` in units of the result's largest magnitude."""
+
+    args: tuple[Spec, ...]
+    attrs: dict[str, Any] = field(default_factory=dict, hash=False)
+    rtol: float = 1e-5
+
+
+def sample(*args: Spec, rtol: float = 1e-5, **attrs: Any) -> Sample:
+    return Sample(args, attrs, rtol)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A declared op. Exactly one of `body` (kernels) and `expand` (a composite's graph) is set."""
+
+    name: str
+    kind: str
+    infer: Infer
+    ref: Callable[..., np.ndarray]
+    body: Body | None = None
+    expand: Callable[..., Any] | None = None
+    samples: tuple[Sample, ...] = ()
+    doc: str = ""
+
+
+OPS: dict[str, Op] = {}
+ONNX: dict[tuple[str, str], Callable[..., Any]] = {}     # (domain, op type) -> rule(g, node)
+
+
+def declare(op: Op) -> Op:
+    """Enter an op into the registry; each name once."""
+    if op.name in OPS:
+        raise JitclError(f"op '{op.name}' is declared twice")
+    OPS[op.name] = op
+    return op
+
+
+def onnx_rule(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Import rule of ONNX ops: `rule(g, node) -> Node or tuple of Nodes`, one for each output that it gives.
+
+    `node` is the frontend's neutral view: `.op_type`, `.inputs` (Nodes; None where left out), `.attrs` (plain
+    Python values), `.opset`, `.n_outputs`, `.static(i)` (the value of input i as an ndarray).
+    """
+    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+        for op_type in op_types:
+            if (domain, op_type) in ONNX:
+                raise JitclError(f"ONNX op '{op_type}' has two import rules")
+            ONNX[domain, op_type] = rule
+        return rule
+    return enter
+
+
+def _plain_rule(op_type: str, name: str) -> None:
+    """ONNX op with the same operands and (snake-cased) attributes as ours."""
+    def rule(g: Any, node: Any) -> Any:
+        return g.op(name, *(i for i in node.inputs if i is not None), **node.attrs)
+    onnx_rule(op_type)(rule)
+
+
+# ---- inference helpers
+
+def broadcast(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """NumPy's broadcasting of shapes (symbolic dimensions match themselves and 1)."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(rank):
+        dim: Dim = 1
+        for shape in shapes:
+            at = axis - rank + len(shape)
+            if at < 0 or shape[at] == 1 or shape[at] == dim:
+                continue
+            if dim != 1:
+                text = " and ".join(str([str(d) for d in s]).replace("'", "") for s in shapes)
+                raise ShapeError(f"shapes {text} do not broadcast: axis {axis} is {dim} and {shape[at]}")
+            dim = shape[at]
+        result.append(dim)
+    return tuple(result)
+
+
+def same_dtype(*types: TensorType) -> str:
+    for t in types:
+        if t.dtype != types[0].dtype:
+            kinds = ", ".join(str(t) for t in types)
+            raise TypeError_(f"operands have different element types: {kinds}; cast one of them")
+    return types[0].dtype
+
+
+def norm_axis(axis: int, rank: int) -> int:
+    """A possibly negative axis as 0 <= axis < rank; ShapeError outside."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}: use {-rank} to {rank - 1}")
+    return axis % rank
+
+
+def norm_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted, non-negative, distinct axes; None means all."""
+    if axes is None:
+        return tuple(range(rank))
+    found = sorted(norm_axis(a, rank) for a in axes)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"axes {tuple(axes)} name an axis of rank {rank} twice")
+    return tuple(found)
+
+
+# ---- decorators
+
+def elementwise(*, ref: Callable[..., Any], result: str | None = None, onnx: str | None = None,
+                infer: Infer | None = None, samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Expr]], Op]:
+    """`fn(s, *values, **attrs)` at each element; operands broadcast. `result`: dtype where not the operands'."""
+    def typed(*types: TensorType, **_: Any) -> TensorType:
+        dtype = same_dtype(*types)
+        return TensorType(result or dtype, broadcast(*(t.shape for t in types)))
+
+    def wrap(fn: Callable[..., Expr]) -> Op:
+        def body(s: KernelBuilder, ix: Index, *xs: Loader, **attrs: Any) -> Expr:
+            return fn(s, *(x(*aligned(ix, x.shape)) for x in xs), **attrs)
+        name = fn.__name__.rstrip("_")
+        if onnx:
+            _plain_rule(onnx, name)
+        return declare(Op(name, "elementwise", infer or typed, ref, body,
+                          samples=tuple(samples), doc=fn.__doc__ or ""))
+    return wrap
+
+
+def aligned(ix: Index, shape: Sequence[int]) -> Index:
+    """The index of a broadcast operand: trailing axes aligned, 0 where it has one element."""
+    from jitcl.ir import expr as E
+    tail = ix[len(ix) - len(shape):]
+    return tuple(E.index(0) if d == 1 else i for i, d in zip(tail, shape))
+
+
+def indexed(kind: str, *, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
+            samples: Sequence[Sample] = ()) -> Callable[[Body], Op]:
+    """The universal form: `fn(s, ix, *loaders, **attrs)`."""
+    def wrap(fn: Body) -> Op:
+        name = fn.__name__.rstrip("_")
+        if onnx:
+            _plain_rule(onnx, name)
+        return declare(Op(name, kind, infer, ref, fn, samples=tuple(samples), doc=fn.__doc__ or ""))
+    return wrap
+
+
+def movement(*, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
+             samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Any]], Op]:
+    """One operand read at another index: `fn(ix, in_shape, out_shape, **attrs) -> input index`."""
+    def wrap(fn: Callable[..., Any]) -> Op:
+        def body(s: KernelBuilder, ix: Index, x: Loader, **attrs: Any) -> Expr:
+            return x(*fn(ix, x.shape, s.out.dims, **attrs))
+        name = fn.__name__.rstrip("_")
+        if onnx:
+            _plain_rule(onnx, name)
+        return declare(Op(name, "movement", infer, ref, body, samples=tuple(samples), doc=fn.__doc__ or ""))
+    return wrap
+
+
+def composite(*, ref: Callable[..., Any], onnx: str | None = None,
+              samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Any]], Op]:
+    """A small graph: `fn(g, *nodes, **attrs) -> Node`, expanded by the pass `decompose` unless a template claims it."""
+    def wrap(fn: Callable[..., Any]) -> Op:
+        def infer(*types: TensorType, **attrs: Any) -> TensorType:
+            from jitcl.ir.graph import graph_input
+            from jitcl.ops.builder import GraphBuilder
+            nodes = [graph_input(f"x{i}", t) for i, t in enumerate(types)]
+            result: TensorType = fn(GraphBuilder(), *nodes, **attrs).type
+            return result
+        name = fn.__name__.rstrip("_")
+        if onnx:
+            _plain_rule(onnx, name)
+        return declare(Op(name, "composite", infer, ref, expand=fn, samples=tuple(samples), doc=fn.__doc__ or ""))
+    return wrap
