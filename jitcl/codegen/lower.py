@@ -18,42 +18,11 @@ from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
-from jitcl.ir.graph import Node, toposort
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store
 from jitcl.ir.types import ROW, Layout, TensorType
 from jitcl.ops.builder import lookup
-
-
-@dataclass(frozen=True)
-class Group:
-    """Nodes that become one kernel: `root` is stored, `inlined` are computed where they are read.
-
-    `anchor` is the heavy node (convolution, matmul, ...) that a template may claim, if there is one.
-    """
-
-    root: Node
-    inlined: frozenset[Node]                 # without the root
-    anchor: Node | None = None
-
-    @property
-    def members(self) -> list[Node]:
-        """All nodes of the group, each after what it reads, the root last."""
-        return [n for n in toposort([self.root]) if n is self.root or n in self.inlined]
-
-    @property
-    def operands(self) -> list[Node]:
-        """What the group reads from buffers, in the order first read; scalar constants are literals instead."""
-        found: dict[Node, None] = {}
-        for node in self.members:
-            for source in node.inputs:
-                if source not in self.inlined and not is_literal(source):
-                    found[source] = None
-        return list(found)
-
-
-def is_literal(node: Node) -> bool:
-    """Constants of one element are written into the code."""
-    return node.op == "const" and node.type.size == 1
 
 
 @dataclass

@@ -1,0 +1,42 @@
+"""`Group`: the nodes that become one kernel. Fusion makes groups; templates claim them; lowering writes them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from jitcl.ir.graph import Node, toposort
+
+
+@dataclass(frozen=True)
+class Group:
+    """`root` is stored, `inlined` nodes are computed where they are read.
+
+    `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there is one; what
+    lies between it and the root is its epilogue.
+    """
+
+    root: Node
+    inlined: frozenset[Node]                 # without the root
+    anchor: Node | None = None
+
+    @cached_property
+    def members(self) -> list[Node]:
+        """All nodes of the group, each after what it reads, the root last."""
+        keep = {self.root, *self.inlined}
+        return [n for n in toposort([self.root]) if n in keep]
+
+    @cached_property
+    def operands(self) -> list[Node]:
+        """What the group reads from buffers, in the order first read; scalar constants are literals instead."""
+        found: dict[Node, None] = {}
+        for node in self.members:
+            for source in node.inputs:
+                if source not in self.inlined and not is_literal(source):
+                    found[source] = None
+        return list(found)
+
+
+def is_literal(node: Node) -> bool:
+    """Constants of one element are written into the code."""
+    return node.op == "const" and node.type.size == 1

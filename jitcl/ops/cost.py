@@ -1,0 +1,48 @@
+"""What one element of an op costs, from its own body: run it once on a builder that only counts."""
+
+from __future__ import annotations
+
+import functools
+
+from jitcl import dtypes
+from jitcl.ir import expr as E
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr, Number
+from jitcl.ir.graph import Node
+from jitcl.ir.scalar import SCALARS
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import lookup
+
+
+class _Probe:
+    """A loader that reads nothing: its value is a fresh load expression."""
+
+    def __init__(self, name: str, type: TensorType) -> None:
+        self.name, self.type, self.dtype = name, type, dtypes.compute(type.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.dims
+
+    def __call__(self, *ix: Expr | int, guard: Expr | None = None, other: Number = 0) -> Expr:
+        at = tuple(E.index(i) if isinstance(i, int) else i for i in ix)
+        return E.load(self.name, at, self.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def element_cost(node: Node) -> int:
+    """FLOPs of one element of an elementwise node, by its body's scalar operations."""
+    op = lookup(node.op)
+    if op.kind != "elementwise" or op.body is None:
+        return 0
+    s = KernelBuilder()
+    s.out = node.type
+    ix = tuple(E.var(f"i{a}", extent=max(d, 2)) for a, d in enumerate(node.type.dims))
+    value = op.body(s, ix, *(_Probe(f"x{k}", i.type) for k, i in enumerate(node.inputs)), **node.kwargs)
+    return expr_cost(value)
+
+
+def expr_cost(value: Expr) -> int:
+    """FLOPs of evaluating an expression once, each shared part counted once."""
+    return sum(SCALARS[e.op].cost for e in E.walk(value)
+               if e.op in SCALARS and e.args and e.args[-1].dtype != "index")
