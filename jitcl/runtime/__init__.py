@@ -1,0 +1,1 @@
+"""From a plan to results: the kernel cache, memory planning, execution."""

@@ -1,0 +1,476 @@
+"""The kernel cache: one directory a device, entries found by what they were made from.
+
+    <root>/pocl-3.0--amd-epyc--<target.key>/<kind>/<digest>.jitcl
+
+A `Key` is a set of named parts (source, options, code version ...); its digest names the file, and
+its parts are kept in the file's header, so that `why` can say which part missed. Damaged or foreign
+files are noticed when read, counted, dropped and built anew. A directory that cannot be written
+costs one warning; the process then goes on with what it keeps in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jitcl import config
+from jitcl.errors import CacheError
+from jitcl.runtime import entry, locks
+from jitcl.runtime.entry import Buffer, DamagedEntry
+from jitcl.target import Target
+
+SUFFIX = ".jitcl"
+KEEP = 0.8                   # of the bound, after an eviction
+STALE_S = 3600.0             # a temporary or lock file older than this belongs to nobody
+IN_MEMORY = 256 << 20        # bytes kept for the process where the directory cannot be written
+LONG_PART = 200              # characters above which a part is stored as its digest
+
+log = logging.getLogger("jitcl.cache")
+
+
+@dataclass(frozen=True, eq=False)
+class Key:
+    """What an entry was made from: named parts, all text.
+
+    `subject` says what the entry is for ("model yolox_nano", "kernel conv_3x3"): `why` compares a
+    missing key with entries of the same subject. It is no part of the digest.
+    """
+
+    parts: Mapping[str, str]
+    subject: str = ""
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.parts.items():
+            if not isinstance(value, str):
+                raise CacheError(
+                    f"part '{name}' of a cache key is {type(value).__name__}, wanted text")
+        canonical = json.dumps(sorted(self.parts.items()), separators=(",", ":"))
+        object.__setattr__(self, "digest", hashlib.sha256(canonical.encode()).hexdigest()[:40])
+
+    def shown(self) -> dict[str, str]:
+        """The parts as stored in the entry: long ones by their digest."""
+        return {name: _shown(value) for name, value in sorted(self.parts.items())}
+
+
+def _shown(value: str) -> str:
+    if len(value) <= LONG_PART:
+        return value
+    return f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]} ({len(value)} characters)"
+
+
+@dataclass
+class Stats:
+    """Counters of this process. `builds` is what a warm start must leave at 0."""
+
+    hits: int = 0
+    misses: int = 0
+    builds: int = 0          # times `building` let its caller build
+    writes: int = 0
+    corrupt: int = 0         # damaged or foreign entries noticed and dropped
+    evicted: int = 0
+    failed_writes: int = 0   # entries that went to memory: directory read-only, disk full
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, name: str, by: int = 1) -> None:
+        with self._lock:
+            setattr(self, name, getattr(self, name) + by)
+
+    def as_dict(self) -> dict[str, int]:
+        return {n: v for n, v in vars(self).items() if not n.startswith("_")}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry on disk. `nbytes` is the file's size, `used` the time of its last use (seconds)."""
+
+    device: str              # name of the device's directory
+    kind: str
+    digest: str
+    nbytes: int
+    used: float
+    path: Path
+    subject: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    damaged: str = ""        # what is wrong with the header
+
+
+@dataclass(frozen=True)
+class Why:
+    """The answer of `why`: a hit, or the nearest entry and the parts that differ from it."""
+
+    kind: str
+    subject: str
+    hit: bool
+    nearest: Entry | None = None
+    differs: tuple[tuple[str, str, str], ...] = ()   # (part, wanted now, stored then)
+
+    def __str__(self) -> str:
+        name = f"{self.kind} of {self.subject or '(no subject)'}"
+        if self.hit:
+            return f"{name}: in the cache"
+        if self.nearest is None:
+            return f"{name}: never built, or evicted; no entry has this subject"
+        age = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.nearest.used))
+        lines = [f"{name}: missed; the nearest entry, last used {age}, differs in"]
+        for part, wanted, stored in self.differs:
+            lines.append(f"  {part}\n    now    {wanted}\n    stored {stored}")
+        return "\n".join(lines)
+
+
+def device_directory(target: Target) -> str:
+    """'pocl-3.0--amd-epyc-9v74--<target.key>': readable, and different for any two targets."""
+    def slug(text: str) -> str:
+        plain = re.sub(r"\((?:r|tm)\)", "", text.lower())
+        return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.")[:32].rstrip("-.")
+
+    maker = target.vendor if target.kind == "opencl" and target.vendor else target.kind
+    driver = slug(f"{maker} {target.driver}")
+    return f"{driver or 'device'}--{slug(target.name) or 'unnamed'}--{target.key}"
+
+
+class KernelCache:
+    """The whole cache directory. `for_target` gives the part that one device uses.
+
+    `limit`: bytes on disk over all devices; 0 keeps everything in memory. `wait_s`: how long
+    `building` waits for another process before it builds by itself.
+    """
+
+    def __init__(self, root: str | Path | None = None, limit: int | None = None,
+                 wait_s: float = 120.0) -> None:
+        self.root = default_root() if root is None else Path(root).expanduser()
+        self.limit = config.get("cache_size") if limit is None else limit
+        self.wait_s = wait_s
+        self.stats = Stats()
+        self._memory: dict[Path, bytes] = {}
+        self._estimate: int | None = None      # bytes on disk, as far as this process knows
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def for_target(self, target: Target) -> DeviceCache:
+        return DeviceCache(self, device_directory(target), target.key)
+
+    # -- what people ask -----------------------------------------------------------------------
+
+    def devices(self) -> tuple[str, ...]:
+        """Names of the device directories."""
+        try:
+            return tuple(sorted(d.name for d in os.scandir(self.root)
+                                if d.is_dir() and "--" in d.name))
+        except OSError:
+            return ()
+
+    def ls(self, device: str | None = None) -> list[Entry]:
+        """Entries with subject and parts, most recently used first."""
+        return [self._with_head(e) for e in sorted(self._files(device), key=lambda e: -e.used)]
+
+    def size(self, device: str | None = None) -> int:
+        """Bytes on disk."""
+        return sum(e.nbytes for e in self._files(device))
+
+    def clear(self, device: str | None = None) -> int:
+        """Delete the entries of one device (a name `devices` gave) or all; returns how many.
+
+        Only files that this cache wrote are touched. Raises CacheError for an unknown device.
+        """
+        if device is not None and device not in self.devices():
+            raise CacheError(f"no device '{device}' in the cache {self.root}\n"
+                             f"  There are: {', '.join(self.devices()) or 'none'}")
+        entries = list(self._files(device))
+        removed = sum(_unlink(e.path) for e in entries)
+        for name in self.devices() if device is None else (device,):
+            self._tidy(name, older_than_s=0.0)
+        with self._lock:
+            self._memory.clear()
+            self._estimate = None
+        return removed
+
+    # -- the files -----------------------------------------------------------------------------
+
+    def _files(self, device: str | None = None) -> Iterator[Entry]:
+        for name in self.devices() if device is None else (device,):
+            for file in _scan(self.root / name):
+                if not file.name.endswith(SUFFIX):
+                    continue
+                try:
+                    stat = file.stat()
+                except OSError:                # gone since the scan
+                    continue
+                path = Path(file.path)
+                yield Entry(name, path.parent.name, path.stem, stat.st_size, stat.st_mtime, path)
+
+    def _with_head(self, e: Entry) -> Entry:
+        try:
+            head = entry.read_head(e.path)
+        except (OSError, DamagedEntry) as error:
+            return Entry(e.device, e.kind, e.digest, e.nbytes, e.used, e.path, damaged=str(error))
+        return Entry(e.device, e.kind, e.digest, e.nbytes, e.used, e.path,
+                     head.get("subject", ""), head.get("parts", {}))
+
+    def _tidy(self, device: str, older_than_s: float) -> None:
+        """Remove leftovers of processes that died, and directories that became empty."""
+        for file in list(_scan(self.root / device)):
+            if file.name.endswith((".tmp", ".lock")):
+                try:
+                    old = time.time() - file.stat().st_mtime >= older_than_s
+                except OSError:
+                    continue
+                if old:
+                    _unlink(Path(file.path))
+        for directory in (*(self.root / device).glob("*"), self.root / device):
+            with suppress(OSError):            # not empty: still in use
+                directory.rmdir()
+
+    def _wrote(self, nbytes: int) -> None:
+        """Count a new file; evict what was used least recently if the bound is exceeded."""
+        with self._lock:
+            known = self._estimate
+            self._estimate = None if known is None else known + nbytes
+            if self._estimate is not None and self._estimate <= self.limit:
+                return
+            files = sorted(self._files(), key=lambda e: e.used)
+            total = sum(e.nbytes for e in files)
+            if total > self.limit:
+                for e in files[:-1]:
+                    if total <= self.limit * KEEP:
+                        break
+                    self.stats.add("evicted", _unlink(e.path))
+                    total -= e.nbytes
+                for device in self.devices():
+                    self._tidy(device, STALE_S)
+            self._estimate = total
+
+    def _keep_in_memory(self, path: Path, chunks: Iterable[Buffer]) -> None:
+        data = b"".join(chunks)
+        with self._lock:
+            self._memory.pop(path, None)
+            self._memory[path] = data
+            total = sum(map(len, self._memory.values()))
+            while total > IN_MEMORY:           # the oldest first
+                total -= len(self._memory.pop(next(iter(self._memory))))
+
+    def _warn_once(self, topic: str, text: str) -> None:
+        level = logging.DEBUG if topic in self._warned else logging.WARNING
+        self._warned.add(topic)
+        log.log(level, text)
+
+
+@dataclass(frozen=True)
+class DeviceCache:
+    """The entries of one device. All methods may be called from many threads and processes.
+
+    `kind` is a short name such as "plan" or "kernel"; a key is a `Key` or a digest as plain text.
+    """
+
+    cache: KernelCache
+    name: str                # of the directory
+    device: str              # Target.key, checked in every entry
+
+    @property
+    def directory(self) -> Path:
+        return self.cache.root / self.name
+
+    @property
+    def stats(self) -> Stats:
+        return self.cache.stats
+
+    def get(self, kind: str, key: Key | str) -> bytes | None:
+        """The payload, or None where there is no intact entry."""
+        found = self._find(kind, key, mapped=False, first=True)
+        return None if found is None else bytes(found)
+
+    def get_mmap(self, kind: str, key: Key | str) -> memoryview | None:
+        """Like `get`, but mapped read-only: the pages stay in the system's file cache.
+
+        Payloads over 1 MiB begin on a page. The view stays valid if the entry is evicted.
+        """
+        return self._find(kind, key, mapped=True, first=True)
+
+    def put(self, kind: str, key: Key | str, data: Buffer | list[Buffer]) -> None:
+        """Store a payload (a list is stored as one). Never raises for a directory that refuses."""
+        path, cache = self._path(kind, key), self.cache
+        chunks = [memoryview(c).cast("B") for c in (data if isinstance(data, list) else [data])]
+        nbytes = sum(len(c) for c in chunks)
+        if nbytes >= cache.limit * KEEP:
+            cache._warn_once("large", f"an entry of {nbytes} bytes does not fit into a cache of "
+                             f"{cache.limit}: kept in memory. JITCL_CACHE_SIZE sets the bound.")
+            cache._keep_in_memory(path, chunks)
+            return
+        parts = key.shown() if isinstance(key, Key) else {}
+        subject = key.subject if isinstance(key, Key) else ""
+        try:
+            self._make_directory(path)
+            written = entry.write(
+                path, dict(self._identity(path), subject=subject, parts=parts), chunks)
+        except OSError as error:
+            cache.stats.add("failed_writes")
+            cache._warn_once("write", f"cannot write to the kernel cache {cache.root}: "
+                             f"{error.strerror or error}. Kernels are kept for this process only. "
+                             "JITCL_CACHE_DIR names another directory.")
+            cache._keep_in_memory(path, chunks)
+            return
+        cache.stats.add("writes")
+        cache._wrote(written)
+
+    @contextmanager
+    def building(self, kind: str, key: Key | str, mapped: bool = False,
+                 ) -> Iterator[bytes | memoryview | None]:
+        """Let one of all processes and threads build an entry; the others wait and get its result.
+
+            with cache.building("kernel", key) as found:
+                if found is None:
+                    found = build()
+                    cache.put("kernel", key, found)
+
+        A builder that dies frees the others at once; one that hangs holds them `wait_s` seconds,
+        then they build too (the last to finish wins). Yields a view with `mapped`, as `get_mmap`.
+        """
+        path = self._path(kind, key)
+        with suppress(OSError):                # `put` will tell
+            self._make_directory(path)
+        with locks.exclusive(path.with_suffix(".lock"), self.cache.wait_s):
+            found = self._find(kind, key, mapped, first=False)
+            if found is None:
+                self.stats.add("builds")
+            yield found if found is None or mapped else bytes(found)
+
+    def get_or_build(self, kind: str, key: Key | str, build: Callable[[], bytes]) -> bytes:
+        """The payload; where it is missing, `build()` makes it, once over all processes."""
+        found = self.get(kind, key)
+        if found is not None:
+            return found
+        with self.building(kind, key) as other:
+            if other is not None:
+                return bytes(other)
+            data = build()
+            self.put(kind, key, data)
+            return data
+
+    def why(self, kind: str, key: Key) -> Why:
+        """Which parts of the key differ from the nearest entry of its kind and subject.
+
+        Entries of this device come first; in another device's, the device is a part that differs.
+        """
+        if self._read(self._path(kind, key), mapped=True) is not None:
+            return Why(kind, key.subject, hit=True)
+        wanted = {**key.shown(), "device": self.name}
+        best: tuple[int, float, Why] | None = None
+        for e in self.cache.ls():
+            if e.kind != kind or e.subject != key.subject or e.damaged:
+                continue
+            stored = {**e.parts, "device": e.device}
+            differs = tuple((n, wanted.get(n, "(not a part)"), stored.get(n, "(not a part)"))
+                            for n in sorted(wanted.keys() | stored.keys())
+                            if wanted.get(n) != stored.get(n))
+            rank = (len(differs) + (1000 if e.device != self.name else 0), -e.used)
+            if best is None or rank < best[:2]:
+                best = (*rank, Why(kind, key.subject, False, e, differs))
+        return Why(kind, key.subject, hit=False) if best is None else best[2]
+
+    def _path(self, kind: str, key: Key | str) -> Path:
+        digest = key.digest if isinstance(key, Key) else key
+        for what, text in (("kind", kind), ("key", digest)):
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", text):
+                raise CacheError(f"cache {what} '{text[:40]}' is not a file name: "
+                                 "wanted letters, digits, '_' and '-'")
+        return self.directory / kind / (digest + SUFFIX)
+
+    def _make_directory(self, path: Path) -> None:
+        for directory in (self.cache.root, self.directory, path.parent):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _identity(self, path: Path) -> dict[str, str]:
+        return {"device": self.device, "kind": path.parent.name, "key": path.stem}
+
+    def _find(self, kind: str, key: Key | str, mapped: bool, first: bool) -> memoryview | None:
+        """`first` is False for the second look, under the lock: its miss was counted before."""
+        path, cache = self._path(kind, key), self.cache
+        found = cache._memory.get(path)
+        view = self._read(path, mapped) if found is None else memoryview(found)
+        if view is not None:
+            cache.stats.add("hits")
+        elif first:
+            cache.stats.add("misses")
+        return view
+
+    def _read(self, path: Path, mapped: bool) -> memoryview | None:
+        cache = self.cache
+        try:
+            payload = entry.check(entry.read(path, mapped), self._identity(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except DamagedEntry as error:
+            cache.stats.add("corrupt")
+            cache._warn_once("damaged", f"dropped a damaged entry of the kernel cache, {path}: "
+                             f"{error}. It will be built anew.")
+            _unlink(path)
+            return None
+        except OSError as error:
+            cache._warn_once("read", f"cannot read the kernel cache {cache.root}: "
+                             f"{error.strerror or error}")
+            return None
+        with suppress(OSError):                # read-only, or evicted in between
+            os.utime(path)                     # the eviction's order
+        return payload
+
+
+def _scan(device: Path) -> Iterator[os.DirEntry[str]]:
+    """All files in the kinds' directories of one device; nothing where there is none."""
+    for directory in sorted(device.glob("*")):
+        try:
+            yield from (f for f in os.scandir(directory) if f.is_file(follow_symlinks=False))
+        except OSError:
+            continue
+
+
+def _unlink(path: Path) -> int:
+    """1 if the file was removed, 0 if it was gone or may not be removed."""
+    try:
+        path.unlink()
+    except OSError:
+        return 0
+    return 1
+
+
+def default_root() -> Path:
+    """JITCL_CACHE_DIR, else the user's cache directory as the system names it."""
+    configured = config.get("cache_dir")
+    if configured is not None:
+        return Path(configured)
+    import platformdirs  # here: a configured directory saves its import
+
+    return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
+
+
+def kernel_cache(root: str | Path | None = None) -> KernelCache:
+    """The process's cache at a directory: one object, so that its counters count everything."""
+    path = default_root() if root is None else Path(root).expanduser()
+    return _shared_cache(path.absolute(), config.get("cache_size"))
+
+
+@functools.cache
+def _shared_cache(root: Path, limit: int) -> KernelCache:
+    return KernelCache(root, limit)
+
+
+@functools.cache
+def code_version() -> str:
+    """Digest of jitcl's own sources and templates: a changed compiler never reuses old kernels."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(p for s in ("py", "j2", "lark") for p in package.rglob(f"*.{s}")):
+        name = path.relative_to(package).as_posix()
+        if not name.startswith("cli/"):
+            digest.update(f"{name}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
