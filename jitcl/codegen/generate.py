@@ -1,0 +1,205 @@
+"""A fused graph becomes a plan: kernels written, launches listed, buffers named. Memory is planned by the runtime.
+
+Equal kernel bodies are one kernel, however many layers use it; names of the model stand in each step's head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.codegen.hooks import Hooks
+from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.codegen.schedule import generic_kernel
+from jitcl.errors import JitclError
+from jitcl.ir.graph import Graph, Node
+from jitcl.ir.group import Group, is_literal
+from jitcl.ir.kernel import Accum, Kernel, expressions, statements
+from jitcl.ir.types import ROW
+from jitcl.ops.cost import expr_cost
+from jitcl.target import Target
+from jitcl.templates import TEMPLATES
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+
+COMMENT = {"numba": "#", "opencl": "//"}
+
+
+@dataclass
+class Generated:
+    """A plan, and for `jitcl dump` the groups and unscheduled kernels behind its steps."""
+
+    plan: Plan
+    groups: list[Group]
+    kernels: list[Lowered | None]            # one a group; None where the group is a view
+
+
+def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True) -> Generated:
+    """The plan of a fused graph for a target. Slots of temporaries are left unassigned."""
+    return _Generator(graph, target, templates).run(groups)
+
+
+@dataclass
+class _Generator:
+    graph: Graph
+    target: Target
+    templates: bool
+    kernels: dict[str, KernelSource] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    buffers: list[BufferSpec] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    places: dict[object, int] = field(default_factory=dict)   # Node, (Node, pack key) -> buffer
+
+    @property
+    def language(self) -> str:
+        return "opencl" if self.target.kind == "opencl" else "numba"
+
+    def run(self, groups: list[Group]) -> Generated:
+        inputs = []
+        for node in self.graph.inputs:
+            self.places[node] = self.buffer(str(node.attr("name")), node, "input")
+            inputs.append(TensorSpec(str(node.attr("name")), node.type.dtype, node.type.dims, self.places[node]))
+        outputs = {n for _, n in self.graph.outputs}
+        lowered: list[Lowered | None] = []
+        for number, group in enumerate(groups):
+            if group.root not in outputs and self.view(group):
+                lowered.append(None)
+                continue
+            kind: BufferKind = "output" if group.root in outputs else "temp"
+            self.places[group.root] = self.buffer(self.name(group, number), group.root, kind)
+            lowered.append(self.write(group, number))
+        specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
+        plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps), tuple(self.buffers),
+                    (), self.constants)
+        return Generated(plan, groups, lowered)
+
+    def output(self, name: str, node: Node) -> TensorSpec:
+        """An output's place; graph inputs and constants among the outputs keep their own buffers."""
+        if node.op == "const":
+            self.argument(node)
+        return TensorSpec(name, node.type.dtype, node.type.dims, self.places[node])
+
+    def name(self, group: Group, number: int) -> str:
+        node = group.anchor or group.root
+        return f"{node.op}_{number}"
+
+    # ---- buffers
+
+    def buffer(self, name: str, node: Node, kind: BufferKind) -> int:
+        spec = BufferSpec(name, node.type.dtype, node.type.physical, node.type.nbytes, kind)
+        self.buffers.append(spec)
+        return len(self.buffers) - 1
+
+    def array(self, name: str, array: np.ndarray, dtype: str) -> int:
+        self.buffers.append(BufferSpec(name, dtype, array.shape, array.nbytes, "const"))
+        self.constants[len(self.buffers) - 1] = array
+        return len(self.buffers) - 1
+
+    def view(self, group: Group) -> bool:
+        """A reshape of a row-major temporary is that temporary."""
+        root = group.root
+        if root.op != "reshape" or group.inlined or root.type.layout != ROW:
+            return False
+        source = root.inputs[0]
+        if source.type.layout != ROW or source.op in ("input", "const"):
+            return False
+        self.places[root] = self.places[source]
+        return True
+
+    def argument(self, arg: Argument) -> int:
+        """The buffer of a kernel's argument; constants get theirs when first read."""
+        if isinstance(arg, Node):
+            if arg not in self.places:
+                if arg.op != "const":
+                    raise JitclError(f"'{arg.op}' {arg.type} is read before any kernel writes it")
+                self.places[arg] = self.array(f"const_{len(self.constants)}", arg.data, arg.type.dtype)
+            return self.places[arg]
+        if isinstance(arg, Packed):
+            key: object = (arg.node, arg.key)
+            if key not in self.places:
+                packed = np.ascontiguousarray(arg.make(arg.node.data))
+                dtype = dtypes.from_numpy(packed.dtype) or arg.node.type.dtype
+                self.places[key] = self.array(f"packed_{len(self.constants)}", packed, dtype)
+            return self.places[key]
+        return self.scratch(arg)
+
+    def scratch(self, arg: Scratch) -> int:
+        if arg not in self.places:
+            nbytes = int(np.prod(arg.shape)) * dtypes.itemsize(arg.dtype)
+            self.buffers.append(BufferSpec(arg.key, arg.dtype, arg.shape, nbytes, "temp"))
+            self.places[arg] = len(self.buffers) - 1
+        return self.places[arg]
+
+    # ---- kernels
+
+    def write(self, group: Group, number: int) -> Lowered | None:
+        """All launches of a group: a template's where one accepts it, else generated loops."""
+        name = self.name(group, number)
+        for template in TEMPLATES if self.templates else ():
+            if template.language != self.language:
+                continue
+            match = template.accepts(group, self.target)
+            if match is not None:
+                for k, emitted in enumerate(template.emit(match, Hooks(group, self.target))):
+                    self.launch(name if not k else f"{name}_{k}", group, emitted, template.name, None)
+                return None
+        lowered = lower(group, name)
+        self.launch(name, group, generic_kernel(lowered, group, self.target), "", lowered.kernel)
+        return lowered
+
+    def launch(self, name: str, group: Group, emitted: Emitted, template: str, kernel: Kernel | None) -> None:
+        digest = hashlib.sha256((emitted.body + repr(emitted.options)).encode()).hexdigest()[:10]
+        entry = f"{emitted.stem}_{digest}"
+        if entry not in self.kernels:
+            self.kernels[entry] = KernelSource(entry, emitted.body.replace(ENTRY, entry), self.language,  # type: ignore
+                                               emitted.options, template)
+        buffers = tuple(self.argument(a) for a in emitted.arguments)
+        writes = tuple(self.argument(a) for a in emitted.writes)
+        flops = kernel_flops(kernel) if kernel is not None else group_flops(group)
+        moved = sum(self.buffers[b].nbytes for b in set(buffers))
+        origins = self.origins(group)
+        self.steps.append(Step(name, entry, buffers, emitted.params, emitted.global_size, emitted.local_size,
+                               self.head(name, group, flops, moved, template), origins, flops, moved, writes))
+
+    def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
+        found = {(o.name, o.op_type): None for n in group.members if (o := self.graph.origins.get(n))}
+        return tuple(found)
+
+    def head(self, name: str, group: Group, flops: int, moved: int, template: str) -> str:
+        """The comment that stands above a kernel in dumps: what, from where, shapes, work."""
+        mark = COMMENT[self.language]
+        ops = " + ".join(n.op for n in group.members)
+        names = ", ".join(f"'{n}' ({t})" for n, t in self.origins(group))
+        reads = ", ".join(f"x{k} {n.type}" for k, n in enumerate(group.operands))
+        how = f"template {template}" if template else "generated loops"
+        return (f"{mark} {name}: {ops}\n{mark} from {names or 'the graph'}\n"
+                f"{mark} {reads or 'no operands'} -> y {group.root.type}\n"
+                f"{mark} {amount(flops, 'FLOP')}, {amount(moved, 'B')}; {how}\n")
+
+
+def amount(n: float, unit: str) -> str:
+    """1_500_000, "B" -> "1.5 MB"."""
+    for prefix in ("", "k", "M", "G"):
+        if n < 1000 or prefix == "G":
+            return f"{n:.3g} {prefix}{unit}"
+        n /= 1000
+    return ""
+
+
+def kernel_flops(kernel: Kernel) -> int:
+    """FLOPs of one run: each statement's operations times its trips."""
+    total = 0
+    for stmt, trips in statements(kernel.body):
+        total += trips * (sum(expr_cost(e) for e in expressions(stmt)) + isinstance(stmt, Accum))
+    return total
+
+
+def group_flops(group: Group) -> int:
+    """FLOPs of a group, counted on its unscheduled kernel."""
+    return kernel_flops(lower(group, "count").kernel)
+
+
+__all__ = ["Generated", "generate", "is_literal"]

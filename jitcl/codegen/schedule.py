@@ -1,0 +1,31 @@
+"""Generated loops for a group that no template claims: schedule the lowered kernel and render it."""
+
+from __future__ import annotations
+
+from jitcl.codegen.lower import Lowered
+from jitcl.codegen.render_numba import render_kernel
+from jitcl.errors import JitclError
+from jitcl.ir.group import Group
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Emitted
+
+
+def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
+    """The kernel's text and launch on a target."""
+    stem = kernel_stem(group)
+    arguments = (*lowered.operands, group.root)
+    if target.kind in ("cpu", "reference"):
+        return Emitted(stem, render_kernel(lowered.kernel, ENTRY), arguments, (group.root,))
+    raise JitclError(f"no renderer for devices of kind '{target.kind}'")
+
+
+def kernel_stem(group: Group) -> str:
+    """The readable part of a kernel's name: its ops in order, the anchor first; at most 40 characters.
+
+    Naming scheme: <anchor or first op>_<other ops>_<digest of the body>, so that equal code has one name.
+    """
+    members = [n.op for n in group.members]
+    if group.anchor is not None:
+        members = [group.anchor.op] + [n.op for n in group.members if n is not group.anchor]
+    stem = "_".join(dict.fromkeys(members))
+    return stem if len(stem) <= 40 else stem[:40].rsplit("_", 1)[0]
