@@ -1,0 +1,130 @@
+"""`Plan` as bytes and back, for the kernel cache: JSON, and the constants raw behind it.
+
+    0   8s   magic "JITCLPLN"            16  u64  where the constants start
+    8   u64  bytes of the JSON           24       JSON: {"schema", "plan", "constants", "extra"}
+                                         ...      constants, each on a 64-byte boundary
+
+A plan read from a mapped cache entry uses the constants where they are: nothing is copied. Nothing
+in the bytes is executed. `schema` holds the fields' names: a plan that was written by another
+version of jitcl is refused (the cache's keys hold the code version, so it never happens there).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+import struct
+from typing import Any
+
+import numpy as np
+
+from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.errors import CacheError
+
+MAGIC = b"JITCLPLN"
+ALIGN = 64
+_FIXED = struct.Struct("<8sQQ")
+_RECORDS = {cls.__name__: cls for cls in (KernelSource, Step, BufferSpec, TensorSpec)}
+_NAMES = {cls: name for name, cls in _RECORDS.items()}
+_SCHEMA = {cls.__name__: [f.name for f in dataclasses.fields(cls)]
+           for cls in (Plan, *_RECORDS.values())}
+
+
+def encode(plan: Plan, extra: Any = None) -> list[bytes | memoryview]:
+    """Pieces whose concatenation is the plan; the cache's `put` takes them without a copy.
+
+    `extra`: any JSON value to keep with the plan. Raises CacheError for a field that is not plain
+    data.
+    """
+    places: list[list[Any]] = []
+    pieces: list[bytes | memoryview] = []
+    offset = 0
+    for buffer, array in plan.constants.items():
+        data = _little_endian(array, buffer)
+        places.append([operator.index(buffer), data.dtype.str, list(data.shape), offset])
+        padding = bytes(-data.nbytes % ALIGN)
+        pieces += [data.reshape(-1).view(np.uint8).data, padding]
+        offset += data.nbytes + len(padding)
+    fields = {f.name: _plain(getattr(plan, f.name), f.name)
+              for f in dataclasses.fields(plan) if f.name != "constants"}
+    document = {"schema": _SCHEMA, "plan": fields, "constants": places, "extra": extra}
+    try:
+        text = json.dumps(document, separators=(",", ":")).encode()
+    except TypeError as error:
+        raise CacheError(f"'extra' of a plan is no JSON value: {error}") from error
+    start = -(-(_FIXED.size + len(text)) // ALIGN) * ALIGN
+    head = (_FIXED.pack(MAGIC, len(text), start) + text).ljust(start, b"\0")
+    return [head, *pieces]
+
+
+def dumps(plan: Plan, extra: Any = None) -> bytes:
+    """`encode`, joined."""
+    return b"".join(encode(plan, extra))
+
+
+def decode(data: bytes | memoryview) -> tuple[Plan, Any]:
+    """(plan, extra). Constants are read-only views into `data`, which they keep alive.
+
+    They are aligned to 64 bytes if `data` is, as every mapped cache entry is. Raises CacheError for
+    bytes that are not a plan of this version.
+    """
+    view = memoryview(data).toreadonly()
+    if len(view) < _FIXED.size or bytes(view[:8]) != MAGIC:
+        raise CacheError("these bytes are not a plan: they do not start with JITCLPLN")
+    _, length, start = _FIXED.unpack_from(view)
+    document = json.loads(bytes(view[_FIXED.size:_FIXED.size + length]))
+    if document["schema"] != _SCHEMA:
+        raise CacheError("the plan was written by another version of jitcl: clear the cache")
+    constants = {}
+    for buffer, dtype, shape, offset in document["constants"]:
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        constants[buffer] = (
+            np.frombuffer(view, kind, count, start + offset) if count else np.empty(0, kind)
+        ).reshape(shape)
+        constants[buffer].flags.writeable = False
+    fields = {name: _restored(value) for name, value in document["plan"].items()}
+    return Plan(**fields, constants=constants), document["extra"]
+
+
+def _little_endian(array: np.ndarray[Any, Any], buffer: int) -> np.ndarray[Any, Any]:
+    """The array, C-contiguous and little-endian. bfloat16 comes as its bits, in uint16."""
+    data = np.asarray(array, order="C")
+    if data.dtype.kind not in "biufc":
+        raise CacheError(f"constant of buffer {buffer} has NumPy dtype {data.dtype}, "
+                         "wanted numbers or bool (bfloat16 as uint16)")
+    return data.astype(data.dtype.newbyteorder("<"), copy=False)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A field as JSON: a tuple as a list, records as {"of": class, "rows": [[fields] ...]}."""
+    if value is None or isinstance(value, (str, bool, float)):
+        return value
+    if isinstance(value, tuple):
+        if value and type(value[0]) in _NAMES:
+            return _rows(value, where)
+        return [_plain(v, where) for v in value]
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise CacheError(f"field '{where}' of a plan holds a {type(value).__name__}, "
+                         "wanted text, numbers and tuples of them") from None
+
+
+def _rows(records: tuple[Any, ...], where: str) -> dict[str, Any]:
+    cls = type(records[0])
+    if any(type(r) is not cls for r in records):
+        raise CacheError(f"field '{where}' of a plan mixes {cls.__name__} with other classes")
+    name = _NAMES[cls]
+    rows = [[_plain(getattr(r, f), f"{where}.{f}") for f in _SCHEMA[name]] for r in records]
+    return {"of": name, "rows": rows}
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        cls = _RECORDS[value["of"]]
+        return tuple(cls(*map(_restored, row)) for row in value["rows"])
+    if isinstance(value, list):
+        return tuple(map(_restored, value))
+    return value
