@@ -15,6 +15,7 @@ from jitcl.codegen.hooks import Hooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.schedule import generic_kernel
+from jitcl.codegen.text import amount
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Group, is_literal
@@ -178,15 +179,6 @@ class _Generator:
         return (f"{mark} {name}: {ops}\n{mark} from {names or 'the graph'}\n"
                 f"{mark} {reads or 'no operands'} -> y {group.root.type}\n"
                 f"{mark} {amount(flops, 'FLOP')}, {amount(moved, 'B')}; {how}\n")
-
-
-def amount(n: float, unit: str) -> str:
-    """1_500_000, "B" -> "1.5 MB"."""
-    for prefix in ("", "k", "M", "G"):
-        if n < 1000 or prefix == "G":
-            return f"{n:.3g} {prefix}{unit}"
-        n /= 1000
-    return ""
 
 
 def kernel_flops(kernel: Kernel) -> int:

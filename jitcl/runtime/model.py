@@ -1,0 +1,257 @@
+"""`jitcl.compile(...)` and the `Model` that it returns.
+
+A model is specialised for the shapes that it is fed: the first run with new shapes compiles (or reads the plan from
+the cache), later runs with the same shapes compile nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitcl import __version__, config, dtypes
+from jitcl.codegen.plan import Plan
+from jitcl.devices.base import Device, Executable, Progress
+from jitcl.devices.select import open_device
+from jitcl.errors import CacheError, InputError, NeedsValue
+from jitcl.ir.types import Sym
+from jitcl.passes.options import Options
+from jitcl.runtime import serial
+from jitcl.runtime.cache import DeviceCache, Key, code_version, kernel_cache
+from jitcl.runtime.inputs import check_feeds
+from jitcl.runtime.report import Report, report_of
+from jitcl.runtime.source import Source, Tensor, open_source
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def compile(model: Any, *, device: str | Device = "auto", precision: str = "high", memory: str = "normal",
+            tuning: str = "none", shapes: Shapes | None = None, strict: bool = False,
+            cache_dir: str | Path | None = None, progress: Progress | None = None) -> Model:
+    """Compile a model for a device.
+
+    model: path of an .onnx or .jitcl file, bytes, an onnx.ModelProto, or a jitcl Graph.
+    device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]", "reference".
+    precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic where possible.
+    memory: "low", "normal" or "high"; tuning: "none", "fast", "wide" or "heavy".
+    shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and others when run.
+    strict: raise rather than run any op on the host.
+    cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
+    progress: called as progress(done, total, what) while kernels are built.
+
+    Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
+    """
+    options = Options(precision, memory, tuning)
+    chosen = open_device(device) if isinstance(device, str) else device
+    result = Model(open_source(model), chosen, options, strict, cache_dir, progress)
+    fixed = result.fixed_shapes(shapes)
+    if fixed is not None:
+        result.prepare(fixed)
+    return result
+
+
+@dataclass
+class Specialisation:
+    """The model for one set of input shapes."""
+
+    plan: Plan
+    executable: Executable
+    from_cache: bool
+
+
+class Model:
+    """A compiled model. `run` is synchronous and thread-safe; outputs are fresh NumPy arrays."""
+
+    def __init__(self, source: Source, device: Device, options: Options, strict: bool,
+                 cache_dir: str | Path | None, progress: Progress | None) -> None:
+        self.source, self.device, self.options, self.strict = source, device, options, strict
+        self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
+        self.progress = progress
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
+        self._last: Specialisation | None = None
+        meta = self._meta()
+        self.inputs: tuple[Tensor, ...] = meta["inputs"]
+        self.outputs: tuple[Tensor, ...] = meta["outputs"]
+        self._beside: tuple[str, ...] = meta["beside"]
+        self._by_value: list[str] = meta["by_value"]
+
+    def __repr__(self) -> str:
+        reads = ", ".join(map(str, self.inputs))
+        return f"<jitcl.Model {self.source.name} on {self.device.name}: {reads}>"
+
+    # ---- running
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Output name -> array, for input name -> array. Inputs are checked and copied; raises InputError."""
+        arrays = check_feeds(self.inputs, feeds)
+        special = self._specialise(arrays)
+        wanted = [np.asarray(arrays[t.name]) for t in special.plan.inputs]
+        values = special.executable.run(wanted)
+        return {t.name: v for t, v in zip(special.plan.outputs, values)}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+        """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
+        if len(args) > len(self.inputs):
+            raise InputError(f"{len(args)} arrays were passed to a model with {len(self.inputs)} inputs")
+        feeds = dict(zip((t.name for t in self.inputs), args))
+        twice = feeds.keys() & kwargs.keys()
+        if twice:
+            raise InputError(f"input '{min(twice)}' was passed twice: by position and by name")
+        return self.run({**feeds, **kwargs})
+
+    def prepare(self, shapes: Shapes) -> None:
+        """Compile for these shapes now. Where an input's value decides shapes, that waits for the first run."""
+        arrays = {t.name: np.zeros(shapes[t.name], dtypes.to_numpy(t.dtype)) for t in self.inputs
+                  if t.name in shapes}
+        if self._by_value:
+            return
+        try:
+            self._specialise(arrays, fed=False)
+        except NeedsValue:
+            return
+
+    def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
+        """All input shapes, from the model and from `shapes`; None while one is unknown."""
+        known = {t.name: t for t in self.inputs}
+        for name in shapes or {}:
+            if name not in known:
+                raise InputError(f"shapes: there is no input '{name}'; the inputs are {', '.join(known)}")
+        found = {}
+        for t in self.inputs:
+            shape = tuple((shapes or {}).get(t.name, t.shape))
+            if t.optional and t.name not in (shapes or {}):
+                continue
+            if any(isinstance(d, Sym) for d in shape):
+                return None
+            found[t.name] = shape
+        return found
+
+    def report(self) -> Report:
+        """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the host."""
+        return report_of(self.source.name, self.device, self._last.plan if self._last else None,
+                         self._last.from_cache if self._last else False)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last shapes that were run or compiled."""
+        return self._last.plan if self._last else None
+
+    # ---- specialising
+
+    def _specialise(self, arrays: Mapping[str, np.ndarray], fed: bool = True) -> Specialisation:
+        with self._lock:
+            while True:
+                values = {n: arrays[n] for n in self._by_value if n in arrays}
+                key = (tuple((n, a.shape) for n, a in arrays.items()),
+                       tuple((n, v.tobytes()) for n, v in values.items()))
+                found = self._kept.get(key)
+                if found is not None:
+                    self._kept.move_to_end(key)
+                    break
+                try:
+                    found = self._kept[key] = self._compile(arrays, values)
+                except NeedsValue as e:
+                    if not fed or e.input_name in self._by_value:
+                        self._remember(e.input_name)
+                        raise
+                    self._remember(e.input_name)
+                    continue
+                while len(self._kept) > config.get("specialisations"):
+                    self._kept.popitem(last=False)
+                break
+            self._last = found
+            return found
+
+    def _compile(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Specialisation:
+        key = self._key(arrays, values)
+        stored = self.cache.get_mmap("plan", key)
+        plan = _decode(stored)
+        if plan is not None:
+            return Specialisation(plan, self._load(plan), True)
+        with self.cache.building("plan", key, mapped=True) as other:
+            plan = _decode(other)                    # another process may have built it meanwhile
+            built = plan is None
+            if plan is None:
+                from jitcl.runtime.lowering import lower_model
+                shapes = {n: a.shape for n, a in arrays.items()}
+                _, plan = lower_model(self.source, shapes, values, self.device, self.options)
+                self.cache.put("plan", key, serial.encode(plan))
+        return Specialisation(plan, self._load(plan), not built)
+
+    def _load(self, plan: Plan) -> Executable:
+        return self.device.load(plan, self.cache, self.progress)
+
+    def _key(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Key:
+        shapes = {n: list(a.shape) for n, a in sorted(arrays.items())}
+        by_value = {n: [v.dtype.str, v.tolist()] for n, v in sorted(values.items())}
+        return Key({"model": self.source.digest, "beside": _stamp(self._beside), "shapes": json.dumps(shapes),
+                    "values": json.dumps(by_value), **self.options.key_parts(), **config.key_parts(),
+                    "code": code_version(), "jitcl": __version__}, f"model {self.source.name}")
+
+    # ---- what is known of the model before it is parsed
+
+    def _meta_key(self) -> Key:
+        return Key({"model": self.source.digest, "code": code_version()}, f"model {self.source.name}")
+
+    def _meta(self) -> dict[str, Any]:
+        stored = self.cache.get("model", self._meta_key())
+        if stored is not None:
+            raw = json.loads(stored)
+            return {"inputs": tuple(_tensor(r) for r in raw["inputs"]), "by_value": raw["by_value"],
+                    "outputs": tuple(_tensor(r) for r in raw["outputs"]), "beside": tuple(raw["beside"])}
+        inputs, outputs, beside = self.source.signature()
+        meta = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": []}
+        self._store_meta(meta)
+        return meta
+
+    def _remember(self, name: str) -> None:
+        """From now on the value of this input is part of the key, in later processes too."""
+        if name not in self._by_value:
+            self._by_value.append(name)
+            self._store_meta({"inputs": self.inputs, "outputs": self.outputs, "beside": self._beside,
+                              "by_value": self._by_value})
+
+    def _store_meta(self, meta: Mapping[str, Any]) -> None:
+        raw = {"inputs": [_row(t) for t in meta["inputs"]], "outputs": [_row(t) for t in meta["outputs"]],
+               "beside": list(meta["beside"]), "by_value": list(meta["by_value"])}
+        self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
+
+
+def _decode(stored: Any) -> Plan | None:
+    if stored is None:
+        return None
+    try:
+        return serial.decode(stored)[0]
+    except CacheError:
+        return None                                  # another version's layout: compile again
+
+
+def _row(t: Tensor) -> list[Any]:
+    return [t.name, t.dtype, [str(d) if isinstance(d, Sym) else d for d in t.shape], t.optional]
+
+
+def _tensor(row: list[Any]) -> Tensor:
+    name, dtype, shape, optional = row
+    return Tensor(name, dtype, tuple(Sym(d) if isinstance(d, str) else d for d in shape), optional)
+
+
+def _stamp(files: tuple[str, ...]) -> str:
+    """Size and time of the files beside a model: external data changes the key without being read."""
+    found = []
+    for name in files:
+        path = Path(name)
+        if path.exists():
+            stat = path.stat()
+            found.append([path.name, stat.st_size, stat.st_mtime_ns])
+    return json.dumps(found)
+
+
+Observe = Callable[[str, Any, float], None]

@@ -1,0 +1,128 @@
+"""Where a model comes from: an ONNX file, bytes or ModelProto, text IR, or a Graph made by hand.
+
+A source knows its digest without importing anything heavy, so that a warm start reads its plan from the cache and
+never loads the onnx package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jitcl.errors import ModelError
+from jitcl.ir.graph import Graph
+from jitcl.ir.types import Dim, Sym, TensorType
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A model's input or output as its user sees it; unknown dimensions are `Sym`s."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    optional: bool = False                  # an input that has a default (an initialiser)
+
+    def __str__(self) -> str:
+        return f"'{self.name}' {TensorType(self.dtype, self.shape)}" + (" (optional)" if self.optional else "")
+
+
+class Source(Protocol):
+    """A model before it is specialised."""
+
+    name: str
+    digest: str
+
+    def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
+        """Inputs, outputs, and the files beside the model that its digest does not cover."""
+
+    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
+        """The graph for concrete input shapes; NeedsValue where an input's value decides a shape."""
+
+
+class OnnxSource:
+    """An ONNX model; parsed when first needed."""
+
+    def __init__(self, data: Any, name: str, digest: str) -> None:
+        self.data, self.name, self.digest = data, name, digest
+        self._model: Any = None
+
+    @property
+    def model(self) -> Any:
+        if self._model is None:
+            from jitcl.frontends.onnx import load
+            self._model = load(self.data)
+        return self._model
+
+    def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
+        m = self.model
+        optional = set(m.optional_inputs)
+        return (tuple(Tensor(n, t.dtype, t.shape, n in optional) for n, t in m.inputs),
+                tuple(Tensor(n, t.dtype, t.shape) for n, t in m.outputs), tuple(map(str, m.external_files)))
+
+    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
+        from jitcl.frontends.onnx import import_model
+        return import_model(self.model, dict(shapes), dict(values))
+
+
+class GraphSource:
+    """A Graph, whose symbolic dimensions are bound to the shapes that are fed."""
+
+    def __init__(self, graph: Graph, name: str, digest: str) -> None:
+        self._graph, self.name, self.digest = graph, name, digest
+
+    def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
+        g = self._graph
+        return (tuple(Tensor(str(n.attr("name")), n.type.dtype, n.type.shape) for n in g.inputs),
+                tuple(Tensor(name, n.type.dtype, n.type.shape) for name, n in g.outputs), ())
+
+    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
+        from jitcl.passes.specialise import specialise
+        bound: dict[str, int] = {}
+        for node in self._graph.inputs:
+            for dim, size in zip(node.type.shape, shapes[str(node.attr("name"))]):
+                if isinstance(dim, Sym):
+                    bound.setdefault(dim.name, size)
+        return specialise(self._graph, bound)
+
+
+def open_source(model: Any) -> Source:
+    """A source for whatever `jitcl.compile` takes; ModelError where it is none."""
+    if isinstance(model, Graph):
+        from jitcl.ir.printer import print_graph
+        constants: dict[str, np.ndarray] = {}
+        text = print_graph(model, constants=constants)
+        return GraphSource(model, model.name, _digest(text.encode()))
+    if isinstance(model, (str, os.PathLike)):
+        return _open_path(Path(model))
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        data = bytes(model)
+        return OnnxSource(data, "model", _digest(data))
+    if hasattr(model, "SerializeToString"):
+        data = model.SerializeToString(deterministic=True)
+        return OnnxSource(model, model.graph.name or "model", _digest(data))
+    raise ModelError(f"cannot compile a {type(model).__name__}: pass a path to an .onnx or .jitcl file, the bytes "
+                     f"of an ONNX model, an onnx.ModelProto, or a jitcl Graph")
+
+
+def _open_path(path: Path) -> Source:
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ModelError(f"cannot read model '{path}': {e.strerror or e}") from e
+    if path.suffix == ".jitcl":
+        from jitcl.ir.parser import load_graph
+        side = path.with_suffix(".npz")
+        extra = side.read_bytes() if side.exists() else b""
+        return GraphSource(load_graph(path), path.stem, _digest(data + extra))
+    return OnnxSource(path, path.stem, _digest(data))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
