@@ -1,0 +1,256 @@
+"""The house's rules, read from the sources: who imports whom, how long modules and lines are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "jitcl"
+
+# A room imports only from rooms above it. "jitcl" is the public face, jitcl/__init__.py and
+# its helpers beside it; it may use everything but the command line, which uses it.
+ROOMS = ("errors", "config", "dtypes", "target", "ir", "ops", "frontends", "passes", "templates",
+         "codegen", "devices", "tuning", "runtime", "jitcl", "cli")
+
+# Libraries that only one place may touch, wherever in a module the import stands.
+CONFINED = {
+    "pyopencl": ("jitcl.devices.opencl",),
+    "numba": ("jitcl.devices.cpu",),
+    "llvmlite": ("jitcl.devices.cpu",),
+    "onnx": ("jitcl.frontends.onnx",),
+    "pickle": ("jitcl.devices.cpu.worker",),     # a pipe to a child, never a file
+}
+FORBIDDEN = ("torch", "tensorflow", "onnxruntime")
+MAX_LINES = 500
+MAX_COLUMNS = 100
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: where it stands, and the module it names."""
+
+    module: str
+    line: int
+    target: str
+    at_start: bool          # runs when the module is imported
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def module_name(path: Path, root: Path = PACKAGE) -> str:
+    parts = [root.name, *path.relative_to(root).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, module: str, is_package: bool, modules: frozenset[str]) -> list[Import]:
+    """All imports of a source text; `from a import b` names a.b where that is a module."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, at_start: bool) -> None:
+        for target in _targets(node, module, is_package, modules):
+            found.append(Import(module, node.lineno, target, at_start))
+        for child in ast.iter_child_nodes(node):
+            lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or (
+                isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+            visit(child, at_start and not lazy)
+
+    visit(ast.parse(source), True)
+    return found
+
+
+def _targets(node: ast.AST, module: str, is_package: bool,
+             modules: frozenset[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = module.split(".")
+            above = parents[:len(parents) - node.level + is_package]
+            base = ".".join([*above, *([base] if base else [])])
+        for alias in node.names:
+            inner = f"{base}.{alias.name}"
+            if inner == "jitcl.__version__":     # there before any module of the package is
+                continue
+            yield inner if inner in modules else base
+    elif isinstance(node, ast.Call):
+        # importlib.import_module("x"), __import__("x")
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in ("import_module", "__import__") and node.args and isinstance(
+                node.args[0], ast.Constant):
+            yield str(node.args[0].value)
+
+
+FILES = {module_name(p): p for p in sorted(PACKAGE.rglob("*.py"))}
+MODULES = frozenset(FILES)
+
+
+def all_imports() -> list[Import]:
+    return [i for name, path in FILES.items()
+            for i in imports(path.read_text(), name, path.name == "__init__.py", MODULES)]
+
+
+IMPORTS = all_imports()
+
+
+def room(module: str) -> str:
+    """'ir' of 'jitcl.ir.graph'; 'jitcl' of the package itself and of modules beside it."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else "jitcl"
+
+
+def breaks_layering(i: Import) -> bool:
+    if i.target.split(".")[0] != "jitcl":
+        return False
+    here, there = room(i.module), room(i.target)
+    return here != there and ROOMS.index(there) > ROOMS.index(here)
+
+
+def leaves_confinement(i: Import) -> bool:
+    places = CONFINED.get(i.target.split(".")[0], ())
+    return bool(places) and not any(
+        i.module == p or i.module.startswith((p + ".", p + "_")) for p in places)
+
+
+def cycle(edges: dict[str, set[str]]) -> list[str]:
+    """One cycle of a graph as a list of its nodes, or [] (depth first, without recursion)."""
+    done: set[str] = set()
+    for start in edges:
+        path, stack = [start], [iter(sorted(edges.get(start, ())))]
+        while stack and path[-1] not in done:
+            following = next(stack[-1], None)
+            if following is None:
+                done.add(path.pop())
+                stack.pop()
+            elif following in path:
+                return [*path[path.index(following):], following]
+            elif following not in done:
+                path.append(following)
+                stack.append(iter(sorted(edges.get(following, ()))))
+    return []
+
+
+# -- the rules ---------------------------------------------------------------------------------
+
+
+def test_every_room_is_known():
+    unknown = [p.name for p in PACKAGE.iterdir()
+               if p.is_dir() and any(p.rglob("*.py")) and p.name not in ROOMS]
+    assert unknown == [], "a new package: give it its place in ROOMS and in ARCHITECTURE.md"
+
+
+def test_rooms_import_only_from_rooms_above():
+    assert [str(i) for i in IMPORTS if breaks_layering(i)] == []
+
+
+def test_frontends_and_passes_do_not_know_each_other():
+    pairs = {(room(i.module), room(i.target)) for i in IMPORTS
+             if i.target.split(".")[0] == "jitcl"}
+    assert ("passes", "frontends") not in pairs
+    assert ("frontends", "passes") not in pairs
+
+
+def test_each_library_is_imported_in_its_place_only():
+    assert [str(i) for i in IMPORTS if leaves_confinement(i)] == []
+
+
+def test_nothing_imports_what_the_project_does_without():
+    assert [str(i) for i in IMPORTS if i.target.split(".")[0] in FORBIDDEN] == []
+
+
+def test_there_are_no_cycles_between_rooms_or_modules():
+    inner = [i for i in IMPORTS if i.target in MODULES]
+    rooms: dict[str, set[str]] = {}
+    modules: dict[str, set[str]] = {}
+    for i in inner:
+        if room(i.module) != room(i.target):
+            rooms.setdefault(room(i.module), set()).add(room(i.target))
+        if i.at_start and i.module != i.target:
+            modules.setdefault(i.module, set()).add(i.target)
+    assert cycle(rooms) == []
+    assert cycle(modules) == []
+
+
+def test_modules_are_short():
+    lengths = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
+    long = {name: n for name, n in lengths.items() if n >= MAX_LINES}
+    assert long == {}, "split a module by what it is about"
+
+
+def test_lines_are_short():
+    wide = [f"{path.relative_to(ROOT)}:{n} has {len(line)} columns"
+            for path in [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
+            for n, line in enumerate(path.read_text().splitlines(), 1)
+            if len(line) > MAX_COLUMNS]
+    assert wide == []
+
+
+def test_a_module_begins_with_what_it_is_for():
+    trees = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+    assert [n for n, tree in trees.items() if tree.body and not ast.get_docstring(tree)] == []
+
+
+def test_annotations_are_not_evaluated():
+    """`from __future__ import annotations`, so that hints cost nothing and may look ahead."""
+    assert [name for name, path in FILES.items() if path.name != "__init__.py"
+            and "from __future__ import annotations" not in path.read_text()] == []
+
+
+# -- the checks themselves ---------------------------------------------------------------------
+
+
+def of(source: str, module: str = "jitcl.passes.fuse", is_package: bool = False) -> list[Import]:
+    modules = frozenset({"jitcl.ir.graph", "jitcl.frontends.onnx", "jitcl.passes.core", module})
+    return imports(source, module, is_package, modules)
+
+
+@pytest.mark.parametrize(("source", "target"), [
+    ("import jitcl.ir.graph", "jitcl.ir.graph"),
+    ("from jitcl.ir import graph", "jitcl.ir.graph"),
+    ("from jitcl.ir.graph import Graph", "jitcl.ir.graph"),
+    ("from . import core", "jitcl.passes.core"),
+    ("from .core import Pass", "jitcl.passes.core"),
+    ("from ..frontends import onnx", "jitcl.frontends.onnx"),
+    ("def f():\n    import onnx.helper", "onnx.helper"),
+    ("importlib.import_module('numba')", "numba"),
+    ("try:\n    import pyopencl as cl\nexcept ImportError:\n    pass", "pyopencl"),
+])
+def test_imports_are_found_wherever_they_stand(source, target):
+    assert [i.target for i in of(source)] == [target]
+
+
+def test_imports_relative_to_a_package():
+    (found,) = of("from .graph import Graph", "jitcl.ir", is_package=True)
+    assert found.target == "jitcl.ir.graph"
+
+
+def test_breaches_are_noticed():
+    assert breaks_layering(*of("from jitcl.codegen.plan import Plan"))
+    assert breaks_layering(*of("def f():\n    from jitcl import cli", "jitcl.runtime.x"))
+    assert not breaks_layering(*of("from jitcl.ir.graph import Graph"))
+    assert leaves_confinement(*of("def f():\n    import onnx"))
+    assert leaves_confinement(*of("from numba import njit", "jitcl.devices.opencl"))
+    assert not leaves_confinement(*of("from numba import njit", "jitcl.devices.cpu.compile"))
+    assert not leaves_confinement(*of("import onnxscript_like", "jitcl.passes.x"))
+
+
+def test_anybody_may_ask_for_the_version():
+    assert [i.target for i in of("from jitcl import __version__, cli")] == ["jitcl"]
+
+
+def test_cycles_are_noticed():
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_lazy_imports_are_told_apart():
+    source = ("import numpy\nif TYPE_CHECKING:\n    import lark\n"
+              "class A:\n    import json\n    def f(self):\n        import rich\n")
+    assert [(i.target, i.at_start) for i in of(source)] == [
+        ("numpy", True), ("lark", False), ("json", True), ("rich", False)]
