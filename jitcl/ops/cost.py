@@ -45,4 +45,4 @@ def element_cost(node: Node) -> int:
 def expr_cost(value: Expr) -> int:
     """FLOPs of evaluating an expression once, each shared part counted once."""
     return sum(SCALARS[e.op].cost for e in E.walk(value)
-               if e.op in SCALARS and e.args and e.args[-1].dtype != "index")
+               if e.op in SCALARS and e.dtype not in ("bool", "index"))
