@@ -1,6 +1,6 @@
 """Ops by kind; importing the package declares them all."""
 
-from jitcl.ops import elementwise
+from jitcl.ops import contraction, elementwise, normalisation, pooling, window
 from jitcl.ops.core import ONNX, OPS
 
-__all__ = ["ONNX", "OPS", "elementwise"]
+__all__ = ["ONNX", "OPS", "contraction", "elementwise", "normalisation", "pooling", "window"]

@@ -1,0 +1,85 @@
+"""Function bodies: those in the model, and those that ONNX itself defines ops by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+
+from jitcl.frontends.onnx import tensors
+from jitcl.ir.graph import Node
+
+
+def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """ONNX's description of an op as that opset has it, or None for an unknown one."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def standard_body(node: NodeProto, opset: int, inputs: Sequence[Node | None],
+                  attributes: Sequence[AttributeProto]) -> FunctionProto | None:
+    """The function body that ONNX gives for a node, or None; `attributes` are the node's, resolved."""
+    schema = schema_of(node.op_type, node.domain, opset)
+    if schema is None:
+        return None
+    if schema.has_function:
+        version = _newest(schema.function_opset_versions, opset)
+        return _parsed(schema.get_function_with_opset_version(version))
+    if schema.has_context_dependent_function:
+        version = _newest(schema.context_dependent_function_opset_versions, opset)
+        plain = NodeProto()
+        plain.CopyFrom(node)
+        del plain.attribute[:]
+        plain.attribute.extend(attributes)
+        data = schema.get_context_dependent_function_with_opset_version(
+            version, plain.SerializeToString(), [type_proto(i).SerializeToString() for i in inputs])
+        return _parsed(data) if data else None
+    return None
+
+
+def _parsed(data: bytes) -> FunctionProto:
+    function = FunctionProto()
+    function.ParseFromString(data)
+    return function
+
+
+def _newest(versions: Sequence[int], opset: int) -> int:
+    """The newest body that the opset knows; else the oldest there is."""
+    return max((v for v in versions if v <= opset), default=min(versions))
+
+
+def type_proto(node: Node | None) -> TypeProto:
+    """A node's type as ONNX writes it; empty for an input that is left out."""
+    if node is None:
+        return TypeProto()
+    made: TypeProto = onnx.helper.make_tensor_type_proto(tensors.ELEM_TYPES[node.type.dtype],
+                                                         list(node.type.dims))
+    return made
+
+
+def defaults(node: NodeProto, function: FunctionProto, opset: int) -> dict[str, AttributeProto]:
+    """What the body's attribute references mean where the caller leaves them out."""
+    found = {a.name: a for a in function.attribute_proto}
+    schema = schema_of(node.op_type, node.domain, opset)
+    for name, attribute in (schema.attributes.items() if schema else ()):
+        default = attribute.default_value
+        if default.type != AttributeProto.UNDEFINED:
+            found.setdefault(name, default)
+    return found
+
+
+def resolve(node: NodeProto, bound: dict[str, AttributeProto]) -> list[AttributeProto]:
+    """The node's attributes with references to the function's parameters replaced; unbound ones vanish."""
+    found = []
+    for a in node.attribute:
+        if not a.ref_attr_name:
+            found.append(a)
+        elif a.ref_attr_name in bound:
+            copy = AttributeProto()
+            copy.CopyFrom(bound[a.ref_attr_name])
+            copy.name = a.name
+            found.append(copy)
+    return found

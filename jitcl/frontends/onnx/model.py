@@ -1,0 +1,259 @@
+"""`load`: from a file, bytes or ModelProto to a checked `OnnxModel`, or a ModelError that says how to fix it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from jitcl.errors import ModelError, UnsupportedError
+from jitcl.frontends import model_digest
+from jitcl.frontends.onnx import tensors
+from jitcl.ir.graph import Node, const
+from jitcl.ir.types import Dim, Sym, TensorType
+
+OLDEST_OPSET = 7
+
+
+@dataclass(eq=False)
+class OnnxModel:
+    """A checked model. `source` is what messages call it; `base` the folder of its external data."""
+
+    proto: ModelProto
+    source: str
+    digest: str
+    base: Path | None
+    _constants: dict[str, Node] = field(default_factory=dict)
+
+    @cached_property
+    def opsets(self) -> dict[str, int]:
+        """Operator set version of each domain ("" is ONNX's own)."""
+        return {_domain(o.domain): o.version for o in self.proto.opset_import}
+
+    @cached_property
+    def inputs(self) -> dict[str, TensorType]:
+        """What must be fed: names and types; unknown dimensions are `Sym`s."""
+        return {v.name: self._type(v) for v in self.proto.graph.input if v.name not in self.initialisers}
+
+    @cached_property
+    def defaults(self) -> dict[str, TensorType]:
+        """Inputs that may be fed: they have an initialiser, which holds where they are not."""
+        return {v.name: self._type(v) for v in self.proto.graph.input if v.name in self.initialisers}
+
+    @cached_property
+    def outputs(self) -> dict[str, TensorType | None]:
+        """What the model gives; None where the file does not say the type."""
+        return {v.name: self._type(v) if v.HasField("type") and v.type.HasField("tensor_type")
+                and v.type.tensor_type.HasField("shape") else None for v in self.proto.graph.output}
+
+    @cached_property
+    def initialisers(self) -> dict[str, Any]:
+        """The protos of stored constants by name, dense and sparse."""
+        graph = self.proto.graph
+        return {**{t.name: t for t in graph.initializer},
+                **{t.values.name: t for t in graph.sparse_initializer}}
+
+    @cached_property
+    def external_files(self) -> tuple[Path, ...]:
+        """Files beside the model that hold elements of its tensors."""
+        found = {tensors.external_file(t): None for t in self.initialisers.values()
+                 if isinstance(t, onnx.TensorProto) and onnx.external_data_helper.uses_external_data(t)}
+        return tuple((self.base or Path()) / f for f in found)
+
+    def constant(self, name: str) -> Node:
+        """The constant node of an initialiser; made once and shared by all specialisations."""
+        node = self._constants.get(name)
+        if node is None:
+            node = self._constants[name] = constant(self.initialisers[name], self.base,
+                                                    f"initialiser '{name}'")
+        return node
+
+    def _type(self, value: onnx.ValueInfoProto) -> TensorType:
+        """The declared type of an input or output; UnsupportedError for sequences and odd elements."""
+        if not value.type.HasField("tensor_type"):
+            kind = value.type.WhichOneof("value") or "no type"
+            raise UnsupportedError(f"{self.source}: '{value.name}' is a {kind.replace('_type', '')}; "
+                                   f"jitcl takes and gives tensors")
+        tensor = value.type.tensor_type
+        dtype = tensors.dtype_of(tensor.elem_type)
+        if dtype is None:
+            raise UnsupportedError(f"{self.source}: '{value.name}' has elements of type "
+                                   f"{tensors.dtype_name(tensor.elem_type)}; jitcl takes floats of 16 to 64 "
+                                   f"bits, integers of 8 to 64 bits and bool")
+        if not tensor.HasField("shape"):
+            raise UnsupportedError(f"{self.source}: '{value.name}' has no rank in the file\n  Give it one "
+                                   f"with onnx.shape_inference or in the export.")
+        return TensorType(dtype, tuple(_dim(d, f"{value.name}.{i}") for i, d in enumerate(tensor.shape.dim)))
+
+
+def constant(proto: Any, base: Path | None, what: str) -> Node:
+    """The constant node of a TensorProto or SparseTensorProto."""
+    if isinstance(proto, onnx.TensorProto):
+        return const(tensors.to_array(proto, base, what))
+    return const(tensors.to_dense(proto, base, what))
+
+
+def _dim(dim: Any, name: str) -> Dim:
+    """An int, or a symbol: the file's name for it, or one made of the input's name and the axis."""
+    if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
+        return int(dim.dim_value)
+    if dim.WhichOneof("value") == "dim_value" and dim.dim_value == 0:
+        return Sym(name)                 # exporters write 0 for "unknown"
+    return Sym(dim.dim_param or name)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
+    """Read and check a model. ModelError: unreadable, not ONNX, invalid, a cycle, too old or too new."""
+    base: Path | None = None
+    if isinstance(source, ModelProto):
+        proto, name, digest = source, "the given ModelProto", model_digest(source.SerializeToString(
+            deterministic=True))
+    else:
+        data, name, base = _read(source)
+        proto, digest = _parse(data, name), model_digest(data)
+    if not proto.HasField("graph"):
+        raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
+    _check_opsets(proto, name)
+    model = OnnxModel(_sorted(proto, name), name, digest, base)
+    for file in model.external_files:
+        if base is None or not file.is_file():
+            owner = next(t for t in model.initialisers.values() if tensors.external_file(t) == file.name)
+            tensors.to_array(owner, base, f"{name}: initialiser '{owner.name}'")     # raises, and says why
+    _check(model)
+    return model
+
+
+def _read(source: str | Path | bytes) -> tuple[bytes, str, Path | None]:
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source), "the given bytes", None
+    path = Path(source)
+    try:
+        return path.read_bytes(), str(path), path.resolve().parent
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _parse(data: bytes, name: str) -> ModelProto:
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(f"{name}: is not an ONNX model, or was cut off ({len(data)} bytes)\n"
+                         f"  Fetch or export the file again; a git-lfs pointer is not the model.") from error
+    if not proto.ir_version or not proto.opset_import:
+        raise ModelError(f"{name}: is not an ONNX model: it has no IR version or no opset\n"
+                         f"  jitcl reads ONNX files (.onnx) and its own text (.jitcl).")
+    return proto
+
+
+def _check_opsets(proto: ModelProto, name: str) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for opset in proto.opset_import:
+        if _domain(opset.domain):
+            continue                     # other domains: their ops are looked up one by one
+        if opset.version > newest:
+            raise ModelError(f"{name}: uses opset {opset.version}; the installed onnx {onnx.__version__} "
+                             f"knows up to {newest}\n  Upgrade onnx, or export for opset {newest}.")
+        if opset.version < OLDEST_OPSET:
+            raise ModelError(f"{name}: uses opset {opset.version}; jitcl reads {OLDEST_OPSET} and newer\n"
+                             f"  Convert it: onnx.version_converter.convert_version(model, 13).")
+
+
+def _sorted(proto: ModelProto, name: str) -> ModelProto:
+    """The model with its nodes in an order that computes operands first; ModelError for a cycle."""
+    nodes = proto.graph.node
+    maker = {out: i for i, node in enumerate(nodes) for out in node.output if out}
+    needs = [sorted({maker[v] for v in reads(node) if v in maker}) for node in nodes]
+    if all(j < i for i, js in enumerate(needs) for j in js):
+        return proto
+    waiting = [len(js) for js in needs]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for i, js in enumerate(needs):
+        for j in js:
+            readers[j].append(i)
+    ready = [i for i, n in enumerate(waiting) if n == 0]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for j in readers[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                heapq.heappush(ready, j)
+    if len(order) < len(nodes):
+        raise ModelError(f"{name}: its nodes form a cycle: {_cycle(proto, needs, set(order))}\n"
+                         f"  A model must be acyclic; use Loop or Scan for recurrence.")
+    result = ModelProto()
+    result.CopyFrom(proto)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes[i] for i in order)
+    return result
+
+
+def _cycle(proto: ModelProto, needs: list[list[int]], done: set[int]) -> str:
+    """One cycle among the nodes that could not be ordered, in the direction of the data."""
+    at = next(i for i in range(len(needs)) if i not in done)
+    path: list[int] = []
+    while at not in path:
+        path.append(at)
+        at = next(j for j in needs[at] if j not in done)
+    loop = [*path[path.index(at):], at][::-1]
+    return " -> ".join(f"'{label(proto.graph.node[i])}' ({proto.graph.node[i].op_type})" for i in loop)
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of the values that a node needs, those that its subgraphs capture included."""
+    yield from (i for i in node.input if i)
+    for a in node.attribute:
+        for graph in ([a.g] if a.HasField("g") else a.graphs):
+            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            own |= {o for n in graph.node for o in n.output}
+            yield from (v for n in graph.node for v in reads(n) if v not in own)
+            yield from (v.name for v in graph.output if v.name not in own)
+
+
+def label(node: onnx.NodeProto) -> str:
+    """What people call a node: its name, or that of its first output."""
+    return node.name or next((o for o in node.output if o), node.op_type)
+
+
+def _check(model: OnnxModel) -> None:
+    """onnx.checker's verdict as a ModelError."""
+    proto = model.proto
+    target: ModelProto | str = proto
+    if model.external_files or model.proto.ByteSize() > 1 << 30:
+        target = _without_data(proto)
+    try:
+        onnx.checker.check_model(target)
+    except onnx.checker.ValidationError as error:
+        first = str(error).strip().splitlines()
+        raise ModelError(f"{model.source}: is not a valid ONNX model: {' '.join(first[:2])}\n"
+                         f"  onnx.checker.check_model says so; export the model again.") from error
+
+
+def _without_data(proto: ModelProto) -> ModelProto:
+    """The model with initialisers turned to inputs: the checker then need not read their elements."""
+    slim = ModelProto()
+    slim.ir_version = proto.ir_version
+    slim.opset_import.extend(proto.opset_import)
+    slim.functions.extend(proto.functions)
+    slim.graph.name = proto.graph.name or "graph"
+    slim.graph.node.extend(proto.graph.node)
+    slim.graph.output.extend(proto.graph.output)
+    names = {t.name for t in proto.graph.initializer}
+    slim.graph.input.extend(v for v in proto.graph.input if v.name not in names)
+    slim.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
+                            for t in proto.graph.initializer)
+    slim.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    return slim
