@@ -1,0 +1,51 @@
+"""The devices that tests run on: all that this machine has, each opened once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from jitcl.codegen.generate import generate
+from jitcl.devices.base import Device
+from jitcl.devices.select import open_device
+from jitcl.errors import DeviceError
+from jitcl.ir.graph import Graph
+from jitcl.passes.base import run_passes
+from jitcl.passes.fuse import fuse
+from jitcl.passes.options import Options
+from jitcl.passes.pipeline import pipeline
+from jitcl.runtime.cache import kernel_cache
+from jitcl.runtime.memory import plan_memory
+
+
+@functools.lru_cache(maxsize=None)
+def device(spec: str) -> Device | None:
+    """The device, or None where this machine lacks it."""
+    try:
+        return open_device(spec)
+    except DeviceError:
+        return None
+
+
+SPECS = ("reference", "cpu", "opencl:pocl", "opencl:intel")
+
+
+def present() -> list[str]:
+    """Those of SPECS that this machine has; the reference and the CPU path always are."""
+    return [s for s in SPECS if s in ("reference", "cpu") or device(s) is not None]
+
+
+def run_graph(spec: str, graph: Graph, feeds: Mapping[str, np.ndarray], *, precision: str = "high",
+              templates: bool = True) -> dict[str, np.ndarray]:
+    """Passes, fusion, generation, build and run of a graph on a device; outputs by name."""
+    place = device(spec)
+    assert place is not None, f"no device {spec}"
+    options = Options(precision=precision)
+    graph = run_passes(graph, pipeline(place.target, options))
+    plan = generate(graph, fuse(graph), place.target, templates=templates).plan
+    plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
+    executable = place.load(plan, kernel_cache().for_target(place.target))
+    outputs = executable.run([feeds[t.name] for t in plan.inputs])
+    return {t.name: v for t, v in zip(plan.outputs, outputs)}
