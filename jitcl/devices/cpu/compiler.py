@@ -1,0 +1,198 @@
+"""Kernel text -> native object code: Numba's front end, LLVM's optimiser, one symbol out.
+
+Only build workers import this (it imports Numba). The object holds one external function
+
+    void entry(int64 args, int64 tid, int64 nthreads)
+
+and refers to nothing but the C library's math functions, so that any process can load it with
+llvmlite alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba.core import codegen, compiler, cpu, registry, types
+
+from jitcl.devices.cpu import vector  # noqa: F401  (registers the types that kernels use)
+from jitcl.errors import BuildError
+
+SIGNATURE = (types.int64, types.int64, types.int64)
+#: what an object may leave undefined (the C math library, and memset/memcpy that LLVM puts in for
+#: loops)
+LIBC = frozenset(
+    name + suffix
+    for name in (
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "exp",
+        "log",
+        "erf",
+        "pow",
+        "fmod",
+        "floor",
+        "ceil",
+        "rint",
+        "trunc",
+        "fma",
+    )
+    for suffix in ("", "f")
+) | {"memset", "memcpy", "memmove"}
+
+
+class _Library(codegen.CPUCodeLibrary):
+    """Collects a kernel's LLVM IR and leaves the optimisation to `_optimise`, which runs once for
+    the whole."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_specific(self) -> None:
+        pass
+
+
+class _Codegen(codegen.CPUCodegen):
+    """A target machine for this host. On x86 the large code model: wherever the loader puts code,
+    constants and libm, every relocation reaches (the loader aborts the process on one that does
+    not)."""
+
+    _library_class = _Library
+
+    def _customize_tm_options(self, options: dict[str, Any]) -> None:
+        x86 = llvm.get_process_triple().startswith(("x86", "i686"))
+        options.update(
+            cpu=self._get_host_cpu_name(),
+            features=self._tm_features,
+            opt=3,
+            reloc="static" if x86 else "default",
+            codemodel="large" if x86 else "jitdefault",
+        )
+
+    def _customize_tm_features(self) -> str:
+        return self._get_host_cpu_features()
+
+    def _add_module(self, module: Any) -> None:
+        pass
+
+
+class _Context(cpu.CPUContext):
+    def init(self) -> None:
+        self.is32bit = False
+        self._internal_codegen = _Codegen("jitcl")
+
+    def get_executable(self, library: Any, fndesc: Any, env: Any) -> None:
+        """Nothing runs in this process."""
+
+
+@functools.cache
+def _context() -> tuple[Any, Any]:
+    """Numba's typing context and our target context, with all implementations loaded."""
+    typing = registry.cpu_target.typing_context
+    typing.refresh()
+    context = _Context(typing)
+    context.refresh()
+    return typing, context
+
+
+def _flags() -> Any:
+    flags = compiler.Flags()
+    flags.no_cpython_wrapper = True
+    flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"
+    flags.fastmath = cpu.FastMathOptions({"contract"})
+    flags.nrt = False
+    flags.enable_ssa = True
+    return flags
+
+
+def _front_end(entry: str, text: str) -> Any:
+    """Runs the kernel's module text and lowers its entry function to LLVM IR."""
+    names: dict[str, Any] = {"__name__": f"jitcl_kernel_{entry}"}
+    try:
+        exec(compile(text, f"<kernel {entry}>", "exec"), names)
+        typing, context = _context()
+        return compiler.compile_extra(
+            typing, context, names[entry], SIGNATURE, types.void, _flags(), {}
+        )
+    except Exception as error:  # whatever Numba raises becomes one BuildError with its message
+        raise BuildError(
+            f"kernel '{entry}': the CPU compiler rejected the generated text\n  {error}\n"
+            f"  This is a defect of jitcl; please report it with the output of `jitcl dump`."
+        ) from error
+
+
+def _optimise(module: Any, symbol: str, machine: Any) -> None:
+    """Everything but `symbol` becomes private; then LLVM's -O3 with loop vectorisation."""
+    for fn in module.functions:
+        if not fn.is_declaration and fn.name != symbol:
+            fn.linkage = "private"
+    for variable in module.global_variables:
+        if variable.linkage not in (llvm.Linkage.private, llvm.Linkage.internal):
+            variable.linkage = "private" if not variable.is_declaration else variable.linkage
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+
+
+def compile_kernel(entry: str, text: str) -> bytes:
+    """The object code of one kernel; its symbol is `entry`. Raises BuildError."""
+    machine = _context()[1].codegen()._tm
+    module = lower(entry, text)
+    _optimise(module, entry, machine)
+    unknown = sorted(
+        fn.name
+        for fn in module.functions
+        if fn.is_declaration and not fn.name.startswith("llvm.") and fn.name not in LIBC
+    )
+    if unknown:
+        raise BuildError(
+            f"kernel '{entry}': generated code calls {', '.join(unknown)}, which nothing provides\n"
+            f"  Kernels must not allocate, raise or call Python."
+        )
+    return machine.emit_object(module)
+
+
+def assembly(entry: str, text: str) -> str:
+    """What `compile_kernel` would emit, as assembler text: for tests and for people."""
+    machine = _context()[1].codegen()._tm
+    module = lower(entry, text)
+    _optimise(module, entry, machine)
+    return machine.emit_assembly(module)
+
+
+def lower(entry: str, text: str) -> Any:
+    """Unoptimised LLVM of the kernel behind a plain C signature."""
+    result = _front_end(entry, text)
+    inner = result.fndesc.llvm_func_name
+    module = result.library._final_module
+    wrapper = f"""
+declare i32 @"{inner}"(ptr, ptr, i64, i64, i64)
+define void @{entry}(i64 %args, i64 %tid, i64 %nthreads) "prefer-vector-width"="512" {{
+  %ret = alloca ptr
+  %exc = alloca ptr
+  %code = call i32 @"{inner}"(ptr %ret, ptr %exc, i64 %args, i64 %tid, i64 %nthreads)
+  ret void
+}}
+"""
+    outer = llvm.parse_assembly(wrapper)
+    outer.triple, outer.data_layout = module.triple, module.data_layout
+    module.link_in(outer)
+    return module

@@ -1,0 +1,213 @@
+"""The CPU as a device: builds a plan's kernels, places its buffers, runs it.
+
+executable = CpuDevice().load(plan, cache, progress)
+outputs = executable.run([array, ...])
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jitcl import config, dtypes
+from jitcl.codegen.plan import KernelSource, Plan, Step
+from jitcl.devices.cpu.executor import ALONE, MEET, Executor
+from jitcl.devices.cpu.host import probe_target
+from jitcl.devices.cpu.objects import KernelCache, Progress, cached_kernels, load_kernels
+from jitcl.errors import DeviceError, InputError, OutOfMemoryError
+from jitcl.target import Target
+
+__all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
+_ALIGN = 64  # bytes: a cache line, and the widest vector
+_ALONE_SECONDS = 3e-6  # a step shorter than this is not worth splitting
+_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 1e10  # of one core, for that decision only
+
+
+def aligned_empty(nbytes: int) -> np.ndarray:
+    """Uninitialised bytes on a 64-byte boundary."""
+    raw = np.empty(nbytes + _ALIGN, np.uint8)
+    skip = -raw.ctypes.data % _ALIGN
+    return raw[skip : skip + nbytes]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The array's bytes, contiguous and aligned; copied only if they are not so already."""
+    if array.flags.c_contiguous and array.ctypes.data % _ALIGN == 0:
+        return array.reshape(-1).view(np.uint8)
+    out = aligned_empty(array.nbytes)
+    out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return out
+
+
+class CpuDevice:
+    """This host's cores."""
+
+    name = "cpu"
+    memory_mode = "arena"
+
+    def __init__(self, target: Target | None = None, cache: KernelCache | None = None) -> None:
+        self.target = target if target is not None else probe_target()
+        self.cache = cache
+        self._executor: Executor | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def executor(self) -> Executor:
+        """The thread pool; its own native code is built or loaded at first use."""
+        with self._lock:
+            if self._executor is None:
+                self._executor = Executor(self.cache, self.target.key)
+            return self._executor
+
+    def build(
+        self, kernels: Sequence[KernelSource], progress: Progress | None = None
+    ) -> dict[str, bytes]:
+        """Object code of every kernel, from the cache or from build processes. Raises BuildError.
+        Object code of every kernel, from the cache or from build processes. Raises BuildError."""
+        foreign = [k.entry for k in kernels if k.language != "numba"]
+        if foreign:
+            raise DeviceError(
+                f"kernel '{foreign[0]}' is not written for the CPU device (language numba)"
+            )
+        return cached_kernels(kernels, self.cache, self.target.key, progress)
+
+    def load(
+        self, plan: Plan, cache: KernelCache | None = None, progress: Progress | None = None
+    ) -> CpuExecutable:
+        """Builds what the cache lacks, links the kernels, allocates every buffer.
+
+        Raises OutOfMemoryError, BuildError.
+        """
+        if self.cache is None:
+            self.cache = cache
+        if self.target.global_memory and plan.peak_bytes > self.target.global_memory:
+            raise OutOfMemoryError(
+                f"the plan needs {plan.peak_bytes / 2**20:.0f} MiB, this machine has "
+                f"{self.target.global_memory / 2**20:.0f} MiB\n"
+                "  Use a smaller input or memory='low'."
+            )
+        objects = self.build(plan.kernels, progress)
+        try:
+            return CpuExecutable(plan, objects, self.executor)
+        except MemoryError:
+            raise OutOfMemoryError(
+                f"the plan needs {plan.peak_bytes / 2**20:.0f} MiB, which the system refused\n"
+                f"  Use a smaller input or memory='low'."
+            ) from None
+
+
+class CpuExecutable:
+    """A loaded plan. `run` may be called from any thread; calls take turns."""
+
+    def __init__(self, plan: Plan, objects: Mapping[str, bytes], executor: Executor) -> None:
+        self.plan = plan
+        self._executor = executor
+        self._kernels = load_kernels({k.entry: objects[k.entry] for k in plan.kernels})
+        self._slots = [aligned_empty(n) for n in plan.slots]
+        self._memory = [self._place(i) for i in range(len(plan.buffers))]
+        self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
+        self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
+        self._args, self._steps = self._tables()
+        self._lock = threading.Lock()
+
+    def _place(self, i: int) -> np.ndarray:
+        """The bytes of buffer i."""
+        spec = self.plan.buffers[i]
+        if spec.kind == "const":
+            return _aligned(self.plan.constants[i])
+        if spec.kind == "temp":
+            return self._slots[spec.slot][spec.offset : spec.offset + spec.nbytes]
+        return aligned_empty(spec.nbytes)
+
+    def _view(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        return self._memory[buffer].view(dtypes.to_numpy(dtype)).reshape(shape)
+
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """(argument tables of all steps in one array, the executor's step table)."""
+        plan = self.plan
+        rows = [[*(self._memory[b].ctypes.data for b in s.buffers), *s.params] for s in plan.steps]
+        args = np.array([v for row in rows for v in row] or [0], np.int64)
+        starts = np.cumsum([0, *map(len, rows)])
+        flags = step_flags(plan)
+        steps = [
+            (self._kernels[s.kernel], args.ctypes.data + 8 * int(starts[i]), flags[i])
+            for i, s in enumerate(plan.steps)
+        ]
+        return args, np.array(steps, np.int64).reshape(-1, 3)
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape exactly the
+        plan's)."""
+        self._check(arrays)
+        with self._lock:
+            for view, array in zip(self._inputs, arrays):
+                np.copyto(view, array)
+            if len(self._steps):
+                self._executor.run(self._steps, self._threads())
+            return [view.copy() for view in self._outputs]
+
+    def _check(self, arrays: Sequence[np.ndarray]) -> None:
+        if len(arrays) != len(self._inputs):
+            raise InputError(f"the plan has {len(self._inputs)} inputs, got {len(arrays)} arrays")
+        for spec, view, array in zip(self.plan.inputs, self._inputs, arrays):
+            if array.shape != view.shape or array.dtype != view.dtype:
+                raise InputError(
+                    f"input '{spec.name}': got {array.dtype}{list(array.shape)}, "
+                    f"wanted {view.dtype}{list(view.shape)}"
+                )
+
+    def _threads(self) -> int:
+        """All that were asked for, or one where no step is worth splitting."""
+        return config.get("threads") if (self._steps[:, 2] & ALONE == 0).any() else 1
+
+    def profile(self, arrays: Sequence[np.ndarray], repeats: int = 10) -> list[float]:
+        """Seconds of each step (the least of `repeats` runs of the whole plan, step by step)."""
+        self._check(arrays)
+        best = [float("inf")] * len(self._steps)
+        with self._lock:
+            for _ in range(repeats):
+                for view, array in zip(self._inputs, arrays):
+                    np.copyto(view, array)
+                for i in range(len(self._steps)):
+                    start = time.perf_counter()
+                    self._executor.run(self._steps[i : i + 1], self._threads())
+                    best[i] = min(best[i], time.perf_counter() - start)
+        return best
+
+
+def step_flags(plan: Plan) -> list[int]:
+    """ALONE for steps too short to split; MEET behind a step where a later one depends on what came
+    since."""
+    flags = [ALONE if _seconds(s) < _ALONE_SECONDS else 0 for s in plan.steps]
+    since: list[tuple[int, list, list]] = []  # (flags, ranges read, ranges written)
+    for i, step in enumerate(plan.steps):
+        touched = [_range(plan, b) for b in step.buffers]
+        written = [_range(plan, b) for b in step.writes] or touched
+        if any(
+            not (old & flags[i] & ALONE) and (_overlap(w, touched) or _overlap(r, written))
+            for old, r, w in since
+        ):
+            flags[i - 1] |= MEET
+            since = []
+        since.append((flags[i], touched, written))
+    return flags
+
+
+def _seconds(step: Step) -> float:
+    return step.flops / _FLOPS_PER_SECOND + step.bytes / _BYTES_PER_SECOND
+
+
+def _range(plan: Plan, buffer: int) -> tuple[int, int, int]:
+    """(allocation, first byte, end) of a buffer; buffers outside the slots are allocations of their
+    own."""
+    spec = plan.buffers[buffer]
+    if spec.kind == "temp":
+        return spec.slot, spec.offset, spec.offset + spec.nbytes
+    return -1 - buffer, 0, max(spec.nbytes, 1)
+
+
+def _overlap(a: Sequence[tuple[int, int, int]], b: Sequence[tuple[int, int, int]]) -> bool:
+    return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a for y in b)

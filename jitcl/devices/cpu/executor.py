@@ -1,0 +1,271 @@
+"""Runs a whole plan as one call without the GIL per thread: a pool of waiting threads, spin
+barriers between steps.
+
+    Executor(cache, target_key).run(steps, count, nthreads)
+
+`steps` is an int64 table, three a step: kernel address, argument table, flags. Thread 0 is the
+caller's. The others are Python threads that sit in one native loop: they spin for some microseconds
+after a run, then sleep (a futex on Linux, a Python semaphore elsewhere), so that idle models cost
+nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import platform
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from jitcl.codegen.plan import KernelSource
+from jitcl.devices.cpu.objects import KernelCache, LoadedKernels, cached_kernels, load_kernels
+
+ALONE = 1  # step flag: thread 0 runs it, the others pass by
+MEET = 2  # step flag: all threads meet behind it
+
+_STEPS = '''
+from jitcl.devices.cpu.native import *
+
+def jitcl_steps(args, tid, nthreads):
+    """args: steps, count, address of the barrier's counter, address of sched_yield."""
+    steps = peek(args, 0)
+    count = peek(args, 1)
+    counter = peek(args, 2)
+    yield_address = peek(args, 3)
+    for i in range(count):
+        flags = peek(steps, 3 * i + 2)
+        if flags & 1 == 0:
+            call_kernel(peek(steps, 3 * i), peek(steps, 3 * i + 1), tid, nthreads)
+        elif tid == 0:
+            call_kernel(peek(steps, 3 * i), peek(steps, 3 * i + 1), 0, 1)
+        if flags & 2 != 0 and nthreads > 1:
+            goal = fetch_add(counter, 0, 1) // nthreads * nthreads + nthreads
+            spins = 0
+            while load_acquire(counter, 0) < goal:
+                pause()
+                spins += 1
+                if spins > 2000:
+                    call_yield(yield_address)
+                    spins = 0
+'''
+
+# pool table: 0 generation, 1 job's function, 2 job's args, 3 job's threads, 4 finished, 5 sleepers,
+# 6 stop,             7 sched_yield, 8 syscall, 9 SYS_futex, 10 spins before sleep; 16 and 32: own
+# cache lines of 4 and 5
+_POOL = '''
+from jitcl.devices.cpu.native import *
+
+def jitcl_worker(args, tid, nthreads):
+    """A pool thread's life: wait for the next generation, run the job, say so."""
+    seen = 0
+    while True:
+        spins = 0
+        while load_acquire(args, 0) == seen:
+            pause()
+            spins += 1
+            if spins > peek(args, 10):
+                fetch_add(args, 32, 1)
+                if load_acquire(args, 0) == seen:
+                    futex(peek(args, 8), peek(args, 9), args, 0, 128, seen)
+                fetch_add(args, 32, -1)
+                spins = 0
+        seen += 1
+        if peek(args, 6) != 0:
+            return
+        call_kernel(peek(args, 1), peek(args, 2), tid, peek(args, 3))
+        fetch_add(args, 16, 1)
+
+def jitcl_launch(args, tid, nthreads):
+    """The caller's side: post the job, wake sleepers, take part as thread 0, wait for all."""
+    goal = load_acquire(args, 16) + nthreads - 1
+    fetch_add(args, 0, 1)
+    if load_acquire(args, 32) > 0:
+        futex(peek(args, 8), peek(args, 9), args, 0, 129, 2147483647)
+    if peek(args, 6) != 0:
+        return
+    call_kernel(peek(args, 1), peek(args, 2), 0, nthreads)
+    spins = 0
+    while load_acquire(args, 16) < goal:
+        pause()
+        spins += 1
+        if spins > 2000:
+            call_yield(peek(args, 7))
+            spins = 0
+'''
+RUNTIME = tuple(
+    KernelSource(entry=entry, body=text, language="numba")
+    for entry, text in (("jitcl_steps", _STEPS), ("jitcl_worker", _POOL), ("jitcl_launch", _POOL))
+)
+_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98, "i686": 240}
+_SPINS = 3000  # 50 to 100 microseconds awake between runs
+_NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+def _address(name: str) -> int:
+    library = ctypes.WinDLL("kernel32") if sys.platform == "win32" else ctypes.CDLL(None)
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _yield_address() -> int:
+    """Gives the core to another thread: without this a busy neighbour costs whole time slices."""
+    return _address("SwitchToThread" if sys.platform == "win32" else "sched_yield")
+
+
+def _aligned(count: int) -> np.ndarray:
+    """`count` int64 zeros on a cache line boundary."""
+    raw = np.zeros(count + 8, np.int64)
+    skip = (-raw.ctypes.data % 64) // 8
+    return raw[skip : skip + count]
+
+
+class _FutexPool:
+    """nthreads - 1 threads that never return from native code until they are stopped."""
+
+    def __init__(self, kernels: LoadedKernels, nthreads: int) -> None:
+        self.kernels, self.nthreads = kernels, nthreads
+        self.table = _aligned(64)
+        self.table[7:11] = _yield_address(), _address("syscall"), _FUTEX[platform.machine()], _SPINS
+        self.launch = _NATIVE(kernels["jitcl_launch"])
+        worker = _NATIVE(kernels["jitcl_worker"])
+        self.threads = [
+            threading.Thread(
+                target=worker,
+                args=(self.table.ctypes.data, tid, nthreads),
+                daemon=True,
+                name=f"jitcl-{tid}",
+            )
+            for tid in range(1, nthreads)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, function: int, args: int) -> None:
+        self.table[1:4] = function, args, self.nthreads
+        self.launch(self.table.ctypes.data, 0, self.nthreads)
+
+    def stop(self) -> None:
+        self.table[6] = 1
+        self.launch(self.table.ctypes.data, 0, self.nthreads)
+        for thread in self.threads:
+            thread.join()
+
+
+class _SemaphorePool:
+    """The same where there is no futex: threads wait in Python."""
+
+    def __init__(self, kernels: LoadedKernels, nthreads: int) -> None:
+        self.kernels, self.nthreads = kernels, nthreads
+        self.job: tuple[Any, int] | None = None
+        self.ready = [threading.Semaphore(0) for _ in range(nthreads)]
+        self.finished = threading.Semaphore(0)
+        self.threads = [
+            threading.Thread(target=self._live, args=(tid,), daemon=True, name=f"jitcl-{tid}")
+            for tid in range(1, nthreads)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _live(self, tid: int) -> None:
+        while True:
+            self.ready[tid].acquire()
+            if self.job is None:
+                return
+            function, args = self.job
+            function(args, tid, self.nthreads)
+            self.finished.release()
+
+    def run(self, function: int, args: int) -> None:
+        native = _NATIVE(function)
+        self.job = (native, args)
+        for semaphore in self.ready[1:]:
+            semaphore.release()
+        native(args, 0, self.nthreads)
+        for _ in self.threads:
+            self.finished.acquire()
+
+    def stop(self) -> None:
+        self.job = None
+        for semaphore in self.ready[1:]:
+            semaphore.release()
+        for thread in self.threads:
+            thread.join()
+
+
+class Executor:
+    """The process's pool and the native plan loop. One plan at a time gets the pool; another that
+    runs meanwhile from another Python thread runs on its own thread alone, with equal results."""
+
+    def __init__(self, cache: KernelCache | None, target_key: str) -> None:
+        self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target_key))
+        _keep_forever(self.kernels)
+        self._steps = _NATIVE(self.kernels["jitcl_steps"])
+        self._yield = _yield_address()
+        self._lock = threading.Lock()
+        self._pool: _FutexPool | _SemaphorePool | None = None
+        _executors.append(self)
+
+    def run(self, steps: np.ndarray, nthreads: int) -> None:
+        """`steps`: int64 [n, 3] of kernel address, argument table, flags. Returns when all have
+        run."""
+        if nthreads > 1 and self._lock.acquire(blocking=False):
+            try:
+                self._run_parallel(steps, nthreads)
+            finally:
+                self._lock.release()
+            return
+        args = np.array((steps.ctypes.data, len(steps), 0, self._yield), np.int64)
+        self._steps(args.ctypes.data, 0, 1)
+
+    def _run_parallel(self, steps: np.ndarray, nthreads: int) -> None:
+        if self._pool is None or self._pool.nthreads != nthreads:
+            self.stop()
+            self._pool = _make_pool(self.kernels, nthreads)
+        counter = _aligned(8)
+        args = np.array((steps.ctypes.data, len(steps), counter.ctypes.data, self._yield), np.int64)
+        self._pool.run(self.kernels["jitcl_steps"], args.ctypes.data)
+
+    def stop(self) -> None:
+        """Ends the pool's threads; the next run starts new ones."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool = None
+
+    def forget(self) -> None:
+        """In a forked child the threads do not exist, and the lock may be held by nobody."""
+        self._pool, self._lock = None, threading.Lock()
+
+
+def _make_pool(kernels: LoadedKernels, nthreads: int) -> _FutexPool | _SemaphorePool:
+    before = threading.stack_size()
+    try:
+        threading.stack_size(16 << 20)  # kernels keep tiles on their stack
+        if sys.platform == "linux" and platform.machine() in _FUTEX:
+            return _FutexPool(kernels, nthreads)
+        return _SemaphorePool(kernels, nthreads)
+    finally:
+        threading.stack_size(before)
+
+
+_executors: list[Executor] = []
+_immortal: list[Any] = []
+
+
+def _keep_forever(kernels: LoadedKernels) -> None:
+    """Pool threads may sit in this code while the interpreter tears modules down: never unmap it.
+    Pool threads may sit in this code while the interpreter tears modules down: never unmap it."""
+    _immortal.append(kernels)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernels))
+
+
+def _forget_all() -> None:
+    for executor in _executors:
+        executor.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+atexit.register(lambda: [executor.stop() for executor in _executors])

@@ -1,0 +1,262 @@
+"""Kernel text -> object code (in build workers) -> callable addresses (through llvmlite, without
+Numba).
+
+A blob is what the kernel cache stores of a kernel: a header line with its symbol, then the native
+object file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import ctypes.util
+import functools
+import hashlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, Protocol
+
+import llvmlite.binding as llvm
+
+from jitcl import config
+from jitcl.codegen.plan import KernelSource
+from jitcl.devices.cpu import host
+from jitcl.devices.cpu.worker import read_frame, write_frame
+from jitcl.errors import BuildError
+
+Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, entry just done)
+_MAGIC = b"jitcl-object-1 "
+_MOST_WORKERS = 16  # about 150 MB each
+_IDLE_SECONDS = 20.0
+
+
+class KernelCache(Protocol):
+    """What `runtime.cache` offers."""
+
+    def get(self, kind: str, key: str) -> bytes | None: ...
+    def put(self, kind: str, key: str, data: bytes) -> None: ...
+
+
+# -------------------------------------------------------------------------------------------- build
+class _Worker:
+    """One build process. Never a fork of this one, and never a re-import of the caller's __main__.
+    One build process. Never a fork of this one, and never a re-import of the caller's __main__."""
+
+    def __init__(self) -> None:
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", NUMBA_DISABLE_JIT="0")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from jitcl.devices.cpu.worker import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+
+    def build(self, source: KernelSource) -> bytes:
+        try:
+            write_frame(self.process.stdin, (source.entry, source.body))  # type: ignore[arg-type]
+            answer = read_frame(self.process.stdout)  # type: ignore[arg-type]
+        except OSError:
+            answer = None
+        if answer is None:
+            raise BuildError(
+                f"kernel '{source.entry}': the build process died, status {self.process.wait()}\n"
+                f"  Out of memory, or a crash of LLVM; free memory, or use fewer cores."
+            )
+        entry, blob, message = answer
+        if message is not None:
+            raise BuildError(message)
+        return blob
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        self.process.stdin.close()  # type: ignore[union-attr]
+        self.process.wait()
+        self.process.stdout.close()  # type: ignore[union-attr]
+
+
+class _Workers:
+    """The build processes of this process: started when first needed, kept for the next build, gone
+    after a pause."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # one build at a time uses them
+        self.processes: list[_Worker] = []
+        self.timer: threading.Timer | None = None
+
+    def take(self, kernels: int) -> list[_Worker]:
+        if self.timer is not None:
+            self.timer.cancel()
+        wanted = max(1, min(config.usable_cores(), (kernels + 1) // 2, _MOST_WORKERS))
+        while len(self.processes) < wanted:
+            self.processes.append(_Worker())
+        return self.processes[:wanted]
+
+    def rest(self) -> None:
+        self.timer = threading.Timer(_IDLE_SECONDS, self.close)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def close(self) -> None:
+        with self.lock:
+            while self.processes:
+                self.processes.pop().close()
+
+
+_workers = _Workers()
+atexit.register(lambda: _workers.close())
+
+
+def _forget_workers() -> None:
+    """In a forked child the build processes are the parent's."""
+    global _workers
+    _workers = _Workers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource], progress: Progress | None = None
+) -> dict[str, bytes]:
+    """Builds all kernels in build processes; entry -> blob. Raises BuildError for the first that
+    fails."""
+    pending = sorted({s.entry: s for s in sources}.values(), key=lambda s: -len(s.body))
+    if not pending:
+        return {}
+    pool = _workers
+    with pool.lock:
+        workers = pool.take(len(pending))
+        try:
+            return _build_all(pending, workers, progress)
+        except BaseException:  # a worker may be in the middle of an answer: start afresh
+            while pool.processes:
+                pool.processes.pop().kill()
+            raise
+        finally:
+            pool.rest()
+
+
+def _build_all(
+    pending: list[KernelSource], workers: list[_Worker], progress: Progress | None
+) -> dict[str, bytes]:
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def build(source: KernelSource) -> tuple[str, bytes]:
+        worker = idle.get()
+        try:
+            return source.entry, _MAGIC + source.entry.encode() + b"\n" + worker.build(source)
+        finally:
+            idle.put(worker)
+
+    done: dict[str, bytes] = {}
+    with ThreadPoolExecutor(len(workers)) as threads:
+        futures = [threads.submit(build, source) for source in pending]
+        try:
+            for future in as_completed(futures):
+                entry, blob = future.result()
+                done[entry] = blob
+                if progress is not None:
+                    progress(len(done), len(pending), entry)
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+    return done
+
+
+def build_key(source: KernelSource, target_key: str) -> str:
+    """What a blob depends on: the kernel's text, the target and the compilers."""
+    parts = "\0".join((source.entry, source.body, target_key, host.versions()))
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def cached_kernels(
+    sources: Iterable[KernelSource],
+    cache: KernelCache | None,
+    target_key: str,
+    progress: Progress | None = None,
+) -> dict[str, bytes]:
+    """Blobs of all kernels: those that the cache has from there, the rest built and put there."""
+    found: dict[str, bytes] = {}
+    missing = []
+    for source in sources:
+        blob = cache.get("cpu-object", build_key(source, target_key)) if cache is not None else None
+        if blob is not None and blob.startswith(_MAGIC + source.entry.encode() + b"\n"):
+            found[source.entry] = blob
+        else:
+            missing.append(source)
+    built = compile_kernels(missing, progress)
+    if cache is not None:
+        for source in missing:
+            cache.put("cpu-object", build_key(source, target_key), built[source.entry])
+    return {**found, **built}
+
+
+# --------------------------------------------------------------------------------------------- load
+@functools.cache
+def _initialise() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    _publish_libm()
+
+
+def _machine() -> Any:
+    """A target machine; an engine owns the one that it is given."""
+    _initialise()
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(opt=0)
+
+
+def _publish_libm() -> None:
+    """Objects call the C math library by name; name it, for interpreters that are not linked with
+    it."""
+    path = ctypes.util.find_library("m") if not hasattr(ctypes.CDLL(None), "sinf") else None
+    if path:
+        llvm.load_library_permanently(path)
+
+
+class LoadedKernels(Mapping[str, int]):
+    """entry -> address. The code lives as long as this object."""
+
+    def __init__(self, engine: Any, objects: list[Any], addresses: dict[str, int]) -> None:
+        self._engine, self._objects, self._addresses = engine, objects, addresses
+
+    def __getitem__(self, entry: str) -> int:
+        return self._addresses[entry]
+
+    def __iter__(self) -> Any:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+
+def load_kernels(blobs: Mapping[str, bytes]) -> LoadedKernels:
+    """Links blobs into this process. Raises BuildError for one that is not a kernel object."""
+    module = llvm.parse_assembly("")
+    module.triple = llvm.get_process_triple()
+    engine = llvm.create_mcjit_compiler(module, _machine())
+    objects = []
+    for entry, blob in blobs.items():
+        header, _, code = blob.partition(b"\n")
+        if header != _MAGIC + entry.encode():
+            raise BuildError(
+                f"kernel '{entry}': not a CPU kernel object (header {header[:40]!r})\n"
+                f"  Clear the kernel cache with `jitcl cache clear`."
+            )
+        objects.append(llvm.ObjectFileRef.from_data(code))
+        engine.add_object_file(objects[-1])
+    engine.finalize_object()
+    return LoadedKernels(
+        engine, objects, {entry: engine.get_function_address(entry) for entry in blobs}
+    )

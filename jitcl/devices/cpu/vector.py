@@ -1,0 +1,406 @@
+"""The language of generated CPU kernels: typed pointers, vectors of any width, and every scalar
+operation.
+
+A kernel's text does `from jitcl.devices.cpu.vector import *` and defines
+
+    def relu_3(args, tid, nthreads):
+        x = ptr(args, 0, "f32")
+        y = ptr(args, 1, "f32")
+        n = param(args, 2)
+        for i in range(share(n, tid, nthreads), share(n, tid + 1, nthreads)):
+            store(y, i, max_(load(x, i), f32(0)))
+
+`args` is the address of a table of int64: buffer addresses, then integer parameters. All operations
+are Numba intrinsics (no call, no bounds check, no exception), work on scalars and vectors alike,
+give the type that they are given, and carry the names of `ir.scalar.SCALARS` (with `_` behind a
+name that Python owns). Buffers never alias unless both are only read: each `ptr` has its own alias
+scope, so loops vectorise without checks at run time.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic
+
+from jitcl.devices.cpu.convert import cast_value, from_storage, to_storage
+from jitcl.devices.cpu.emit import (
+    I32,
+    I64,
+    constant,
+    declare,
+    mangle,
+    vector_of,
+)
+from jitcl.devices.cpu.emit import (
+    splat as emit_splat,
+)
+from jitcl.devices.cpu.operations import OPERATIONS, REDUCE, TABLE
+from jitcl.devices.cpu.vtypes import (
+    DTYPES,
+    STORAGE,
+    Pointer,
+    Vector,
+    element_type,
+    lanes_of,
+    llvm_type,
+    with_element,
+)
+
+f32, f64 = types.float32, types.float64
+i8, i16, i32, i64 = types.int8, types.int16, types.int32, types.int64
+u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
+SCOPES = 24  # buffers of one kernel that are told apart; more share the last scope
+SCRATCH_SCOPE = SCOPES - 1
+
+
+# ---------------------------------------------------------------------------------------- arguments
+def _table(b: ir.IRBuilder, args: ir.Value, k: int) -> ir.Value:
+    table = b.inttoptr(args, I64.as_pointer())
+    value = b.load(b.gep(table, [constant(I64, k)]))
+    value.set_metadata("invariant.load", b.module.add_metadata([]))
+    return value
+
+
+@intrinsic(prefer_literal=True)
+def ptr(typingctx, args, k, dtype):
+    """The buffer in argument `k` (a literal) as elements of jitcl dtype `dtype` (a literal)."""
+    number = k.literal_value
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        return b.inttoptr(_table(b, values[0], number), ir.IntType(8).as_pointer())
+
+    return Pointer(dtype.literal_value, min(number, SCOPES - 2))(args, k, dtype), codegen
+
+
+@intrinsic(prefer_literal=True)
+def param(typingctx, args, k):
+    """The integer in argument `k` (a literal)."""
+    number = k.literal_value  # signatures keep literal types: Numba tells codegens apart by them
+    return i64(args, k), lambda context, b, sig, values: _table(b, values[0], number)
+
+
+@intrinsic(prefer_literal=True)
+def scratch(typingctx, count, dtype):
+    """`count` (a literal) elements on the thread's stack, aligned to 64 bytes, uninitialised. Keep
+    below 256 KiB."""
+    memory_type = ir.ArrayType(STORAGE[dtype.literal_value], count.literal_value)
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        with b.goto_entry_block():
+            memory = b.alloca(memory_type)
+        memory.align = 64
+        return b.bitcast(memory, ir.IntType(8).as_pointer())
+
+    return Pointer(dtype.literal_value, SCRATCH_SCOPE)(count, dtype), codegen
+
+
+@intrinsic
+def share(typingctx, n, k, parts):
+    """Where part `k` of `parts` equal parts of 0 .. n begins: n * k // parts, of non-negative
+    integers."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        return b.udiv(b.mul(values[0], values[1]), values[2])
+
+    return i64(i64, i64, i64), codegen
+
+
+@intrinsic
+def offset(typingctx, p, i):
+    """The pointer `i` elements further."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        return b.bitcast(_address(b, sig.args[0], *values), ir.IntType(8).as_pointer())
+
+    return p(p, i64), codegen
+
+
+# ------------------------------------------------------------------------------------------- memory
+def _address(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value:
+    return b.gep(b.bitcast(p, STORAGE[ty.dtype].as_pointer()), [i], inbounds=True)
+
+
+def _scopes(module: ir.Module) -> list[Any]:
+    """The module's alias scopes, one a buffer."""
+    found = getattr(module, "jitcl_scopes", None)
+    if found is None:
+        domain = module.add_metadata(["jitcl"])
+        found = module.jitcl_scopes = [
+            module.add_metadata([f"jitcl.{k}", domain]) for k in range(SCOPES)
+        ]
+    return found
+
+
+def _mark(b: ir.IRBuilder, access: ir.Value, ty: Pointer) -> None:
+    scopes = _scopes(b.module)
+    access.set_metadata("alias.scope", b.module.add_metadata([scopes[ty.scope]]))
+    access.set_metadata(
+        "noalias", b.module.add_metadata([s for k, s in enumerate(scopes) if k != ty.scope])
+    )
+
+
+def _itemsize(ty: Pointer) -> int:
+    return {"half": 2, "float": 4, "double": 8}.get(str(STORAGE[ty.dtype])) or STORAGE[
+        ty.dtype
+    ].width // 8
+
+
+def load_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, lanes: int = 0) -> ir.Value:
+    """Emits a load of one element or `lanes` of them, as values of the compute type."""
+    address = _address(b, ty, p, i)
+    if lanes:
+        address = b.bitcast(address, vector_of(STORAGE[ty.dtype], lanes).as_pointer())
+    value = b.load(address)
+    value.align = _itemsize(ty)
+    _mark(b, value, ty)
+    return from_storage(b, value, ty.dtype)
+
+
+def store_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, value: ir.Value) -> None:
+    """Emits a store of a value of the compute type, scalar or vector."""
+    value = to_storage(b, value, ty.dtype)
+    address = b.bitcast(_address(b, ty, p, i), value.type.as_pointer())
+    done = b.store(value, address)
+    done.align = _itemsize(ty)
+    _mark(b, done, ty)
+
+
+@intrinsic
+def load(typingctx, p, i):
+    """Element `i`: f16 and bf16 come as f32, bool as bool."""
+    return DTYPES[p.dtype](p, i64), lambda context, b, sig, v: load_at(b, sig.args[0], *v)
+
+
+@intrinsic
+def store(typingctx, p, i, value):
+    """Writes one value, or a vector's lanes, from element `i` on; casts to the buffer's type."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        x = cast_value(b, v[2], element_type(sig.args[2]), DTYPES[p.dtype])
+        store_at(b, sig.args[0], v[0], v[1], x)
+        return context.get_dummy_value()
+
+    return types.void(p, i64, value), codegen
+
+
+@intrinsic(prefer_literal=True)
+def vload(typingctx, p, i, lanes):
+    """`lanes` (a literal) elements from `i` on."""
+    n = lanes.literal_value
+    result = Vector(DTYPES[p.dtype], n)
+    return result(p, i64, lanes), lambda context, b, sig, v: load_at(b, sig.args[0], v[0], v[1], n)
+
+
+def _lane_mask(b: ir.IRBuilder, count: ir.Value, lanes: int) -> ir.Value:
+    """Lanes 0 .. count-1."""
+    steps = ir.Constant(ir.VectorType(I64, lanes), [ir.Constant(I64, k) for k in range(lanes)])
+    return b.icmp_signed("<", steps, emit_splat(b, count, lanes))
+
+
+@intrinsic(prefer_literal=True)
+def vload_part(typingctx, p, i, count, lanes):
+    """The first `count` of `lanes` (a literal) elements from `i` on; the others are 0 and are not
+    touched."""
+    n = lanes.literal_value
+    result = Vector(DTYPES[p.dtype], n)
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        memory = vector_of(STORAGE[p.dtype], n)
+        address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), memory.as_pointer())
+        mask = _lane_mask(b, v[2], n)
+        fn = declare(
+            b,
+            f"llvm.masked.load.{mangle(memory)}.p0",
+            memory,
+            [memory.as_pointer(), I32, mask.type, memory],
+        )
+        value = b.call(fn, [address, constant(I32, _itemsize(p)), mask, ir.Constant(memory, None)])
+        _mark(b, value, p)
+        return from_storage(b, value, p.dtype)
+
+    return result(p, i64, i64, lanes), codegen
+
+
+@intrinsic
+def vstore_part(typingctx, p, i, value, count):
+    """Writes the first `count` lanes of a vector from element `i` on."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        x = cast_value(b, v[2], value.dtype, DTYPES[p.dtype])
+        x = to_storage(b, x, p.dtype)
+        address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), x.type.as_pointer())
+        mask = _lane_mask(b, v[3], value.lanes)
+        fn = declare(
+            b,
+            f"llvm.masked.store.{mangle(x.type)}.p0",
+            ir.VoidType(),
+            [x.type, x.type.as_pointer(), I32, mask.type],
+        )
+        _mark(b, b.call(fn, [x, address, constant(I32, _itemsize(p)), mask]), p)
+        return context.get_dummy_value()
+
+    return types.void(p, i64, value, i64), codegen
+
+
+# ------------------------------------------------------------------------------------------ vectors
+@intrinsic(prefer_literal=True)
+def splat(typingctx, x, lanes):
+    """`x` in every one of `lanes` (a literal) lanes."""
+    n, element = lanes.literal_value, element_type(x)
+    return Vector(element, n)(element, lanes), lambda context, b, sig, v: emit_splat(b, v[0], n)
+
+
+@intrinsic(prefer_literal=True)
+def lane_index(typingctx, lanes):
+    """i64 vector 0, 1, 2 ... lanes-1."""
+    n = lanes.literal_value
+    values = ir.Constant(ir.VectorType(I64, n), [ir.Constant(I64, k) for k in range(n)])
+    return Vector(i64, n)(lanes), lambda context, b, sig, v: values
+
+
+@intrinsic
+def lane(typingctx, x, k):
+    """One lane of a vector."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        return b.extract_element(v[0], b.trunc(v[1], I32))
+
+    return x.dtype(x, i64), codegen
+
+
+def _reduction(name: str, doc: str) -> Any:
+    def op(typingctx, x):
+        def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+            return _reduce(b, name, x.dtype, v[0])
+
+        return x.dtype(x), codegen
+
+    op.__name__ = op.__qualname__ = f"lanes_{name}"
+    op.__doc__ = doc
+    return intrinsic(op)
+
+
+def _reduce(b: ir.IRBuilder, name: str, element: Any, x: ir.Value) -> ir.Value:
+    is_float = isinstance(element, types.Float)
+    scalar = llvm_type(element)
+    if name == "add" and is_float:
+        fn = declare(b, f"llvm.vector.reduce.fadd.{mangle(x.type)}", scalar, [scalar, x.type])
+        return b.call(
+            fn, [constant(scalar, -0.0), x], fastmath=REDUCE
+        )  # reassoc: a tree, of fixed shape
+    full = {
+        "add": "add",
+        "max": "fmaximum" if is_float else "smax",
+        "min": "fminimum" if is_float else "smin",
+    }[name]
+    return b.call(declare(b, f"llvm.vector.reduce.{full}.{mangle(x.type)}", scalar, [x.type]), [x])
+
+
+lanes_add = _reduction("add", "Sum of the lanes, in an order that depends on the lane count only.")
+lanes_max = _reduction("max", "Largest lane; NaN if any is NaN.")
+lanes_min = _reduction("min", "Smallest lane; NaN if any is NaN.")
+
+
+# -------------------------------------------------------------------------------------------- casts
+def _cast_to(dtype: str) -> Any:
+    target = DTYPES[dtype]
+
+    def op(typingctx, x):
+        source = element_type(x)
+        result = with_element(x, target)
+
+        def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+            value = cast_value(b, v[0], element_type(sig.args[0]), target)
+            # a 16-bit float is rounded to its precision, though it is held as f32
+            return (
+                from_storage(b, to_storage(b, value, dtype), dtype)
+                if dtype in ("f16", "bf16")
+                else value
+            )
+
+        return result(source if not isinstance(x, Vector) else x), codegen
+
+    op.__name__ = op.__qualname__ = f"to_{dtype}"
+    op.__doc__ = f"Cast to {dtype} as `convert.cast_value` defines it."
+    return intrinsic(op)
+
+
+CASTS = {f"to_{dtype}": _cast_to(dtype) for dtype in DTYPES}
+
+
+# ---------------------------------------------------------------------------------------- operators
+def _operator(symbol: Any, generate: Any) -> None:
+    """`+ - * /` between vectors, and between a vector and a scalar."""
+
+    @infer_global(symbol)
+    class _(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            vectors = [a for a in args if isinstance(a, Vector)]
+            if (
+                not vectors
+                or len(args) != 2
+                or not all(isinstance(a, (Vector, types.Number)) for a in args)
+            ):
+                return None
+            return signature(
+                vectors[0], *(a if isinstance(a, Vector) else vectors[0].dtype for a in args)
+            )
+
+    def lower(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        lanes = lanes_of(sig.return_type)
+        both = [
+            x if isinstance(ty, Vector) else emit_splat(b, x, lanes)
+            for ty, x in zip(sig.args, values)
+        ]
+        return generate(b, sig.return_type.dtype, both)
+
+    for operands in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
+        lower_builtin(symbol, *operands)(lower)
+
+
+for _symbol, _name in (
+    (operator.add, "add"),
+    (operator.sub, "sub"),
+    (operator.mul, "mul"),
+    (operator.truediv, "div"),
+):
+    _operator(_symbol, TABLE[_name][1])
+
+globals().update(OPERATIONS)
+globals().update(CASTS)
+__all__ = [
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "ptr",
+    "param",
+    "share",
+    "scratch",
+    "offset",
+    "load",
+    "store",
+    "vload",
+    "vload_part",
+    "vstore_part",
+    "splat",
+    "lane",
+    "lane_index",
+    "lanes_add",
+    "lanes_max",
+    "lanes_min",
+    *OPERATIONS,
+    *CASTS,
+]
