@@ -1,0 +1,34 @@
+"""OpenCL: find drivers and devices, probe them, build and cache programs, run plans.
+
+    open_device("opencl:pocl")     the device that a spec names, ready to load plans
+    list_devices()                 what there is, without building anything
+
+Nothing here makes an OpenCL call, or imports pyopencl, before one of these two is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jitcl.devices.opencl.device import OpenClDevice
+    from jitcl.devices.opencl.platform import Found
+
+
+def list_devices() -> tuple[Found, ...]:
+    """Every OpenCL device of this machine, in the order of their indices; empty without a driver."""
+    from jitcl.devices.opencl.platform import find_devices
+
+    return find_devices()
+
+
+def open_device(spec: str = "opencl") -> OpenClDevice:
+    """The device that `spec` names: 'opencl', 'opencl:0', 'opencl:0:1', 'opencl:pocl',
+    'opencl:intel:epyc'.
+
+    Raises DeviceError, listing what there is, where the spec fits none or several platforms.
+    """
+    from jitcl.devices.opencl.device import OpenClDevice
+    from jitcl.devices.opencl.platform import select
+
+    return OpenClDevice(select(spec))

@@ -1,0 +1,98 @@
+"""`OpenClDevice`: one device with its context; loads plans into executables."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import pyopencl as cl
+
+from jitcl.codegen.plan import Plan
+from jitcl.devices.opencl.errors import translated
+from jitcl.devices.opencl.executable import OpenClExecutable
+from jitcl.devices.opencl.platform import Found
+from jitcl.devices.opencl.probe import probe_target
+from jitcl.devices.opencl.programs import Cache, ProgramStore, Progress
+from jitcl.errors import DeviceError, OutOfMemoryError
+from jitcl.target.target import Target
+
+ADVICE = "Use smaller inputs or batches, or another device."
+
+
+class OpenClDevice:
+    """A device ready to load plans. Safe to share between threads; made by `open_device`."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        with translated(f"opening {found}"):
+            self.target: Target = probe_target(found)
+            self.context = cl.Context([found.handle])
+        self.store = ProgramStore(self.context, found.handle, self.target.key)
+
+    @property
+    def name(self) -> str:
+        return self.found.name
+
+    @property
+    def spec(self) -> str:
+        return self.found.spec
+
+    @property
+    def handle(self) -> Any:
+        """pyopencl's Device."""
+        return self.found.handle
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Programs and kernels built and loaded in this process, and binaries refused."""
+        return self.store.counters.as_dict()
+
+    @cached_property
+    def max_items(self) -> tuple[int, ...]:
+        return tuple(self.handle.max_work_item_sizes)
+
+    def load(
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None
+    ) -> OpenClExecutable:
+        """Build or load the plan's kernels, allocate its buffers, upload its constants.
+
+        `cache` has get(kind, key) and put(kind, key, bytes); `progress(what, done, total)` is
+        called while kernels are built. Raises OutOfMemoryError before anything is allocated where
+        the plan does not fit, BuildError for a kernel that does not compile, DeviceError for what
+        else the driver refuses.
+        """
+        wrong = {k.entry for k in plan.kernels if k.language != "opencl"}
+        if wrong:
+            raise DeviceError(
+                f"{self.name}: got kernels in another language ({', '.join(sorted(wrong)[:3])}), "
+                "wanted OpenCL C: compile the model for this device"
+            )
+        self.check_memory(plan)
+        programs = self.store.programs(plan.kernels, cache, progress)
+        return OpenClExecutable(self, plan, programs)
+
+    def check_memory(self, plan: Plan) -> None:
+        """Raise OutOfMemoryError where the plan, or one of its allocations, is larger than the
+        device allows.
+        """
+        target = self.target
+        if plan.peak_bytes > target.global_memory:
+            raise OutOfMemoryError(
+                f"{self.name}: the model needs {_size(plan.peak_bytes)}, the device has "
+                f"{_size(target.global_memory)}\n  {ADVICE}"
+            )
+        single = [(b.nbytes, f"buffer '{b.name}'") for b in plan.buffers if b.kind != "temp"]
+        single += [(n, f"temporary memory {i}") for i, n in enumerate(plan.slots)]
+        nbytes, what = max(single, default=(0, ""))
+        if nbytes > target.max_allocation:
+            raise OutOfMemoryError(
+                f"{self.name}: {what} needs {_size(nbytes)}, the device allocates at most "
+                f"{_size(target.max_allocation)}\n  {ADVICE}"
+            )
+
+
+def _size(nbytes: int) -> str:
+    """Bytes for people, exact below a MiB."""
+    if nbytes < 1 << 20:
+        return f"{nbytes} bytes"
+    return f"{nbytes / (1 << 20):.0f} MiB" if nbytes < 1 << 32 else f"{nbytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,175 @@
+"""Make every OpenCL driver visible, Intel's CPU runtime from pip included, before the first
+OpenCL call.
+
+The loader (ocl-icd, bundled with pyopencl's wheels) reads `OCL_ICD_VENDORS` once, at the first
+call. Intel's wheel has no usable .icd file, so `setup` writes one into a lasting folder of the
+cache directory, copies the system's .icd files beside it (the variable replaces
+/etc/OpenCL/vendors), and names the folder. PoCL from pip lies inside pyopencl and is found in
+either case. A user's own setting of any of these variables is left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from jitcl import config
+
+SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
+USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
+OURS = "opencl-vendors"
+SCRATCH = "pocl-scratch"
+
+log = logging.getLogger("jitcl.opencl")
+_lock = threading.Lock()
+_done = False
+
+
+def cache_root() -> Path:
+    """JITCL_CACHE_DIR, else the user's cache directory as the system names it."""
+    configured = config.get("cache_dir")
+    if configured is not None:
+        return Path(configured)
+    import platformdirs  # here: a configured directory saves its import
+
+    return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
+
+
+def writable(name: str) -> Path:
+    """`<cache root>/<name>`, created; a temporary folder where that can't be written."""
+    path = cache_root() / name
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return path
+    except OSError as error:
+        log.debug("cannot create %s: %s", path, error)
+    temporary = Path(tempfile.mkdtemp(prefix=f"jitcl-{name}-"))
+    _remove_at_exit(temporary)
+    return temporary
+
+
+def setup() -> None:
+    """Prepare the environment of the OpenCL drivers; does its work once a process, and makes no
+    OpenCL call.
+    """
+    global _done
+    with _lock:
+        if not _done:
+            _name_vendors()
+            _prepare_pocl()
+            _done = True
+
+
+def intel_runtime() -> Path | None:
+    """libintelocl.so of the pip package intel-opencl-rt, or None where that isn't installed."""
+    try:
+        distribution = importlib.metadata.distribution("intel-opencl-rt")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for line in (distribution.read_text("RECORD") or "").splitlines():
+        name = line.split(",")[0]
+        if name.rsplit("/", 1)[-1] == "libintelocl.so":
+            path = Path(str(distribution.locate_file(name))).resolve()
+            return path if path.exists() else None
+    return None
+
+
+def missing_parts() -> str:
+    """What keeps an installed runtime from showing up, for error messages; '' if nothing."""
+    if intel_runtime() is None:
+        return ""
+    try:
+        importlib.metadata.distribution("intel-cmplr-lib-rt")
+    except importlib.metadata.PackageNotFoundError:
+        return (
+            "intel-opencl-rt is installed, but needs another package: "
+            "pip install intel-cmplr-lib-rt"
+        )
+    return ""
+
+
+def _name_vendors() -> None:
+    """Point the loader at a folder with the system's drivers and Intel's runtime."""
+    library = intel_runtime()
+    if library is None:
+        return
+    for name in USER_SETTINGS:
+        value = os.environ.get(name)
+        if value and Path(value).name != OURS:  # ours, inherited from a parent process: refreshed
+            return
+    folder = writable(OURS)
+    wanted = {f"system-{p.name}": p.read_text() for p in sorted(SYSTEM_VENDORS.glob("*.icd"))}
+    wanted["intel-pip.icd"] = f"{library}\n"
+    for stale in {p.name for p in folder.glob("*.icd")} - wanted.keys():
+        with suppress(OSError):
+            (folder / stale).unlink()
+    for name, text in wanted.items():
+        _write(folder / name, text)
+    os.environ["OCL_ICD_VENDORS"] = str(folder)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file so that other processes see the old or the new text, never a part."""
+    with suppress(OSError):
+        if path.read_text() == text:
+            return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+def _prepare_pocl() -> None:
+    """Give PoCL a private scratch directory, and let it compile each kernel once.
+
+    PoCL keeps compiled kernels in its own cache without checking them when it loads them; jitcl
+    stores the programs' binaries in its cache, with a digest, so the scratch directory lives as
+    long as the process. With specialisation off, the code that a binary holds serves every
+    work-group size: with it, PoCL compiles each kernel twice (once for the binary, once at its
+    first launch).
+    """
+    os.environ.setdefault("POCL_WORK_GROUP_SPECIALIZATION", "0")
+    inherited = os.environ.get("POCL_CACHE_DIR")
+    if inherited and Path(inherited).parent.name != SCRATCH:
+        return  # the user's own setting, not a parent process's
+    parent = writable(SCRATCH)
+    _sweep(parent)
+    scratch = Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
+    os.environ["POCL_CACHE_DIR"] = str(scratch)
+    _remove_at_exit(scratch)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes left that died without their exit handlers."""
+    for path in parent.glob("*-*"):
+        pid = path.name.split("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's process
+    return True
+
+
+def _remove_at_exit(path: Path) -> None:
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked child must not take its parent's folder
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
