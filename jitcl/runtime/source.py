@@ -62,9 +62,11 @@ class OnnxSource:
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         m = self.model
-        optional = set(m.optional_inputs)
-        return (tuple(Tensor(n, t.dtype, t.shape, n in optional) for n, t in m.inputs),
-                tuple(Tensor(n, t.dtype, t.shape) for n, t in m.outputs), tuple(map(str, m.external_files)))
+        inputs = [Tensor(n, t.dtype, t.shape) for n, t in m.inputs.items()]
+        inputs += [Tensor(n, t.dtype, t.shape, True) for n, t in m.defaults.items()]
+        outputs = [Tensor(n, t.dtype, t.shape) if t is not None else Tensor(n, "unknown", ())
+                   for n, t in m.outputs.items()]
+        return tuple(inputs), tuple(outputs), tuple(map(str, m.external_files))
 
     def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
         from jitcl.frontends.onnx import import_model
