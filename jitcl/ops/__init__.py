@@ -1,6 +1,29 @@
-"""Ops by kind; importing the package declares them all."""
+"""Ops by kind; importing the package declares them all. One module a line, so that two additions never clash."""
 
-from jitcl.ops import contraction, elementwise, normalisation, pooling, window
+from __future__ import annotations
+
+import importlib
+
 from jitcl.ops.core import ONNX, OPS
 
-__all__ = ["ONNX", "OPS", "contraction", "elementwise", "normalisation", "pooling", "window"]
+MODULES = (
+    "elementwise",
+    "logic",
+    "activation",
+    "reduction",
+    "movement",
+    "slicing",
+    "gather",
+    "sorting",
+    "creation",
+    "contraction",
+    "window",
+    "pooling",
+    "normalisation",
+    "resize",
+)
+
+for _name in MODULES:
+    importlib.import_module(f"{__name__}.{_name}")
+
+__all__ = ["MODULES", "ONNX", "OPS"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import JitclError, NeedsValue
+from jitcl.errors import JitclError, NeedsValue, ShapeError, TypeError_
 from jitcl.ir.graph import Data, Node, const, toposort
 from jitcl.ir.types import TensorType
 from jitcl.ops.core import OPS, Op
@@ -28,21 +28,25 @@ def lookup(name: str) -> Op:
 
 def infer(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> TensorType:
     """The result type of an op on operand types."""
-    return lookup(op).infer(*types, **attrs)
+    try:
+        return lookup(op).infer(*types, **attrs)
+    except (ShapeError, TypeError_) as error:
+        operands = ", ".join(map(str, types))
+        raise type(error)(f"{op}({operands}): {error}") from None
 
 
 class GraphBuilder:
     """`g.conv(x, w, strides=(2, 2))`: any declared op by name. Python numbers take the other operands' dtype."""
 
     def op(self, name: str, *inputs: Operand, **attrs: Any) -> Node:
-        op = lookup(name)
+        lookup(name)
         like = next((i for i in inputs if isinstance(i, Node)), None)
         if like is None and any(not isinstance(i, Node) for i in inputs):
             raise JitclError(f"op '{name}': at least one operand must be a node, got {inputs}")
         nodes = tuple(i if isinstance(i, Node) else const(i, like.type.dtype)  # type: ignore[union-attr]
                       for i in inputs)
         attrs = {k: freeze(v) for k, v in attrs.items()}
-        return Node.make(name, nodes, attrs, type=op.infer(*(n.type for n in nodes), **attrs))
+        return Node.make(name, nodes, attrs, type=infer(name, tuple(n.type for n in nodes), attrs))
 
     def const(self, value: Any, dtype: str | None = None) -> Node:
         return const(value, dtype)
@@ -80,9 +84,18 @@ def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.nda
         elif n.op == "input":
             raise NeedsValue(n.attr("name"), "an op's parameters are computed from it")
         else:
-            out = lookup(n.op).ref(*(memo[i] for i in n.inputs), **n.kwargs)
-            memo[n] = checked(n, np.asarray(out))
+            memo[n] = reference(n, *(memo[i] for i in n.inputs))
     return memo[node]
+
+
+def reference(node: Node, *arrays: np.ndarray) -> np.ndarray:
+    """The node's value by its op's NumPy reference. 16-bit floats compute as f32, as in kernels."""
+    op = lookup(node.op)
+    if op.kind != "movement":
+        arrays = tuple(a.astype(np.float32) if dtypes.from_numpy(a.dtype) in ("f16", "bf16") else a
+                       for a in arrays)
+    with np.errstate(all="ignore"):
+        return checked(node, np.asarray(op.ref(*arrays, **node.kwargs)))
 
 
 def checked(node: Node, out: np.ndarray) -> np.ndarray:
@@ -99,4 +112,4 @@ def is_const(node: Node) -> bool:
     return node.op == "const"
 
 
-__all__ = ["Data", "GraphBuilder", "evaluate", "freeze", "infer", "is_const", "lookup"]
+__all__ = ["Data", "GraphBuilder", "evaluate", "freeze", "infer", "is_const", "lookup", "reference"]

@@ -12,6 +12,7 @@ folds constants, and tests compare bodies with it, so it must not share code wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import JitclError, ShapeError, TypeError_
+from jitcl.errors import JitclError, ShapeError, TypeError_, UnsupportedError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.types import Dim, TensorType
@@ -147,6 +148,23 @@ def _plain_rule(op_type: str, name: str) -> None:
     onnx_rule(op_type)(rule)
 
 
+# ---- ONNX's element types
+
+_ONNX_DTYPES = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool",
+                10: "f16", 11: "f64", 12: "u32", 13: "u64", 16: "bf16"}
+_ONNX_OTHER = {8: "string", 14: "complex64", 15: "complex128", 17: "float8e4m3fn", 18: "float8e4m3fnuz",
+               19: "float8e5m2", 20: "float8e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4e2m1",
+               24: "float8e8m0", 25: "uint2", 26: "int2"}
+
+
+def onnx_dtype(code: int) -> str:
+    """The dtype that ONNX numbers `code` (TensorProto.DataType); UnsupportedError where jitcl has none."""
+    if code not in _ONNX_DTYPES:
+        name = _ONNX_OTHER.get(code, f"number {code}")
+        raise UnsupportedError(f"element type {name} is not supported: use {', '.join(_ONNX_DTYPES.values())}")
+    return _ONNX_DTYPES[code]
+
+
 # ---- inference helpers
 
 def broadcast(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -241,6 +259,34 @@ def movement(*, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
             _plain_rule(onnx, name)
         return declare(Op(name, "movement", infer, ref, body, samples=tuple(samples), doc=fn.__doc__ or ""))
     return wrap
+
+
+def reduction(combine: str, *, ref: Callable[..., Any], samples: Sequence[Sample] = ()
+              ) -> Callable[[Callable[[KernelBuilder, Expr, int], Expr]], Op]:
+    """`combine` over `axes` (None: all), then `fn(s, total, count)` on what it gave."""
+    def typed(x: TensorType, axes: Sequence[int] | None = None, keepdims: bool = True) -> TensorType:
+        return x.with_(shape=reduced(x.shape, norm_axes(axes, x.rank), keepdims))
+
+    def wrap(fn: Callable[[KernelBuilder, Expr, int], Expr]) -> Op:
+        def body(s: KernelBuilder, ix: Index, x: Loader, axes: Sequence[int] | None = None,
+                 keepdims: bool = True) -> Expr:
+            over = norm_axes(axes, len(x.shape))
+            kept = [i for a, i in enumerate(ix) if not (keepdims and a in over)]
+
+            def term(*ks: Expr) -> Expr:
+                k, i = iter(ks), iter(kept)
+                return x(*(next(k if a in over else i) for a in range(len(x.shape))))
+            extents = [x.shape[a] for a in over]
+            how = {"max": "or", "min": "and"}[combine] if x.dtype == "bool" else combine
+            return fn(s, s.reduce(how, extents, term), math.prod(extents))
+        return declare(Op(fn.__name__, "reduction", typed, ref, body,
+                          samples=tuple(samples), doc=fn.__doc__ or ""))
+    return wrap
+
+
+def reduced(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[Dim, ...]:
+    """The shape that is left when `axes` (normalised) are reduced."""
+    return tuple(1 if a in axes else d for a, d in enumerate(shape) if keepdims or a not in axes)
 
 
 def composite(*, ref: Callable[..., Any], onnx: str | None = None,

@@ -1,0 +1,244 @@
+"""Gather and scatter. Indices are clamped into range, so no value of them can read outside a buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import ShapeError, TypeError_
+from jitcl.ir import expr as E
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from jitcl.ops.core import F16, F32, I64, Index, Loader, Sample, Spec, indexed, norm_axis, onnx_rule, same_dtype, sample
+
+
+def _position(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
+    """An index value as a place on an axis: negative ones count from the end, all are clamped into it."""
+    i = s.index(raw)
+    i = s.select(i < 0, i + extent, i)
+    return s.min(s.max(i, 0), extent - 1)
+
+
+def _check_indices(x: TensorType, indices: TensorType, extent: int, axis: int) -> None:
+    if not dtypes.is_int(indices.dtype):
+        raise TypeError_(f"indices are {indices}, wanted integers")
+    if extent == 0 and indices.size:
+        raise ShapeError(f"axis {axis} of {x} is empty: there is nothing to index")
+
+
+# ---- gather
+
+def _gather_type(x: TensorType, indices: TensorType, axis: int = 0) -> TensorType:
+    axis = norm_axis(axis, x.rank)
+    _check_indices(x, indices, x.dims[axis], axis)
+    return x.with_(shape=x.shape[:axis] + indices.shape + x.shape[axis + 1:])
+
+
+@indexed("movement", infer=_gather_type, ref=lambda x, i, axis=0: np.take(x, i, axis), samples=[
+    sample(F32(5, 3), I64(2, 2, low=-5, high=5)), sample(F32(2, 5, 3), I64(4, low=0, high=5), axis=1),
+    sample(F32(4, 5), I64(low=-5, high=5), axis=-1), sample(F16(5), I64(3, low=0, high=5))])
+def gather(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, axis: int = 0) -> Expr:
+    """x[..., indices, ...]: whole slices of an axis, by index."""
+    axis = norm_axis(axis, len(x.shape))
+    end = axis + len(indices.shape)
+    at = _position(s, indices(*ix[axis:end]), x.shape[axis])
+    return x(*ix[:axis], at, *ix[end:])
+
+
+@onnx_rule("Gather")
+def _gather(g: GraphBuilder, node: Any) -> Node:
+    return g.gather(*node.inputs, axis=node.attrs.get("axis", 0))
+
+
+def _elements_type(x: TensorType, indices: TensorType, axis: int = 0) -> TensorType:
+    axis = norm_axis(axis, x.rank)
+    if indices.rank != x.rank:
+        raise ShapeError(f"{indices} and {x} must have equally many axes")
+    if any(i > d for a, (i, d) in enumerate(zip(indices.dims, x.dims)) if a != axis):
+        raise ShapeError(f"{indices} reaches beyond {x} on another axis than {axis}")
+    _check_indices(x, indices, x.dims[axis], axis)
+    return x.with_(shape=indices.shape)
+
+
+def _elements_ref(x: np.ndarray, indices: np.ndarray, axis: int = 0) -> np.ndarray:
+    cut = tuple(slice(None) if a == axis % x.ndim else slice(d) for a, d in enumerate(indices.shape))
+    return np.take_along_axis(x[cut], indices, axis)
+
+
+@indexed("movement", infer=_elements_type, ref=_elements_ref, samples=[
+    sample(F32(5, 3), I64(2, 3, low=-5, high=5)), sample(F32(5, 3), I64(4, 7, low=-3, high=3), axis=1)])
+def gather_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, axis: int = 0) -> Expr:
+    """y[i, j] = x[indices[i, j], j]: one index for each element."""
+    axis = norm_axis(axis, len(x.shape))
+    at = _position(s, indices(*ix), x.shape[axis])
+    return x(*ix[:axis], at, *ix[axis + 1:])
+
+
+@onnx_rule("GatherElements")
+def _gather_elements(g: GraphBuilder, node: Any) -> Node:
+    return g.gather_elements(*node.inputs, axis=node.attrs.get("axis", 0))
+
+
+def _gather_nd_type(x: TensorType, indices: TensorType, batch_dims: int = 0) -> TensorType:
+    depth = indices.dims[-1] if indices.rank else 0
+    if not 1 <= batch_dims + depth <= x.rank or indices.shape[:batch_dims] != x.shape[:batch_dims]:
+        raise ShapeError(f"{indices} cannot index {x}: after {batch_dims} batch axes, its last axis must hold 1 to "
+                         f"{x.rank - batch_dims} coordinates")
+    _check_indices(x, indices, math.prod(x.dims[batch_dims:batch_dims + depth]), batch_dims)
+    return x.with_(shape=indices.shape[:-1] + x.shape[batch_dims + depth:])
+
+
+def _gather_nd_ref(x: np.ndarray, indices: np.ndarray, batch_dims: int = 0) -> np.ndarray:
+    batch = indices.shape[:batch_dims]
+    depth = indices.shape[-1]
+    y = np.empty(indices.shape[:-1] + x.shape[batch_dims + depth:], x.dtype)
+    for at in np.ndindex(indices.shape[:-1]):
+        y[at] = x[at[:len(batch)]][tuple(indices[at])]
+    return y
+
+
+@indexed("movement", infer=_gather_nd_type, ref=_gather_nd_ref, samples=[
+    sample(F32(3, 4, 5), I64(2, 2, low=-3, high=3)), sample(F32(3, 4), I64(6, 2, low=0, high=3)),
+    sample(F32(2, 3, 4), I64(2, 2, 1, low=-3, high=3), batch_dims=1), sample(F32(3, 2), I64(1, low=0, high=3))])
+def gather_nd(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, batch_dims: int = 0) -> Expr:
+    """x at coordinates that lie along the last axis of `indices`; the leading `batch_dims` axes run in step."""
+    lead, depth = len(indices.shape) - 1, indices.shape[-1]
+    at = [_position(s, indices(*ix[:lead], k), x.shape[batch_dims + k]) for k in range(depth)]
+    return x(*ix[:batch_dims], *at, *ix[lead:])
+
+
+@onnx_rule("GatherND")
+def _gather_nd(g: GraphBuilder, node: Any) -> Node:
+    return g.gather_nd(*node.inputs, batch_dims=node.attrs.get("batch_dims", 0))
+
+
+# ---- scatter, in gather form: each element of the result looks for the updates that are meant for it
+
+_COMBINE = {"none": np.copyto, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _scattered(s: KernelBuilder, old: Expr, extents: Sequence[int], reduction: str,
+               hits: Callable[..., Expr], update: Callable[..., Expr]) -> Expr:
+    """`old` combined with update(*k) for all k that hit; with reduction "none" the last update wins."""
+    if reduction != "none":
+        start = old if reduction in ("max", "min") else s.const(reduction == "mul", old.dtype)
+        total = s.reduce(reduction, extents, lambda *ks: s.select(hits(*ks), update(*ks), start))
+        return s.call(reduction, old, total)
+
+    def number(*ks: Expr) -> Expr:
+        n = E.index(0)
+        for k, extent in zip(ks, extents):
+            n = n * extent + k
+        return s.select(hits(*ks), E.cast(n, "i32"), -1)
+    last = s.index(s.reduce("max", extents, number, init=-1))
+    n, ks = s.max(last, 0), []
+    for extent in reversed(extents):
+        ks.append(n % extent)
+        n = n // extent
+    return s.select(last >= 0, update(*reversed(ks)), old)
+
+
+def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType, reduction: str) -> TensorType:
+    if reduction not in _COMBINE:
+        raise ShapeError(f"reduction '{reduction}' is none of {', '.join(_COMBINE)}")
+    if not dtypes.is_int(indices.dtype):
+        raise TypeError_(f"indices are {indices}, wanted integers")
+    same_dtype(x, updates)
+    return x
+
+
+def _scatter_elements_type(x: TensorType, indices: TensorType, updates: TensorType, axis: int = 0,
+                           reduction: str = "none") -> TensorType:
+    axis = norm_axis(axis, x.rank)
+    if indices.shape != updates.shape or indices.rank != x.rank:
+        raise ShapeError(f"{indices} and {updates} must have one shape, and as many axes as {x}")
+    return _scatter_type(x, indices, updates, reduction)
+
+
+def _scatter_elements_ref(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, axis: int = 0,
+                          reduction: str = "none") -> np.ndarray:
+    y = x.copy()
+    for at in np.ndindex(indices.shape):
+        to = list(at)
+        to[axis] = int(indices[at])
+        where = tuple(to)
+        y[where] = updates[at] if reduction == "none" else _COMBINE[reduction](y[where], updates[at])
+    return y
+
+
+def _reductions(*args: Spec, **attrs: Any) -> list[Sample]:
+    return [sample(*args, reduction=r, **attrs) for r in _COMBINE]
+
+
+@indexed("scan", infer=_scatter_elements_type, ref=_scatter_elements_ref, samples=[
+    *_reductions(F32(5, 3), I64(4, 2, low=-5, high=5), F32(4, 2)),
+    *_reductions(F32(3, 5), I64(3, 9, low=0, high=5), F32(3, 9), axis=1)])
+def scatter_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader, axis: int = 0,
+                     reduction: str = "none") -> Expr:
+    """x with y[indices[i, j], j] = updates[i, j], or combined by `reduction`."""
+    axis = norm_axis(axis, len(x.shape))
+    extent = indices.shape[axis]
+    reached = s.const(extent > 0, "bool")
+    for a, (i, d) in enumerate(zip(ix, indices.shape)):
+        reached = reached if a == axis else reached & (i < d)
+
+    def at(k: Expr) -> Index:
+        return (*ix[:axis], k, *ix[axis + 1:])
+
+    def hits(k: Expr) -> Expr:
+        return reached & s.eq(_position(s, indices(*at(k), guard=reached), x.shape[axis]), ix[axis])
+    return _scattered(s, x(*ix), [max(extent, 1)], reduction, hits, lambda k: updates(*at(k), guard=reached))
+
+
+@onnx_rule("ScatterElements", "Scatter")
+def _scatter_elements(g: GraphBuilder, node: Any) -> Node:
+    return g.scatter_elements(*node.inputs, axis=node.attrs.get("axis", 0),
+                              reduction=node.attrs.get("reduction", "none"))
+
+
+def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType,
+                     reduction: str = "none") -> TensorType:
+    depth = indices.dims[-1] if indices.rank else 0
+    if not 1 <= depth <= x.rank or updates.shape != indices.shape[:-1] + x.shape[depth:]:
+        raise ShapeError(f"{indices} and {updates} cannot update {x}: wanted updates of shape "
+                         f"indices[:-1] + x[{depth}:]")
+    return _scatter_type(x, indices, updates, reduction)
+
+
+def _scatter_nd_ref(x: np.ndarray, indices: np.ndarray, updates: np.ndarray,
+                    reduction: str = "none") -> np.ndarray:
+    y = x.copy()
+    for at in np.ndindex(indices.shape[:-1]):
+        where = tuple(indices[at])
+        y[where] = updates[at] if reduction == "none" else _COMBINE[reduction](y[where], updates[at])
+    return y
+
+
+@indexed("scan", infer=_scatter_nd_type, ref=_scatter_nd_ref, samples=[
+    *_reductions(F32(4, 3), I64(6, 1, low=-4, high=4), F32(6, 3)),
+    *_reductions(F32(3, 4, 2), I64(2, 3, 2, low=-3, high=3), F32(2, 3, 2))])
+def scatter_nd(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader,
+               reduction: str = "none") -> Expr:
+    """x with the slices at the coordinates in `indices` set to `updates`, or combined by `reduction`."""
+    lead, depth = indices.shape[:-1], indices.shape[-1]
+
+    def hits(*ks: Expr) -> Expr:
+        hit = s.const(True, "bool")
+        for c in range(depth):
+            hit = hit & s.eq(_position(s, indices(*ks, c), x.shape[c]), ix[c])
+        return hit
+    if 0 in lead:
+        return x(*ix)
+    return _scattered(s, x(*ix), lead, reduction, hits, lambda *ks: updates(*ks, *ix[depth:]))
+
+
+@onnx_rule("ScatterND")
+def _scatter_nd(g: GraphBuilder, node: Any) -> Node:
+    return g.scatter_nd(*node.inputs, reduction=node.attrs.get("reduction", "none"))
