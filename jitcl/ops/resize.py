@@ -1,0 +1,275 @@
+"""Resize and Upsample: nearest as index arithmetic, linear and cubic as taps of constant weights, axis by axis.
+
+Coordinates are computed at import, in float64. What the kernel sees of nearest is `(o * num + offset) // den`; of
+linear and cubic two tables an axis, indices and weights, which every mode, coordinate transformation, border rule
+and antialiasing fits into.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import ModelError, ShapeError
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.types import TensorType
+from jitcl.ops.contraction import wide
+from jitcl.ops.core import F16, F32, Index, Loader, Spec, indexed, movement, norm_axis, onnx_rule, sample
+
+Array = np.ndarray[Any, Any]
+Step = tuple[int, int, int]
+COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+               "tf_crop_and_resize")
+
+
+# ---- ops
+
+def _nearest_ref(x: Array, shape: tuple[int, ...], steps: tuple[Step, ...]) -> Array:
+    for axis, (num, offset, den) in enumerate(steps):
+        at = np.clip((np.arange(shape[axis]) * num + offset) // den, 0, x.shape[axis] - 1)
+        x = np.take(x, at, axis=axis)
+    return x
+
+
+@movement(infer=lambda x, shape, steps: TensorType(x.dtype, shape), ref=_nearest_ref, samples=[
+    sample(F32(1, 2, 3, 4), shape=(1, 2, 6, 8), steps=((1, 0, 1), (1, 0, 1), (1, 0, 2), (1, 0, 2))),
+    sample(F32(5, 4), shape=(3, 7), steps=((10, 2, 6), (8, -3, 14)))])
+def resize_nearest(ix: Index, source: tuple[int, ...], out: tuple[int, ...], shape: tuple[int, ...],
+                   steps: tuple[Step, ...]) -> Index:
+    """Reads index clamp((o * num + offset) // den) of each axis; steps holds (num, offset, den) an axis."""
+    from jitcl.ir import expr as E
+    found = []
+    for i, extent, (num, offset, den) in zip(ix, source, steps):
+        at = (i * num + offset) // den
+        found.append(E.call("max", E.call("min", at, E.index(extent - 1)), E.index(0)))
+    return tuple(found)
+
+
+def _taps_type(x: TensorType, index: TensorType, weight: TensorType, axis: int) -> TensorType:
+    if index.rank != 2 or index.shape != weight.shape:
+        raise ShapeError(f"interpolate wants index and weight tables of one shape [outputs, taps], got {index} "
+                         f"and {weight}")
+    shape = list(x.shape)
+    shape[axis] = index.shape[0]
+    return x.with_(shape=tuple(shape))
+
+
+def _taps_ref(x: Array, index: Array, weight: Array, axis: int) -> Array:
+    dense = np.zeros((index.shape[0], x.shape[axis]), np.result_type(wide(x), weight))
+    np.add.at(dense, (np.arange(index.shape[0])[:, None], index), weight)
+    y = np.tensordot(wide(x), dense, axes=((axis,), (1,)))
+    return np.moveaxis(y, -1, axis).astype(x.dtype)
+
+
+@indexed("window", infer=_taps_type, ref=_taps_ref, samples=[
+    sample(F32(2, 3, 4), Spec((5, 2), "i32", values=(0, 1, 2, 2, 1, 0, 0, 0, 1, 2)), F32(5, 2), axis=1),
+    sample(F16(3, 2), Spec((2, 3), "i32", values=(0, 1, 2, 2, 1, 0)), F32(2, 3), axis=0, rtol=2e-3)])
+def interpolate(s: KernelBuilder, ix: Index, x: Loader, index: Loader, weight: Loader, axis: int) -> Expr:
+    """y[.., o, ..] = sum over t of x[.., index[o, t], ..] * weight[o, t] along one axis."""
+    def term(t: Expr) -> Expr:
+        at = (*ix[:axis], s.index(index(ix[axis], t)), *ix[axis + 1:])
+        value = x(*at)
+        return value * s.cast(weight(ix[axis], t), value.dtype)
+    return s.reduce("add", index.shape[1:], term)
+
+
+# ---- import
+
+@dataclass(frozen=True)
+class Axis:
+    """How one axis is resized: its extents, scale (output an input element) and region of interest."""
+
+    size: int
+    out: int
+    scale: float
+    roi: tuple[float, float] = (0.0, 1.0)
+
+    def coordinates(self, mode: str) -> Array:
+        """Where each output element lies, in input elements."""
+        o = np.arange(self.out, dtype=np.float64)
+        length = self.scale * self.size
+        if mode == "align_corners":
+            return o * 0 if length == 1 else o * (self.size - 1) / (length - 1)
+        if mode == "asymmetric":
+            return o / self.scale
+        if mode == "tf_crop_and_resize":
+            start, end = self.roi
+            reach = self.size - 1
+            if length == 1:
+                return o * 0 + (end - start) * reach / 2 + start * reach
+            return start * reach + o * (end - start) * reach / (length - 1)
+        half = (o + 0.5) / self.scale - 0.5
+        if mode == "pytorch_half_pixel":
+            return half if length != 1 else o * 0 - 0.5
+        if mode == "half_pixel_symmetric":
+            return half + self.size / 2 * (1 - self.out / length)
+        return half
+
+
+def nearest_table(at: Array, size: int, mode: str) -> Array:
+    """The element nearest to each coordinate."""
+    rounded = {"round_prefer_floor": np.ceil(at - 0.5), "round_prefer_ceil": np.floor(at + 0.5),
+               "floor": np.floor(at), "ceil": np.ceil(at)}.get(mode)
+    if rounded is None:
+        raise ModelError(f"nearest_mode='{mode}' is not one of round_prefer_floor, round_prefer_ceil, floor, ceil")
+    return np.clip(rounded, 0, size - 1).astype(np.int64)
+
+
+def affine_step(table: Array, size: int, scale: float) -> Step | None:
+    """(num, offset, den) with clip((o * num + offset) // den, 0, size - 1) = table[o], if there is one."""
+    o = np.arange(len(table))
+    ratio = Fraction(1 / scale).limit_denominator(8192)
+    inner, top = table > 0, table < size - 1
+    for k in (1, 2):
+        num, den = ratio.numerator * k, ratio.denominator * k
+        low = (den * table - num * o)[inner].max(initial=-den * size)
+        high = (den * (table + 1) - num * o - 1)[top].min(initial=den * size)
+        if low <= high:
+            return num, int(min(max(0, low), high)), den
+    return None
+
+
+def tap_tables(axis: Axis, mode: str, coordinates: str, cubic_a: float, outside: bool, antialias: bool
+               ) -> tuple[Array, Array]:
+    """Index and weight tables [outputs, taps] of linear and cubic; `outside`: leave out what isn't there."""
+    at = axis.coordinates(coordinates)
+    base = np.floor(at)
+    ratio = (at - base)[:, None]
+    stretch = min(axis.scale, 1.0) if antialias else 1.0
+    reach = 2 if mode == "cubic" else 1
+    first = math.floor(-reach / stretch) + 1
+    offsets = np.arange(first, 2 - first)
+    distance = np.abs(offsets - ratio) * stretch
+    weight = _cubic(distance, cubic_a) if mode == "cubic" else np.clip(1 - distance, 0, None)
+    index = base[:, None] + offsets
+    if antialias:
+        weight = weight / weight.sum(axis=1, keepdims=True)
+    if outside:
+        weight = np.where((index < 0) | (index >= axis.size), 0, weight)
+        total = weight.sum(axis=1, keepdims=True)
+        weight = weight / np.where(total == 0, 1, total)
+    return np.clip(index, 0, axis.size - 1).astype(np.int32), weight
+
+
+def _cubic(d: Array, a: float) -> Array:
+    """Keys' cubic convolution kernel at distance d (Keys, 1981)."""
+    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+def _axes_of(node: Any, x: Node) -> list[Axis]:
+    """What happens to each axis, from scales or sizes."""
+    rank, dims = x.type.rank, x.type.dims
+    axes = [norm_axis(a, rank) for a in node.attrs.get("axes", range(rank))]
+    roi, scales, sizes = (None if v is None or v.size == 0 else v.astype(np.float64)
+                          for v in (node.static(1) if _crops(node) else None, node.static(2), node.static(3)))
+    if (scales is None) == (sizes is None):
+        raise ModelError("give either scales or sizes, and not both")
+    given = scales if scales is not None else sizes
+    if len(given) != len(axes) or not np.isfinite(given).all() or (given <= 0).any():
+        raise ModelError(f"{'scales' if sizes is None else 'sizes'} {given.tolist()} must be {len(axes)} positive "
+                         f"numbers, one an axis")
+    policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
+    if sizes is None:
+        factors, outs = [float(v) for v in scales], [int(v * dims[a]) for v, a in zip(scales, axes)]
+    else:
+        factors, outs = [v / dims[a] for v, a in zip(sizes, axes)], [int(v) for v in sizes]
+        if policy != "stretch":
+            pick = {"not_larger": min, "not_smaller": max}.get(policy)
+            if pick is None:
+                raise ModelError(f"keep_aspect_ratio_policy='{policy}' is not one of stretch, not_larger, not_smaller")
+            factors = [pick(factors)] * len(axes)
+            outs = [int(factors[0] * dims[a] + 0.5) for a in axes]
+    found = [Axis(d, d, 1.0) for d in dims]
+    for i, a in enumerate(axes):
+        region = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
+        found[a] = Axis(dims[a], outs[i], factors[i], region)
+    return found
+
+
+def _crops(node: Any) -> bool:
+    return bool(node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize")
+
+
+@onnx_rule("Resize")
+def _resize(g: Any, node: Any) -> Node:
+    x, mode = node.inputs[0], node.attrs.get("mode", "nearest")
+    coordinates = node.attrs.get("coordinate_transformation_mode", "half_pixel")
+    if coordinates not in COORDINATES or mode not in ("nearest", "linear", "cubic"):
+        raise ModelError(f"mode '{mode}' with coordinate_transformation_mode '{coordinates}' is not defined")
+    axes = _axes_of(node, x)
+    if 0 in x.type.dims:
+        raise ShapeError(f"can't resize {x.type}: it has no elements")
+    if mode == "nearest":
+        return _nearest(g, node, x, axes, coordinates)
+    dtype = x.type.dtype
+    y = x if dtypes.is_float(dtype) else g.cast(x, to="f32")
+    for a, axis in enumerate(axes):
+        if not _changes(axis, coordinates):
+            continue
+        index, weight = tap_tables(axis, mode, coordinates, float(node.attrs.get("cubic_coeff_a", -0.75)),
+                                   bool(node.attrs.get("exclude_outside", 0)), bool(node.attrs.get("antialias", 0)))
+        outside = _outside(axis, coordinates)
+        weight = np.where(outside[:, None], 0, weight)
+        y = g.interpolate(y, g.const(index), g.const(weight, dtypes.compute(y.type.dtype)), axis=a)
+        y = _extrapolated(g, node, y, a, outside)
+    if dtypes.is_float(dtype):
+        return y
+    low, high = dtypes.limits(dtype)
+    result: Node = g.cast(g.clip(g.round(y), float(low), float(high)), to=dtype)
+    return result
+
+
+def _changes(axis: Axis, coordinates: str) -> bool:
+    cropped = coordinates == "tf_crop_and_resize" and axis.roi != (0.0, 1.0)
+    return cropped or axis.size != axis.out or not math.isclose(axis.scale, 1.0)
+
+
+def _outside(axis: Axis, coordinates: str) -> Array:
+    """Which outputs of an axis lie outside the input: only tf_crop_and_resize knows any."""
+    at = axis.coordinates(coordinates)
+    if coordinates != "tf_crop_and_resize":
+        return np.zeros(len(at), bool)
+    return (at < 0) | (at > axis.size - 1)
+
+
+def _extrapolated(g: Any, node: Any, y: Node, a: int, outside: Array) -> Node:
+    """y with the extrapolation value where an output lies outside."""
+    if not outside.any():
+        return y
+    mask = g.const(outside.reshape(-1, *(1,) * (y.type.rank - a - 1)))
+    value = g.const(node.attrs.get("extrapolation_value", 0.0), y.type.dtype)
+    result: Node = g.where(mask, value, y)
+    return result
+
+
+def _nearest(g: Any, node: Any, x: Node, axes: list[Axis], coordinates: str) -> Node:
+    steps: list[Step] = []
+    late: list[tuple[int, Array]] = []
+    mode = node.attrs.get("nearest_mode", "round_prefer_floor")
+    shape = []
+    for a, axis in enumerate(axes):
+        step: Step | None = (1, 0, 1)
+        if _changes(axis, coordinates):
+            table = nearest_table(axis.coordinates(coordinates), axis.size, mode)
+            step = affine_step(table, axis.size, axis.scale)
+            if step is None:
+                late.append((a, table))
+        steps.append(step or (1, 0, 1))
+        shape.append(axis.out if step is not None else axis.size)
+    y = x
+    if any(s != (1, 0, 1) for s in steps) or tuple(shape) != x.type.dims:
+        y = g.resize_nearest(x, shape=tuple(shape), steps=tuple(steps))
+    for a, table in late:
+        y = g.gather(y, g.const(table), axis=a)
+    for a, axis in enumerate(axes):
+        y = _extrapolated(g, node, y, a, _outside(axis, coordinates))
+    return y
