@@ -40,7 +40,7 @@ class GraphBuilder:
 
     def op(self, name: str, *inputs: Operand, **attrs: Any) -> Node:
         lookup(name)
-        like = next((i for i in inputs if isinstance(i, Node)), None)
+        like = next((i for i in reversed(inputs) if isinstance(i, Node)), None)     # where: not its condition
         if like is None and any(not isinstance(i, Node) for i in inputs):
             raise JitclError(f"op '{name}': at least one operand must be a node, got {inputs}")
         nodes = tuple(i if isinstance(i, Node) else const(i, like.type.dtype)  # type: ignore[union-attr]

@@ -146,7 +146,8 @@ def _tile_type(x: TensorType, repeats: Sequence[int]) -> TensorType:
     return x.with_(shape=tuple(d * r for d, r in zip(x.dims, repeats)))
 
 
-@movement(infer=_tile_type, ref=np.tile, samples=[sample(F32(2, 3), repeats=(2, 2)), sample(I64(3), repeats=(1,))])
+@movement(infer=_tile_type, ref=lambda x, repeats: np.tile(x, repeats), samples=[
+    sample(F32(2, 3), repeats=(2, 2)), sample(I64(3), repeats=(1,))])
 def tile(ix: Index, source: Shape, target: Shape, repeats: Sequence[int]) -> Index:
     """The operand side by side, `repeats` times along each axis."""
     return tuple(i % d for i, d in zip(ix, source))
@@ -165,7 +166,7 @@ def _transpose_type(x: TensorType, perm: Sequence[int]) -> TensorType:
     return x.with_(shape=tuple(x.shape[p] for p in perm))
 
 
-@movement(infer=_transpose_type, ref=np.transpose, samples=[
+@movement(infer=_transpose_type, ref=lambda x, perm: np.transpose(x, perm), samples=[
     sample(F32(2, 3), perm=(1, 0)), sample(F32(2, 3, 4), perm=(2, 0, 1)), sample(I64(2, 3, 4), perm=(0, 2, 1))])
 def transpose(ix: Index, source: Shape, target: Shape, perm: Sequence[int]) -> Index:
     """Axis d of the result is axis perm[d] of the operand."""
