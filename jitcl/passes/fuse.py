@@ -4,23 +4,32 @@
     max, sub, exp, sum, div        one row-wise group: the reductions run along the trailing axes of the root
     transpose, slice, cast         inlined into whoever reads them
 
-Decided from the outputs back: a node that all its readers' groups agree on is inlined there unless that would
-recompute something dear, or hide a heavy node from the template that could claim it.
+Decided from the outputs back: a node is inlined into all the groups that read it, or stored. It is stored where
+inlining would compute something dear again, or hide a heavy node from the template that could claim it.
+
+Groups never read each other in a circle: every member of a group is an ancestor of its root, and what a group reads
+are roots that its members read; so each group reads only ancestors of its own root, and the graph has no cycles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from jitcl.errors import VerifyError
 from jitcl.ir.graph import Graph, Node
-from jitcl.ir.group import Group
-from jitcl.ops.builder import lookup
-from jitcl.ops.cost import element_cost
+from jitcl.ir.group import Group, is_literal
+from jitcl.ir.types import ROW
+from jitcl.passes.regions import Regions, row_count
 
-HEAVY = ("contraction", "window", "scan", "sort")
-DEAR = 6                       # FLOPs of one element above which a value is not computed twice
+ALONE = ("sort", "composite", "opaque")        # kinds that are their own group
+DEAR = 6                       # FLOPs of one element above which a value is not computed in several kernels
+AGAIN = 16                     # FLOPs of one element that a kernel may spend on computing a value again
+LAUNCH = 20_000                # FLOPs that one more kernel costs
 MAX_MEMBERS = 48
 MAX_OPERANDS = 12              # kernel arguments; drivers of small GPUs fail on many
+MAX_ROUTES = 6                 # different indices under which a kernel may read one inlined value
+MAX_REDUCTIONS = 4             # in one row-wise group
 
 
 def fuse(graph: Graph) -> list[Group]:
@@ -30,53 +39,60 @@ def fuse(graph: Graph) -> list[Group]:
 
 @dataclass
 class _Home:
-    """A group under construction."""
+    """A group under construction. `routes`: for each node, the different indices that it is computed at."""
 
     root: Node
-    members: set[Node] = field(default_factory=set)
+    members: set[Node] = field(default_factory=set)      # without the root
     anchor: Node | None = None
-    rows: int | None = None    # a row-wise group: how many leading axes of the root its reductions keep
+    rows: int | None = None    # a row-wise group: how many leading axes its reductions keep
+    reductions: int = 0
+    routes: dict[Node, frozenset[int]] = field(default_factory=dict)
+    reads: dict[Node, None] = field(default_factory=dict)    # operands so far, literals excepted
+
+    def add(self, node: Node, routes: frozenset[int]) -> None:
+        if node is not self.root:
+            self.members.add(node)
+        self.routes[node] = routes
+        self.reads.pop(node, None)
+        self.reads.update((i, None) for i in node.inputs if not is_literal(i))
+
+    def reads_with(self, node: Node) -> int:
+        """Buffers that the group would read with `node` inlined."""
+        return len(self.reads) - 1 + len(
+            {i for i in node.inputs if i not in self.reads and not is_literal(i)})
 
 
 class _Fuser:
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.regions = Regions(graph)
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
-        self.readers = graph.readers()
+        self.readers = self.regions.readers
+        self.kind = self.regions.kind
         self.outputs = {n for _, n in graph.outputs}
         self.homes: dict[Node, _Home] = {}
         self.inside: dict[Node, list[_Home]] = {}      # node -> the groups that compute it
-        self.kind = {n: lookup(n.op).kind for n in self.order}
-        self.epilogue = self._epilogues()
-
-    def _epilogues(self) -> set[Node]:
-        """Nodes that are heavy, or elementwise of the same shape over a heavy node that only they read."""
-        found: set[Node] = set()
-        for node in self.order:
-            if self.kind[node] in HEAVY:
-                found.add(node)
-            elif self.kind[node] == "elementwise" and any(
-                    i in found and len(self.readers[i]) == 1 and i.type.shape == node.type.shape
-                    for i in node.inputs):
-                found.add(node)
-        return found
+        self.addresses: set[Node] = set()              # views through which a contraction reads
+        self.tokens: dict[object, int] = {}
 
     def run(self) -> list[Group]:
         for node in reversed(self.order):
             homes = self._homes_of(node)
             if homes and node not in self.outputs and self._inline(node, homes):
                 for home in homes:
-                    home.members.add(node)
+                    home.add(node, self._routes(node, home))
                 self.inside[node] = homes
             else:
                 self._open(node)
+        self._free_reshapes()
         return [Group(h.root, frozenset(h.members), h.anchor)
                 for n in self.order if (h := self.homes.get(n)) is not None]
 
     def _open(self, node: Node) -> None:
         home = self.homes[node] = _Home(node)
-        if self.kind[node] in HEAVY or self.kind[node] == "reduction":
+        home.add(node, frozenset((self._token(node),)))
+        if self.regions.heavy(node) or self.kind[node] == "reduction":
             home.anchor = node
+        home.reductions = int(self.kind[node] == "reduction")
         self.inside[node] = [home]
 
     def _homes_of(self, node: Node) -> list[_Home]:
@@ -89,103 +105,210 @@ class _Fuser:
     # ---- the decision
 
     def _inline(self, node: Node, homes: list[_Home]) -> bool:
-        if any(len(h.members) >= MAX_MEMBERS or self._operands(h, node) > MAX_OPERANDS for h in homes):
-            return False
         kind = self.kind[node]
-        if kind == "sort" or any(self._must_store(node, r) for r in self.readers[node]):
+        if kind in ALONE or any(self._must_store(node, r) for r in self.readers[node]):
+            return False
+        if not all(self._room(node, h) and self._cheap_again(node, h) for h in homes):
             return False
         if len(homes) > 1:
-            return kind == "movement" and self._views_only(node)
+            return self._repeatable(node, homes)
         home = homes[0]
-        if kind in HEAVY:
+        if self._is_alias(home.root):
+            return False                   # the reshape then costs nothing: it is the stored buffer
+        if self.regions.heavy(node):
             return self._claim(node, home)
         if kind == "reduction":
             return self._claim(node, home) or self._row_wise(node, home)
-        if kind == "elementwise" and node in self.epilogue:
-            return self._pointwise_path(node, home)
+        if node in self.regions.epilogues and not self._pointwise_path(node, home):
+            return False
+        if node in self.regions.tails and not self._row_path(node, home):
+            return False
         return not self._dear_broadcast(node)
 
-    def _operands(self, home: _Home, node: Node) -> int:
-        """Buffers that the group would read with `node` inlined."""
-        members = {*home.members, home.root, node}
-        return len({i for m in members for i in m.inputs if i not in members and i.type.size != 1})
+    def _room(self, node: Node, home: _Home) -> bool:
+        reads = home.reads_with(node)
+        return len(home.members) < MAX_MEMBERS and (reads <= MAX_OPERANDS or reads <= len(home.reads))
 
     def _must_store(self, node: Node, reader: Node) -> bool:
         """Readers that read each element many times want a buffer, unless the value costs an address only."""
-        kind = self.kind[reader]
-        if kind == "contraction":
-            return not (self.kind[node] == "movement" and self._views_only(node))
-        return kind in ("window", "scan", "sort")
+        if self.kind[reader] == "contraction" or reader in self.addresses:
+            by_address = reader in self.addresses or reader.op in ("matmul", "einsum")
+            if not by_address or not self.regions.is_view(node):
+                return True
+            self.addresses.add(node)
+            return False
+        return self.regions.heavy(reader) or self.kind[reader] in ALONE
 
-    def _views_only(self, node: Node) -> bool:
-        """Movement of one buffer, down to something stored: costs no more than another address."""
-        while self.kind.get(node) == "movement" and len(node.inputs) == 1:
-            node = node.inputs[0]
-        return node.op in ("input", "const") or self.kind[node] != "movement"
+    def _is_alias(self, node: Node) -> bool:
+        """A reshape that is stored by itself becomes another name of the buffer that it reads."""
+        source = node.inputs[0] if node.op == "reshape" else None
+        return (source is not None and node not in self.outputs and source.op not in ("input", "const")
+                and node.type.layout == source.type.layout == ROW)
+
+    def _repeatable(self, node: Node, homes: list[_Home]) -> bool:
+        """Computed in several kernels: views, and cheap values of no more bytes than what they are made of."""
+        if self.regions.is_view(node):
+            return True
+        if self.kind[node] != "elementwise" or len(homes) > 4:
+            return False
+        if node in self.regions.epilogues or node in self.regions.tails or self._dear_broadcast(node):
+            return False
+        read = sum(i.type.nbytes for i in set(node.inputs) if not is_literal(i))
+        return self.regions.cost[node] <= DEAR and read <= node.type.nbytes
 
     def _claim(self, node: Node, home: _Home) -> bool:
-        """A heavy node with an elementwise epilogue becomes its group's anchor."""
-        if home.anchor is not None or home.rows is not None or len(self.readers[node]) != 1:
-            return False
-        if not self._pointwise_path(node, home):
+        """A heavy node or reduction with an elementwise epilogue becomes its group's anchor."""
+        if home.anchor is not None or home.rows is not None or not self._pointwise_path(node, home):
             return False
         home.anchor = node
+        home.reductions += self.kind[node] == "reduction"
         return True
 
     def _pointwise_path(self, node: Node, home: _Home) -> bool:
         """Whether all between the node and the root is elementwise and of the node's shape."""
-        seen = {node}
-        stack = [r for r in self.readers[node]]
+        return all(self.kind[m] == "elementwise" and m.type.shape == node.type.shape
+                   for m in self._downstream(node, home))
+
+    def _downstream(self, node: Node, home: _Home) -> list[Node]:
+        """Members of the home that depend on `node`, the root included."""
+        found: dict[Node, None] = {}
+        stack = [node]
         while stack:
-            reader = stack.pop()
-            if reader in seen:
-                continue
-            seen.add(reader)
-            if self.kind[reader] != "elementwise" or reader.type.shape != node.type.shape:
-                return False
-            if reader is not home.root:
-                stack.extend(self.readers[reader])
-        return True
+            for reader in self.readers[stack.pop()]:
+                if reader not in found and (reader in home.members or reader is home.root):
+                    found[reader] = None
+                    stack.append(reader)
+        return list(found)
+
+    # ---- row-wise groups
 
     def _row_wise(self, node: Node, home: _Home) -> bool:
-        """A reduction along the trailing axes of the root, read by pointwise nodes: computed once a row.
+        """A reduction along the trailing axes of all that depends on it: computed once a row.
 
-        Rows run in parallel, so one row alone is not worth fusing when it is long.
+        Each reader is indexed by the row first, so the lowering places the reduction's loop outside the loops over
+        the row's elements. Only in row-major order: elsewhere these are not the innermost.
         """
-        root = home.root
-        if home.anchor is not None and home.anchor is not root and self.kind[home.anchor] in HEAVY:
+        rows = self.regions.rows.get(node)
+        if rows is None or home.rows not in (None, rows) or home.reductions >= MAX_REDUCTIONS:
             return False
-        if home.anchor is root and self.kind[root] in HEAVY:
+        if home.anchor is not None and self.regions.heavy(home.anchor):
             return False
-        shape, full = node.type.dims, root.type.dims
-        if self.kind[root] == "reduction":
-            full = root.inputs[0].type.dims
-        if len(shape) != len(full):
-            return False
-        rows = next((a for a, (d, f) in enumerate(zip(shape, full)) if d != f), len(full))
-        if shape != full[:rows] + (1,) * (len(full) - rows) or home.rows not in (None, rows):
-            return False
-        if _product(full[:rows]) < 2 and _product(full) > 4096:
-            return False
-        source = node.inputs[0].type.dims
-        if len(source) != len(full) or source[:rows] != full[:rows]:
-            return False
-        if any(self.kind[m] not in ("elementwise", "reduction") for m in (*home.members, root)):
+        if home.root.type.layout != ROW or not self._keeps_rows(node, rows, home):
             return False
         home.rows = rows
+        home.reductions += 1
         return True
 
-    def _dear_broadcast(self, node: Node) -> bool:
-        """A dear value that its reader repeats over a broadcast axis, or that is read from several places."""
-        if self.kind[node] != "elementwise":
+    def _keeps_rows(self, node: Node, rows: int, home: _Home) -> bool:
+        """Whether all downstream of a reduction is indexed by its rows, axis by axis.
+
+        A reduction without keepdims leaves nodes of the rows' rank; those stay pointwise.
+        """
+        source = node.inputs[0].type
+        row_dims, rank = source.dims[:rows], source.rank
+        path = {node, *self._downstream(node, home)}
+        for m in path - {node}:
+            from_path = [i for i in m.inputs if i in path]
+            if any(i.type.rank != from_path[0].type.rank for i in from_path):
+                return False
+            over_rows = from_path[0].type.rank == rows != rank
+            if self.kind[m] == "reduction":
+                if over_rows or row_count(m) != rows or m.inputs[0].type.dims[:rows] != row_dims:
+                    return False
+            elif self.kind[m] != "elementwise" or m.type.dims[:rows] != row_dims:
+                return False
+            elif m.type.rank != (rows if over_rows else rank):
+                return False
+        return True
+
+    def _row_path(self, node: Node, home: _Home) -> bool:
+        """Whether the end of a row-wise computation reaches the root with nothing but such in between."""
+        return all(self.kind[m] == "reduction" or (
+            self.kind[m] == "elementwise" and m.type.rank == node.type.rank)
+            for m in self._downstream(node, home))
+
+    # ---- what inlining costs
+
+    def _token(self, key: object) -> int:
+        return self.tokens.setdefault(key, len(self.tokens))
+
+    def _routes(self, node: Node, home: _Home) -> frozenset[int]:
+        """The different indices that the home reads a node at, as numbers."""
+        found: set[int] = set()
+        for reader in set(self.readers[node]):
+            for route in home.routes.get(reader, ()):
+                if self.kind[reader] == "elementwise":
+                    same = reader.type.shape == node.type.shape
+                    found.add(route if same else self._token((route, node.type.shape)))
+                else:
+                    found |= {self._token((route, reader, slot))
+                              for slot, i in enumerate(reader.inputs) if i is node}
+        return frozenset(found)
+
+    def _cheap_again(self, node: Node, home: _Home) -> bool:
+        """Whether computing the node at each of its routes costs less than storing it."""
+        again = len(self._routes(node, home)) - 1
+        if again == 0 or self.kind[node] == "reduction":
+            return True                    # a row's reduction is one route or refused elsewhere
+        if again >= MAX_ROUTES:
             return False
-        cost = element_cost(node)
-        return any(cost > DEAR and r.type.size > 4 * node.type.size for r in self.readers[node]
-                   if self.kind[r] == "elementwise" or self.kind[r] == "movement")
+        cost = again * self.regions.cost[node]
+        return cost <= AGAIN or cost * node.type.size <= LAUNCH
+
+    def _dear_broadcast(self, node: Node) -> bool:
+        """A dear value that a reader repeats over a broadcast axis."""
+        cost = self.regions.cost[node]
+        return any(cost > DEAR and r.type.size > 4 * node.type.size and cost * r.type.size > LAUNCH
+                   for r in self.readers[node] if self.kind[r] in ("elementwise", "movement"))
+
+    # ---- reshapes of stored buffers
+
+    def _free_reshapes(self) -> None:
+        """A reshape of a stored row-major buffer leaves its groups: it is that buffer by another name."""
+        for node in self.order:
+            if node in self.homes or not self._is_alias(node) or node.inputs[0] not in self.homes:
+                continue
+            for home in self.inside[node]:
+                home.members.discard(node)
+            self._open(node)
 
 
-def _product(dims: tuple[int, ...]) -> int:
-    n = 1
-    for d in dims:
-        n *= d
-    return n
+# ---- what groups must be, and what they cost
+
+def check_groups(graph: Graph, groups: Iterable[Group]) -> None:
+    """VerifyError unless the groups compute every output, and each reads only what stands before it."""
+    stored: set[Node] = set(graph.inputs)
+    for group in groups:
+        for node in group.operands:
+            if node not in stored and node.op != "const":
+                raise VerifyError(f"group of '{group.root.op}' {group.root.type} reads '{node.op}' {node.type}, "
+                                  f"which no group before it stores")
+        stored.add(group.root)
+    for name, node in graph.outputs:
+        if node not in stored and node.op != "const":
+            raise VerifyError(f"output '{name}' ('{node.op}' {node.type}) is stored by no group")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a fused graph costs to run, in kernels and bytes of buffers read and written."""
+
+    nodes: int
+    groups: int
+    kernels: int               # groups but for those that are another name of a buffer
+    moved: int                 # bytes, each operand of each kernel once
+    constants: int             # bytes of constants among them
+
+    def __str__(self) -> str:
+        return (f"{self.nodes} nodes in {self.groups} groups, {self.kernels} kernels, "
+                f"{self.moved / 1e6:.1f} MB moved ({self.constants / 1e6:.1f} MB of constants)")
+
+
+def statistics(groups: list[Group]) -> Statistics:
+    """Counts for reports and dumps."""
+    kernels = [g for g in groups if not (
+        g.root.op == "reshape" and not g.inlined and g.root.inputs[0].op not in ("input", "const"))]
+    constants = sum(n.type.nbytes for g in kernels for n in g.operands if n.op == "const")
+    moved = constants + sum(g.root.type.nbytes + sum(n.type.nbytes for n in g.operands if n.op != "const")
+                            for g in kernels)
+    return Statistics(sum(len(g.members) for g in groups), len(groups), len(kernels), moved, constants)
