@@ -17,7 +17,7 @@ from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.kernel import Accum, For, Let, LoopKind, Stmt
-from jitcl.ir.scalar import identity
+from jitcl.ir.scalar import SCALARS, identity
 from jitcl.ir.types import TensorType
 
 _TRUE = E.const(True, "bool")
@@ -117,7 +117,7 @@ class KernelBuilder:
         return E.call(op, *exprs)
 
     def __getattr__(self, op: str) -> Callable[..., Expr]:
-        if op.rstrip("_") not in E.SCALARS:
+        if op.rstrip("_") not in SCALARS:
             raise AttributeError(f"KernelBuilder has no scalar '{op}'")
         return lambda *args: self.call(op.rstrip("_"), *args)     # and_, or_, not_: Python's keywords
 

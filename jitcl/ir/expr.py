@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -328,8 +328,9 @@ def _max(a: Expr, b: Expr) -> Expr:
     return a if la >= hb else b if lb >= ha else make("max", (a, b), "index")
 
 
-_INDEX = {"add": _add, "sub": _sub, "mul": _mul, "floordiv": _floordiv, "mod": _mod, "min": _min, "max": _max,
-          "neg": lambda a: _sub(index(0), a)}
+_INDEX: dict[str, Callable[..., Expr]] = {
+    "add": _add, "sub": _sub, "mul": _mul, "floordiv": _floordiv, "mod": _mod, "min": _min,
+    "max": _max, "neg": lambda a: _sub(index(0), a)}
 
 
 def _compare(op: str, a: Expr, b: Expr) -> Expr | None:
