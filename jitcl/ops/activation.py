@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -198,14 +197,5 @@ def hardmax(g: GraphBuilder, x: Node, axis: int = -1) -> Node:
 
 @onnx_rule("Softmax", "LogSoftmax", "Hardmax")
 def _along_axis(g: GraphBuilder, node: Any) -> Node:
-    """Before opset 13 the axes from `axis` on are one."""
     name = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax": "hardmax"}[node.op_type]
-    make: Callable[..., Node] = getattr(g, name)
-    x: Node = node.inputs[0]
-    if node.opset >= 13:
-        return make(x, axis=node.attrs.get("axis", -1))
-    axis = norm_axis(node.attrs.get("axis", 1), x.type.rank) if x.type.rank > 1 else 0
-    if axis == x.type.rank - 1:
-        return make(x, axis=axis)
-    flat = g.reshape(x, shape=(*x.type.dims[:axis], math.prod(x.type.dims[axis:])))
-    return g.reshape(make(flat, axis=-1), shape=x.type.dims)
+    return g.op(name, node.inputs[0], axis=node.attrs.get("axis", -1))

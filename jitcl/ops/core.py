@@ -130,7 +130,7 @@ def onnx_rule(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]]
     """Import rule of ONNX ops: `rule(g, node) -> Node or tuple of Nodes`, one for each output that it gives.
 
     `node` is the frontend's neutral view: `.op_type`, `.inputs` (Nodes; None where left out), `.attrs` (plain
-    Python values), `.opset`, `.n_outputs`, `.static(i)` (the value of input i as an ndarray).
+    Python values), `.opset`, `.n_outputs`, `.input(i)` (None where left out), `.static(i)` (its value as an ndarray).
     """
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
         for op_type in op_types:

@@ -158,8 +158,8 @@ def clip(s: KernelBuilder, x: Expr, low: Expr, high: Expr) -> Expr:
 
 @onnx_rule("Clip")
 def _clip(g: GraphBuilder, node: Any) -> Node:
-    x, low, high = (*node.inputs, None, None)[:3]
-    low, high = (b if b is None or b.type.rank == 0 else g.reshape(b, shape=()) for b in (low, high))
+    x, *bounds = (node.input(i) for i in (0, 1, 2))
+    low, high = (b if b is None or b.type.rank == 0 else g.reshape(b, shape=()) for b in bounds)
     if low is not None and high is not None:
         return g.clip(x, low, high)
     return g.max(x, low) if low is not None else g.min(x, high) if high is not None else x
@@ -330,7 +330,7 @@ def _identity(g: GraphBuilder, node: Any) -> Node:
 @onnx_rule("Dropout")
 def _dropout(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
     x: Node = node.inputs[0]
-    ratio, training = ((node.static(i) if i < len(node.inputs) else None) for i in (1, 2))
+    ratio, training = (node.static(i) for i in (1, 2))
     if training is not None and bool(training) and (ratio is None or float(ratio) != 0):
         raise UnsupportedError("Dropout in training mode draws random numbers: export the model for inference")
     return (x, g.expand(g.const(True), shape=x.type.shape))[:node.n_outputs]

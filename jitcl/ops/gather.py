@@ -197,7 +197,7 @@ def scatter_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, up
     return _scattered(s, x(*ix), [max(extent, 1)], reduction, hits, lambda k: updates(*at(k), guard=reached))
 
 
-@onnx_rule("ScatterElements", "Scatter")
+@onnx_rule("ScatterElements")
 def _scatter_elements(g: GraphBuilder, node: Any) -> Node:
     return g.scatter_elements(*node.inputs, axis=node.attrs.get("axis", 0),
                               reduction=node.attrs.get("reduction", "none"))

@@ -97,7 +97,7 @@ def _reshape(g: GraphBuilder, node: Any) -> Node:
 @onnx_rule("Squeeze")
 def _squeeze(g: GraphBuilder, node: Any) -> Node:
     x: Node = node.inputs[0]
-    axes = node.static(1) if len(node.inputs) > 1 else None
+    axes = node.static(1)
     gone = [a for a, d in enumerate(x.type.shape) if d == 1] if axes is None else norm_axes(ints(axes), x.type.rank)
     for a in gone:
         if x.type.shape[a] != 1:

@@ -69,7 +69,7 @@ def slice_(ix: Index, source: Shape, target: Shape, starts: Sequence[int], ends:
 
 @onnx_rule("Slice")
 def _slice(g: GraphBuilder, node: Any) -> Node:
-    given = [node.static(i) if i < len(node.inputs) else None for i in (1, 2, 3, 4)]
+    given = (node.static(i) for i in (1, 2, 3, 4))
     starts, ends, axes, steps = (None if v is None else ints(v) for v in given)
     return g.slice(node.inputs[0], starts=starts, ends=ends, axes=axes, steps=steps)
 
@@ -79,7 +79,7 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
     x: Node = node.inputs[0]
     axis = norm_axis(node.attrs.get("axis", 0), x.type.rank)
     whole = x.type.dims[axis]
-    sizes = node.static(1) if len(node.inputs) > 1 else None
+    sizes = node.static(1)
     if sizes is None:
         count = node.attrs.get("num_outputs", node.n_outputs)
         each = -(-whole // count)
@@ -183,10 +183,10 @@ def _bent(i: Expr, extent: int, mode: str) -> Expr:
 
 @onnx_rule("Pad")
 def _pad(g: GraphBuilder, node: Any) -> Node:
-    x, _, value, axes = (*node.inputs, None, None)[:4]
+    x, value, axes = node.inputs[0], node.input(2), node.static(3)
     rank = x.type.rank
     given = ints(node.static(1))
-    over = [norm_axis(a, rank) for a in (ints(node.static(3)) if axes is not None else range(rank))]
+    over = [norm_axis(a, rank) for a in (range(rank) if axes is None else ints(axes))]
     if len(given) != 2 * len(over):
         raise ShapeError(f"pads {list(given)} must be {2 * len(over)} numbers for {len(over)} axes")
     pads = [0] * (2 * rank)
@@ -214,7 +214,7 @@ def trilu(s: KernelBuilder, ix: Index, x: Loader, k: int = 0, upper: bool = True
 
 @onnx_rule("Trilu")
 def _trilu(g: GraphBuilder, node: Any) -> Node:
-    k = node.static(1) if len(node.inputs) > 1 else None
+    k = node.static(1)
     return g.trilu(node.inputs[0], k=0 if k is None else int(k), upper=bool(node.attrs.get("upper", 1)))
 
 
