@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
 from jitcl import config, dtypes
-from jitcl.codegen.plan import KernelSource, Plan, Step
+from jitcl.codegen.plan import Plan, Step
+from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu.executor import ALONE, MEET, Executor
 from jitcl.devices.cpu.host import probe_target
-from jitcl.devices.cpu.objects import KernelCache, Progress, cached_kernels, load_kernels
+from jitcl.devices.cpu.objects import cached_kernels, load_kernels
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
 
@@ -42,59 +44,49 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     return out
 
 
+_shared: dict[str, Executor] = {}  # target key -> the process's pool
+_shared_lock = threading.Lock()
+
+
+def _executor(target: Target, cache: Cache | None) -> Executor:
+    """The thread pool of this process; its own native code is built or loaded at first use."""
+    with _shared_lock:
+        if target.key not in _shared:
+            _shared[target.key] = Executor(cache, target.key)
+        return _shared[target.key]
+
+
 class CpuDevice:
     """This host's cores."""
 
     name = "cpu"
-    memory_mode = "arena"
+    memory_mode: Literal["arena", "slots"] = "arena"
 
-    def __init__(self, target: Target | None = None, cache: KernelCache | None = None) -> None:
+    def __init__(self, target: Target | None = None) -> None:
         self.target = target if target is not None else probe_target()
-        self.cache = cache
-        self._executor: Executor | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def executor(self) -> Executor:
-        """The thread pool; its own native code is built or loaded at first use."""
-        with self._lock:
-            if self._executor is None:
-                self._executor = Executor(self.cache, self.target.key)
-            return self._executor
-
-    def build(
-        self, kernels: Sequence[KernelSource], progress: Progress | None = None
-    ) -> dict[str, bytes]:
-        """Object code of every kernel, from the cache or from build processes. Raises BuildError.
-        Object code of every kernel, from the cache or from build processes. Raises BuildError."""
-        foreign = [k.entry for k in kernels if k.language != "numba"]
-        if foreign:
-            raise DeviceError(
-                f"kernel '{foreign[0]}' is not written for the CPU device (language numba)"
-            )
-        return cached_kernels(kernels, self.cache, self.target.key, progress)
 
     def load(
-        self, plan: Plan, cache: KernelCache | None = None, progress: Progress | None = None
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None
     ) -> CpuExecutable:
-        """Builds what the cache lacks, links the kernels, allocates every buffer.
+        """Builds what the cache lacks, links it and allocates every buffer.
 
-        Raises OutOfMemoryError, BuildError.
+        Raises BuildError, and OutOfMemoryError with what was needed.
         """
-        if self.cache is None:
-            self.cache = cache
-        if self.target.global_memory and plan.peak_bytes > self.target.global_memory:
+        foreign = [k.entry for k in plan.kernels if k.language != "numba"]
+        if foreign:
+            raise DeviceError(f"kernel '{foreign[0]}' is not written for the CPU (language numba)")
+        needed, have = plan.peak_bytes, self.target.global_memory
+        if have and needed > have:
             raise OutOfMemoryError(
-                f"the plan needs {plan.peak_bytes / 2**20:.0f} MiB, this machine has "
-                f"{self.target.global_memory / 2**20:.0f} MiB\n"
-                "  Use a smaller input or memory='low'."
+                f"the plan needs {needed / 2**20:.0f} MiB, this machine {have / 2**20:.0f}\n"
+                f"  Use a smaller input or memory='low'."
             )
-        objects = self.build(plan.kernels, progress)
+        objects = cached_kernels(plan.kernels, cache, self.target.key, progress)
         try:
-            return CpuExecutable(plan, objects, self.executor)
+            return CpuExecutable(plan, objects, _executor(self.target, cache))
         except MemoryError:
             raise OutOfMemoryError(
-                f"the plan needs {plan.peak_bytes / 2**20:.0f} MiB, which the system refused\n"
+                f"the plan needs {needed / 2**20:.0f} MiB, which the system refused\n"
                 f"  Use a smaller input or memory='low'."
             ) from None
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from jitcl.codegen.plan import KernelSource
-from jitcl.devices.cpu.objects import KernelCache, LoadedKernels, cached_kernels, load_kernels
+from jitcl.devices.base import Cache
+from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
 
 ALONE = 1  # step flag: thread 0 runs it, the others pass by
 MEET = 2  # step flag: all threads meet behind it
@@ -199,7 +200,7 @@ class Executor:
     """The process's pool and the native plan loop. One plan at a time gets the pool; another that
     runs meanwhile from another Python thread runs on its own thread alone, with equal results."""
 
-    def __init__(self, cache: KernelCache | None, target_key: str) -> None:
+    def __init__(self, cache: Cache | None, target_key: str) -> None:
         self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target_key))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])

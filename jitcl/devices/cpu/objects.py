@@ -17,29 +17,22 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, Protocol
+from typing import Any
 
 import llvmlite.binding as llvm
 
 from jitcl import config
 from jitcl.codegen.plan import KernelSource
+from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu import host
 from jitcl.devices.cpu.worker import read_frame, write_frame
 from jitcl.errors import BuildError
 
-Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, entry just done)
 _MAGIC = b"jitcl-object-1 "
 _MOST_WORKERS = 16  # about 150 MB each
 _IDLE_SECONDS = 20.0
-
-
-class KernelCache(Protocol):
-    """What `runtime.cache` offers."""
-
-    def get(self, kind: str, key: str) -> bytes | None: ...
-    def put(self, kind: str, key: str, data: bytes) -> None: ...
 
 
 # -------------------------------------------------------------------------------------------- build
@@ -183,7 +176,7 @@ def build_key(source: KernelSource, target_key: str) -> str:
 
 def cached_kernels(
     sources: Iterable[KernelSource],
-    cache: KernelCache | None,
+    cache: Cache | None,
     target_key: str,
     progress: Progress | None = None,
 ) -> dict[str, bytes]:

@@ -1,0 +1,139 @@
+"""The register tile that convolutions and matrix products share, emitted as LLVM IR by one
+intrinsic.
+
+    acc[j][r][c][:] = sum over x, y, k, z of a[x*s0 + y*s1 + k*s2 + z*zs + r*rs + c*ps] *
+    w[...][j][:]
+
+for j < blocks, r < rows, c < columns: rows x columns "pixels" of which each contributes one
+broadcast scalar a step, times `blocks` vectors of the weight stream. All sums stay in registers;
+the result goes to `acc` (in L1), where the kernel's epilogue picks it up. One intrinsic instead of
+Numba statements: a quarter of the compile time, the same code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from jitcl.devices.cpu.emit import F32, I64, Emit, constant, splat
+from jitcl.devices.cpu.vector import load_at, store_at
+from jitcl.devices.cpu.vtypes import Pointer
+
+__all__ = ["tile"]
+COUNTS = ("n0", "n1", "n2", "n3", "last")
+STRIDES = ("s0", "s1", "s2", "rs")
+
+
+@intrinsic(prefer_literal=True)
+def tile(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes):
+    """Computes one tile into `acc` [blocks][rows][columns][lanes].
+
+    a: f32 pointer to the tile's first input. w: f32 pointer to its weights, a contiguous stream of
+    `blocks` vectors a step. counts = (n0, n1, n2, n3, last): the loops' extents; `last` replaces n3
+    in the last turn of the outer loop. strides = (s0, s1, s2, rs) in elements: of the three outer
+    loops and between rows. Literals: rows, columns, blocks, zs (between steps of the innermost
+    loop), ps (between columns), lanes.
+    """
+    shape = [t.literal_value for t in (rows, columns, blocks, zs, ps, lanes)]
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        n = [b.extract_value(values[3], k) for k in range(5)]
+        s = [b.extract_value(values[4], k) for k in range(4)]
+        _Tile(b, sig.args[:3], values[:3], n, s, *shape).emit()
+        return context.get_dummy_value()
+
+    result = types.void(
+        acc,
+        a,
+        w,
+        types.UniTuple(types.int64, 5),
+        types.UniTuple(types.int64, 4),
+        rows,
+        columns,
+        blocks,
+        zs,
+        ps,
+        lanes,
+    )
+    return result, codegen
+
+
+class _Tile:
+    def __init__(
+        self,
+        b: ir.IRBuilder,
+        kinds: tuple[Pointer, ...],
+        pointers: list[ir.Value],
+        counts: list[ir.Value],
+        strides: list[ir.Value],
+        rows: int,
+        columns: int,
+        blocks: int,
+        zs: int,
+        ps: int,
+        lanes: int,
+    ) -> None:
+        self.b, self.kinds, self.pointers, self.counts, self.strides = (
+            b,
+            kinds,
+            pointers,
+            counts,
+            strides,
+        )
+        self.rows, self.columns, self.blocks, self.zs, self.ps, self.lanes = (
+            rows,
+            columns,
+            blocks,
+            zs,
+            ps,
+            lanes,
+        )
+        self.vector = ir.VectorType(F32, lanes)
+
+    def emit(self) -> None:
+        b, zero = self.b, ir.Constant(self.vector, None)
+        count = self.rows * self.columns * self.blocks
+        sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
+        for s in sums:
+            b.store(zero, s)
+        stream = cgutils.alloca_once_value(b, constant(I64, 0))
+        n0, n1, n2, n3, last = self.counts
+        s0, s1, s2, _ = self.strides
+        with cgutils.for_range(b, n0) as x:
+            inner = b.select(b.icmp_signed("==", x.index, b.sub(n0, constant(I64, 1))), last, n3)
+            with cgutils.for_range(b, n1) as y, cgutils.for_range(b, n2) as k:
+                base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
+                with cgutils.for_range(b, inner) as z:
+                    self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums)
+        for i, s in enumerate(sums):
+            store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
+
+    def step(self, base: ir.Value, stream: ir.Value, sums: list[ir.Value]) -> None:
+        """One step of the sum: `blocks` weight vectors, rows x columns broadcasts, all their
+        products."""
+        b, e = self.b, Emit(self.b, self.vector)
+        at = b.load(stream)
+        weights = [
+            load_at(
+                b,
+                self.kinds[2],
+                self.pointers[2],
+                b.add(at, constant(I64, j * self.lanes)),
+                self.lanes,
+            )
+            for j in range(self.blocks)
+        ]
+        b.store(b.add(at, constant(I64, self.blocks * self.lanes)), stream)
+        pixels = self.rows * self.columns
+        for p in range(pixels):
+            r, c = divmod(p, self.columns)
+            where = b.add(base, constant(I64, c * self.ps))
+            if r:
+                where = b.add(where, b.mul(self.strides[3], constant(I64, r)))
+            value = splat(b, load_at(b, self.kinds[1], self.pointers[1], where), self.lanes)
+            for j in range(self.blocks):
+                slot = sums[j * pixels + p]
+                b.store(e.fma(value, weights[j], b.load(slot)), slot)
