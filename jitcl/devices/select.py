@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
+import sys
 
 from jitcl import config
 from jitcl.devices.base import Device, DeviceInfo
 from jitcl.errors import DeviceError
 
 
-def open_device(spec: str = "auto", cache_dir: Path | None = None) -> Device:
+log = logging.getLogger("jitcl.devices")
+
+
+def open_device(spec: str = "auto") -> Device:
     """The device that `spec` names. DeviceError lists what there is for an unknown one."""
     spec = spec.strip()
     if spec == "auto":
-        spec = str(config.get("device"))
-    if spec == "auto":
-        spec = preferred()
+        spec, why = resolve_auto()
+        log.info("device 'auto' is '%s': %s", spec, why)
+        if config.get("debug") >= 1:
+            print(f"jitcl: device 'auto' is '{spec}': {why}", file=sys.stderr)
     kind, _, rest = spec.partition(":")
     if kind == "cpu" and not rest:
         from jitcl.devices.cpu.device import CpuDevice
@@ -32,12 +37,15 @@ def open_device(spec: str = "auto", cache_dir: Path | None = None) -> Device:
                       f"each by number or by part of its name.")
 
 
-def preferred() -> str:
-    """A GPU where there is one, else the CPU path."""
+def resolve_auto() -> tuple[str, str]:
+    """(device, why): JITCL_DEVICE if it is set, else the first GPU, else the CPU path."""
+    wanted = str(config.get("device"))
+    if wanted != "auto":
+        return wanted, "JITCL_DEVICE says so"
     for info in _opencl():
         if info.target.device_type == "gpu":
-            return info.spec
-    return "cpu"
+            return info.spec, f"the first GPU, {info.target.name}"
+    return "cpu", "there is no OpenCL GPU, and the CPU path is faster than OpenCL on a CPU"
 
 
 def devices() -> list[DeviceInfo]:
