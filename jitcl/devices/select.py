@@ -26,8 +26,8 @@ def open_device(spec: str = "auto") -> Device:
         from jitcl.devices.cpu.device import CpuDevice
         return CpuDevice()
     if kind == "opencl":
-        from jitcl.devices.opencl.device import OpenClDevice
-        return OpenClDevice(rest)
+        from jitcl.devices.opencl import open_device as open_opencl
+        return open_opencl(spec)
     if kind == "reference" and not rest:
         from jitcl.devices.reference import ReferenceDevice
         return ReferenceDevice()
@@ -42,9 +42,10 @@ def resolve_auto() -> tuple[str, str]:
     wanted = str(config.get("device"))
     if wanted != "auto":
         return wanted, "JITCL_DEVICE says so"
-    for info in _opencl():
-        if info.target.device_type == "gpu":
-            return info.spec, f"the first GPU, {info.target.name}"
+    from jitcl.devices.opencl import list_devices
+    for found in list_devices():
+        if found.kind == "gpu":
+            return found.spec, f"the first GPU, {found.name}"
     return "cpu", "there is no OpenCL GPU, and the CPU path is faster than OpenCL on a CPU"
 
 
@@ -57,5 +58,6 @@ def devices() -> list[DeviceInfo]:
 
 
 def _opencl() -> list[DeviceInfo]:
-    from jitcl.devices.opencl.platform import list_devices
-    return list_devices()
+    from jitcl.devices.opencl import list_devices
+    from jitcl.devices.opencl.probe import probe_target
+    return [DeviceInfo(f.spec, probe_target(f), f"OpenCL, {f.platform}") for f in list_devices()]

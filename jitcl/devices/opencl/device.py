@@ -56,7 +56,7 @@ class OpenClDevice:
     ) -> OpenClExecutable:
         """Build or load the plan's kernels, allocate its buffers, upload its constants.
 
-        `cache` has get(kind, key) and put(kind, key, bytes); `progress(what, done, total)` is
+        `cache` has get(kind, key) and put(kind, key, bytes); `progress(done, total, what)` is
         called while kernels are built. Raises OutOfMemoryError before anything is allocated where
         the plan does not fit, BuildError for a kernel that does not compile, DeviceError for what
         else the driver refuses.

@@ -36,7 +36,7 @@ BATCH = 24  # kernels a program
 SHARED_MACRO = re.compile(r"^\s*#\s*define\s+(?!JITCL_)", re.M)
 COMMON_OPTIONS = ("-cl-std=CL1.2", "-w")
 
-Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
 log = logging.getLogger("jitcl.opencl")
 
@@ -92,11 +92,11 @@ class ProgramStore:
             done = len(wanted) - len(missing)
             for batch in batches(missing):
                 if progress is not None:
-                    progress("building kernels", done, len(wanted))
+                    progress(done, len(wanted), "building kernels")
                 self._build(batch, cache)
                 done += len(batch)
             if progress is not None and missing:
-                progress("building kernels", done, len(wanted))
+                progress(done, len(wanted), "building kernels")
             return {s.entry: self._programs[k] for k, s in wanted.items()}
 
     def _load(self, wanted: dict[str, KernelSource], cache: Cache) -> None:
