@@ -22,6 +22,8 @@ ADVICE = "Use smaller inputs or batches, or another device."
 class OpenClDevice:
     """A device ready to load plans. Safe to share between threads; made by `open_device`."""
 
+    memory_mode = "slots"        # sub-buffers are where old drivers fail
+
     def __init__(self, found: Found) -> None:
         self.found = found
         with translated(f"opening {found}"):
