@@ -24,7 +24,7 @@ from jitcl.errors import CacheError, InputError, NeedsValue
 from jitcl.ir.types import Sym
 from jitcl.passes.options import Options
 from jitcl.runtime import serial
-from jitcl.runtime.cache import DeviceCache, Key, code_version, kernel_cache
+from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.inputs import check_feeds
 from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import Source, Tensor, open_source
@@ -48,13 +48,21 @@ def compile(model: Any, *, device: str | Device = "auto", precision: str = "high
 
     Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
     """
-    options = Options(precision, memory, tuning)
-    chosen = open_device(device) if isinstance(device, str) else device
-    result = Model(open_source(model), chosen, options, strict, cache_dir, progress)
+    result = open_model(model, device=device, precision=precision, memory=memory, tuning=tuning,
+                        strict=strict, cache_dir=cache_dir, progress=progress)
     fixed = result.fixed_shapes(shapes)
     if fixed is not None:
         result.prepare(fixed)
     return result
+
+
+def open_model(model: Any, *, device: str | Device = "auto", precision: str = "high",
+               memory: str = "normal", tuning: str = "none", strict: bool = False,
+               cache_dir: str | Path | None = None, progress: Progress | None = None) -> Model:
+    """`compile` without compiling: that waits for `prepare`, or for the first run."""
+    options = Options(precision, memory, tuning)
+    chosen = open_device(device) if isinstance(device, str) else device
+    return Model(open_source(model), chosen, options, strict, cache_dir, progress)
 
 
 @dataclass
@@ -138,6 +146,11 @@ class Model:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the host."""
         return report_of(self.source.name, self.device, self._last.plan if self._last else None,
                          self._last.from_cache if self._last else False)
+
+    def why(self, shapes: Shapes) -> Why:
+        """Whether the cache holds the plan for these input shapes; if not, which part of its key missed."""
+        arrays = {n: np.broadcast_to(np.int8(0), shape) for n, shape in shapes.items()}
+        return self.cache.why("plan", self._key(arrays, {}))
 
     @property
     def plan(self) -> Plan | None:

@@ -120,7 +120,8 @@ def _open_path(path: Path) -> Source:
         raise ModelError(f"cannot read model '{path}': {e.strerror or e}") from e
     if path.suffix == ".jitcl":
         from jitcl.ir.parser import load_graph
-        side = path.with_suffix(".npz")
+        from jitcl.ir.printer import side_file
+        side = side_file(path)
         extra = side.read_bytes() if side.exists() else b""
         return GraphSource(load_graph(path), path.stem, _digest(data + extra))
     return OnnxSource(path, path.stem, _digest(data))

@@ -1,0 +1,145 @@
+"""`jitcl cache`: what is kept on disk, how much of it, and why something was built again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from jitcl.cli.options import (
+    Shape,
+    full_shapes,
+    json_option,
+    model_options,
+    named_shapes,
+    open_with,
+)
+from jitcl.errors import CacheError
+
+if TYPE_CHECKING:
+    from jitcl.runtime.cache import KernelCache
+
+EPILOG = """\b
+Examples:
+  jitcl cache ls
+  jitcl cache size --json
+  jitcl cache clear --device pocl            entries of one device, by part of its name
+  jitcl cache why model.onnx -d cpu          which part of the key missed
+
+The folder is the user's cache directory, or JITCL_CACHE_DIR; JITCL_CACHE_SIZE bounds it.
+"""
+
+_dir = click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
+                    help="The kernel cache; default: JITCL_CACHE_DIR, or the user's cache "
+                    "directory.")
+_device = click.option("-d", "--device", metavar="NAME",
+                       help="Only this device: its folder's name, or a part of it.")
+
+
+@click.group(epilog=EPILOG)
+def cache() -> None:
+    """Look into the kernel cache, or clear it."""
+
+
+@cache.command()
+@_dir
+@_device
+@json_option
+def ls(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
+    """List entries, the most recently used first."""
+    from jitcl.cli.console import console, print_json, table
+    from jitcl.codegen.text import amount
+    kept = _open(cache_dir)
+    entries = kept.ls(_one(kept, device))
+    if as_json:
+        print_json([{"device": e.device, "kind": e.kind, "subject": e.subject, "digest": e.digest,
+                     "bytes": e.nbytes, "used": e.used, "damaged": e.damaged or None,
+                     "path": str(e.path), "parts": dict(e.parts)} for e in entries])
+        return
+    rows = table(str(kept.root), "used", "size", "kind", "entry", "device", right=("size",))
+    for e in entries:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(e.used))
+        subject = f"damaged: {e.damaged}" if e.damaged else e.subject or e.digest[:12]
+        rows.add_row(used, amount(e.nbytes, "B"), e.kind, subject, e.device)
+    console().print(rows)
+
+
+@cache.command()
+@_dir
+@_device
+@json_option
+def size(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
+    """Bytes on disk, of each device and in all."""
+    from jitcl.cli.console import console, print_json, table
+    from jitcl.codegen.text import amount
+    kept = _open(cache_dir)
+    one = _one(kept, device)
+    names = kept.devices() if one is None else (one,)
+    sizes = {name: kept.size(name) for name in names}
+    total = sum(sizes.values())
+    if as_json:
+        print_json({"root": str(kept.root), "bytes": total, "limit": kept.limit, "devices": sizes})
+        return
+    rows = table(str(kept.root), "device", "size", right=("size",))
+    for name, nbytes in sizes.items():
+        rows.add_row(name, amount(nbytes, "B"))
+    rows.add_row("in all", f"{amount(total, 'B')} of {amount(kept.limit, 'B')}")
+    console().print(rows)
+
+
+@cache.command()
+@_dir
+@_device
+@json_option
+def clear(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
+    """Delete all entries, or those of one device. Only files that jitcl wrote are touched."""
+    from jitcl.cli.console import print_json
+    kept = _open(cache_dir)
+    removed = kept.clear(_one(kept, device))
+    if as_json:
+        print_json({"root": str(kept.root), "removed": removed})
+    else:
+        click.echo(f"removed {removed} entries from {kept.root}")
+
+
+@cache.command()
+@model_options
+@json_option
+def why(model: Path, device: str, precision: str, memory: str, tuning: str,
+        shapes: tuple[Shape, ...], cache_dir: Path | None, as_json: bool) -> None:
+    """Say whether MODEL is in the cache, and if not, which part of its key differs.
+
+    Options are those of `jitcl run`; the key is made of them, the model's content, the device with
+    its driver, and jitcl's own code.
+    """
+    from jitcl.cli.console import print_json
+    opened = open_with(model, device, precision, memory, tuning, cache_dir)
+    answer = opened.why(full_shapes(opened, named_shapes(opened, shapes)))
+    if not as_json:
+        click.echo(str(answer))
+        return
+    nearest = answer.nearest
+    print_json({"subject": answer.subject, "hit": answer.hit,
+                "nearest": None if nearest is None else
+                {"device": nearest.device, "digest": nearest.digest, "used": nearest.used},
+                "differs": [{"part": part, "now": now, "stored": stored}
+                            for part, now, stored in answer.differs]})
+
+
+def _open(cache_dir: Path | None) -> KernelCache:
+    from jitcl.runtime.cache import kernel_cache
+    return kernel_cache(cache_dir)
+
+
+def _one(kept: KernelCache, part: str | None) -> str | None:
+    """The device folder that a part of its name selects; CacheError where it is none or several."""
+    if part is None:
+        return None
+    found = [d for d in kept.devices() if part == d] or [d for d in kept.devices() if part in d]
+    if len(found) != 1:
+        what = f"{len(found)} devices match" if found else "no device matches"
+        raise CacheError(f"{what} '{part}' in the cache {kept.root}\n"
+                         f"  There are: {', '.join(kept.devices()) or 'none'}")
+    return found[0]

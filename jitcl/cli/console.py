@@ -1,0 +1,79 @@
+"""Where commands write: tables on stdout, progress and remarks on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from jitcl.devices.base import Progress
+
+PIPED_WIDTH = 160            # columns where nobody watches
+
+
+def console(file: TextIO | None = None) -> Console:
+    """A rich console that shows `f32[batch,3]` as it stands, and does not wrap narrowly in pipes."""
+    from rich.console import Console
+    file = sys.stdout if file is None else file
+    return Console(file=file, markup=False, highlight=False, emoji=False,
+                   width=None if file.isatty() else PIPED_WIDTH)
+
+
+def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """A table with plain headings; the columns named in `right` hold numbers."""
+    from rich import box
+    from rich.table import Table
+    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left",
+                 title_style="bold", pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return made
+
+
+def print_json(value: Any) -> None:
+    """JSON on stdout. Infinities and NaN become null: they are no JSON."""
+    print(json.dumps(_finite(value), indent=2))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and value - value != 0.0:
+        return None
+    return value
+
+
+@contextmanager
+def progress_bar(quiet: bool = False) -> Iterator[Progress | None]:
+    """A progress callback that draws a bar on stderr while kernels are built; None if unwatched."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    columns = (TextColumn("building kernels"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console(sys.stderr), transient=True) as bars:
+        task = bars.add_task("", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bars.update(task, completed=done, total=total, description=what)
+        yield progress
+
+
+def duration(seconds: float) -> str:
+    """0.00123 -> "1.23 ms"."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us"
+
+

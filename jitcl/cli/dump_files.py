@@ -1,0 +1,114 @@
+"""The files of `jitcl dump -o DIR`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitcl.cli.drawings import groups_dot, memory_svg
+from jitcl.cli.lowered import FUSE, LoweredModel
+from jitcl.cli.overview import buffer_text, launch_text, unshared_bytes
+from jitcl.codegen.plan import KernelSource, Step
+from jitcl.codegen.text import amount
+from jitcl.errors import OptionError
+from jitcl.ir.printer import print_kernel, save_graph
+from jitcl.runtime.memory import lives
+
+SUFFIX = {"numba": ".py", "opencl": ".cl"}
+COMMENT = {"numba": "#", "opencl": "//"}
+
+
+def write(lowered: LoweredModel, folder: Path) -> list[Path]:
+    """Write all files of a dump; returns them. Raises OptionError where `folder` refuses."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = list(_graphs(lowered, folder))
+        for path, text in _texts(lowered, folder):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            written.append(path)
+        return written
+    except OSError as e:
+        raise OptionError(f"cannot write the dump to '{folder}': {e.strerror or e}") from e
+
+
+def _graphs(lowered: LoweredModel, folder: Path) -> Iterator[Path]:
+    """The graph after each pass that changed it, and after fusion."""
+    for k, stage in enumerate(lowered.stages):
+        if stage.changed:
+            path = folder / f"{k:02}-{stage.name}.jitcl"
+            save_graph(stage.graph, path)
+            yield path
+    path = folder / f"{len(lowered.stages):02}-{FUSE}.jitcl"
+    save_graph(lowered.fused_graph(), path)
+    yield path
+
+
+def _texts(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
+    yield from _kernels(lowered, folder / "kernels")
+    for g in lowered.groups:
+        if g.steps:
+            text = print_kernel(g.kernel_ir().kernel)
+            yield folder / "loops" / f"{g.number:03}-{g.name}.txt", text
+    yield folder / "steps.txt", steps_text(lowered)
+    yield folder / "memory.txt", memory_text(lowered)
+    yield folder / "memory.svg", memory_svg(lowered.plan)
+    yield folder / "groups.dot", groups_dot(lowered)
+
+
+def _kernels(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
+    """One file a launch: its head comment and source; a kernel used before is referred to."""
+    first: dict[str, str] = {}
+    for g in lowered.groups:
+        for step in g.steps:
+            source = lowered.kernels[step.kernel]
+            name = f"{g.number:03}-{step.name}{SUFFIX[source.language]}"
+            yield folder / name, kernel_text(step, source, first.setdefault(step.kernel, name),
+                                             name)
+
+
+def kernel_text(step: Step, source: KernelSource, first: str, name: str) -> str:
+    """Head comment, launch and source of one step's kernel, or where that source is."""
+    mark = COMMENT[source.language]
+    launch = launch_text(step)
+    head = step.head + (f"{mark} launch: {launch}\n" if launch else "")
+    if source.options:
+        head += f"{mark} build options: {' '.join(source.options)}\n"
+    if first != name:
+        return f"{head}{mark} the same kernel as in {first}: {source.entry}\n"
+    return f"{head}\n{source.body}"
+
+
+def steps_text(lowered: LoweredModel) -> str:
+    """All launches in order, with their buffers in the order of the kernel's arguments."""
+    plan = lowered.plan
+    lines = []
+    for k, step in enumerate(plan.steps):
+        lines.append(f"{k} {step.name}: {step.kernel}")
+        lines.append(f"    {amount(step.flops, 'FLOP')}, {amount(step.bytes, 'B')}")
+        if launch_text(step):
+            lines.append(f"    launch {launch_text(step)}")
+        for b in step.buffers:
+            spec = plan.buffers[b]
+            way = "writes" if b in step.writes else "reads "
+            where = f"slot {spec.slot} + {spec.offset}" if spec.kind == "temp" else spec.kind
+            lines.append(f"    {way} {spec.name} {buffer_text(spec)}  {where}")
+        if step.origins:
+            nodes = ", ".join(f"'{name}' ({op})" for name, op in step.origins)
+            lines.append(f"    from {nodes}")
+    return "\n".join([*lines, ""])
+
+
+def memory_text(lowered: LoweredModel) -> str:
+    """Every buffer: bytes, place, and the steps between which it lives."""
+    plan = lowered.plan
+    life = dict(lives(plan))
+    lines = [f"peak {plan.peak_bytes} bytes ({amount(plan.peak_bytes, 'B')})",
+             f"temporaries {sum(plan.slots)} bytes in {len(plan.slots)} allocations, "
+             f"{unshared_bytes(plan)} if none were shared", "",
+             f"{'buffer':<28}{'type':<32}{'bytes':>12}  {'place':<24}steps"]
+    for k, b in enumerate(plan.buffers):
+        place = b.kind if b.kind != "temp" else f"slot {b.slot} at {b.offset}"
+        steps = f"{life[k].first}..{life[k].last}" if k in life else ""
+        lines.append(f"{b.name:<28}{buffer_text(b):<32}{b.nbytes:>12}  {place:<24}{steps}".rstrip())
+    return "\n".join([*lines, ""])

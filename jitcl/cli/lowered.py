@@ -1,0 +1,125 @@
+"""A model on its way to kernels, with all that lies between: what `jitcl dump` shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jitcl.cli.feeds import Scaling, read_feeds
+from jitcl.cli.options import full_shapes
+from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.plan import KernelSource, Plan, Step
+from jitcl.errors import InputError, NeedsValue, OptionError
+from jitcl.ir.graph import Graph, Node, Origin
+from jitcl.ir.group import Group
+from jitcl.ir.printer import print_graph
+
+if TYPE_CHECKING:
+    from jitcl.runtime.model import Model
+
+FUSE = "fuse"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph after a pass. `seconds`: what the pass took."""
+
+    name: str
+    graph: Graph
+    seconds: float
+    changed: bool
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A group and the steps that compute it; none where it is only another view of a buffer."""
+
+    number: int
+    group: Group
+    steps: tuple[Step, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{(self.group.anchor or self.group.root).op}_{self.number}"
+
+    def kernel_ir(self) -> Lowered:
+        """The group's unscheduled kernel, whether a template claimed it or not."""
+        return lower(self.group, self.name)
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """All stages of one specialisation."""
+
+    model: Model
+    shapes: Mapping[str, tuple[int, ...]]
+    stages: tuple[Stage, ...]
+    groups: tuple[Launched, ...]
+    plan: Plan
+
+    @cached_property
+    def kernels(self) -> dict[str, KernelSource]:
+        return {k.entry: k for k in self.plan.kernels}
+
+    @property
+    def final(self) -> Graph:
+        return self.stages[-1].graph
+
+    def fused_graph(self) -> Graph:
+        """The last graph; its nodes' comments say which group computes them."""
+        inside: dict[Node, list[str]] = {}
+        for g in self.groups:
+            for node in g.group.members:
+                inside.setdefault(node, []).append(g.name)
+        origins = {node: Origin(" + ".join(names), "group") for node, names in inside.items()}
+        graph = self.final
+        return Graph(graph.name, graph.inputs, graph.outputs, origins)
+
+    def text_after(self, name: str) -> str:
+        """The graph after the last pass of this name; OptionError lists the passes."""
+        if name == FUSE:
+            return print_graph(self.fused_graph())
+        for stage in reversed(self.stages):
+            if stage.name == name:
+                return print_graph(stage.graph)
+        names = dict.fromkeys([s.name for s in self.stages] + [FUSE])
+        raise OptionError(f"--after {name}: there is no such pass\n  Use one of {', '.join(names)}")
+
+
+def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],
+                   given: Sequence[str]) -> LoweredModel:
+    """Lower a model without building anything. Raises what compiling it would raise."""
+    from jitcl.runtime.lowering import lower_model
+    values = read_feeds(model, given, Scaling(), shapes)
+    concrete = full_shapes(model, shapes, known=tuple(values))
+    concrete |= {name: array.shape for name, array in values.items()}
+    decisive: dict[str, np.ndarray] = {}
+    stages: list[Stage] = []
+
+    def observe(name: str, graph: Graph, seconds: float) -> None:
+        stages.append(Stage(name, graph, seconds, not stages or graph != stages[-1].graph))
+
+    while True:
+        try:
+            generated, plan = lower_model(model.source, concrete, decisive, model.device,
+                                          model.options, observe)
+            break
+        except NeedsValue as e:
+            if e.input_name not in values:
+                raise InputError(f"{e}\n  Give it: -i {e.input_name}='[...]' or a .npy") from e
+            decisive[e.input_name] = values[e.input_name]
+            stages.clear()
+    groups = tuple(_launched(i, g, plan) for i, g in enumerate(generated.groups))
+    return LoweredModel(model, concrete, tuple(stages), groups, plan)
+
+
+def _launched(number: int, group: Group, plan: Plan) -> Launched:
+    """A group with its steps, whose names are the group's: conv_4, and conv_4_1 for a second."""
+    name = re.escape(Launched(number, group, ()).name)
+    steps = [s for s in plan.steps if re.fullmatch(rf"{name}(_\d+)?", s.name)]
+    return Launched(number, group, tuple(steps))

@@ -1,0 +1,91 @@
+"""The command `jitcl`: its subcommands, and how errors are told.
+
+A `JitclError` is one message on stderr and exit status 1; with JITCL_DEBUG=1 or more it keeps its
+traceback, as every other error does. Subcommands import what they need when they run, so that
+`jitcl --help` and `jitcl cache ls` load neither numba nor onnx.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from jitcl import __version__, config
+from jitcl.cli.cache import cache
+from jitcl.cli.devices import devices
+from jitcl.cli.dump import dump
+from jitcl.cli.run import run
+from jitcl.errors import JitclError, OptionError
+
+EPILOG = """\b
+Examples:
+  jitcl devices                                 what can run models here
+  jitcl run model.onnx --random                 does it run, and how fast?
+  jitcl run model.onnx -i image=cat.png -o out  a picture in, arrays out
+  jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
+  jitcl cache why model.onnx                    why was it compiled again?
+
+\b
+Environment variables (JITCL_DEBUG=1 shows where an error comes from):
+"""
+
+
+class Failure(click.ClickException):
+    """A JitclError as its user sees it."""
+
+    def __init__(self, error: JitclError) -> None:
+        super().__init__(f"jitcl.{type(error).__name__.rstrip('_')}: {error}")
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, file=file, err=file is None)
+
+
+class Commands(click.Group):
+    """A group whose JitclErrors end as a message, not as a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except JitclError as error:
+            if _debug():
+                raise
+            raise Failure(error) from error
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        lines = config.table(formatter.width - 2).splitlines()
+        formatter.write("".join(f"  {line}\n" for line in lines))
+
+
+def _debug() -> int:
+    """JITCL_DEBUG; a wrong value there is reported by the command, not while an error is told."""
+    try:
+        return int(config.get("debug"))
+    except OptionError:
+        return 0
+
+
+@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="jitcl", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run neural networks on any OpenCL device or CPU, with kernels written for it.
+
+    MODEL is an ONNX file, or a text graph (.jitcl) as `jitcl dump` writes it.
+    """
+    level = config.get("debug")
+    logging.basicConfig(level=logging.DEBUG if level >= 2 else logging.INFO if level else
+                        logging.WARNING, format="%(name)s: %(message)s")
+    for name in config.unknown():
+        click.echo(f"warning: {name} means nothing to jitcl; `jitcl --help` lists its variables",
+                   err=True)
+
+
+for _command in (run, dump, devices, cache):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    cli(prog_name="jitcl")

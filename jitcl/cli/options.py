@@ -1,0 +1,117 @@
+"""Options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from jitcl.errors import InputError
+from jitcl.passes.options import CHOICES
+
+if TYPE_CHECKING:
+    from jitcl.devices.base import Progress
+    from jitcl.runtime.model import Model
+
+F = TypeVar("F", bound=Callable[..., Any])
+Shape = tuple[str, tuple[int, ...]]          # (input name, "" = the only one; dimensions)
+
+
+class ShapeType(click.ParamType):
+    """`image=1,3,224,224`; the name may be left out where a model has one input."""
+
+    name = "[NAME=]DIMS"
+
+    def convert(self, value: Any, param: click.Parameter | None,
+                ctx: click.Context | None) -> Shape:
+        if isinstance(value, tuple):
+            return value
+        name, _, dims = value.rpartition("=")
+        if not re.fullmatch(r"(\d+([,x]\d+)*)?", dims):
+            self.fail(f"'{value}' is no shape: write NAME=1,3,224,224", param, ctx)
+        return name, tuple(int(d) for d in re.split("[,x]", dims) if d)
+
+
+_MODEL = click.argument("model", type=click.Path(path_type=Path))
+_SHARED = (
+    click.option("-d", "--device", default="auto", show_default=True, metavar="DEVICE",
+                 help="auto, cpu, opencl[:PLATFORM[:DEVICE]] (numbers or parts of names), "
+                      "reference."),
+    click.option("--precision", type=click.Choice(CHOICES["precision"]), default="high",
+                 show_default=True, help="high: as the model says; normal: f16 storage; "
+                 "low: f16 arithmetic too, where the device has it."),
+    click.option("--memory", type=click.Choice(CHOICES["memory"]), default="normal",
+                 show_default=True, help="low: pack buffers tightest; high: share none."),
+    click.option("--tuning", type=click.Choice(CHOICES["tuning"]), default="none",
+                 show_default=True, help="How long to search for faster kernels."),
+    click.option("--shape", "shapes", type=ShapeType(), multiple=True,
+                 help="An input's shape, where the model leaves it open; repeatable."),
+    click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
+                 help="The kernel cache; default: JITCL_CACHE_DIR, or the user's cache directory."),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def model_options(command: F) -> F:
+    """MODEL and all options that decide what it is compiled into."""
+    for option in reversed((_MODEL, *_SHARED)):
+        command = option(command)
+    return command
+
+
+def open_with(model: Path, device: str, precision: str, memory: str, tuning: str,
+              cache_dir: Path | None, progress: Progress | None = None) -> Model:
+    """The model of a command line, not compiled yet."""
+    from jitcl.runtime.model import open_model
+    return open_model(model, device=device, precision=precision, memory=memory, tuning=tuning,
+                      cache_dir=cache_dir, progress=progress)
+
+
+def named_shapes(model: Model, shapes: Sequence[Shape]) -> dict[str, tuple[int, ...]]:
+    """--shape options by input name; InputError where a name is missing, unknown or given twice."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, dims in shapes:
+        name = name or only_input(model, "--shape NAME=DIMS")
+        if name in found:
+            raise InputError(f"--shape was given twice for input '{name}'")
+        found[name] = dims
+    by_name = {t.name: t for t in model.inputs}
+    for name, dims in found.items():
+        if name not in by_name:
+            raise InputError(f"--shape: there is no input '{name}'; the inputs are "
+                             f"{', '.join(map(str, model.inputs))}")
+        want = by_name[name].shape
+        if len(dims) != len(want) or any(isinstance(w, int) and w != d
+                                         for w, d in zip(want, dims)):
+            raise InputError(f"--shape {name}={','.join(map(str, dims))} does not fit "
+                             f"input {by_name[name]}")
+    return found
+
+
+def only_input(model: Model, usage: str) -> str:
+    """The name of the only required input; InputError where there are several."""
+    required = [t for t in model.inputs if not t.optional]
+    if len(required) != 1:
+        raise InputError(f"the model has {len(required)} inputs: name one, {usage}\n  They are: "
+                         f"{', '.join(map(str, required)) or 'none'}")
+    return required[0].name
+
+
+def full_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]],
+                known: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Concrete shapes of all required inputs but those in `known`; InputError says what is open."""
+    found = {}
+    for t in model.inputs:
+        if t.name in known or (t.optional and t.name not in shapes):
+            continue
+        shape = shapes.get(t.name, t.shape)
+        unknown = [str(d) for d in shape if not isinstance(d, int)]
+        if unknown:
+            example = ",".join(str(d) if isinstance(d, int) else "1" for d in shape)
+            raise InputError(f"input {t} leaves {', '.join(unknown)} open\n"
+                             f"  Say its shape: --shape {t.name}={example}")
+        found[t.name] = tuple(d for d in shape if isinstance(d, int))
+    return found

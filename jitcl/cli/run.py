@@ -1,0 +1,173 @@
+"""`jitcl run`: a model, its inputs from files, its outputs as a table and as files."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jitcl.cli.options import (
+    Shape,
+    full_shapes,
+    json_option,
+    model_options,
+    named_shapes,
+    open_with,
+)
+from jitcl.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jitcl.cli.feeds import Scaling
+    from jitcl.runtime.model import Model
+
+EPILOG = """\b
+Examples:
+  jitcl run model.onnx --random --repeat 50
+  jitcl run model.onnx -d cpu --random --shape image=1,3,224,224
+  jitcl run classify.onnx -i cat.jpg --mean .485,.456,.406 --std .229,.224,.225 --labels names.txt
+  jitcl run upscale.onnx -i image=cat.png --save-pictures -o out
+  jitcl run bert.onnx -i input_ids=ids.npy -i attention_mask=mask.npy -o out.npz
+  jitcl run reshape.onnx -i data=x.npy -i 'shape=[2, -1]'
+  jitcl run dump/00-import.jitcl --random --json
+"""
+
+
+class Numbers(click.ParamType):
+    """Comma-separated numbers, one a channel."""
+
+    name = "R,G,B"
+
+    def convert(self, value: Any, param: click.Parameter | None,
+                ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(v) for v in value.split(","))
+        except ValueError:
+            self.fail(f"'{value}' is not numbers such as 0.5,0.5,0.5", param, ctx)
+
+
+@click.command(epilog=EPILOG)
+@model_options
+@click.option("-i", "--input", "given", multiple=True, metavar="[NAME=]FILE",
+              help="An input from a .npy, a .npz (without NAME: all arrays in it), a picture, or "
+              "JSON numbers; repeatable. NAME may be left out where there is one input.")
+@click.option("--random", is_flag=True, help="Random numbers for inputs that are not given.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --random.")
+@click.option("--scale", type=float, help="Pictures: factor on 0..255  [default: 1/255 for floats]")
+@click.option("--mean", type=Numbers(), default=(), help="Pictures: subtracted after scaling.")
+@click.option("--std", type=Numbers(), default=(), help="Pictures: divided by after that.")
+@click.option("--bgr", is_flag=True, help="Pictures: blue first, as OpenCV has it.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT",
+              help="Save outputs: OUT.npz, OUT.npy (one output), or a folder of .npy files.")
+@click.option("--save-pictures", is_flag=True,
+              help="Save outputs that look like pictures as PNG, in the output folder or here.")
+@click.option("--labels", type=click.Path(path_type=Path), metavar="FILE",
+              help="Names of classes, one a line.")
+@click.option("--repeat", type=click.IntRange(0), default=0, metavar="N",
+              help="Run N times more, and tell the median time.")
+@json_option
+def run(model: Path, device: str, precision: str, memory: str, tuning: str,
+        shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], random: bool,
+        seed: int, scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
+        output: Path | None, save_pictures: bool, labels: Path | None, repeat: int,
+        as_json: bool) -> None:
+    """Run MODEL once: inputs from files, outputs as a table and as files."""
+    from jitcl.cli import results
+    from jitcl.cli.console import progress_bar
+    from jitcl.cli.feeds import Scaling
+
+    names = results.read_labels(labels) if labels else []
+    start = time.perf_counter()
+    with progress_bar(quiet=as_json) as progress:
+        opened = open_with(model, device, precision, memory, tuning, cache_dir, progress)
+        feeds = _feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random, seed)
+        outputs, seconds = _timed(opened, feeds, start, repeat)
+    saved: list[tuple[Path, str]] = []
+    if output is not None:
+        saved += [(path, "") for path in results.save_arrays(outputs, output)]
+    if save_pictures:
+        folder = Path(".") if output is None else output.parent if output.suffix else output
+        saved += results.save_pictures(outputs, folder)
+    if as_json:
+        _print_json(opened, feeds, outputs, seconds, saved)
+    else:
+        _print(opened, outputs, seconds, saved, names)
+
+
+def _feeds(model: Model, given: Sequence[str], scaling: Scaling, shapes: Sequence[Shape],
+           random: bool, seed: int) -> dict[str, np.ndarray]:
+    """All inputs; InputError for one that is missing."""
+    from jitcl.cli.feeds import random_feed, read_feeds
+    fixed = named_shapes(model, shapes)
+    feeds = read_feeds(model, given, scaling, fixed)
+    missing = [t for t in model.inputs if t.name not in feeds and not t.optional]
+    if missing and not random:
+        raise InputError(f"input {missing[0]} was not given\n"
+                         f"  Say where it is, -i {missing[0].name}=FILE, or take --random numbers.")
+    if random:
+        wanted = full_shapes(model, fixed, known=tuple(feeds))
+        feeds |= {t.name: random_feed(t, wanted[t.name], seed)
+                  for t in model.inputs if t.name in wanted}
+    return feeds
+
+
+def _timed(model: Model, feeds: dict[str, np.ndarray], start: float, repeat: int,
+           ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Outputs, and seconds: from `start` to the first result, and of `repeat` runs after it."""
+    outputs = model.run(feeds)
+    first = time.perf_counter() - start
+    runs = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        model.run(feeds)
+        runs.append(time.perf_counter() - begin)
+    return outputs, {"to_first_result": first, "runs": runs,
+                     "median": statistics.median(runs) if runs else None}
+
+
+def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any],
+           saved: list[tuple[Path, str]], labels: Sequence[str]) -> None:
+    from jitcl.cli.console import console, duration, table
+    from jitcl.cli.results import best, class_lines, summary
+    out = console()
+    rows = table("", "output", "type", "min", "mean", "max", right=("min", "mean", "max"))
+    for name, array in outputs.items():
+        row = summary(name, array)
+        shape = ",".join(map(str, array.shape))
+        figures = ["-" if row[k] is None else f"{row[k]:.6g}" for k in ("min", "mean", "max")]
+        odd = f"  ({row['not_finite']} not finite)" if row["not_finite"] else ""
+        rows.add_row(name, f"{row['dtype']}[{shape}]{odd}", *figures)
+    out.print(rows)
+    for name, array in outputs.items():
+        found = best(array)
+        if found:
+            out.print(f"best of '{name}':", *class_lines(found, labels), sep="\n")
+    for path, how in saved:
+        out.print(f"saved {path}" + (f" ({how})" if how else ""))
+    report, builds = model.report(), model.cache.stats.builds
+    how = "plan from the cache" if report.from_cache else f"{builds} cache entries built"
+    line = f"{model.device.name}: first result after {duration(seconds['to_first_result'])} ({how})"
+    if seconds["runs"]:
+        line += f", median of {len(seconds['runs'])} runs {duration(seconds['median'])}"
+    out.print(line)
+
+
+def _print_json(model: Model, feeds: dict[str, np.ndarray], outputs: dict[str, np.ndarray],
+                seconds: dict[str, Any], saved: list[tuple[Path, str]]) -> None:
+    from jitcl.cli.console import print_json
+    from jitcl.cli.results import best, summary
+    report = model.report()
+    print_json({
+        "model": model.source.name, "device": model.device.name,
+        "inputs": [summary(n, a) for n, a in feeds.items()],
+        "outputs": [{**summary(n, a), "best": best(a)} for n, a in outputs.items()],
+        "seconds": seconds, "from_cache": report.from_cache, "steps": len(report.steps),
+        "kernels": report.kernels, "peak_bytes": report.peak_bytes, "host": report.host,
+        "cache": model.cache.stats.as_dict(), "saved": [str(path) for path, _ in saved]})
