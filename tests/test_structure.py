@@ -102,6 +102,8 @@ IMPORTS = all_imports()
 def room(module: str) -> str:
     """'ir' of 'jitcl.ir.graph'; 'jitcl' of the package itself and of modules beside it."""
     parts = module.split(".")
+    if module == "jitcl.__main__":           # `python -m jitcl` is the command line
+        return "cli"
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS else "jitcl"
 
 

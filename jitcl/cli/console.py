@@ -18,7 +18,7 @@ PIPED_WIDTH = 160            # columns where nobody watches
 
 
 def console(file: TextIO | None = None) -> Console:
-    """A rich console that shows `f32[batch,3]` as it stands, and does not wrap narrowly in pipes."""
+    """A rich console that shows `f32[batch,3]` as it stands, and is wide in pipes."""
     from rich.console import Console
     file = sys.stdout if file is None else file
     return Console(file=file, markup=False, highlight=False, emoji=False,

@@ -25,9 +25,10 @@ def devices(as_json: bool) -> None:
     from jitcl.cli.console import console, print_json, table
     from jitcl.codegen.text import amount
     from jitcl.devices.select import devices as all_devices
+    from jitcl.devices.select import resolve_auto
 
     found = all_devices()
-    auto, why = _auto([d.spec for d in found if d.target.device_type == "gpu"])
+    auto, why = resolve_auto()
     if as_json:
         print_json({"auto": auto, "why": why, "devices": [
             {"spec": d.spec, "note": d.note, **dataclasses.asdict(d.target)} for d in found]})
@@ -44,13 +45,3 @@ def devices(as_json: bool) -> None:
     out.print(rows)
     out.print(f"* auto takes {auto}: {why}")
 
-
-def _auto(gpus: list[str]) -> tuple[str, str]:
-    """What device="auto" means now, and why."""
-    from jitcl import config
-    from jitcl.devices.select import preferred
-    chosen = str(config.get("device"))
-    if chosen != "auto":
-        return chosen, "JITCL_DEVICE says so"
-    auto = preferred()
-    return auto, "the first GPU" if auto in gpus else "there is no GPU"

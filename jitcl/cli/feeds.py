@@ -59,9 +59,9 @@ class Scaling:
 
 def read_feeds(model: Model, given: Sequence[str], scaling: Scaling,
                shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Arrays by input name, of all `[NAME=]FILE` options. `shapes` fixes what the model leaves open.
+    """Arrays by input name, of all `[NAME=]FILE` options. Raises InputError.
 
-    Raises InputError.
+    `shapes` fixes what the model leaves open: a picture is resized to it.
     """
     inputs = {t.name: replace(t, shape=shapes.get(t.name, t.shape)) for t in model.inputs}
     found: dict[str, list[tuple[str, np.ndarray]]] = {}
@@ -173,12 +173,12 @@ def _read_picture(path: Path, tensor: Tensor, scaling: Scaling) -> np.ndarray:
     height, width, channels = (tensor.shape[a] for a in axes)
     try:
         with Image.open(path) as image:
-            image = image.convert(MODES[channels if isinstance(channels, int) else 3])
             size = (width if isinstance(width, int) else image.width,
                     height if isinstance(height, int) else image.height)
+            picture = image.convert(MODES[channels if isinstance(channels, int) else 3])
             if size != image.size:
-                image = image.resize(size, Image.Resampling.BILINEAR)
-            pixels = np.asarray(image)
+                picture = picture.resize(size, Image.Resampling.BILINEAR)
+            pixels = np.asarray(picture)
     except UnidentifiedImageError:
         raise InputError(f"'{path}' is no picture that Pillow can read") from None
     except OSError as e:

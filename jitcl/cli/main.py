@@ -74,9 +74,7 @@ def cli() -> None:
 
     MODEL is an ONNX file, or a text graph (.jitcl) as `jitcl dump` writes it.
     """
-    level = config.get("debug")
-    logging.basicConfig(level=logging.DEBUG if level >= 2 else logging.INFO if level else
-                        logging.WARNING, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     for name in config.unknown():
         click.echo(f"warning: {name} means nothing to jitcl; `jitcl --help` lists its variables",
                    err=True)

@@ -121,9 +121,12 @@ def _open_path(path: Path) -> Source:
     if path.suffix == ".jitcl":
         from jitcl.ir.parser import load_graph
         from jitcl.ir.printer import side_file
+        from jitcl.ops import OPS
+        from jitcl.ops.builder import infer
         side = side_file(path)
         extra = side.read_bytes() if side.exists() else b""
-        return GraphSource(load_graph(path), path.stem, _digest(data + extra))
+        return GraphSource(load_graph(path, known_ops=OPS, infer=infer), path.stem,
+                           _digest(data + extra))
     return OnnxSource(path, path.stem, _digest(data))
 
 
