@@ -300,7 +300,7 @@ def test_target_holds_what_was_probed(device):
     assert target.fp16_storage and target.fp64
     if "PoCL" in target.driver:
         assert not target.fp16_arithmetic
-    if "Intel" in target.vendor:
+    if target.vendor.startswith("Intel"):
         assert target.fp16_arithmetic and target.fast_fma
     if target.device_type == "cpu":
         assert not target.local_is_real and target.vector_width >= 4
@@ -340,7 +340,7 @@ def test_select_by_index_and_name():
     for found in DEVICES:
         assert open_device(found.spec).found is found
     assert "PoCL" in open_device("opencl:pocl").found.platform_version
-    assert open_device("opencl:PORTABLE:pthread").found is open_device("opencl:pocl").found
+    assert open_device("opencl:PORTABLE:0").found is open_device("opencl:pocl").found
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_cpu_that_pocl_compiles_for(current, features, wanted):
 def run_python(code: str, cache: Path, **environment: str) -> dict:
     """What a fresh process prints as JSON on its last line."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OCL_ICD", "POCL_", "JITCL_"))}
-    environment = {**kept, "JITCL_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **environment}
+    environment = {**kept, "JITCL_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=environment,

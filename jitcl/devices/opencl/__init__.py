@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def list_devices() -> tuple[Found, ...]:
-    """Every OpenCL device of this machine, in the order of their indices; empty without a driver."""
+    """Every OpenCL device of this machine, in the order of indices; empty without a driver."""
     from jitcl.devices.opencl.platform import find_devices
 
     return find_devices()

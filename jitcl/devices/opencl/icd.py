@@ -1,11 +1,11 @@
-"""Make every OpenCL driver visible, Intel's CPU runtime from pip included, before the first
-OpenCL call.
+"""Make every OpenCL driver visible before the first OpenCL call: Intel's CPU runtime from pip, and
+NVIDIA's driver in containers, which have its library and no .icd file.
 
 The loader (ocl-icd, bundled with pyopencl's wheels) reads `OCL_ICD_VENDORS` once, at the first
 call. Intel's wheel has no usable .icd file, so `setup` writes one into a lasting folder of the
 cache directory, copies the system's .icd files beside it (the variable replaces
 /etc/OpenCL/vendors), and names the folder. PoCL from pip lies inside pyopencl and is found in
-either case. A user's own setting of any of these variables is left alone.
+either case. A user's own setting of these variables is left alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import atexit
 import importlib.metadata
 import logging
 import os
+import platform
 import shutil
 import tempfile
 import threading
@@ -23,8 +24,15 @@ from pathlib import Path
 from jitcl import config
 
 SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
-USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
+USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")   # ocl-icd ignores OCL_ICD_FILENAMES
 OURS = "opencl-vendors"
+NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
+LIBRARY_FOLDERS = (
+    f"/usr/lib/{platform.machine()}-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+)
 SCRATCH = "pocl-scratch"
 
 log = logging.getLogger("jitcl.opencl")
@@ -96,10 +104,20 @@ def missing_parts() -> str:
     return ""
 
 
+def unlisted_nvidia() -> Path | None:
+    """NVIDIA's OpenCL driver where it is mounted without an .icd file, as in containers."""
+    listed = [p.read_text() for p in SYSTEM_VENDORS.glob("*.icd")]
+    if any("nvidia" in text for text in listed):
+        return None
+    own = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    places = (Path(folder) / NVIDIA_LIBRARY for folder in (*own, *LIBRARY_FOLDERS) if folder)
+    return next((p for p in places if p.exists()), None)
+
+
 def _name_vendors() -> None:
-    """Point the loader at a folder with the system's drivers and Intel's runtime."""
-    library = intel_runtime()
-    if library is None:
+    """Point the loader at a folder with the system's drivers and those that it would not find."""
+    intel, nvidia = intel_runtime(), unlisted_nvidia()
+    if intel is None and nvidia is None:
         return
     for name in USER_SETTINGS:
         value = os.environ.get(name)
@@ -107,7 +125,8 @@ def _name_vendors() -> None:
             return
     folder = writable(OURS)
     wanted = {f"system-{p.name}": p.read_text() for p in sorted(SYSTEM_VENDORS.glob("*.icd"))}
-    wanted["intel-pip.icd"] = f"{library}\n"
+    wanted |= {"intel-pip.icd": f"{intel}\n"} if intel else {}
+    wanted |= {"nvidia.icd": f"{nvidia}\n"} if nvidia else {}
     for stale in {p.name for p in folder.glob("*.icd")} - wanted.keys():
         with suppress(OSError):
             (folder / stale).unlink()

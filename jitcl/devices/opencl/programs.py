@@ -32,7 +32,7 @@ from jitcl.devices.opencl.errors import build_error
 from jitcl.errors import BuildError
 
 KERNEL_KIND, PROGRAM_KIND = "opencl-kernel", "opencl-program"
-BATCH = 24  # kernels a program
+BATCH = 32  # kernels a program
 SHARED_MACRO = re.compile(r"^\s*#\s*define\s+(?!JITCL_)", re.M)
 COMMON_OPTIONS = ("-cl-std=CL1.2", "-w")
 
