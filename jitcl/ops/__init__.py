@@ -1,4 +1,4 @@
-"""Ops by kind; importing the package declares them all. One module a line, so that two additions never clash."""
+"""Ops by kind; importing the package declares them all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 
 from jitcl.ops.core import ONNX, OPS
 
-MODULES = (
+MODULES = (                      # one a line, so that two additions never clash
     "elementwise",
     "logic",
     "activation",

@@ -11,12 +11,23 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.core import F16, F32, I32, Spec, composite, elementwise, norm_axis, onnx_rule, sample
+from jitcl.ops.core import (
+    F16,
+    F32,
+    I32,
+    Spec,
+    composite,
+    elementwise,
+    fixed,
+    norm_axis,
+    onnx_rule,
+    sample,
+)
 
-_EDGES = Spec((6,), values=(-math.inf, -99.0, -0.0, 99.0, math.inf, math.nan))
+_EDGES = fixed(-math.inf, -99.0, -0.0, 99.0, math.inf, math.nan)
 _ONE = [sample(F32(2, 30, low=-8, high=8)), sample(F16(20), rtol=1e-3), sample(_EDGES)]
 _FINITE = [sample(F32(2, 30, low=-8, high=8)), sample(F16(20), rtol=1e-3),
-           sample(Spec((4,), values=(-99.0, -0.0, 99.0, math.nan)))]
+           sample(fixed(-99.0, -0.0, 99.0, math.nan))]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -39,7 +50,8 @@ def leaky_relu(s: KernelBuilder, x: Expr, alpha: float = 0.01) -> Expr:
 
 
 @elementwise(onnx="PRelu", ref=lambda x, slope: np.where(x < 0, slope * x, x),
-             samples=[sample(F32(2, 3, 4), F32(3, 1)), sample(I32(9), I32(1)), sample(F16(9), F16(9), rtol=1e-3)])
+             samples=[sample(F32(2, 3, 4), F32(3, 1)), sample(I32(9), I32(1)),
+                      sample(F16(9), F16(9), rtol=1e-3)])
 def prelu(s: KernelBuilder, x: Expr, slope: Expr) -> Expr:
     """x, times slope where negative (He et al., 2015, "Delving deep into rectifiers")."""
     return s.select(x < 0, x * slope, x)
@@ -54,7 +66,8 @@ def thresholded_relu(s: KernelBuilder, x: Expr, alpha: float = 1.0) -> Expr:
 
 @elementwise(ref=lambda x, bias=0.0, threshold=0.5: np.where(
     x < -threshold, x + bias, np.where(x > threshold, x - bias, 0)),
-    samples=[sample(F32(30)), sample(F32(30), bias=0.5, threshold=1.5), sample(I32(9), bias=1.0, threshold=2.0)])
+    samples=[sample(F32(30)), sample(F32(30), bias=0.5, threshold=1.5),
+             sample(I32(9), bias=1.0, threshold=2.0)])
 def shrink(s: KernelBuilder, x: Expr, bias: float = 0.0, threshold: float = 0.5) -> Expr:
     """x drawn toward 0 by bias, and 0 between -threshold and threshold."""
     wide = x if x.dtype in ("f32", "f64") else s.cast(x, "f32")
@@ -64,7 +77,8 @@ def shrink(s: KernelBuilder, x: Expr, bias: float = 0.0, threshold: float = 0.5)
 
 @onnx_rule("Shrink")
 def _shrink(g: GraphBuilder, node: Any) -> Node:
-    return g.shrink(*node.inputs, bias=node.attrs.get("bias", 0.0), threshold=node.attrs.get("lambd", 0.5))
+    return g.shrink(*node.inputs, bias=node.attrs.get("bias", 0.0),
+                    threshold=node.attrs.get("lambd", 0.5))
 
 
 @elementwise(onnx="HardSigmoid", ref=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1),
@@ -99,7 +113,7 @@ def softsign(s: KernelBuilder, x: Expr) -> Expr:
     return x / (s.abs(x) + 1.0)
 
 
-@elementwise(onnx="Elu", ref=lambda x, alpha=1.0: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x),
+@elementwise(onnx="Elu", ref=lambda x, alpha=1.0: np.where(x < 0, alpha * np.expm1(x), x),
              samples=[*_ONE, sample(F32(9), alpha=2.0)])
 def elu(s: KernelBuilder, x: Expr, alpha: float = 1.0) -> Expr:
     """x, or alpha * (exp(x) - 1) where negative (Clevert et al., 2015)."""
@@ -116,8 +130,11 @@ def celu(s: KernelBuilder, x: Expr, alpha: float = 1.0) -> Expr:
 SELU_ALPHA, SELU_GAMMA = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
-@elementwise(onnx="Selu", samples=[*_ONE, sample(F32(9), alpha=2.0, gamma=3.0)],
-             ref=lambda x, alpha=SELU_ALPHA, gamma=SELU_GAMMA: gamma * np.where(x > 0, x, alpha * np.expm1(x)))
+def _selu(x: np.ndarray, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Any:
+    return gamma * np.where(x > 0, x, alpha * np.expm1(x))
+
+
+@elementwise(onnx="Selu", ref=_selu, samples=[*_ONE, sample(F32(9), alpha=2.0, gamma=3.0)])
 def selu(s: KernelBuilder, x: Expr, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Expr:
     """gamma * x, or gamma * alpha * (exp(x) - 1) where negative (Klambauer et al., 2017)."""
     return s.select(x <= 0, (s.exp(x) - 1.0) * (alpha * gamma), x * gamma)
@@ -143,15 +160,16 @@ def mish(s: KernelBuilder, x: Expr) -> Expr:
     return x * s.tanh(s.max(x, 0.0) + s.log(s.exp(-s.abs(x)) + 1.0))
 
 
-def _gelu(x: np.ndarray, approximate: str = "none") -> np.ndarray:
+def _gelu(x: np.ndarray, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
     return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
 
 
-@elementwise(onnx="Gelu", ref=_gelu, samples=[*_FINITE, sample(F32(30, low=-8, high=8), approximate="tanh")])
+@elementwise(onnx="Gelu", ref=_gelu, samples=[
+    *_FINITE, sample(F32(30, low=-8, high=8), approximate="tanh")])
 def gelu(s: KernelBuilder, x: Expr, approximate: str = "none") -> Expr:
-    """x times the normal distribution's share below x, exactly or by tanh (Hendrycks and Gimpel, 2016)."""
+    """x times the normal distribution below x, exact or by tanh (Hendrycks and Gimpel, 2016)."""
     if approximate == "tanh":
         return x * 0.5 * (s.tanh((x * x * x * 0.044715 + x) * math.sqrt(2 / math.pi)) + 1.0)
     return x * 0.5 * (s.erf(x * math.sqrt(0.5)) + 1.0)
@@ -159,12 +177,13 @@ def gelu(s: KernelBuilder, x: Expr, approximate: str = "none") -> Expr:
 
 # ---- along an axis
 
-def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+def _softmax(x: np.ndarray, axis: int = -1) -> Any:
     e = np.exp(x - np.max(x, axis, keepdims=True))
     return e / np.sum(e, axis, keepdims=True)
 
 
-_AXES = [sample(F32(3, 7)), sample(F32(2, 5, 3), axis=1), sample(F16(4, 9), rtol=1e-3), sample(F32(1, 9, low=-900, high=900))]
+_AXES = [sample(F32(3, 7)), sample(F32(2, 5, 3), axis=1), sample(F16(4, 9), rtol=1e-3),
+         sample(F32(1, 9, low=-900, high=900))]
 
 
 @composite(ref=_softmax, samples=_AXES)

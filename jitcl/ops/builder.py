@@ -1,4 +1,4 @@
-"""`GraphBuilder`: makes nodes of declared ops, inferring their types; and evaluates constant nodes."""
+"""`GraphBuilder`: makes nodes of declared ops with inferred types; and evaluates constant nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def lookup(name: str) -> Op:
     if op is None:
         import difflib
         near = difflib.get_close_matches(name, OPS)
-        raise JitclError(f"no op '{name}'" + (f": did you mean {' or '.join(near)}?" if near else ""))
+        hint = f": did you mean {' or '.join(near)}?" if near else ""
+        raise JitclError(f"no op '{name}'{hint}")
     return op
 
 
@@ -36,15 +37,18 @@ def infer(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> Tens
 
 
 class GraphBuilder:
-    """`g.conv(x, w, strides=(2, 2))`: any declared op by name. Python numbers take the other operands' dtype."""
+    """`g.conv(x, w, strides=(2, 2))`: any declared op by name.
+
+    Python numbers become constants of the last operand's dtype.
+    """
 
     def op(self, name: str, *inputs: Operand, **attrs: Any) -> Node:
         lookup(name)
-        like = next((i for i in reversed(inputs) if isinstance(i, Node)), None)     # where: not its condition
+        like = next((i for i in reversed(inputs) if isinstance(i, Node)), None)
         if like is None and any(not isinstance(i, Node) for i in inputs):
             raise JitclError(f"op '{name}': at least one operand must be a node, got {inputs}")
-        nodes = tuple(i if isinstance(i, Node) else const(i, like.type.dtype)  # type: ignore[union-attr]
-                      for i in inputs)
+        dtype = like.type.dtype if like is not None else None
+        nodes = tuple(i if isinstance(i, Node) else const(i, dtype) for i in inputs)
         attrs = {k: freeze(v) for k, v in attrs.items()}
         return Node.make(name, nodes, attrs, type=infer(name, tuple(n.type for n in nodes), attrs))
 
@@ -69,7 +73,7 @@ def freeze(value: Any) -> Any:
 
 
 def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.ndarray:
-    """The value of a node by the ops' NumPy references; NeedsValue where it depends on a graph input.
+    """A node's value by the ops' NumPy references; NeedsValue where it depends on a graph input.
 
     `values` holds known values (of inputs, say) and is filled as a memo.
     """
@@ -104,7 +108,8 @@ def checked(node: Node, out: np.ndarray) -> np.ndarray:
     if out.dtype != want:
         out = out.astype(want)
     if out.shape != node.type.dims:
-        raise JitclError(f"reference of '{node.op}' gave shape {out.shape}, inference said {node.type.dims}")
+        raise JitclError(f"reference of '{node.op}' gave shape {out.shape}, "
+                         f"inference said {node.type.dims}")
     return out
 
 

@@ -1,13 +1,14 @@
-"""What an op is: one declaration from which inference, evaluation, lowering, ONNX import and tests derive.
+"""What an op is: one declaration that inference, evaluation, code, import and tests derive from.
 
     @elementwise(ref=lambda x: np.maximum(x, 0), onnx="Relu", samples=[sample(F32(2, 3))])
     def relu(s, x):
         return s.max(x, 0.0)
 
-The universal form is a body `body(s, ix, *loaders, **attrs) -> Expr`: the value at output index `ix`, where `s` is a
-`KernelBuilder` (`s.out` is the result's type) and `loader(*index, guard=None, other=0)` reads an operand at a logical
-index. The decorators below are sugar over it. `ref(*arrays, **attrs)` is an independent NumPy implementation: it
-folds constants, and tests compare bodies with it, so it must not share code with the body.
+The universal form is a body `body(s, ix, *loaders, **attrs) -> Expr`: the value at output index
+`ix`, where `s` is a `KernelBuilder` (`s.out` is the result's type), and
+`loader(*index, guard=None, other=0)` reads an operand at a logical index. The decorators below are
+sugar over it. `ref(*arrays, **attrs)` is an independent NumPy implementation: it folds constants,
+and tests compare bodies with it, so it must not share code with the body.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jitcl.ir.types import Dim, TensorType
 Index = tuple[Expr, ...]
 Infer = Callable[..., TensorType]            # infer(*types, **attrs)
 Body = Callable[..., Expr]                   # body(s, ix, *loaders, **attrs)
+Rule = Callable[..., Any]                    # rule(g, node): ONNX import
 
 
 class Loader(Protocol):
@@ -83,13 +85,18 @@ def I32(*shape: int, low: float = -8, high: float = 8) -> Spec:
     return Spec(shape, "i32", low, high)
 
 
+def fixed(*values: float, dtype: str = "f32") -> Spec:
+    """A vector of these elements."""
+    return Spec((len(values),), dtype, values=values)
+
+
 def BOOL(*shape: int) -> Spec:
     return Spec(shape, "bool")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row of the op table: operands and attributes; `rtol` in units of the result's largest magnitude."""
+    """A row of the op table: operands, attributes; `rtol` is relative to the largest result."""
 
     args: tuple[Spec, ...]
     attrs: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -126,13 +133,15 @@ def declare(op: Op) -> Op:
     return op
 
 
-def onnx_rule(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Import rule of ONNX ops: `rule(g, node) -> Node or tuple of Nodes`, one for each output that it gives.
+def onnx_rule(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Import rule of ONNX ops: `rule(g, node) -> Node or tuple of Nodes`, one for each output that
+    it gives.
 
-    `node` is the frontend's neutral view: `.op_type`, `.inputs` (Nodes; None where left out), `.attrs` (plain
-    Python values), `.opset`, `.n_outputs`, `.input(i)` (None where left out), `.static(i)` (its value as an ndarray).
+    `node` is the frontend's neutral view: `.op_type`, `.inputs` (Nodes; None where left out),
+    `.attrs` (plain Python values), `.opset`, `.n_outputs`, `.input(i)` (None where left out),
+    `.static(i)` (its value as an ndarray).
     """
-    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(rule: Rule) -> Rule:
         for op_type in op_types:
             if (domain, op_type) in ONNX:
                 raise JitclError(f"ONNX op '{op_type}' has two import rules")
@@ -152,16 +161,18 @@ def _plain_rule(op_type: str, name: str) -> None:
 
 _ONNX_DTYPES = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool",
                 10: "f16", 11: "f64", 12: "u32", 13: "u64", 16: "bf16"}
-_ONNX_OTHER = {8: "string", 14: "complex64", 15: "complex128", 17: "float8e4m3fn", 18: "float8e4m3fnuz",
+_ONNX_OTHER = {8: "string", 14: "complex64", 15: "complex128", 17: "float8e4m3fn",
+               18: "float8e4m3fnuz",
                19: "float8e5m2", 20: "float8e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4e2m1",
                24: "float8e8m0", 25: "uint2", 26: "int2"}
 
 
 def onnx_dtype(code: int) -> str:
-    """The dtype that ONNX numbers `code` (TensorProto.DataType); UnsupportedError where jitcl has none."""
+    """The dtype of TensorProto.DataType `code`; UnsupportedError where jitcl has none."""
     if code not in _ONNX_DTYPES:
         name = _ONNX_OTHER.get(code, f"number {code}")
-        raise UnsupportedError(f"element type {name} is not supported: use {', '.join(_ONNX_DTYPES.values())}")
+        raise UnsupportedError(f"element type {name} is not supported: "
+                               f"use {', '.join(_ONNX_DTYPES.values())}")
     return _ONNX_DTYPES[code]
 
 
@@ -179,7 +190,8 @@ def broadcast(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
                 continue
             if dim != 1:
                 text = " and ".join(str([str(d) for d in s]).replace("'", "") for s in shapes)
-                raise ShapeError(f"shapes {text} do not broadcast: axis {axis} is {dim} and {shape[at]}")
+                raise ShapeError(f"shapes {text} do not broadcast: "
+                                 f"axis {axis} is {dim} and {shape[at]}")
             dim = shape[at]
         result.append(dim)
     return tuple(result)
@@ -196,7 +208,8 @@ def same_dtype(*types: TensorType) -> str:
 def norm_axis(axis: int, rank: int) -> int:
     """A possibly negative axis as 0 <= axis < rank; ShapeError outside."""
     if not -rank <= axis < rank:
-        raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}: use {-rank} to {rank - 1}")
+        raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}: "
+                         f"use {-rank} to {rank - 1}")
     return axis % rank
 
 
@@ -213,8 +226,9 @@ def norm_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 # ---- decorators
 
 def elementwise(*, ref: Callable[..., Any], result: str | None = None, onnx: str | None = None,
-                infer: Infer | None = None, samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Expr]], Op]:
-    """`fn(s, *values, **attrs)` at each element; operands broadcast. `result`: dtype where not the operands'."""
+                infer: Infer | None = None,
+                samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Expr]], Op]:
+    """`fn(s, *values, **attrs)` at each element; operands broadcast. `result`: dtype if another."""
     def typed(*types: TensorType, **_: Any) -> TensorType:
         dtype = same_dtype(*types)
         return TensorType(result or dtype, broadcast(*(t.shape for t in types)))
@@ -257,14 +271,16 @@ def movement(*, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
         name = fn.__name__.rstrip("_")
         if onnx:
             _plain_rule(onnx, name)
-        return declare(Op(name, "movement", infer, ref, body, samples=tuple(samples), doc=fn.__doc__ or ""))
+        return declare(Op(name, "movement", infer, ref, body, samples=tuple(samples),
+                          doc=fn.__doc__ or ""))
     return wrap
 
 
 def reduction(combine: str, *, ref: Callable[..., Any], samples: Sequence[Sample] = ()
               ) -> Callable[[Callable[[KernelBuilder, Expr, int], Expr]], Op]:
     """`combine` over `axes` (None: all), then `fn(s, total, count)` on what it gave."""
-    def typed(x: TensorType, axes: Sequence[int] | None = None, keepdims: bool = True) -> TensorType:
+    def typed(x: TensorType, axes: Sequence[int] | None = None,
+              keepdims: bool = True) -> TensorType:
         return x.with_(shape=reduced(x.shape, norm_axes(axes, x.rank), keepdims))
 
     def wrap(fn: Callable[[KernelBuilder, Expr, int], Expr]) -> Op:
@@ -291,7 +307,7 @@ def reduced(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[
 
 def composite(*, ref: Callable[..., Any], onnx: str | None = None,
               samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Any]], Op]:
-    """A small graph: `fn(g, *nodes, **attrs) -> Node`, expanded by the pass `decompose` unless a template claims it."""
+    """A small graph: `fn(g, *nodes, **attrs) -> Node`, expanded by the pass `decompose`."""
     def wrap(fn: Callable[..., Any]) -> Op:
         def infer(*types: TensorType, **attrs: Any) -> TensorType:
             from jitcl.ir.graph import graph_input
@@ -302,5 +318,6 @@ def composite(*, ref: Callable[..., Any], onnx: str | None = None,
         name = fn.__name__.rstrip("_")
         if onnx:
             _plain_rule(onnx, name)
-        return declare(Op(name, "composite", infer, ref, expand=fn, samples=tuple(samples), doc=fn.__doc__ or ""))
+        return declare(Op(name, "composite", infer, ref, expand=fn, samples=tuple(samples),
+                          doc=fn.__doc__ or ""))
     return wrap

@@ -1,4 +1,4 @@
-"""Tensors from parameters: constants of a shape, ranges, one-hot rows. Most are plain constants at import."""
+"""Tensors from parameters: constants of a shape, ranges, one-hot rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.core import F32, I64, Index, Loader, Spec, indexed, norm_axis, onnx_dtype, onnx_rule, same_dtype, sample
+from jitcl.ops.core import (
+    F32,
+    I64,
+    Index,
+    Loader,
+    fixed,
+    indexed,
+    norm_axis,
+    onnx_dtype,
+    onnx_rule,
+    sample,
+)
 from jitcl.ops.movement import ints
 
 
@@ -38,11 +49,12 @@ def _size(g: GraphBuilder, node: Any) -> Node:
 
 @onnx_rule("Range")
 def _range(g: GraphBuilder, node: Any) -> Node:
-    """start, start + delta, ... by repeated multiplication, as ONNX defines it: no rounding builds up."""
+    """start + i * delta, as ONNX defines it: rounding does not build up."""
     start, limit, delta = (np.asarray(node.static(i)).reshape(()) for i in (0, 1, 2))
     dtype = node.inputs[0].type.dtype
     if not delta or not np.isfinite([start, limit, delta]).all():
-        raise ShapeError(f"a range from {start} to {limit} by {delta} has no end: wanted finite numbers, delta not 0")
+        raise ShapeError(f"a range from {start} to {limit} by {delta} has no end: "
+                         f"wanted finite numbers, delta not 0")
     wide = np.float64 if dtypes.is_float(dtype) else np.int64
     count = max(0, int(np.ceil((wide(limit) - wide(start)) / wide(delta))))
     return g.const(wide(start) + np.arange(count) * wide(delta), dtype)
@@ -54,10 +66,11 @@ def _eye_like(g: GraphBuilder, node: Any) -> Node:
     if x.type.rank != 2:
         raise ShapeError(f"EyeLike needs a matrix, got {x.type}")
     to = onnx_dtype(node.attrs["dtype"]) if "dtype" in node.attrs else x.type.dtype
-    return g.const(np.eye(*x.type.dims, k=node.attrs.get("k", 0)), to)
+    return g.const(np.eye(x.type.dims[0], x.type.dims[1], k=node.attrs.get("k", 0)), to)
 
 
-def _one_hot_type(indices: TensorType, off_on: TensorType, depth: int, axis: int = -1) -> TensorType:
+def _one_hot_type(indices: TensorType, off_on: TensorType, depth: int,
+                  axis: int = -1) -> TensorType:
     if off_on.shape != (2,):
         raise ShapeError(f"wanted two values, off and on, got {off_on}")
     axis = norm_axis(axis, indices.rank + 1)
@@ -71,10 +84,12 @@ def _one_hot_ref(indices: np.ndarray, off_on: np.ndarray, depth: int, axis: int 
 
 
 @indexed("movement", infer=_one_hot_type, ref=_one_hot_ref, samples=[
-    sample(I64(4, low=-6, high=6), F32(2), depth=5), sample(I64(2, 3, low=0, high=4), I64(2), depth=4, axis=1),
-    sample(Spec((3,), values=(0.0, 2.0, -1.0)), F32(2), depth=3, axis=0)])
-def one_hot(s: KernelBuilder, ix: Index, indices: Loader, off_on: Loader, depth: int, axis: int = -1) -> Expr:
-    """off_on[1] where an index (negative: from the end) points along the new axis, off_on[0] elsewhere."""
+    sample(I64(4, low=-6, high=6), F32(2), depth=5),
+    sample(I64(2, 3, low=0, high=4), I64(2), depth=4, axis=1),
+    sample(fixed(0.0, 2.0, -1.0), F32(2), depth=3, axis=0)])
+def one_hot(s: KernelBuilder, ix: Index, indices: Loader, off_on: Loader, depth: int,
+            axis: int = -1) -> Expr:
+    """off_on[1] where an index (negative: from the end) points on the new axis, else off_on[0]."""
     axis = norm_axis(axis, len(ix))
     i = s.index(s.cast(indices(*ix[:axis], *ix[axis + 1:]), "i64"))
     i = s.select(i < 0, i + depth, i)

@@ -15,14 +15,28 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
-    BOOL, F16, F32, I32, I64, Sample, Spec, broadcast, elementwise, onnx_dtype, onnx_rule, sample, same_dtype,
+    BOOL,
+    F16,
+    F32,
+    I32,
+    I64,
+    Sample,
+    Spec,
+    broadcast,
+    elementwise,
+    fixed,
+    onnx_dtype,
+    onnx_rule,
+    same_dtype,
+    sample,
 )
 
 _ONE = [sample(F32(2, 3)), sample(F16(7), rtol=1e-3)]
 _TWO = [sample(F32(2, 3), F32(3)), sample(F32(4, 1), F32(1, 5)), sample(F16(5), F16(5), rtol=1e-3)]
-_INT = [sample(I32(4), I32(4)), sample(I64(2, 3), I64(1)), sample(Spec((6,), "u8", 0, 9), Spec((6,), "u8", 0, 9))]
-_NAN = [sample(Spec((5,), values=(math.nan, 1.0, -math.inf, -0.0, math.inf)),
-               Spec((5,), values=(0.0, math.nan, 1.0, 2.0, 3.0)))]
+_INT = [sample(I32(4), I32(4)), sample(I64(2, 3), I64(1)),
+        sample(Spec((6,), "u8", 0, 9), Spec((6,), "u8", 0, 9))]
+_NAN = [sample(fixed(math.nan, 1.0, -math.inf, -0.0, math.inf),
+               fixed(0.0, math.nan, 1.0, 2.0, 3.0))]
 
 
 def _within(low: float, high: float) -> list[Sample]:
@@ -47,7 +61,7 @@ def mul(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
     return x * y
 
 
-def _div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _div(x: np.ndarray, y: np.ndarray) -> Any:
     if np.issubdtype(x.dtype, np.floating):
         return np.true_divide(x, y)
     quotient = np.abs(x) // np.abs(y)
@@ -55,7 +69,8 @@ def _div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @elementwise(onnx="Div", ref=_div, samples=[
-    sample(F32(2, 3), F32(3, low=0.5)), sample(I32(2, 9), I32(9, low=1)), sample(I64(9), Spec((), "i64", -3, -2)),
+    sample(F32(2, 3), F32(3, low=0.5)), sample(I32(2, 9), I32(9, low=1)),
+    sample(I64(9), Spec((), "i64", -3, -2)),
     sample(Spec((9,), "u8", 0, 99), Spec((9,), "u8", 1, 9))])
 def div(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
     """x / y; of integers, rounded toward zero."""
@@ -63,7 +78,8 @@ def div(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
 
 
 @elementwise(ref=lambda x, y, fmod=False: np.fmod(x, y) if fmod else np.mod(x, y), samples=[
-    sample(F32(9), F32(9, low=0.5), fmod=True), sample(F32(9), F32(9, low=0.5)), sample(I32(9), I32(9, low=1)),
+    sample(F32(9), F32(9, low=0.5), fmod=True), sample(F32(9), F32(9, low=0.5)),
+    sample(I32(9), I32(9, low=1)),
     sample(I64(9), I64(9, low=1), fmod=True), sample(I64(9), Spec((1,), "i64", -5, -4))])
 def mod(s: KernelBuilder, x: Expr, y: Expr, fmod: bool = False) -> Expr:
     """The rest of x / y: with the sign of y, or with that of x where `fmod`."""
@@ -82,21 +98,24 @@ def _pow_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(x.dtype, broadcast(x.shape, y.shape))
 
 
-def _pow_ref(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _pow_ref(x: np.ndarray, y: np.ndarray) -> Any:
     exact = np.issubdtype(x.dtype, np.integer) and np.issubdtype(y.dtype, np.integer)
     if not exact:
         return np.power(x, y).astype(x.dtype)
-    powers = [int(a) ** int(b) if b >= 0 else int(float(a) ** int(b)) for a, b in np.broadcast(x, y)]
+    pairs = [(int(a), int(b)) for a, b in np.broadcast(x, y)]
+    powers = [a ** b if b >= 0 else int(float(a) ** b) for a, b in pairs]
     wrapped = np.array([p & (2 ** 64 - 1) for p in powers], np.uint64)
     return wrapped.astype(x.dtype).reshape(np.broadcast_shapes(x.shape, y.shape))
 
 
 @elementwise(onnx="Pow", infer=_pow_type, ref=_pow_ref, samples=[
-    sample(F32(2, 9, low=0.1), F32(9)), sample(F32(9, low=0.1), F32()), sample(F32(9), I64(9, low=-2, high=3)),
-    sample(I32(9), I32(9, low=0, high=6)), sample(I64(9, low=1), F32(9, low=0)), sample(F16(9, low=0.5), F16(9), rtol=2e-3),
+    sample(F32(2, 9, low=0.1), F32(9)), sample(F32(9, low=0.1), F32()),
+    sample(F32(9), I64(9, low=-2, high=3)),
+    sample(I32(9), I32(9, low=0, high=6)), sample(I64(9, low=1), F32(9, low=0)),
+    sample(F16(9, low=0.5), F16(9), rtol=2e-3),
     *(sample(F32(9, low=0.5), Spec((), values=(e,))) for e in (2.0, 0.5, -0.5, 3.0, -1.0, 1.0))])
 def pow_(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
-    """x to the power y, with x's type; whole powers of integers are exact (modulo the type's range)."""
+    """x to the power y, with x's type; whole powers of integers are exact and wrap around."""
     if dtypes.is_float(x.dtype):
         cheap = _cheap_power(s, x, y.value) if y.is_const else None
         return cheap if cheap is not None else s.pow(x, s.cast(y, x.dtype))
@@ -112,11 +131,11 @@ def _cheap_power(s: KernelBuilder, x: Expr, y: float) -> Expr | None:
         return s.div(1.0, s.sqrt(x))
     if y == -1:
         return s.div(1.0, x)
-    return {1: x, 2: x * x, 3: x * x * x}.get(y)
+    return {1.0: x, 2.0: x * x, 3.0: x * x * x}.get(float(y))
 
 
 def _whole_power(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
-    """By squaring, over six bits: from 64 on only the exponent's parity can matter (x = -1), or all bits left."""
+    """By squaring, over six bits; of longer exponents only the parity matters, for x = -1."""
     many = s.abs(y) if y.dtype in dtypes.SIGNED else y
     many = s.select(many > 63, s.bitand(many, 1) + 62, many)
     result, square = s.const(1, x.dtype), x
@@ -172,12 +191,14 @@ def neg(s: KernelBuilder, x: Expr) -> Expr:
     return -x
 
 
-@elementwise(onnx="Abs", ref=np.abs, samples=[*_ONE, sample(I32(4)), sample(Spec((4,), "u8", 0, 9))])
+@elementwise(onnx="Abs", ref=np.abs, samples=[
+    *_ONE, sample(I32(4)), sample(Spec((4,), "u8", 0, 9))])
 def abs_(s: KernelBuilder, x: Expr) -> Expr:
     return s.abs(x)
 
 
-@elementwise(onnx="Sign", ref=np.sign, samples=[*_ONE, sample(I64(9)), sample(Spec((3,), values=(math.nan, -0.0, 2.0)))])
+@elementwise(onnx="Sign", ref=np.sign, samples=[
+    *_ONE, sample(I64(9)), sample(fixed(math.nan, -0.0, 2.0))])
 def sign(s: KernelBuilder, x: Expr) -> Expr:
     """-1, 0 or 1; NaN of NaN."""
     return s.sign(x)
@@ -193,7 +214,8 @@ def ceil(s: KernelBuilder, x: Expr) -> Expr:
     return s.ceil(x)
 
 
-@elementwise(onnx="Round", ref=np.round, samples=[*_ONE, sample(Spec((5,), values=(-1.5, -0.5, 0.5, 1.5, 2.5)))])
+@elementwise(onnx="Round", ref=np.round, samples=[
+    *_ONE, sample(fixed(-1.5, -0.5, 0.5, 1.5, 2.5))])
 def round_(s: KernelBuilder, x: Expr) -> Expr:
     """To the nearest whole number, halves to the even one."""
     return s.round(x)
@@ -209,12 +231,14 @@ def reciprocal(s: KernelBuilder, x: Expr) -> Expr:
     return s.div(1.0, x)
 
 
-@elementwise(onnx="Exp", ref=np.exp, samples=[*_ONE, sample(Spec((3,), values=(-math.inf, 89.0, math.nan)))])
+@elementwise(onnx="Exp", ref=np.exp, samples=[
+    *_ONE, sample(fixed(-math.inf, 89.0, math.nan))])
 def exp(s: KernelBuilder, x: Expr) -> Expr:
     return s.exp(x)
 
 
-@elementwise(onnx="Log", ref=np.log, samples=[*_within(0.1, 4.0), sample(Spec((3,), values=(0.0, math.inf, -1.0)))])
+@elementwise(onnx="Log", ref=np.log, samples=[
+    *_within(0.1, 4.0), sample(fixed(0.0, math.inf, -1.0))])
 def log(s: KernelBuilder, x: Expr) -> Expr:
     return s.log(x)
 
@@ -265,7 +289,7 @@ def cosh(s: KernelBuilder, x: Expr) -> Expr:
     return s.cosh(x)
 
 
-@elementwise(onnx="Tanh", ref=np.tanh, samples=[*_ONE, sample(Spec((3,), values=(-99.0, 99.0, math.nan)))])
+@elementwise(onnx="Tanh", ref=np.tanh, samples=[*_ONE, sample(fixed(-99.0, 99.0, math.nan))])
 def tanh(s: KernelBuilder, x: Expr) -> Expr:
     return s.tanh(x)
 
@@ -290,7 +314,8 @@ def atanh(s: KernelBuilder, x: Expr) -> Expr:
 def _cast_samples() -> list[Sample]:
     every = [sample(F32(9, low=0, high=100), to=t) for t in dtypes.STORED]
     more = [sample(Spec((9,), t, 0, 100), to="f32") for t in dtypes.STORED]
-    return [*every, *more, sample(F16(9), to="i32"), sample(BOOL(9), to="i64"), sample(I64(9), to="bool"),
+    return [*every, *more, sample(F16(9), to="i32"), sample(BOOL(9), to="i64"),
+            sample(I64(9), to="bool"),
             sample(F32(9, low=-5, high=5), to="i8"), sample(I32(9, low=-300, high=300), to="u8")]
 
 
@@ -315,7 +340,8 @@ def _where_type(condition: TensorType, x: TensorType, y: TensorType) -> TensorTy
 
 
 @elementwise(onnx="Where", ref=np.where, infer=_where_type, samples=[
-    sample(BOOL(2, 3), F32(2, 3), F32(3)), sample(BOOL(3, 1), I64(3, 4), I64(1)), sample(BOOL(5), BOOL(5), BOOL(5))])
+    sample(BOOL(2, 3), F32(2, 3), F32(3)), sample(BOOL(3, 1), I64(3, 4), I64(1)),
+    sample(BOOL(5), BOOL(5), BOOL(5))])
 def where(s: KernelBuilder, condition: Expr, x: Expr, y: Expr) -> Expr:
     """x where the condition holds, else y."""
     return s.select(condition, x, y)
@@ -332,5 +358,6 @@ def _dropout(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
     x: Node = node.inputs[0]
     ratio, training = (node.static(i) for i in (1, 2))
     if training is not None and bool(training) and (ratio is None or float(ratio) != 0):
-        raise UnsupportedError("Dropout in training mode draws random numbers: export the model for inference")
+        raise UnsupportedError("Dropout in training mode draws random numbers: "
+                               "export the model for inference")
     return (x, g.expand(g.const(True), shape=x.type.shape))[:node.n_outputs]

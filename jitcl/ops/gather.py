@@ -1,4 +1,4 @@
-"""Gather and scatter. Indices are clamped into range, so no value of them can read outside a buffer."""
+"""Gather and scatter. Indices are clamped: no value of theirs can read outside a buffer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,24 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.core import F16, F32, I64, Index, Loader, Sample, Spec, indexed, norm_axis, onnx_rule, same_dtype, sample
+from jitcl.ops.core import (
+    F16,
+    F32,
+    I64,
+    Index,
+    Loader,
+    Sample,
+    Spec,
+    indexed,
+    norm_axis,
+    onnx_rule,
+    same_dtype,
+    sample,
+)
 
 
 def _position(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
-    """An index value as a place on an axis: negative ones count from the end, all are clamped into it."""
+    """An index value as a place on an axis: negative ones from the end, all clamped into it."""
     i = s.index(raw)
     i = s.select(i < 0, i + extent, i)
     return s.min(s.max(i, 0), extent - 1)
@@ -42,7 +55,8 @@ def _gather_type(x: TensorType, indices: TensorType, axis: int = 0) -> TensorTyp
 
 
 @indexed("movement", infer=_gather_type, ref=lambda x, i, axis=0: np.take(x, i, axis), samples=[
-    sample(F32(5, 3), I64(2, 2, low=-5, high=5)), sample(F32(2, 5, 3), I64(4, low=0, high=5), axis=1),
+    sample(F32(5, 3), I64(2, 2, low=-5, high=5)),
+    sample(F32(2, 5, 3), I64(4, low=0, high=5), axis=1),
     sample(F32(4, 5), I64(low=-5, high=5), axis=-1), sample(F16(5), I64(3, low=0, high=5))])
 def gather(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, axis: int = 0) -> Expr:
     """x[..., indices, ...]: whole slices of an axis, by index."""
@@ -68,12 +82,14 @@ def _elements_type(x: TensorType, indices: TensorType, axis: int = 0) -> TensorT
 
 
 def _elements_ref(x: np.ndarray, indices: np.ndarray, axis: int = 0) -> np.ndarray:
-    cut = tuple(slice(None) if a == axis % x.ndim else slice(d) for a, d in enumerate(indices.shape))
-    return np.take_along_axis(x[cut], indices, axis)
+    cut = [slice(d) for d in indices.shape]
+    cut[axis] = slice(None)
+    return np.take_along_axis(x[tuple(cut)], indices, axis)
 
 
 @indexed("movement", infer=_elements_type, ref=_elements_ref, samples=[
-    sample(F32(5, 3), I64(2, 3, low=-5, high=5)), sample(F32(5, 3), I64(4, 7, low=-3, high=3), axis=1)])
+    sample(F32(5, 3), I64(2, 3, low=-5, high=5)),
+    sample(F32(5, 3), I64(4, 7, low=-3, high=3), axis=1)])
 def gather_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, axis: int = 0) -> Expr:
     """y[i, j] = x[indices[i, j], j]: one index for each element."""
     axis = norm_axis(axis, len(x.shape))
@@ -89,8 +105,8 @@ def _gather_elements(g: GraphBuilder, node: Any) -> Node:
 def _gather_nd_type(x: TensorType, indices: TensorType, batch_dims: int = 0) -> TensorType:
     depth = indices.dims[-1] if indices.rank else 0
     if not 1 <= batch_dims + depth <= x.rank or indices.shape[:batch_dims] != x.shape[:batch_dims]:
-        raise ShapeError(f"{indices} cannot index {x}: after {batch_dims} batch axes, its last axis must hold 1 to "
-                         f"{x.rank - batch_dims} coordinates")
+        raise ShapeError(f"{indices} cannot index {x}: after {batch_dims} batch axes, its last "
+                         f"axis must hold 1 to {x.rank - batch_dims} coordinates")
     _check_indices(x, indices, math.prod(x.dims[batch_dims:batch_dims + depth]), batch_dims)
     return x.with_(shape=indices.shape[:-1] + x.shape[batch_dims + depth:])
 
@@ -106,9 +122,10 @@ def _gather_nd_ref(x: np.ndarray, indices: np.ndarray, batch_dims: int = 0) -> n
 
 @indexed("movement", infer=_gather_nd_type, ref=_gather_nd_ref, samples=[
     sample(F32(3, 4, 5), I64(2, 2, low=-3, high=3)), sample(F32(3, 4), I64(6, 2, low=0, high=3)),
-    sample(F32(2, 3, 4), I64(2, 2, 1, low=-3, high=3), batch_dims=1), sample(F32(3, 2), I64(1, low=0, high=3))])
+    sample(F32(2, 3, 4), I64(2, 2, 1, low=-3, high=3), batch_dims=1),
+    sample(F32(3, 2), I64(1, low=0, high=3))])
 def gather_nd(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, batch_dims: int = 0) -> Expr:
-    """x at coordinates that lie along the last axis of `indices`; the leading `batch_dims` axes run in step."""
+    """x at coordinates along the last axis of `indices`; the first `batch_dims` axes in step."""
     lead, depth = len(indices.shape) - 1, indices.shape[-1]
     at = [_position(s, indices(*ix[:lead], k), x.shape[batch_dims + k]) for k in range(depth)]
     return x(*ix[:batch_dims], *at, *ix[lead:])
@@ -119,14 +136,16 @@ def _gather_nd(g: GraphBuilder, node: Any) -> Node:
     return g.gather_nd(*node.inputs, batch_dims=node.attrs.get("batch_dims", 0))
 
 
-# ---- scatter, in gather form: each element of the result looks for the updates that are meant for it
+# ---- scatter, in gather form: each element looks for the updates that are meant for it
 
-_COMBINE = {"none": np.copyto, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "none": lambda old, new: new, "add": np.add, "mul": np.multiply,
+    "max": np.maximum, "min": np.minimum}
 
 
 def _scattered(s: KernelBuilder, old: Expr, extents: Sequence[int], reduction: str,
                hits: Callable[..., Expr], update: Callable[..., Expr]) -> Expr:
-    """`old` combined with update(*k) for all k that hit; with reduction "none" the last update wins."""
+    """`old` combined with update(*k) for all k that hit; with "none" the last update wins."""
     if reduction != "none":
         start = old if reduction in ("max", "min") else s.const(reduction == "mul", old.dtype)
         total = s.reduce(reduction, extents, lambda *ks: s.select(hits(*ks), update(*ks), start))
@@ -145,7 +164,8 @@ def _scattered(s: KernelBuilder, old: Expr, extents: Sequence[int], reduction: s
     return s.select(last >= 0, update(*reversed(ks)), old)
 
 
-def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType, reduction: str) -> TensorType:
+def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType,
+                  reduction: str) -> TensorType:
     if reduction not in _COMBINE:
         raise ShapeError(f"reduction '{reduction}' is none of {', '.join(_COMBINE)}")
     if not dtypes.is_int(indices.dtype):
@@ -169,7 +189,7 @@ def _scatter_elements_ref(x: np.ndarray, indices: np.ndarray, updates: np.ndarra
         to = list(at)
         to[axis] = int(indices[at])
         where = tuple(to)
-        y[where] = updates[at] if reduction == "none" else _COMBINE[reduction](y[where], updates[at])
+        y[where] = _COMBINE[reduction](y[where], updates[at])
     return y
 
 
@@ -180,8 +200,8 @@ def _reductions(*args: Spec, **attrs: Any) -> list[Sample]:
 @indexed("scan", infer=_scatter_elements_type, ref=_scatter_elements_ref, samples=[
     *_reductions(F32(5, 3), I64(4, 2, low=-5, high=5), F32(4, 2)),
     *_reductions(F32(3, 5), I64(3, 9, low=0, high=5), F32(3, 9), axis=1)])
-def scatter_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader, axis: int = 0,
-                     reduction: str = "none") -> Expr:
+def scatter_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader,
+                     axis: int = 0, reduction: str = "none") -> Expr:
     """x with y[indices[i, j], j] = updates[i, j], or combined by `reduction`."""
     axis = norm_axis(axis, len(x.shape))
     extent = indices.shape[axis]
@@ -194,7 +214,8 @@ def scatter_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, up
 
     def hits(k: Expr) -> Expr:
         return reached & s.eq(_position(s, indices(*at(k), guard=reached), x.shape[axis]), ix[axis])
-    return _scattered(s, x(*ix), [max(extent, 1)], reduction, hits, lambda k: updates(*at(k), guard=reached))
+    return _scattered(s, x(*ix), [max(extent, 1)], reduction, hits,
+                      lambda k: updates(*at(k), guard=reached))
 
 
 @onnx_rule("ScatterElements")
@@ -217,7 +238,7 @@ def _scatter_nd_ref(x: np.ndarray, indices: np.ndarray, updates: np.ndarray,
     y = x.copy()
     for at in np.ndindex(indices.shape[:-1]):
         where = tuple(indices[at])
-        y[where] = updates[at] if reduction == "none" else _COMBINE[reduction](y[where], updates[at])
+        y[where] = _COMBINE[reduction](y[where], updates[at])
     return y
 
 
@@ -226,7 +247,7 @@ def _scatter_nd_ref(x: np.ndarray, indices: np.ndarray, updates: np.ndarray,
     *_reductions(F32(3, 4, 2), I64(2, 3, 2, low=-3, high=3), F32(2, 3, 2))])
 def scatter_nd(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader,
                reduction: str = "none") -> Expr:
-    """x with the slices at the coordinates in `indices` set to `updates`, or combined by `reduction`."""
+    """x with its slices at the coordinates in `indices` set to `updates`, or combined with them."""
     lead, depth = indices.shape[:-1], indices.shape[-1]
 
     def hits(*ks: Expr) -> Expr:

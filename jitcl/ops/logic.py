@@ -12,18 +12,20 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.core import BOOL, F16, F32, I32, I64, Spec, elementwise, onnx_rule, sample
+from jitcl.ops.core import BOOL, F16, F32, I32, I64, Spec, elementwise, fixed, onnx_rule, sample
 
-_COMPARED = [sample(F32(2, 3), F32(3)), sample(I64(3, 3, low=0, high=3), I64(1, 3, low=0, high=3)), sample(F16(4), F16(4)),
-             sample(Spec((3,), values=(math.nan, 0.0, math.inf)), Spec((3,), values=(math.nan, -0.0, math.inf)))]
+_COMPARED = [sample(F32(2, 3), F32(3)), sample(F16(4), F16(4)),
+             sample(I64(3, 3, low=0, high=3), I64(1, 3, low=0, high=3)),
+             sample(fixed(math.nan, 0.0, math.inf), fixed(math.nan, -0.0, math.inf))]
 _LOGIC = [sample(BOOL(2, 9), BOOL(9))]
 _BITS = [sample(I32(2, 9), I32(9)), sample(Spec((9,), "u8", 0, 255), Spec((9,), "u8", 0, 255))]
-_SPECIAL = Spec((5,), values=(math.nan, -math.inf, math.inf, 0.0, 1e30))
+_SPECIAL = fixed(math.nan, -math.inf, math.inf, 0.0, 1e30)
 
 
 # ---- comparison
 
-@elementwise(onnx="Equal", result="bool", ref=np.equal, samples=[*_COMPARED, sample(BOOL(9), BOOL(9))])
+@elementwise(onnx="Equal", result="bool", ref=np.equal, samples=[
+    *_COMPARED, sample(BOOL(9), BOOL(9))])
 def equal(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
     return s.eq(x, y)
 
@@ -53,8 +55,12 @@ def isnan(s: KernelBuilder, x: Expr) -> Expr:
     return s.isnan(x)
 
 
-@elementwise(result="bool", samples=[sample(_SPECIAL), sample(_SPECIAL, negative=False), sample(_SPECIAL, positive=False)],
-             ref=lambda x, negative=True, positive=True: (np.isposinf(x) & positive) | (np.isneginf(x) & negative))
+def _isinf_ref(x: np.ndarray, negative: bool = True, positive: bool = True) -> Any:
+    return (np.isposinf(x) & positive) | (np.isneginf(x) & negative)
+
+
+@elementwise(result="bool", ref=_isinf_ref, samples=[
+    sample(_SPECIAL), sample(_SPECIAL, negative=False), sample(_SPECIAL, positive=False)])
 def isinf(s: KernelBuilder, x: Expr, negative: bool = True, positive: bool = True) -> Expr:
     """Whether x is infinite, of the signs asked for."""
     if negative and positive:
@@ -65,7 +71,7 @@ def isinf(s: KernelBuilder, x: Expr, negative: bool = True, positive: bool = Tru
 
 
 @onnx_rule("IsInf")
-def _isinf(g: GraphBuilder, node: Any) -> Node:
+def _isinf_rule(g: GraphBuilder, node: Any) -> Node:
     return g.isinf(*node.inputs, negative=bool(node.attrs.get("detect_negative", 1)),
                    positive=bool(node.attrs.get("detect_positive", 1)))
 
@@ -109,7 +115,8 @@ def bitwise_xor(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
     return s.bitxor(x, y)
 
 
-@elementwise(onnx="BitwiseNot", ref=np.bitwise_not, samples=[sample(I32(9)), sample(Spec((9,), "u8", 0, 255))])
+@elementwise(onnx="BitwiseNot", ref=np.bitwise_not, samples=[
+    sample(I32(9)), sample(Spec((9,), "u8", 0, 255))])
 def bitwise_not(s: KernelBuilder, x: Expr) -> Expr:
     return s.bitnot(x)
 
@@ -123,11 +130,12 @@ def _shift_ref(x: np.ndarray, y: np.ndarray, left: bool) -> np.ndarray:
 
 
 @elementwise(ref=_shift_ref, samples=[
-    *(sample(Spec((2, 9), t, 0, 99), Spec((9,), t, 0, 12), left=w) for t in ("u8", "u32", "u64") for w in (True, False)),
-    sample(Spec((4,), "i8", values=(-3, -3, 5, -128)), Spec((4,), "i8", values=(1, 9, -1, -1)), left=False),
-    sample(Spec((4,), "i8", values=(-3, -3, 5, 127)), Spec((4,), "i8", values=(1, 9, -1, 1)), left=True)])
+    *(sample(Spec((2, 9), t, 0, 99), Spec((9,), t, 0, 12), left=left)
+      for t in ("u8", "u32", "u64") for left in (True, False)),
+    sample(fixed(-3, -3, 5, -128, dtype="i8"), fixed(1, 9, -1, -1, dtype="i8"), left=False),
+    sample(fixed(-3, -3, 5, 127, dtype="i8"), fixed(1, 9, -1, 1, dtype="i8"), left=True)])
 def shift(s: KernelBuilder, x: Expr, y: Expr, left: bool) -> Expr:
-    """x with its bits moved by y; a y that is no valid count moves all of them out, leaving the sign's."""
+    """x with its bits moved by y; by no valid count: all of them out, which leaves the sign's."""
     bits = 8 * dtypes.itemsize(x.dtype)
     valid = s.and_(y >= 0, y < bits)
     count = s.select(valid, y, bits - 1)

@@ -1,4 +1,4 @@
-"""Ops that only move elements: the same values under another index. They cost an address where they are inlined."""
+"""Ops that only move elements: other indices, the same values. Inlined, they cost an address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
-    F16, F32, I64, Index, aligned, broadcast, composite, movement, norm_axes, onnx_rule, sample,
+    F16,
+    F32,
+    I64,
+    Index,
+    aligned,
+    broadcast,
+    composite,
+    movement,
+    norm_axes,
+    onnx_rule,
+    sample,
 )
 
 Shape = tuple[int, ...]
@@ -30,20 +40,23 @@ def ints(values: Any) -> Shape:
 
 def _reshape_type(x: TensorType, shape: Sequence[Dim]) -> TensorType:
     if -1 in shape:
-        known = math.prod(int(d) for d in shape if d != -1)     # type: ignore[arg-type]
+        known = TensorType(x.dtype, tuple(d for d in shape if d != -1)).size
         if list(shape).count(-1) > 1 or not known or x.size % known:
-            raise ShapeError(f"cannot reshape {x} ({x.size} elements) to {list(shape)}: -1 must stand for one "
-                             f"dimension, and the others' product divide {x.size}")
+            raise ShapeError(f"cannot reshape {x} ({x.size} elements) to {list(shape)}: -1 must "
+                             f"stand for one dimension, and the others' product divide {x.size}")
         shape = tuple(x.size // known if d == -1 else d for d in shape)
-    if tuple(shape) != x.shape and math.prod(x.dims) != math.prod(TensorType(x.dtype, tuple(shape)).dims):
+    y = x.with_(shape=tuple(shape))
+    if y != x and y.size != x.size:
         raise ShapeError(f"cannot reshape {x} ({x.size} elements) to {list(shape)} "
                          f"({math.prod(shape)} elements)")       # type: ignore[arg-type]
-    return x.with_(shape=tuple(shape))
+    return y
 
 
 @movement(infer=_reshape_type, ref=lambda x, shape: x.reshape(shape), samples=[
-    sample(F32(2, 6), shape=(3, 4)), sample(F32(2, 3, 4), shape=(6, 4)), sample(F32(2, 12), shape=(2, 3, 1, 4)),
-    sample(F32(1, 1), shape=()), sample(F32(), shape=(1, 1, 1)), sample(F32(2, 3, 4), shape=(4, -1)),
+    sample(F32(2, 6), shape=(3, 4)), sample(F32(2, 3, 4), shape=(6, 4)),
+    sample(F32(2, 12), shape=(2, 3, 1, 4)),
+    sample(F32(1, 1), shape=()), sample(F32(), shape=(1, 1, 1)),
+    sample(F32(2, 3, 4), shape=(4, -1)),
     sample(F32(0, 3), shape=(3, 0)), sample(F16(4, 3, 2), shape=(2, 2, 6))])
 def reshape(ix: Index, source: Shape, target: Shape, shape: Sequence[Dim]) -> Index:
     """The same elements in row-major order under another shape; one dimension may be -1."""
@@ -62,7 +75,7 @@ def reshape(ix: Index, source: Shape, target: Shape, shape: Sequence[Dim]) -> In
 
 
 def _matched(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of axes of two shapes that hold the same elements: [2,3,4] and [6,2,2] match as [2,3]=[6], [4]=[2,2]."""
+    """Runs of axes with the same elements: [2,3,4] and [6,2,2] match as [2,3]=[6], [4]=[2,2]."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(source) or j < len(target):
@@ -89,7 +102,8 @@ def _reshape(g: GraphBuilder, node: Any) -> Node:
     if not node.attrs.get("allowzero", 0):
         for a, d in enumerate(shape):
             if d == 0 and a >= x.type.rank:
-                raise ShapeError(f"shape {shape} keeps axis {a} (a 0), which {x.type} does not have")
+                raise ShapeError(f"shape {shape} keeps axis {a} (a 0), "
+                                 f"which {x.type} does not have")
             shape[a] = x.type.dims[a] if d == 0 else d
     return g.reshape(x, shape=shape)
 
@@ -98,10 +112,14 @@ def _reshape(g: GraphBuilder, node: Any) -> Node:
 def _squeeze(g: GraphBuilder, node: Any) -> Node:
     x: Node = node.inputs[0]
     axes = node.static(1)
-    gone = [a for a, d in enumerate(x.type.shape) if d == 1] if axes is None else norm_axes(ints(axes), x.type.rank)
+    if axes is None:
+        gone = tuple(a for a, d in enumerate(x.type.shape) if d == 1)
+    else:
+        gone = norm_axes(ints(axes), x.type.rank)
     for a in gone:
         if x.type.shape[a] != 1:
-            raise ShapeError(f"cannot squeeze axis {a} of {x.type}: it has {x.type.shape[a]} elements, not 1")
+            raise ShapeError(f"cannot squeeze axis {a} of {x.type}: "
+                             f"it has {x.type.shape[a]} elements, not 1")
     return g.reshape(x, shape=[d for a, d in enumerate(x.type.shape) if a not in gone])
 
 
@@ -120,7 +138,8 @@ def _flatten(g: GraphBuilder, node: Any) -> Node:
     x: Node = node.inputs[0]
     axis = node.attrs.get("axis", 1)
     if not -x.type.rank <= axis <= x.type.rank:
-        raise ShapeError(f"cannot flatten {x.type} at axis {axis}: use {-x.type.rank} to {x.type.rank}")
+        raise ShapeError(f"cannot flatten {x.type} at axis {axis}: "
+                         f"use {-x.type.rank} to {x.type.rank}")
     axis = axis + x.type.rank if axis < 0 else axis
     return g.reshape(x, shape=(math.prod(x.type.dims[:axis]), math.prod(x.type.dims[axis:])))
 
@@ -142,7 +161,8 @@ def _expand(g: GraphBuilder, node: Any) -> Node:
 
 def _tile_type(x: TensorType, repeats: Sequence[int]) -> TensorType:
     if len(repeats) != x.rank or any(r < 0 for r in repeats):
-        raise ShapeError(f"repeats {list(repeats)} must be one count, 0 or more, for each axis of {x}")
+        raise ShapeError(f"repeats {list(repeats)} must be one count, 0 or more, "
+                         f"for each axis of {x}")
     return x.with_(shape=tuple(d * r for d, r in zip(x.dims, repeats)))
 
 
@@ -167,7 +187,8 @@ def _transpose_type(x: TensorType, perm: Sequence[int]) -> TensorType:
 
 
 @movement(infer=_transpose_type, ref=lambda x, perm: np.transpose(x, perm), samples=[
-    sample(F32(2, 3), perm=(1, 0)), sample(F32(2, 3, 4), perm=(2, 0, 1)), sample(I64(2, 3, 4), perm=(0, 2, 1))])
+    sample(F32(2, 3), perm=(1, 0)), sample(F32(2, 3, 4), perm=(2, 0, 1)),
+    sample(I64(2, 3, 4), perm=(0, 2, 1))])
 def transpose(ix: Index, source: Shape, target: Shape, perm: Sequence[int]) -> Index:
     """Axis d of the result is axis perm[d] of the operand."""
     return tuple(ix[list(perm).index(d)] for d in range(len(perm)))
@@ -179,12 +200,14 @@ def _transpose(g: GraphBuilder, node: Any) -> Node:
     return g.transpose(x, perm=node.attrs.get("perm", tuple(reversed(range(x.type.rank)))))
 
 
-@composite(samples=[sample(F32(1, 8, 2, 3), blocksize=2), sample(F32(1, 8, 2, 3), blocksize=2, mode="CRD")],
+@composite(samples=[sample(F32(1, 8, 2, 3), blocksize=2),
+                    sample(F32(1, 8, 2, 3), blocksize=2, mode="CRD")],
            ref=lambda x, blocksize, mode="DCR": _depth_to_space_ref(x, blocksize, mode))
 def depth_to_space(g: GraphBuilder, x: Node, blocksize: int, mode: str = "DCR") -> Node:
-    """Channels become blocks of pixels (pixel shuffle); mode says whether the block or the depth varies first."""
+    """Channels become blocks of pixels; mode: whether the depth or the block varies faster."""
     if x.type.rank != 4 or x.type.dims[1] % blocksize ** 2:
-        raise ShapeError(f"wanted [N,C,H,W] with C a multiple of {blocksize}*{blocksize}, got {x.type}")
+        raise ShapeError(f"wanted [N,C,H,W] with C a multiple of {blocksize}*{blocksize}, "
+                         f"got {x.type}")
     n, c, h, w = x.type.dims
     b, depth = blocksize, c // blocksize ** 2
     if mode == "CRD":
@@ -206,7 +229,8 @@ def _depth_to_space_ref(x: np.ndarray, b: int, mode: str) -> np.ndarray:
     return y
 
 
-@composite(samples=[sample(F32(1, 2, 4, 6), blocksize=2), sample(F32(1, 2, 4, 6), blocksize=2, mode="CRD")],
+@composite(samples=[sample(F32(1, 2, 4, 6), blocksize=2),
+                    sample(F32(1, 2, 4, 6), blocksize=2, mode="CRD")],
            ref=lambda x, blocksize, mode="DCR": _space_to_depth_ref(x, blocksize, mode))
 def space_to_depth(g: GraphBuilder, x: Node, blocksize: int, mode: str = "DCR") -> Node:
     """Blocks of pixels become channels: depth_to_space backwards."""
@@ -225,8 +249,8 @@ def _space_to_depth_ref(x: np.ndarray, b: int, mode: str) -> np.ndarray:
     for row in range(b):
         for column in range(b):
             block = row * b + column
-            channels = slice(block, None, b * b) if mode == "CRD" else slice(block * c, (block + 1) * c)
-            y[:, channels] = x[:, :, row::b, column::b]
+            first, step = (block, b * b) if mode == "CRD" else (block * c, 1)
+            y[:, first:first + c * step:step] = x[:, :, row::b, column::b]
     return y
 
 

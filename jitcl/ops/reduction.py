@@ -18,27 +18,43 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
-    BOOL, F16, F32, I32, I64, Index, Loader, Sample, Spec, composite, indexed, norm_axes, norm_axis, onnx_rule,
-    reduced, reduction, sample,
+    BOOL,
+    F16,
+    F32,
+    I32,
+    I64,
+    Index,
+    Loader,
+    Sample,
+    Spec,
+    composite,
+    indexed,
+    norm_axes,
+    norm_axis,
+    onnx_rule,
+    reduced,
+    reduction,
+    sample,
 )
 
-_SHAPES = [sample(F32(2, 3, 4)), sample(F32(2, 3, 4), axes=(1,)), sample(F32(2, 3, 4), axes=(0, -1), keepdims=False),
+_SHAPES = [sample(F32(2, 3, 4)), sample(F32(2, 3, 4), axes=(1,)),
+           sample(F32(2, 3, 4), axes=(0, -1), keepdims=False),
            sample(F32(2, 3), axes=()), sample(F16(3, 9), axes=(1,), rtol=2e-3)]
 _EXTREME = [*_SHAPES, sample(I32(3, 4), axes=(1,)), sample(BOOL(3, 4), axes=(0,)),
             sample(Spec((2, 2), values=(math.nan, 1.0, 2.0, 3.0)), axes=(1,))]
 
 
 def _over(fn: Any) -> Any:
-    """A reference that takes `axes` and `keepdims` from a NumPy function of `axis` and `keepdims`."""
-    def ref(x: np.ndarray, axes: Sequence[int] | None = None, keepdims: bool = True) -> np.ndarray:
-        result: np.ndarray = fn(x, axis=axes, keepdims=keepdims)
-        return result
+    """A reference with `axes` and `keepdims` from a NumPy function of `axis` and `keepdims`."""
+    def ref(x: np.ndarray, axes: Sequence[int] | None = None, keepdims: bool = True) -> Any:
+        return fn(x, axis=axes, keepdims=keepdims)
     return ref
 
 
 # ---- sums, products, extremes
 
-@reduction("add", ref=_over(np.sum), samples=[*_SHAPES, sample(I64(3, 4), axes=(0,)), sample(F32(2, 0), axes=(1,))])
+@reduction("add", ref=_over(np.sum), samples=[
+    *_SHAPES, sample(I64(3, 4), axes=(0,)), sample(F32(2, 0), axes=(1,))])
 def reduce_sum(s: KernelBuilder, total: Expr, count: int) -> Expr:
     return total
 
@@ -48,16 +64,16 @@ def reduce_mean(s: KernelBuilder, total: Expr, count: int) -> Expr:
     return total / count
 
 
-@reduction("mul", ref=_over(np.prod), samples=[*_SHAPES, sample(I32(3, 4), axes=(0,)), sample(F32(2, 0), axes=(1,))])
+@reduction("mul", ref=_over(np.prod), samples=[
+    *_SHAPES, sample(I32(3, 4), axes=(0,)), sample(F32(2, 0), axes=(1,))])
 def reduce_prod(s: KernelBuilder, total: Expr, count: int) -> Expr:
     return total
 
 
 def _extreme(fn: Any, highest: bool) -> Any:
-    def ref(x: np.ndarray, axis: Sequence[int] | None, keepdims: bool) -> np.ndarray:
+    def ref(x: np.ndarray, axis: Sequence[int] | None, keepdims: bool) -> Any:
         of_nothing = dtypes.limits(str(dtypes.from_numpy(x.dtype)))[highest]
-        result: np.ndarray = fn(x, axis=axis, keepdims=keepdims, initial=x.dtype.type(of_nothing))
-        return result
+        return fn(x, axis=axis, keepdims=keepdims, initial=x.dtype.type(of_nothing))
     return _over(ref)
 
 
@@ -76,31 +92,37 @@ def reduce_min(s: KernelBuilder, total: Expr, count: int) -> Expr:
 # ---- norms and logs of sums
 
 @composite(ref=_over(lambda x, **k: np.sum(np.abs(x), **k)), samples=_SHAPES)
-def reduce_l1(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None, keepdims: bool = True) -> Node:
+def reduce_l1(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None,
+              keepdims: bool = True) -> Node:
     return g.reduce_sum(g.abs(x), axes=axes, keepdims=keepdims)
 
 
 @composite(ref=_over(lambda x, **k: np.sqrt(np.sum(x * x, **k))), samples=_SHAPES)
-def reduce_l2(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None, keepdims: bool = True) -> Node:
+def reduce_l2(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None,
+              keepdims: bool = True) -> Node:
     """sqrt(sum(x^2)); of integers, rounded toward zero."""
     y = x if dtypes.is_float(x.type.dtype) else g.cast(x, to="f64")
     return g.cast(g.sqrt(g.reduce_sum_square(y, axes=axes, keepdims=keepdims)), to=x.type.dtype)
 
 
-@composite(ref=_over(lambda x, **k: np.sum(x * x, **k)), samples=[*_SHAPES, sample(I32(3, 4), axes=(1,))])
+@composite(ref=_over(lambda x, **k: np.sum(x * x, **k)),
+           samples=[*_SHAPES, sample(I32(3, 4), axes=(1,))])
 def reduce_sum_square(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None,
                       keepdims: bool = True) -> Node:
     return g.reduce_sum(g.mul(x, x), axes=axes, keepdims=keepdims)
 
 
-@composite(ref=_over(lambda x, **k: np.log(np.sum(x, **k))), samples=[sample(F32(2, 9, low=0.1), axes=(1,))])
-def reduce_log_sum(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None, keepdims: bool = True) -> Node:
+@composite(ref=_over(lambda x, **k: np.log(np.sum(x, **k))),
+           samples=[sample(F32(2, 9, low=0.1), axes=(1,))])
+def reduce_log_sum(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None,
+                   keepdims: bool = True) -> Node:
     y = x if dtypes.is_float(x.type.dtype) else g.cast(x, to="f64")
     return g.cast(g.log(g.reduce_sum(y, axes=axes, keepdims=keepdims)), to=x.type.dtype)
 
 
 @composite(ref=_over(lambda x, **k: np.log(np.sum(np.exp(x.astype(np.float64)), **k))),
-           samples=[*_SHAPES, sample(F32(2, 9, low=80, high=90), axes=(1,)), sample(F32(2, 0), axes=(1,))])
+           samples=[*_SHAPES, sample(F32(2, 9, low=80, high=90), axes=(1,)),
+                    sample(F32(2, 0), axes=(1,))])
 def reduce_log_sum_exp(g: GraphBuilder, x: Node, axes: Sequence[int] | None = None,
                        keepdims: bool = True) -> Node:
     """log(sum(exp(x))), shifted by the maximum so that exp cannot overflow."""
@@ -112,8 +134,8 @@ def reduce_log_sum_exp(g: GraphBuilder, x: Node, axes: Sequence[int] | None = No
     return g.cast(g.reshape(total, shape=shape), to=x.type.dtype)
 
 
-@onnx_rule("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2",
-           "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+@onnx_rule("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1",
+           "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def _reduce(g: GraphBuilder, node: Any) -> Node:
     """No axes, or an empty list of them, means all; with `noop_with_empty_axes`, none."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", node.op_type).lower()
@@ -126,7 +148,8 @@ def _reduce(g: GraphBuilder, node: Any) -> Node:
 
 # ---- places of extremes
 
-def _place_type(x: TensorType, axis: int = 0, keepdims: bool = True, last: bool = False) -> TensorType:
+def _place_type(x: TensorType, axis: int = 0, keepdims: bool = True,
+                last: bool = False) -> TensorType:
     axis = norm_axis(axis, x.rank)
     if x.shape[axis] == 0:
         raise ShapeError(f"axis {axis} of {x} is empty: nothing is greatest or least")
@@ -140,8 +163,9 @@ def _place_ref(fn: Any) -> Any:
     return ref
 
 
-def _place(s: KernelBuilder, ix: Index, x: Loader, combine: str, axis: int, keepdims: bool, last: bool) -> Expr:
-    """Two reductions: the extreme, then the first (or last) index that holds it. A NaN counts as extreme."""
+def _place(s: KernelBuilder, ix: Index, x: Loader, combine: str, axis: int, keepdims: bool,
+           last: bool) -> Expr:
+    """Two reductions: the extreme (a NaN is one), then the first or last index that holds it."""
     axis = norm_axis(axis, len(x.shape))
     rest = ix[axis + 1:] if keepdims else ix[axis:]
 
@@ -160,7 +184,8 @@ def _place(s: KernelBuilder, ix: Index, x: Loader, combine: str, axis: int, keep
 
 
 _PLACES = [sample(F32(3, 4)), sample(F32(3, 4), axis=-1, keepdims=False), sample(F32(1, 5), axis=0),
-           sample(I32(4, 30, low=0, high=3), axis=1), sample(I32(4, 30, low=0, high=3), axis=1, last=True),
+           sample(I32(4, 30, low=0, high=3), axis=1),
+           sample(I32(4, 30, low=0, high=3), axis=1, last=True),
            sample(Spec((2, 3), values=(1.0, math.nan, math.nan, 0.0, -0.0, -1.0)), axis=1)]
 
 
@@ -227,8 +252,9 @@ def running(g: GraphBuilder, x: Node, axis: int, combine: str = "add", exclusive
             reverse: bool = False) -> Node:
     """Running sum or product along an axis.
 
-    A long axis is cut into blocks of about its square root: each block runs by itself, and a running total over the
-    blocks is combined in. So an axis of n costs about n * sqrt(n), all of it parallel (Blelloch, 1990).
+    A long axis is cut into blocks of about its square root: each block runs by itself, and a
+    running total over the blocks is combined in. So an axis of n costs about n * sqrt(n), all of it
+    parallel (Blelloch, 1990).
     """
     axis = norm_axis(axis, x.type.rank)
     shape = x.type.dims
@@ -243,7 +269,8 @@ def running(g: GraphBuilder, x: Node, axis: int, combine: str = "add", exclusive
     y = g.reshape(y, shape=(*shape[:axis], count, size, *shape[axis + 1:]))
     total = (g.reduce_sum if combine == "add" else g.reduce_prod)(y, axes=(axis + 1,))
     before = g.running(total, axis=axis, combine=combine, exclusive=True, reverse=reverse)
-    within = g.running_direct(y, axis=axis + 1, combine=combine, exclusive=exclusive, reverse=reverse)
+    within = g.running_direct(y, axis=axis + 1, combine=combine, exclusive=exclusive,
+                              reverse=reverse)
     y = (g.add if combine == "add" else g.mul)(within, before)
     y = g.reshape(y, shape=(*shape[:axis], count * size, *shape[axis + 1:]))
     return g.slice(y, starts=(0,), ends=(n,), axes=(axis,))
@@ -251,5 +278,7 @@ def running(g: GraphBuilder, x: Node, axis: int, combine: str = "add", exclusive
 
 @onnx_rule("CumSum", "CumProd")
 def _running(g: GraphBuilder, node: Any) -> Node:
-    return g.running(node.inputs[0], axis=int(node.static(1)), combine="mul" if node.op_type == "CumProd" else "add",
-                     exclusive=bool(node.attrs.get("exclusive", 0)), reverse=bool(node.attrs.get("reverse", 0)))
+    return g.running(node.inputs[0], axis=int(node.static(1)),
+                     combine="mul" if node.op_type == "CumProd" else "add",
+                     exclusive=bool(node.attrs.get("exclusive", 0)),
+                     reverse=bool(node.attrs.get("reverse", 0)))

@@ -16,53 +16,71 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
-    BOOL, F16, F32, I32, I64, Index, Loader, Spec, indexed, movement, norm_axis, onnx_rule, same_dtype, sample,
+    BOOL,
+    F16,
+    F32,
+    I32,
+    I64,
+    Index,
+    Loader,
+    fixed,
+    indexed,
+    movement,
+    norm_axis,
+    onnx_rule,
+    same_dtype,
+    sample,
 )
 from jitcl.ops.movement import Shape, ints
 
+Ints = Sequence[int]
 
 # ---- slice and split
 
-def _ranges(shape: Sequence[Dim], starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None,
-            steps: Sequence[int] | None) -> dict[int, range]:
+def _ranges(shape: Sequence[Dim], starts: Ints, ends: Ints, axes: Ints | None, steps: Ints | None
+            ) -> dict[int, range]:
     """The indices that a slice takes of each axis that it cuts."""
     axes = range(len(starts)) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise ShapeError(f"starts {list(starts)}, ends {list(ends)}, axes {list(axes)} and steps {list(steps)} "
-                         f"must be equally many")
+        raise ShapeError(f"starts {list(starts)}, ends {list(ends)}, axes {list(axes)} and steps "
+                         f"{list(steps)} must be equally many")
     found: dict[int, range] = {}
     for start, end, axis, step in zip(starts, ends, axes, steps):
         axis = norm_axis(axis, len(shape))
         dim = shape[axis]
         if axis in found or step == 0 or not isinstance(dim, int):
-            why = "is cut twice" if axis in found else "has step 0" if step == 0 else f"({dim}) is not known yet"
+            why = ("is cut twice" if axis in found else "has step 0" if step == 0
+                   else f"({dim}) is not known yet")
             raise ShapeError(f"axis {axis} {why}")
         found[axis] = range(*slice(start, end, step).indices(dim))
     return found
 
 
-def _slice_type(x: TensorType, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
-                steps: Sequence[int] | None = None) -> TensorType:
+def _slice_type(x: TensorType, starts: Ints, ends: Ints, axes: Ints | None = None,
+                steps: Ints | None = None) -> TensorType:
     cut = _ranges(x.shape, starts, ends, axes, steps)
     return x.with_(shape=tuple(len(cut[a]) if a in cut else d for a, d in enumerate(x.shape)))
 
 
-def _slice_ref(x: np.ndarray, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
-               steps: Sequence[int] | None = None) -> np.ndarray:
+def _slice_ref(x: np.ndarray, starts: Ints, ends: Ints, axes: Ints | None = None,
+               steps: Ints | None = None) -> np.ndarray:
     cut = [slice(None)] * x.ndim
     for k, start in enumerate(starts):
-        cut[k if axes is None else axes[k]] = slice(start, ends[k], None if steps is None else steps[k])
+        step = None if steps is None else steps[k]
+        cut[k if axes is None else axes[k]] = slice(start, ends[k], step)
     return x[tuple(cut)]
 
 
 @movement(infer=_slice_type, ref=_slice_ref, samples=[
-    sample(F32(6, 5), starts=(1,), ends=(4,)), sample(F32(6, 5), starts=(-2,), ends=(99,), axes=(-1,)),
-    sample(F32(9), starts=(1,), ends=(8,), steps=(3,)), sample(F32(4, 9), starts=(-1, 3), ends=(-99, 0), steps=(-1, -2)),
+    sample(F32(6, 5), starts=(1,), ends=(4,)),
+    sample(F32(6, 5), starts=(-2,), ends=(99,), axes=(-1,)),
+    sample(F32(9), starts=(1,), ends=(8,), steps=(3,)),
+    sample(F32(4, 9), starts=(-1, 3), ends=(-99, 0), steps=(-1, -2)),
     sample(I64(5), starts=(4,), ends=(1,)), sample(BOOL(7), starts=(2,), ends=(-1,))])
-def slice_(ix: Index, source: Shape, target: Shape, starts: Sequence[int], ends: Sequence[int],
-           axes: Sequence[int] | None = None, steps: Sequence[int] | None = None) -> Index:
-    """x[start:end:step] along `axes` (default: the first ones), with Python's meaning of each number."""
+def slice_(ix: Index, source: Shape, target: Shape, starts: Ints, ends: Ints,
+           axes: Ints | None = None, steps: Ints | None = None) -> Index:
+    """x[start:end:step] along `axes` (default: the first ones), as Python takes the numbers."""
     cut = _ranges(source, starts, ends, axes, steps)
     return tuple(i * cut[a].step + cut[a].start if a in cut else i for a, i in enumerate(ix))
 
@@ -85,7 +103,8 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
         each = -(-whole // count)
         sizes = [min(each, max(0, whole - k * each)) for k in range(count)]
     if sum(ints(sizes)) != whole:
-        raise ShapeError(f"split sizes {list(ints(sizes))} do not add up to axis {axis} of {x.type}")
+        raise ShapeError(f"split sizes {list(ints(sizes))} do not add up to axis {axis} "
+                         f"of {x.type}")
     parts: list[Node] = []
     start = 0
     for size in ints(sizes):
@@ -99,15 +118,18 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
 def _concat_type(*xs: TensorType, axis: int) -> TensorType:
     axis = norm_axis(axis, xs[0].rank)
     for x in xs[1:]:
-        if x.rank != xs[0].rank or any(d != e for a, (d, e) in enumerate(zip(x.shape, xs[0].shape)) if a != axis):
-            raise ShapeError(f"{x} and {xs[0]} differ in more than axis {axis}, along which they are joined")
+        if x.rank != xs[0].rank or any(
+                x.shape[a] != d for a, d in enumerate(xs[0].shape) if a != axis):
+            raise ShapeError(f"{x} and {xs[0]} differ in more than axis {axis}, "
+                             f"along which they are joined")
     shape = list(xs[0].shape)
     shape[axis] = sum(x.dims[axis] for x in xs)
     return TensorType(same_dtype(*xs), tuple(shape))
 
 
 @indexed("movement", infer=_concat_type, ref=lambda *xs, axis: np.concatenate(xs, axis), samples=[
-    sample(F32(2, 3), F32(2, 1), axis=1), sample(F32(2, 3), F32(1, 3), F32(3, 3), axis=0), sample(F32(4), axis=0),
+    sample(F32(2, 3), F32(2, 1), axis=1), sample(F32(2, 3), F32(1, 3), F32(3, 3), axis=0),
+    sample(F32(4), axis=0),
     sample(I64(2, 2), I64(2, 0), I64(2, 2), axis=-1), sample(BOOL(3), BOOL(2), axis=0)])
 def concat(s: KernelBuilder, ix: Index, *xs: Loader, axis: int) -> Expr:
     """Operands one after another along an axis."""
@@ -129,9 +151,11 @@ def _concat(g: GraphBuilder, node: Any) -> Node:
     return g.concat(*node.inputs, axis=node.attrs["axis"])
 
 
-def _pad_type(x: TensorType, *value: TensorType, pads: Sequence[int], mode: str = "constant") -> TensorType:
+def _pad_type(x: TensorType, *value: TensorType, pads: Sequence[int],
+              mode: str = "constant") -> TensorType:
     if len(pads) != 2 * x.rank:
-        raise ShapeError(f"pads {list(pads)} must be {2 * x.rank} numbers, all begins then all ends, for {x}")
+        raise ShapeError(f"pads {list(pads)} must be {2 * x.rank} numbers, "
+                         f"all begins then all ends, for {x}")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         raise ShapeError(f"pad mode '{mode}' is none of constant, reflect, edge, wrap")
     if value:
@@ -139,11 +163,13 @@ def _pad_type(x: TensorType, *value: TensorType, pads: Sequence[int], mode: str 
     shape = tuple(d + b + e for d, b, e in zip(x.dims, pads, pads[x.rank:]))
     for a, (old, new) in enumerate(zip(x.dims, shape)):
         if new < 0 or (old == 0 and new > 0 and mode != "constant"):
-            raise ShapeError(f"pads {list(pads)} (mode {mode}) leave {new} of the {old} elements of axis {a} of {x}")
+            raise ShapeError(f"pads {list(pads)} (mode {mode}) leave {new} of the {old} elements "
+                             f"of axis {a} of {x}")
     return x.with_(shape=shape)
 
 
-def _pad_ref(x: np.ndarray, value: Any = 0, *, pads: Sequence[int], mode: str = "constant") -> np.ndarray:
+def _pad_ref(x: np.ndarray, value: Any = 0, *, pads: Sequence[int],
+             mode: str = "constant") -> np.ndarray:
     widths = [(max(0, b), max(0, e)) for b, e in zip(pads, pads[x.ndim:])]
     more = {"constant_values": np.asarray(value).item()} if mode == "constant" else {}
     y = np.pad(x, widths, mode=mode, **more)                     # type: ignore[call-overload]
@@ -153,13 +179,16 @@ def _pad_ref(x: np.ndarray, value: Any = 0, *, pads: Sequence[int], mode: str = 
 
 
 @indexed("movement", infer=_pad_type, ref=_pad_ref, samples=[
-    sample(F32(2, 3), pads=(0, 1, 1, 2)), sample(F32(2, 3), Spec((), values=(7.0,)), pads=(1, 0, 0, 1)),
+    sample(F32(2, 3), pads=(0, 1, 1, 2)), sample(F32(2, 3), F32(), pads=(1, 0, 0, 1)),
     sample(F32(4, 5), pads=(-1, 1, 1, -2)), sample(F32(4, 5), pads=(2, 0, 1, 7), mode="reflect"),
-    sample(F32(4, 5), pads=(-1, 3, 3, 1), mode="edge"), sample(F32(4, 5), pads=(1, 2, 6, 2), mode="wrap"),
-    sample(F32(1, 2), pads=(2, 0, 1, 1), mode="reflect"), sample(I32(3), Spec((), "i32", values=(9,)), pads=(1, 1)),
+    sample(F32(4, 5), pads=(-1, 3, 3, 1), mode="edge"),
+    sample(F32(4, 5), pads=(1, 2, 6, 2), mode="wrap"),
+    sample(F32(1, 2), pads=(2, 0, 1, 1), mode="reflect"),
+    sample(I32(3), I32(), pads=(1, 1)),
     sample(BOOL(3), pads=(1, 1)), sample(F16(3), pads=(1, 1), mode="edge")])
-def pad(s: KernelBuilder, ix: Index, x: Loader, *value: Loader, pads: Sequence[int], mode: str = "constant") -> Expr:
-    """`pads` elements (all begins, then all ends; negative ones crop) around x, by NumPy's modes."""
+def pad(s: KernelBuilder, ix: Index, x: Loader, *value: Loader, pads: Sequence[int],
+        mode: str = "constant") -> Expr:
+    """x with `pads` elements around it (all begins, then all ends; negative ones crop)."""
     at = [i - before for i, before in zip(ix, pads)]
     if mode != "constant":
         return x(*(_bent(i, d, mode) for i, d in zip(at, x.shape)))
@@ -193,7 +222,8 @@ def _pad(g: GraphBuilder, node: Any) -> Node:
     for k, a in enumerate(over):
         pads[a], pads[rank + a] = given[k], given[len(over) + k]
     mode = node.attrs.get("mode", "constant")
-    return g.pad(x, *([value] if value is not None and mode == "constant" else []), pads=pads, mode=mode)
+    given_value = [value] if value is not None and mode == "constant" else []
+    return g.pad(x, *given_value, pads=pads, mode=mode)
 
 
 # ---- triangles and reversal
@@ -204,7 +234,8 @@ def _trilu_type(x: TensorType, k: int = 0, upper: bool = True) -> TensorType:
     return x
 
 
-@indexed("movement", infer=_trilu_type, ref=lambda x, k=0, upper=True: np.triu(x, k) if upper else np.tril(x, k),
+@indexed("movement", infer=_trilu_type,
+         ref=lambda x, k=0, upper=True: np.triu(x, k) if upper else np.tril(x, k),
          samples=[sample(F32(2, 4, 5), k=k, upper=u) for k in (-2, 0, 1, 9) for u in (True, False)])
 def trilu(s: KernelBuilder, ix: Index, x: Loader, k: int = 0, upper: bool = True) -> Expr:
     """The upper or lower triangle from the k-th diagonal on, 0 elsewhere."""
@@ -215,14 +246,17 @@ def trilu(s: KernelBuilder, ix: Index, x: Loader, k: int = 0, upper: bool = True
 @onnx_rule("Trilu")
 def _trilu(g: GraphBuilder, node: Any) -> Node:
     k = node.static(1)
-    return g.trilu(node.inputs[0], k=0 if k is None else int(k), upper=bool(node.attrs.get("upper", 1)))
+    return g.trilu(node.inputs[0], k=0 if k is None else int(k),
+                   upper=bool(node.attrs.get("upper", 1)))
 
 
-def _reverse_type(x: TensorType, lengths: TensorType, batch_axis: int, time_axis: int) -> TensorType:
+def _reverse_type(x: TensorType, lengths: TensorType, batch_axis: int,
+                  time_axis: int) -> TensorType:
     if not dtypes.is_int(lengths.dtype):
         raise TypeError_(f"lengths are {lengths}, wanted integers")
     if lengths.rank != 1 or lengths.shape[0] != x.shape[norm_axis(batch_axis, x.rank)]:
-        raise ShapeError(f"lengths {lengths} must be one for each element of axis {batch_axis} of {x}")
+        raise ShapeError(f"lengths {lengths} must be one for each element of axis {batch_axis} "
+                         f"of {x}")
     return x
 
 
@@ -234,8 +268,8 @@ def _reverse_ref(x: np.ndarray, lengths: np.ndarray, batch_axis: int, time_axis:
 
 
 @indexed("movement", infer=_reverse_type, ref=_reverse_ref, samples=[
-    sample(F32(4, 3, 2), Spec((3,), "i64", values=(1, 4, 3)), batch_axis=1, time_axis=0),
-    sample(F32(3, 4), Spec((3,), "i64", values=(0, 2, 4)), batch_axis=0, time_axis=1)])
+    sample(F32(4, 3, 2), fixed(1, 4, 3, dtype="i64"), batch_axis=1, time_axis=0),
+    sample(F32(3, 4), fixed(0, 2, 4, dtype="i64"), batch_axis=0, time_axis=1)])
 def reverse_sequence(s: KernelBuilder, ix: Index, x: Loader, lengths: Loader, batch_axis: int,
                      time_axis: int) -> Expr:
     """The first lengths[b] elements of each sequence backwards, the rest as they are."""
