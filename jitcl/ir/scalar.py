@@ -26,40 +26,53 @@ class Scalar:
     cost: int = 1
 
 
+def _ints(a: Any, b: Any) -> bool:
+    return np.result_type(a, b).kind in "iu"         # bfloat16 is no np.floating, but no int either
+
+
+def _nonzero(b: Any) -> Any:
+    return np.where(np.equal(b, 0), np.ones_like(b), b)     # by zero: any value, never a trap
+
+
 def _trunc_div(a: Any, b: Any) -> Any:
-    if np.issubdtype(np.result_type(a, b), np.floating):
+    if not _ints(a, b):
         return np.divide(a, b)
-    safe = np.where(np.equal(b, 0), np.ones_like(b), b)     # division by zero: any value, never a trap
+    safe = _nonzero(b)
     quotient = np.floor_divide(a, safe)
     inexact = np.not_equal(quotient * safe, a)
     return np.where(inexact & ((np.less(a, 0)) != (np.less(safe, 0))), quotient + 1, quotient)
 
 
 def _floor_div(a: Any, b: Any) -> Any:
-    return np.floor_divide(a, np.where(np.equal(b, 0), np.ones_like(b), b))
+    return np.floor_divide(a, _nonzero(b) if _ints(a, b) else b)
 
 
 def _mod(a: Any, b: Any) -> Any:
-    if np.issubdtype(np.result_type(a, b), np.floating):
-        return np.mod(a, b)
-    return np.mod(a, np.where(np.equal(b, 0), np.ones_like(b), b))
+    return np.mod(a, _nonzero(b) if _ints(a, b) else b)
 
 
 def _fmod(a: Any, b: Any) -> Any:
-    if np.issubdtype(np.result_type(a, b), np.floating):
-        return np.fmod(a, b)
-    return np.fmod(a, np.where(np.equal(b, 0), np.ones_like(b), b))
+    return np.fmod(a, _nonzero(b) if _ints(a, b) else b)
+
+
+def _pow(a: Any, b: Any) -> Any:
+    """Integers to negative powers are truncated toward zero: 0 but for the bases 1 and -1."""
+    if not _ints(a, b):
+        return np.power(a, b)
+    power = np.power(a, np.maximum(b, 0))
+    unit = np.where(np.equal(a, -1) & np.equal(np.mod(b, 2), 1), a, np.equal(np.abs(a), 1))
+    return np.where(np.less(b, 0), unit, power)
 
 
 def _erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
+    return np.vectorize(math.erf, otypes=[float])(x).astype(np.asarray(x).dtype)
 
 
 _BOOL = "bool"
 SCALARS: dict[str, Scalar] = {s.name: s for s in (
     Scalar("add", 2, np.add), Scalar("sub", 2, np.subtract), Scalar("mul", 2, np.multiply),
     Scalar("div", 2, _trunc_div, cost=1), Scalar("floordiv", 2, _floor_div), Scalar("mod", 2, _mod),
-    Scalar("fmod", 2, _fmod), Scalar("pow", 2, np.power, cost=8),
+    Scalar("fmod", 2, _fmod), Scalar("pow", 2, _pow, cost=8),
     Scalar("min", 2, np.minimum), Scalar("max", 2, np.maximum),
     Scalar("neg", 1, np.negative), Scalar("abs", 1, np.abs), Scalar("sign", 1, np.sign),
     Scalar("floor", 1, np.floor), Scalar("ceil", 1, np.ceil), Scalar("trunc", 1, np.trunc),

@@ -1,0 +1,265 @@
+"""Runs kernels in NumPy: the reference that every device is compared with.
+
+Whole loops are evaluated at once, each loop being one axis of the arrays; the results are those of
+the loops run one iteration after the other. Sums are rounded after each term, in the declared type
+and the declared order. Loops are cut into chunks, so that temporaries stay below some 64 MB.
+Loads out of bounds are errors, never wrong values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import InputError, JitclError
+from jitcl.ir.expr import Expr, walk
+from jitcl.ir.kernel import Accum, Barrier, Buffer, For, Kernel, Let, Stmt, Store, expressions
+from jitcl.ir.printer import statement_text
+from jitcl.ir.scalar import SCALARS
+
+CHUNK = 1 << 20                              # elements of one temporary: 8 MB of int64 at most
+_INDEPENDENT = ("group", "lane", "parallel")
+_WIDE = 1 << 12                              # arrays of this size hide the cost of a Python loop
+_CACHED = 1 << 17                            # independent iterations at once: fits a CPU's cache
+
+
+def run_kernel(kernel: Kernel, buffers: Mapping[str, np.ndarray]) -> None:
+    """Run a (verified) kernel: reads the `in` buffers and fills the `out` buffers in place.
+
+    `buffers` has an array of the declared dtype and shape for each buffer; InputError where it
+    does not. JitclError for an access outside a buffer.
+    """
+    flat: dict[str, np.ndarray] = {}
+    strided: dict[str, np.ndarray] = {}
+    for buffer in kernel.buffers:
+        array = checked_array(kernel, buffer, buffers)
+        if buffer.role == "out" and not array.flags.c_contiguous:
+            strided[buffer.name] = array
+            array = array.copy()
+        flat[buffer.name] = array.reshape(-1)
+    with np.errstate(all="ignore"):
+        _Run(kernel, flat).block(kernel.body)
+    for name, array in strided.items():
+        array[...] = flat[name].reshape(array.shape)
+
+
+def checked_array(kernel: Kernel, buffer: Buffer, buffers: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The array given for a buffer; InputError unless it has the declared dtype and shape."""
+    array = buffers.get(buffer.name)
+    if array is None:
+        raise InputError(f"kernel '{kernel.name}': no array for buffer '{buffer.name}'; "
+                         f"got {', '.join(buffers) or 'none'}")
+    want = f"{dtypes.to_numpy(buffer.dtype)}{list(buffer.shape)}"
+    if array.dtype != dtypes.to_numpy(buffer.dtype) or array.shape != buffer.shape:
+        raise InputError(f"kernel '{kernel.name}': buffer '{buffer.name}' is {want}, "
+                         f"got {array.dtype}{list(array.shape)}")
+    if buffer.role == "out" and not array.flags.writeable:
+        raise InputError(f"kernel '{kernel.name}': out buffer '{buffer.name}' is read-only")
+    return array
+
+
+class _Run:
+    """One run. `sizes` are the lengths of the loops that are axes now; a variable declared when
+    there were r axes holds an array of r dimensions (or a scalar), and gets trailing axes of
+    length 1 where it is read deeper."""
+
+    def __init__(self, kernel: Kernel, flat: dict[str, np.ndarray]) -> None:
+        self.kernel, self.flat = kernel, flat
+        self.shapes = {b.name: b.shape for b in kernel.buffers}
+        self.sizes: list[int] = []
+        self.env: dict[str, tuple[np.ndarray, int]] = {}           # name -> value, axes it has
+        self.orders: dict[Expr, list[tuple[Expr, tuple[Expr, ...]]]] = {}
+        self.plans: dict[int, bool] = {}
+        self.whole = 0                       # > 0: inside a sequential axis, where order matters
+
+    # ---- statements
+
+    def block(self, body: Iterable[Stmt]) -> None:
+        for stmt in body:
+            if isinstance(stmt, For):
+                self.loop(stmt)
+            elif isinstance(stmt, Let):
+                self.env[stmt.var.value] = self.value(stmt.value, stmt), len(self.sizes)
+            elif isinstance(stmt, Accum):
+                self.accumulate(stmt)
+            elif isinstance(stmt, Store):
+                self.store(stmt)
+            else:
+                assert isinstance(stmt, Barrier)                   # axes run in lockstep
+
+    def loop(self, loop: For) -> None:
+        name, extent, rank = loop.var.value, loop.extent, len(self.sizes)
+        chunk = self.chunk(loop)
+        if chunk == 0:
+            for i in range(extent):
+                self.env[name] = np.asarray(i, np.int64), rank
+                self.block(loop.body)
+            return
+        self.whole += loop.kind not in _INDEPENDENT
+        for start in range(0, extent, chunk):
+            values = np.arange(start, min(start + chunk, extent), dtype=np.int64)
+            self.sizes.append(len(values))
+            self.env[name] = values.reshape((1,) * rank + (-1,)), rank + 1
+            self.block(loop.body)
+            self.sizes.pop()
+        self.whole -= loop.kind not in _INDEPENDENT
+
+    def chunk(self, loop: For) -> int:
+        """How many iterations become an axis at a time; 0: none, run them one by one.
+
+        Inside a sequential loop that is an axis, loops must be taken whole: cut in pieces, they
+        would be accumulated in another order.
+        """
+        if self.whole:
+            return max(1, loop.extent)
+        size = 1
+        for n in self.sizes:
+            size *= n
+        if loop.kind in _INDEPENDENT:
+            return max(1, min(loop.extent, _CACHED // max(1, size * inner_size(loop))))
+        if size >= _WIDE or not self.at_once(loop):
+            return 0
+        return min(loop.extent, CHUNK // (size * max(1, all_inside(loop))))
+
+    def at_once(self, loop: For) -> bool:
+        plan = self.plans.get(id(loop))
+        if plan is None:
+            plan = self.plans[id(loop)] = can_run_at_once(loop)
+        return plan
+
+    def accumulate(self, stmt: Accum) -> None:
+        """Axes opened since the variable was declared are reduced, in the order of the loops."""
+        fn: Any = SCALARS[stmt.combine].fn
+        held, rank = self.env[stmt.var.value]
+        value = self.value(stmt.value, stmt)
+        if rank == len(self.sizes):
+            self.env[stmt.var.value] = self.typed(fn(held, value), stmt.var.dtype), rank
+            return
+        outer = value.shape[:rank] if value.ndim else (1,) * rank
+        terms = np.broadcast_to(value, (*outer, *self.sizes[rank:])).reshape(*outer, -1)
+        if held.ndim:
+            outer = np.broadcast_shapes(held.shape, outer)
+        start = np.broadcast_to(held, outer)[..., np.newaxis]
+        terms = np.concatenate([start, np.broadcast_to(terms, (*outer, terms.shape[-1]))], axis=-1)
+        total = fn.accumulate(terms, axis=-1, dtype=terms.dtype)[..., -1]
+        self.env[stmt.var.value] = self.typed(total, stmt.var.dtype), rank
+
+    def store(self, stmt: Store) -> None:
+        value = self.value(stmt.value, stmt)
+        mask = None if stmt.guard is None else self.value(stmt.guard, stmt)
+        at = [self.value(i, stmt) for i in stmt.indices]
+        place = self.address(stmt.buffer, at, mask, stmt)
+        arrays = np.broadcast_arrays(place, value, True if mask is None else mask)
+        target = self.flat[stmt.buffer]
+        if mask is None:
+            target[arrays[0].reshape(-1)] = arrays[1].reshape(-1)
+        else:
+            chosen = arrays[2]
+            target[arrays[0][chosen]] = arrays[1][chosen]
+
+    # ---- values
+
+    def value(self, x: Expr, stmt: Stmt) -> np.ndarray:
+        """The expression over all axes; each axis that it does not depend on has length 1."""
+        done: dict[Expr, np.ndarray] = {}
+        for e, dead in self.order(x):
+            done[e] = self.node(e, done, stmt)
+            for d in dead:
+                del done[d]
+        return done[x]
+
+    def order(self, x: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
+        """Every subexpression after its operands, and which of them are not needed after it."""
+        found = self.orders.get(x)
+        if found is None:
+            nodes = list(walk(x))
+            last = {a: e for e in nodes for a in e.args}
+            dead: dict[Expr, list[Expr]] = {}
+            for a, e in last.items():
+                dead.setdefault(e, []).append(a)
+            found = self.orders[x] = [(e, tuple(dead.get(e, ()))) for e in nodes]
+        return found
+
+    def node(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
+        if e.op == "const":
+            return np.asarray(e.value, dtypes.to_numpy(e.dtype))
+        if e.op == "var":
+            held, rank = self.env[e.value]
+            return held.reshape(held.shape + (1,) * (len(self.sizes) - rank)) if held.ndim else held
+        if e.op == "load":
+            return self.load(e, done, stmt)
+        if e.op == "cast":
+            return self.typed(done[e.args[0]], e.dtype)
+        return self.typed(SCALARS[e.op].fn(*(done[a] for a in e.args)), e.dtype)
+
+    @staticmethod
+    def typed(value: Any, dtype: str) -> np.ndarray:
+        return np.asarray(value).astype(dtypes.to_numpy(dtype), copy=False)
+
+    def load(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
+        at = [done[i] for i in e.indices]
+        if e.guard is None or e.other is None:
+            return np.asarray(self.flat[e.value].take(self.address(e.value, at, None, stmt)))
+        guard, other = done[e.guard], done[e.other]
+        place = self.address(e.value, at, guard, stmt)
+        if not guard.any():
+            shape = np.broadcast_shapes(place.shape, guard.shape, other.shape)
+            return np.broadcast_to(other, shape)
+        return np.where(guard, self.flat[e.value].take(np.where(guard, place, 0)), other)
+
+    def address(self, buffer: str, at: list[np.ndarray], guard: np.ndarray | None,
+                stmt: Stmt) -> np.ndarray:
+        """Flat positions; JitclError where one is outside the buffer (and not guarded)."""
+        place: np.ndarray = np.zeros((), np.int64)
+        for axis, (i, d) in enumerate(zip(at, self.shapes[buffer])):
+            if i.size and (i.min() < 0 or i.max() >= d):
+                bad = (i < 0) | (i >= d)
+                if guard is not None:
+                    bad = bad & guard
+                if bad.any():
+                    self.outside(buffer, axis, np.broadcast_to(i, bad.shape)[bad][0], stmt)
+            place = place * d + i
+        return place
+
+    def outside(self, buffer: str, axis: int, index: int, stmt: Stmt) -> None:
+        raise JitclError(f"kernel '{self.kernel.name}': '{statement_text(stmt)}' reaches index "
+                         f"{index} of axis {axis} of '{buffer}' {list(self.shapes[buffer])}: "
+                         "guard the access")
+
+
+# ---- which loops may be axes
+
+def inner_size(loop: For) -> int:
+    """Iterations of the largest nest of independent loops inside one iteration of `loop`."""
+    return max((s.extent * inner_size(s) for s in loop.body
+                if isinstance(s, For) and s.kind in _INDEPENDENT), default=1)
+
+
+def all_inside(loop: For) -> int:
+    """Iterations of the largest nest of loops inside one iteration of `loop`."""
+    return max((s.extent * all_inside(s) for s in loop.body if isinstance(s, For)), default=1)
+
+
+def can_run_at_once(loop: For) -> bool:
+    """Whether a sequential loop gives the same when all its iterations are evaluated together.
+
+    So it is where nothing reads what the loop accumulates, and every accumulator and every buffer
+    is written by one statement only: then the terms meet in the order of the iterations.
+    """
+    stmts = list(_all(loop.body))
+    declared = {s.var.value for s in stmts if isinstance(s, Let)}
+    outer = [s.var.value for s in stmts if isinstance(s, Accum) and s.var.value not in declared]
+    stores = [s.buffer for s in stmts if isinstance(s, Store)]
+    read = {name for s in stmts for e in expressions(s) for name in e.free}
+    return (len(set(outer)) == len(outer) and len(set(stores)) == len(stores)
+            and not read & set(outer) and not any(isinstance(s, Barrier) for s in stmts))
+
+
+def _all(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, For):
+            yield from _all(stmt.body)
