@@ -8,14 +8,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jitcl.errors import JitclError
+from jitcl.errors import (
+    BuildError,
+    CacheError,
+    DeviceError,
+    InputError,
+    JitclError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    ParseError,
+    ShapeError,
+    TypeError_,
+    UnsupportedError,
+    VerifyError,
+)
 
 __version__ = "0.1.0"
-__all__ = ["JitclError", "Model", "__version__", "compile", "devices"]
+__all__ = [
+    "BuildError", "CacheError", "DeviceError", "InputError", "JitclError", "Model", "ModelError",
+    "OptionError", "OutOfMemoryError", "ParseError", "ShapeError", "TypeError_",
+    "UnsupportedError", "VerifyError", "__version__", "compile", "devices", "parse",
+]
 
 if TYPE_CHECKING:
     from jitcl.devices.select import devices
     from jitcl.runtime.model import Model, compile
+    from jitcl.runtime.source import parse
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +45,7 @@ def __getattr__(name: str) -> Any:
     if name == "devices":
         from jitcl.devices.select import devices
         return devices
+    if name == "parse":
+        from jitcl.runtime.source import parse
+        return parse
     raise AttributeError(f"module 'jitcl' has no attribute '{name}'")

@@ -94,6 +94,17 @@ class GraphSource:
         return specialise(self._graph, bound)
 
 
+def parse(text: str) -> Graph:
+    """The graph that a text describes; types that it leaves out follow from the operands.
+
+    Raises ParseError, pointing at the place.
+    """
+    from jitcl.ir.parser import parse_graph
+    from jitcl.ops import OPS
+    from jitcl.ops.builder import infer
+    return parse_graph(text, known_ops=OPS, infer=infer)
+
+
 def open_source(model: Any) -> Source:
     """A source for whatever `jitcl.compile` takes; ModelError where it is none."""
     if isinstance(model, Graph):
@@ -125,8 +136,8 @@ def _open_path(path: Path) -> Source:
         from jitcl.ops.builder import infer
         side = side_file(path)
         extra = side.read_bytes() if side.exists() else b""
-        return GraphSource(load_graph(path, known_ops=OPS, infer=infer), path.stem,
-                           _digest(data + extra))
+        graph = load_graph(path, known_ops=OPS, infer=infer)
+        return GraphSource(graph, path.stem, _digest(data + extra))
     return OnnxSource(path, path.stem, _digest(data))
 
 
