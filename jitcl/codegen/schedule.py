@@ -16,6 +16,11 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
     arguments = (*lowered.operands, group.root)
     if target.kind in ("cpu", "reference"):
         return Emitted(stem, render_kernel(lowered.kernel, ENTRY), arguments, (group.root,))
+    if target.kind == "opencl":
+        from jitcl.codegen import render_opencl
+        local = work_group(lowered, target)
+        text, size = render_opencl.render_kernel(lowered.kernel, ENTRY, local)
+        return Emitted(stem, text, arguments, (group.root,), (), size, local)
     raise JitclError(f"no renderer for devices of kind '{target.kind}'")
 
 
@@ -29,3 +34,9 @@ def kernel_stem(group: Group) -> str:
         members = [group.anchor.op] + [n.op for n in group.members if n is not group.anchor]
     stem = "_".join(dict.fromkeys(members))
     return stem if len(stem) <= 40 else stem[:40].rsplit("_", 1)[0]
+
+
+def work_group(lowered: Lowered, target: Target) -> tuple[int, int, int]:
+    """Work-items a group: along the innermost parallel loop, within what the device allows."""
+    limit = min(target.max_work_group, target.max_work_item_sizes[0], 64)
+    return (limit, 1, 1)
