@@ -7,6 +7,7 @@ bias is an add behind the convolution, so that fusion treats it as it treats any
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -64,20 +65,20 @@ def check_rank(x: TensorType, w: TensorType) -> None:
 
 def _conv_ref(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], strides: Ints, pads: Ints,
               dilations: Ints, group: int) -> np.ndarray[Any, Any]:
-    """im2col, one matrix product a group."""
+    """One matrix product a tap and group, summed over the taps."""
     n = x.ndim - 2
     x, kernel = wide(x), w.shape[2:]
     padded = np.pad(x, [(0, 0), (0, 0), *((pads[d], pads[n + d]) for d in range(n))])
     out = [(padded.shape[2 + d] - (kernel[d] - 1) * dilations[d] - 1) // strides[d] + 1
            for d in range(n)]
-    columns = np.empty((x.shape[0], x.shape[1], int(np.prod(kernel)), *out), x.dtype)
+    a = wide(w).reshape(group, w.shape[0] // group, w.shape[1], -1)
+    y = np.zeros((x.shape[0], group, a.shape[1], math.prod(out)), x.dtype)
     for t, k in enumerate(itertools.product(*map(range, kernel))):
         at = tuple(slice(k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1,
                          strides[d]) for d in range(n))
-        columns[:, :, t] = padded[(slice(None), slice(None), *at)]
-    a = wide(w).reshape(group, w.shape[0] // group, -1)
-    b = columns.reshape(x.shape[0], group, a.shape[2], -1)
-    return np.matmul(a, b).reshape(x.shape[0], w.shape[0], *out).astype(w.dtype)
+        part = np.ascontiguousarray(padded[(slice(None), slice(None), *at)])
+        y += np.matmul(a[..., t], part.reshape(x.shape[0], group, w.shape[1], -1))
+    return y.reshape(x.shape[0], w.shape[0], *out).astype(w.dtype)
 
 
 _PLAIN1 = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": 1}

@@ -15,12 +15,12 @@ from onnx import ModelProto
 
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.frontends import model_digest
-from jitcl.frontends.onnx import tensors
+from jitcl.frontends.onnx import functions, tensors
 from jitcl.ir.graph import Node, const
 from jitcl.ir.types import Dim, Sym, TensorType
 
 OLDEST_OPSET = 7
-SLOW_CHECK_BYTES = 4 << 20      # larger models are checked without their elements
+SLOW_CHECK_BYTES = 1 << 16      # larger initialisers are not shown to onnx.checker
 
 
 @dataclass(eq=False)
@@ -167,8 +167,20 @@ def _check_opsets(proto: ModelProto, name: str) -> None:
             raise ModelError(f"{name}: uses opset {opset.version}; the installed onnx {onnx.__version__} "
                              f"knows up to {newest}\n  Upgrade onnx, or export for opset {newest}.")
         if opset.version < OLDEST_OPSET:
-            raise ModelError(f"{name}: uses opset {opset.version}; jitcl reads {OLDEST_OPSET} and newer\n"
-                             f"  Convert it: onnx.version_converter.convert_version(model, 13).")
+            changed = sorted({n.op_type for n in proto.graph.node if not _unchanged(n, opset.version)})
+            if changed:
+                raise UnsupportedError(
+                    f"{name}: uses opset {opset.version}; jitcl reads {OLDEST_OPSET} and newer, and these ops "
+                    f"changed in between: {', '.join(changed)}\n"
+                    f"  Convert it: onnx.version_converter.convert_version(model, 13).")
+
+
+def _unchanged(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether an op means at that opset what it means at the oldest that jitcl reads."""
+    old, known = (functions.schema_of(node.op_type, node.domain, v) for v in (opset, OLDEST_OPSET))
+    if old is None or known is None:
+        return False
+    return bool(old.since_version == known.since_version)
 
 
 def _sorted(proto: ModelProto, name: str) -> ModelProto:
@@ -231,30 +243,33 @@ def label(node: onnx.NodeProto) -> str:
 
 def _check(model: OnnxModel) -> None:
     """onnx.checker's verdict as a ModelError."""
-    proto = model.proto
-    target: ModelProto | str = proto
-    if model.external_files or model.proto.ByteSize() > SLOW_CHECK_BYTES:
-        target = _without_data(proto)
     try:
-        onnx.checker.check_model(target)
+        onnx.checker.check_model(_to_check(model.proto))
     except onnx.checker.ValidationError as error:
         first = str(error).strip().splitlines()
         raise ModelError(f"{model.source}: is not a valid ONNX model: {' '.join(first[:2])}\n"
                          f"  onnx.checker.check_model says so; export the model again.") from error
 
 
-def _without_data(proto: ModelProto) -> ModelProto:
-    """The model with initialisers turned to inputs: the checker then need not read their elements."""
+def _to_check(proto: ModelProto) -> ModelProto:
+    """What the checker is shown: large and external initialisers as inputs, as reading those takes time (they are
+    checked when they become constants), and a shape for outputs without one, which exporters leave out."""
     slim = ModelProto()
     slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)
     slim.functions.extend(proto.functions)
-    slim.graph.name = proto.graph.name or "graph"
-    slim.graph.node.extend(proto.graph.node)
-    slim.graph.output.extend(proto.graph.output)
-    names = {t.name for t in proto.graph.initializer}
-    slim.graph.input.extend(v for v in proto.graph.input if v.name not in names)
+    graph = proto.graph
+    slim.graph.name = graph.name or "graph"
+    slim.graph.node.extend(graph.node)
+    slim.graph.sparse_initializer.extend(graph.sparse_initializer)
+    large = {t.name: t for t in graph.initializer
+             if t.ByteSize() > SLOW_CHECK_BYTES or onnx.external_data_helper.uses_external_data(t)}
+    slim.graph.initializer.extend(t for t in graph.initializer if t.name not in large)
+    slim.graph.input.extend(v for v in graph.input if v.name not in large)
     slim.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
-                            for t in proto.graph.initializer)
-    slim.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+                            for t in large.values())
+    slim.graph.output.extend(graph.output)
+    for value in slim.graph.output:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
     return slim

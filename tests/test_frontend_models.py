@@ -1,0 +1,55 @@
+"""Real models import at their golden shapes, and their graphs, evaluated by NumPy references, give the golden outputs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jitcl.frontends.onnx import import_model, load
+from jitcl.ops.builder import evaluate
+
+MODELS = Path(__file__).parents[2] / "shared" / "models"
+NAMES = ("squeezenet1.0_fp32", "squeezenet1.0_fp16", "mnist8", "ultraface_rfb320", "yolox_nano",
+         "selfie_segmentation", "super_resolution_espcn", "fns_candy_stdops", "hyperlpr_y5fu_320",
+         "oww_melspectrogram", "oww_embedding", "minilm_l6_v2", "stories260K_kv")
+
+needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"no real models in {MODELS}")
+
+
+@needs_models
+@pytest.mark.parametrize("name", NAMES)
+def test_golden(name: str) -> None:
+    with np.load(MODELS / "golden" / f"{name}.0.npz") as file:
+        stored = {k: file[k] for k in file.files}
+    feeds = {k.split(":", 1)[1]: v for k, v in stored.items() if k.startswith("in")}
+    graph = import_model(load(MODELS / f"{name}.onnx"), {n: v.shape for n, v in feeds.items()})
+    memo = {n: feeds[n.attr("name")] for n in graph.inputs}
+    wanted = {k.split(":", 1)[1]: v for k, v in stored.items() if k.startswith("out")}
+    assert [n for n, _ in graph.outputs] == list(wanted)
+    for output, node in graph.outputs:
+        got, want = evaluate(node, memo).astype(np.float64), wanted[output].astype(np.float64)
+        assert got.shape == want.shape
+        tolerance = 2e-2 if "fp16" in name else 2e-4
+        assert np.abs(got - want).max() <= tolerance * np.abs(want).max()
+
+
+@needs_models
+def test_origins_are_complete() -> None:
+    """Every node that is not a constant or an input says which node of the model it came from."""
+    graph = import_model(load(MODELS / "yolox_nano.onnx"), {"images": (1, 3, 416, 416)})
+    assert all(n in graph.origins for n in graph.nodes if n.op not in ("const", "input"))
+
+
+@needs_models
+def test_large_model_imports_fast() -> None:
+    started = time.perf_counter()
+    model = load(MODELS / "minilm_l6_v2.onnx")
+    shapes = {"input_ids": (1, 16), "attention_mask": (1, 16), "token_type_ids": (1, 16)}
+    import_model(model, shapes)
+    assert time.perf_counter() - started < 3.0      # 0.5 s on an idle core
+    started = time.perf_counter()
+    import_model(model, {n: (1, 32) for n in shapes})
+    assert time.perf_counter() - started < 1.5      # weights are shared with the first specialisation
