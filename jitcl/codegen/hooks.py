@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from jitcl.codegen.lower import Loads
+from typing import Any
+
+from jitcl.codegen.lower import Loads, NodeLoader, physical_index
+from jitcl.codegen.render import render
+from jitcl.codegen.render_numba import NumbaRenderer, render_kernel
+from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
+from jitcl.codegen.share import share
+from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, expressions, statements
 from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Emitted, Scratch
 
 
 class Hooks:
@@ -36,3 +45,89 @@ class Hooks:
         assert anchor is not None
         own = set(anchor.inputs)
         return [n for n in self.group.operands if n not in own]
+
+    # ---- what CPU templates are rendered with
+
+    def render(self, template: str, **values: Any) -> str:
+        """The text of a file of `jitcl/templates` with its variables filled in."""
+        return render(template, **values)
+
+    def vector_epilogue(self, lane_width: int, *, flat_space: bool, channels_left: str = "") -> list[str] | None:
+        """Lines that store the root at address `yo` from the vector `v` of channels kb * lane_width + lane.
+
+        Variables in scope: n, kb, h, w (h and w not if `flat_space`), v, yo. None where the epilogue is no function
+        of whole vectors, or the root's layout is not in blocks of `lane_width` channels.
+        """
+        root, layout = self.group.root, self.group.root.type.layout
+        if layout.kind != "NCHWc" or layout.block != lane_width:
+            return None
+        lane = E.var("lane", extent=lane_width)
+        ix = self._pixel(lane, lane_width)
+        value = self.epilogue(ix, E.var("v", "f32"))
+        try:
+            return EpilogueRenderer(
+                self._buffers(root), physical_index(layout, root.type.dims, ix), value, lane, lane_width,
+                channels_left=channels_left, space=("h", "w") if flat_space else ()).lines()
+        except NotVectorisable:
+            return None
+
+    def scalar_epilogue(self, lane_width: int) -> list[str]:
+        """Lines that store the root's element of channel kb * lane_width + lane from the scalar `v`, in any layout.
+
+        Variables in scope: n, kb, lane, h, w, v. The channel exists.
+        """
+        root = self.group.root
+        ix = self._pixel(E.var("lane", extent=lane_width), lane_width)
+        value = E.cast(self.epilogue(ix, E.var("v", "f32")), root.type.dtype)
+        at = physical_index(root.type.layout, root.type.dims, ix)
+        kernel = share(Kernel("epilogue", self._buffers(root), (Store("y", at, value),)))
+        return NumbaRenderer(kernel).block(kernel.body, 0)
+
+    def _pixel(self, lane: Expr, width: int) -> tuple[Expr, ...]:
+        """The logical index (n, kb * width + lane, h, w) in the variables of a kernel."""
+        n, channels, *spatial = self.group.root.type.dims
+        space = ("h", "w") if len(spatial) == 2 else ("w",)
+        names = (("n", n), *zip(space, spatial))
+        batch, *pixel = (E.index(0) if d == 1 else E.var(name, extent=d) for name, d in names)
+        channel = E.index(0) if channels == 1 else E.var("kb") * width + lane
+        return (batch, channel, *pixel)
+
+    def _buffers(self, root: Node) -> tuple[Buffer, ...]:
+        operands = (Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items())
+        return (*operands, Buffer("y", root.type.dtype, root.type.physical, "out"))
+
+    def blocked(self, node: Node, width: int, pads: tuple[int, ...]) -> tuple[Scratch, Emitted]:
+        """A kernel that copies an operand into zero-padded blocks of `width` channels (0: planes, channels apart).
+
+        pads = (before and after of each spatial axis). Gives the copy, [N, C/width, spatial..., width] in elements of
+        the operand's dtype, and the launch that writes it.
+        """
+        dims, rank = node.type.dims, node.type.rank - 2
+        spatial = [dims[2 + a] + pads[a] + pads[rank + a] for a in range(rank)]
+        shape = (dims[0], -(-dims[1] // width), *spatial, width) if width else (*dims[:2], *spatial)
+        copy = Scratch(f"blocked {node.type} {pads}", node.type.dtype, tuple(shape))
+        s = KernelBuilder()
+        loads = Loads(s, self.group, self.names)
+        at = tuple(s.open("i", d, "parallel") for d in shape)
+        opened = len(s.scopes) - 1
+        channel = at[1] * width + at[-1] if width else at[1]
+        where = [at[2 + a] - pads[a] for a in range(rank)]
+        inside = channel < dims[1]
+        for i, d in zip(where, dims[2:]):
+            inside = inside & (i >= 0) & (i < d)
+        value = NodeLoader(loads, node)(at[0], channel, *where, guard=inside)
+        body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, node.type.dtype)),)
+        for _ in range(opened):
+            s.place(len(s.scopes) - 1, *body)
+            body = (s.close(),)
+        s.place(0, *body)
+        operands = tuple(n for n in self.names if any(self.names[n] in names_read(x) for x in s.scopes[0].stmts))
+        buffers = (*(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
+                   Buffer("y", node.type.dtype, tuple(shape), "out"))
+        kernel = share(Kernel("blocked", buffers, tuple(s.scopes[0].stmts)))
+        return copy, Emitted("blocked", render_kernel(kernel, ENTRY), (*operands, copy), (copy,))
+
+
+def names_read(stmt: Stmt) -> set[str]:
+    """Names of the buffers that a statement and those inside it load from."""
+    return {x.value for s, _ in statements((stmt,)) for e in expressions(s) for x in E.walk(e) if x.op == "load"}

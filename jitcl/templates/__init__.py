@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jitcl.templates.base import Template
+from jitcl.templates.conv_cpu.template import ConvCpu
 
-TEMPLATES: tuple[Template, ...] = ()
+TEMPLATES: tuple[Template, ...] = (ConvCpu(),)
 
 __all__ = ["TEMPLATES", "Template"]

@@ -1,0 +1,157 @@
+"""Kernel IR -> Numba source over vectors: one lane a channel of a blocked layout (NCHW16c).
+
+A blocked buffer's innermost axis is `width` channels, which take the same path through a kernel. So the loop over
+them becomes one vector: loads along it are vector loads, loads that do not depend on it scalars that are broadcast.
+"""
+
+from __future__ import annotations
+
+from jitcl.codegen.render import flat, render
+from jitcl.codegen.render_numba import NumbaRenderer
+from jitcl.codegen.share import share
+from jitcl.errors import JitclError
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, statements
+
+
+class NotVectorisable(JitclError):
+    """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code."""
+
+
+class VectorRenderer(NumbaRenderer):
+    """As NumbaRenderer, with the variable `lane` spread over a vector of `width`."""
+
+    def __init__(self, kernel: Kernel, lane: Expr, width: int, wide: tuple[str, ...] = ()) -> None:
+        super().__init__(kernel)
+        self.lane, self.width = lane, width
+        self.wide: set[str] = {lane.value, *wide}         # variables whose values are vectors
+        changed = True
+        while changed:
+            before = len(self.wide)
+            for s, _ in statements(kernel.body):
+                if isinstance(s, (Let, Accum)) and self.is_wide(s.value):
+                    self.wide.add(s.var.value)
+            changed = len(self.wide) > before
+
+    def is_wide(self, x: Expr) -> bool:
+        return bool(x.free & self.wide)
+
+    def expr(self, x: Expr) -> str:
+        if x is self.lane:
+            raise NotVectorisable("the lane's number is used as a value")
+        return super().expr(x)
+
+    def splat(self, x: Expr) -> str:
+        text = self.expr(x)
+        return text if self.is_wide(x) else f"splat({text}, {self.width})"
+
+    def load(self, x: Expr) -> str:
+        assert isinstance(x.value, str)
+        if not self.is_wide(x):
+            return super().load(x)
+        if x.guard is not None and self.is_wide(x.guard):
+            raise NotVectorisable("a guard depends on the lane")
+        text = self.along(x.value, x.indices)
+        if x.guard is None:
+            return text
+        assert x.other is not None
+        return f"({text} if {self.expr(x.guard)} else splat({self.literal(x.other)}, {self.width}))"
+
+    def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
+        """A vector load of the lanes at these indices."""
+        base = self.base(flat(self.shapes[buffer], indices))
+        return f"vload({buffer}, {base}, {self.width})"
+
+    def base(self, at: Expr) -> str:
+        """The address of lane 0, where lanes lie side by side."""
+        terms, constant = E.linear(at)
+        rest = {a: k for a, k in terms.items() if a is not self.lane}
+        if terms.get(self.lane) != 1 or any(a.free & self.wide for a in rest):
+            raise NotVectorisable("lanes do not lie side by side")
+        return self.expr(E.from_linear(rest, constant))
+
+    def stmt(self, s: Stmt, indent: int) -> list[str]:
+        pad = "    " * indent
+        if isinstance(s, For) and s.var is self.lane:
+            return self.block(s.body, indent)
+        if isinstance(s, Let) and s.var.value in self.wide:
+            return [f"{pad}{s.var.value} = {self.splat(s.value)}"]
+        return super().stmt(s, indent)
+
+    def store(self, s: Store, pad: str) -> list[str]:
+        if s.guard is not None and self.is_wide(s.guard):
+            raise NotVectorisable("a guard depends on the lane")
+        value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
+        base = self.base(flat(self.shapes[s.buffer], s.indices))
+        line = f"store({s.buffer}, {base}, {self.splat(value)})"
+        if s.guard is None:
+            return [pad + line]
+        return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]
+
+    def split(self, loop: For) -> list[str]:
+        """Split the loops around the lanes."""
+        nest = [loop]
+        while len(nest[-1].body) == 1 and isinstance(nest[-1].body[0], For) and (
+                nest[-1].body[0].kind == "parallel" and nest[-1].body[0].var is not self.lane):
+            nest.append(nest[-1].body[0])
+        return self.split_many(nest)
+
+
+def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
+    """The kernel with its innermost parallel loop as vectors; None where that loop is not `width` lanes."""
+    body = kernel.body
+    lane: Expr | None = None
+    depth = 0
+    while body and isinstance(body[-1], For) and body[-1].kind == "parallel":
+        lane, body, depth = body[-1].var, body[-1].body, depth + 1
+    if lane is None or lane.extent != width or depth < 2:
+        return None
+    try:
+        lines = VectorRenderer(kernel, lane, width).body()
+    except NotVectorisable:
+        return None
+    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, lines=lines)
+
+
+class EpilogueRenderer(VectorRenderer):
+    """Statements that store a template's result: `y[indices] = value`, a function of the vector variable `v`.
+
+    Operands of y's shape, read at y's indices, are read at y's own address (the text `at`), so that the kernel serves
+    any size. `channels_left` is the text of how many channels a block has, where the last one may have fewer than
+    `width`: its other lanes are stored as 0. Names in `space` are spatial indices that the
+    kernel does not have (it flattens them): any other dependence on them is refused.
+    """
+
+    def __init__(self, buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr, lane: Expr, width: int,
+                 *, at: str = "yo", channels_left: str = "", space: tuple[str, ...] = ()) -> None:
+        self.y, self.at, self.channels_left, self.space = buffers[-1], at, channels_left, frozenset(space)
+        self.indices = indices
+        body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
+        super().__init__(share(Kernel("epilogue", buffers, body)), lane, width, ("v",))
+
+    def lines(self) -> list[str]:
+        return self.block(self.kernel.body, 0)
+
+    def load(self, x: Expr) -> str:
+        if self.is_same(x):
+            return f"vload({x.value}, {self.at}, {self.width})"
+        if x.free & self.space:
+            raise NotVectorisable("an operand of another shape is read along a spatial axis")
+        return super().load(x)
+
+    def is_same(self, x: Expr) -> bool:
+        return x.guard is None and self.shapes[x.value] == self.y.shape and x.indices == self.indices
+
+    def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
+        base = self.base(flat(self.shapes[buffer], indices))
+        if self.channels_left and self.shapes[buffer][-1] != self.width:
+            return f"vload_part({buffer}, {base}, {self.channels_left}, {self.width})"
+        return f"vload({buffer}, {base}, {self.width})"
+
+    def store(self, s: Store, pad: str) -> list[str]:
+        value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
+        text = self.splat(value)
+        if self.channels_left:
+            text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, f32(0))"
+        return [f"{pad}store({s.buffer}, {self.at}, {text})"]

@@ -1,0 +1,219 @@
+"""Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole blocks."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+
+PARAMS = ("n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image", "a_first", "a_row",
+          "n0", "n1", "n2", "n3", "last", "s0", "s1", "s2", "wt_group", "y_first", "y_block", "y_width", "y_height",
+          "kgs_per_group", "a_group")
+FEW_CHANNELS = 8                 # fewer than this are read as planes, not as a block that is mostly padding
+L2_BYTES = 384 << 10             # weights below this stay in the second-level cache together with the rows in work
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution as numbers. A 1-D one has one row."""
+
+    n: int
+    c: int                       # input channels
+    k: int
+    size: tuple[int, int]        # input height and width
+    out: tuple[int, int]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]      # top, left, bottom, right
+    groups: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    rows: int
+    columns: int
+    blocks: int
+
+
+def shape_of(node: Node) -> Shape:
+    """The numbers of a conv node of 1 or 2 spatial axes."""
+    x, w = (i.type.dims for i in node.inputs)
+    one = len(x) == 3
+
+    def two(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+        return (missing, values[0]) if one else (values[0], values[1])
+
+    pads = node.attr("pads")
+    four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
+    return Shape(x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
+                 two(node.attr("strides"), 1), two(node.attr("dilations"), 1), four, node.attr("group"))
+
+
+def choose_tile(rows: int, columns: int, blocks: int, target: Target, even: bool) -> Tile:
+    """The tile with the fewest cycles for this output, by a model of two FMAs and two loads a cycle.
+
+    `even`: its blocks must divide the output's.
+    """
+    free = target.registers - (2 if target.vector_width == 16 else 3)
+    best, least = Tile(1, 1, 1), math.inf
+    for nb in (1, 2, 3, 4):
+        for tr in (1, 2, 3, 4):
+            for tc in range(1, min(columns, 28) + 1):
+                if tr > rows or nb > blocks or (tr * tc + 1) * nb > free or (even and blocks % nb):
+                    continue
+                pixels = tr * tc
+                cycles = max(pixels * nb / 2, (pixels + nb) / 2, 4.5) + 0.15 * nb + 0.1 * tr + 0.4
+                total = cycles * -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
+                if total < least:
+                    best, least = Tile(tr, tc, nb), total
+    return best
+
+
+def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: int) -> np.ndarray:
+    """[K, C, kh, kw] -> [groups * kgs][C / c_block][kh][kw][c_block][blocks][width] as one flat f32 stream.
+
+    Channels beyond C are left out of the stream (its last block is shorter); outputs beyond K are zeros.
+    """
+    k, c, kh, kw = w.shape if w.ndim == 4 else (*w.shape[:2], 1, w.shape[2])
+    w = w.reshape(groups, k // groups, c, kh, kw).astype(np.float32)
+    kgs = -(-(k // groups) // (width * blocks))
+    full = np.zeros((groups, kgs * blocks * width, c, kh, kw), np.float32)
+    full[:, :k // groups] = w
+    full = full.reshape(groups * kgs, blocks, width, c, kh, kw)
+    parts = [full[:, :, :, i:i + c_block].transpose(0, 4, 5, 3, 1, 2).reshape(groups * kgs, -1)
+             for i in range(0, c, c_block)]
+    return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
+
+class ConvCpu:
+    """conv with a constant weight, f32 or f16 storage, sums in f32."""
+
+    name = "conv_cpu"
+    language = "numba"
+
+    def accepts(self, group: Group, target: Target) -> Shape | None:
+        node = group.anchor
+        if node is None or node.op != "conv" or node.type.rank not in (3, 4) or target.kind != "cpu":
+            return None
+        x, w = node.inputs
+        if w.op != "const" or x.type.dtype not in ("f32", "f16") or node.type.size == 0 or x.type.size == 0:
+            return None
+        s, width = shape_of(node), target.vector_width
+        if s.groups > 1 and (s.c // s.groups % width or s.k // s.groups % width):
+            return None
+        return s
+
+    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
+        return _Writer(s, hooks).emit()
+
+
+class _Writer:
+    def __init__(self, s: Shape, hooks: Any) -> None:
+        self.s, self.hooks = s, hooks
+        self.group: Group = hooks.group
+        assert self.group.anchor is not None
+        self.x, self.w = self.group.anchor.inputs
+        self.width = hooks.target.vector_width
+        self.root = self.group.root.type
+        self.planes = s.c < FEW_CHANNELS
+        self.halo = self.root.layout.halo if self.root.layout.kind == "NCHWc" else 0
+
+    def emit(self) -> list[Emitted]:
+        s, width = self.s, self.width
+        before, a, physical, inset = self.source()
+        left = "channels - kb * %d" % width if s.k % width else ""
+        flat = self.may_flatten(physical) and self.hooks.vector_epilogue(width, flat_space=True, channels_left=left)
+        vector = flat or self.hooks.vector_epilogue(width, flat_space=False, channels_left=left)
+        rows, columns = (1, s.out[0] * s.out[1]) if flat else s.out
+        kbs = -(-s.k // width)
+        per_group = kbs // s.groups
+        tile = choose_tile(rows, columns, per_group, self.hooks.target, s.groups > 1)
+        kgs = -(-per_group // tile.blocks) * s.groups
+        scalar = [] if vector else self.hooks.scalar_epilogue(width)
+        packed = self.packed(tile)
+        inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
+        order = [("ct", "column_tiles"), ("rt", "row_tiles")]
+        order.insert(0 if inner else 2, ("kg", "kgs"))
+        order.append(("n", "n_count"))
+        operands = self.operands(vector or scalar)
+        body = self.hooks.render(
+            "conv_cpu/numba.py.j2", entry=ENTRY, a_dtype=self.x.type.dtype, y_dtype=self.root.dtype,
+            operands=[(self.hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, ROWS=tile.rows,
+            COLUMNS=tile.columns, NB=tile.blocks, W=width, PX=s.strides[1] * (1 if self.planes else width),
+            halo=self.halo, halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1, uneven=per_group % tile.blocks != 0, order=order,
+            groups_inner=inner, vector_lines=vector or [], scalar_lines=scalar,
+            clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0)
+        params = self.params(physical, inset, tile, rows, columns, kbs, kgs, bool(flat))
+        arguments: tuple[Argument, ...] = (a, packed, *operands, self.group.root)
+        stem = f"conv_{tile.rows}x{tile.columns}x{tile.blocks}"
+        return [*before, Emitted(stem, body, arguments, (self.group.root,), params)]
+
+    def source(self) -> tuple[list[Emitted], Argument, tuple[int, ...], tuple[int, int]]:
+        """(kernels that run before, the padded input, its shape [N, blocks, H, W], where pixel (0, 0) lies)."""
+        x, pads = self.x.type, self.s.pads
+        one = x.rank == 3
+        layout = x.layout
+        if (not self.planes and self.x in self.hooks.names and layout.kind == "NCHWc" and layout.block == self.width
+                and layout.halo >= max(pads)):
+            shape = x.physical[:-1]
+            inset = (0 if one else layout.halo, layout.halo)
+            return [], self.x, (*shape[:2], 1, shape[2]) if one else shape, inset
+        if self.planes and self.x in self.hooks.names and layout.kind == "row" and not any(pads):
+            return [], self.x, (*x.dims[:2], *self.s.size), (0, 0)
+        axes = (pads[1], pads[3]) if one else pads
+        copy, emitted = self.hooks.blocked(self.x, 0 if self.planes else self.width, axes)
+        shape = copy.shape if self.planes else copy.shape[:-1]
+        return [emitted], copy, (*shape[:2], 1, shape[2]) if one else shape, (pads[0], pads[1])
+
+    def may_flatten(self, physical: tuple[int, ...]) -> bool:
+        """1x1, unstrided, no gaps between rows on either side: all pixels are one row."""
+        s = self.s
+        return (s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads) and self.halo == 0
+                and physical[2:] == s.size and s.out[0] > 1)
+
+    def packed(self, tile: Tile) -> Packed:
+        s = self.s
+        block = s.c // s.groups if self.planes else self.width
+        key = f"conv {self.width} {tile.blocks} {s.groups} {block}"
+        return Packed(self.w, key, partial(pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups,
+                                           c_block=1 if self.planes else self.width))
+
+    def operands(self, lines: list[str]) -> list[Node]:
+        """What the epilogue reads."""
+        read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
+        return [n for n, name in self.hooks.names.items() if name in read]
+
+    def params(self, physical: tuple[int, ...], inset: tuple[int, int], tile: Tile, rows: int, columns: int, kbs: int,
+               kgs: int, flat: bool) -> tuple[int, ...]:
+        s, lanes = self.s, 1 if self.planes else self.width
+        _, blocks, height, width = physical
+        row, block = width * lanes, height * width * lanes
+        (kh, kw), (sh, _), (dh, dw) = s.kernel, s.strides, s.dilations
+        c = s.c // s.groups
+        n0 = -(-c // lanes)
+        left = c - (n0 - 1) * lanes
+        # taps side by side are one loop: their channels follow each other in memory
+        joined = dw == 1 and (left == lanes or kw == 1)
+        n2, n3, last = (1, kw * lanes, kw * left) if joined else (kw, lanes, left)
+        oh, ow = s.out
+        y_width, y_height = ow + 2 * self.halo, oh + 2 * (self.halo if self.root.rank == 4 else 0)
+        y_first = ((self.halo if self.root.rank == 4 else 0) * y_width + self.halo) * self.width
+        values = dict(
+            n_count=s.n, channels=s.k, kbs=kbs, kgs=kgs, oh=rows, ow=columns, row_tiles=-(-rows // tile.rows),
+            column_tiles=-(-columns // tile.columns), a_image=blocks * block,
+            a_first=((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes, a_row=0 if flat else sh * row,
+            n0=n0, n1=kh, n2=n2, n3=n3, last=last, s0=block, s1=dh * row, s2=dw * lanes,
+            wt_group=c * kh * kw * tile.blocks * self.width, y_first=y_first, y_block=y_height * y_width * self.width,
+            y_width=y_width, y_height=y_height, kgs_per_group=kgs // s.groups, a_group=n0 * block)
+        return tuple(values[name] for name in PARAMS)
+
