@@ -16,7 +16,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F16, F32, I32, Index, Loader, indexed, onnx_rule, sample
+from jitcl.ops.core import F16, F32, I32, Index, Loader, Spec, indexed, onnx_rule, sample
 from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
 
 Array = np.ndarray[Any, Any]
@@ -296,7 +296,10 @@ def _unpool_ref(x: Array, places: Array, shape: Ints, source: Ints, kernel: Ints
     return flat.reshape(shape)
 
 
-@indexed("window", infer=lambda x, places, shape, **_: TensorType(x.dtype, shape), ref=_unpool_ref)
+@indexed("window", infer=lambda x, places, shape, **_: TensorType(x.dtype, shape), ref=_unpool_ref,
+         samples=[sample(F32(1, 1, 2, 2), Spec((1, 1, 2, 2), "i64", values=(5, 7, 13, 10)),
+                         shape=(1, 1, 4, 4), source=(1, 1, 4, 4), kernel=(2, 2), strides=(2, 2),
+                         pads=(0, 0, 0, 0), dilations=(1, 1))])
 def max_unpool(s: KernelBuilder, ix: Index, x: Loader, places: Loader, shape: Ints, source: Ints,
                kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Expr:
     """y[i] = x[j] where places[j] is i (an index into a tensor of shape `source`), else 0.
