@@ -20,7 +20,7 @@ needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"no real models i
 
 
 @needs_models
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if "candy" in n else n for n in NAMES])
 def test_golden(name: str) -> None:
     with np.load(MODELS / "golden" / f"{name}.0.npz") as file:
         stored = {k: file[k] for k in file.files}

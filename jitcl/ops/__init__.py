@@ -21,6 +21,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "pooling",
     "normalisation",
     "resize",
+    "attention",
 )
 
 for _name in MODULES:

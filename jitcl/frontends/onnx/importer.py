@@ -202,19 +202,21 @@ class _Importer:
             return (_constant(plain, origin.name),)
         if proto.op_type == "If" and not domain:
             return self._branch(inputs, plain, scope)
-        if not opsets.has_rule(proto.op_type, domain):
-            body = functions.standard_body(proto, opset, inputs, attributes)
-            if body is None:
-                raise UnsupportedError("")
-            return self._call(proto, body, inputs, attributes, {
-                o.domain if o.domain != "ai.onnx" else "": o.version for o in body.opset_import},
-                prefix=scope.prefix, origin=origin)
-        outputs = len(proto.output)
-        while outputs and not proto.output[outputs - 1]:
-            outputs -= 1
-        node = OnnxNode(proto.op_type, domain, origin.name, self._padded(proto, domain, opset, inputs), plain,
-                        opset, outputs, self.evaluate)
-        return self._apply(node, proto, opset)
+        if opsets.has_rule(proto.op_type, domain):
+            outputs = len(proto.output)
+            while outputs and not proto.output[outputs - 1]:
+                outputs -= 1
+            node = OnnxNode(proto.op_type, domain, origin.name, self._padded(proto, domain, opset, inputs), plain,
+                            opset, outputs, self.evaluate)
+            results = self._apply(node, proto)
+            if results is not None:
+                return results
+        body = functions.standard_body(proto, opset, inputs, attributes)
+        if body is None:
+            raise UnsupportedError("")
+        return self._call(proto, body, inputs, attributes, {
+            o.domain if o.domain != "ai.onnx" else "": o.version for o in body.opset_import},
+            prefix=scope.prefix, origin=origin)
 
     def _padded(self, proto: NodeProto, domain: str, opset: int, inputs: list[Node | None]
                 ) -> tuple[Node | None, ...]:
@@ -223,8 +225,8 @@ class _Importer:
         most = schema.max_input if schema is not None and schema.max_input < 100 else 0
         return (*inputs, *(None,) * (most - len(inputs)))
 
-    def _apply(self, node: OnnxNode, proto: NodeProto, opset: int) -> Sequence[Node | None]:
-        """Run the node's rule; errors name the node and what it reads."""
+    def _apply(self, node: OnnxNode, proto: NodeProto) -> Sequence[Node | None] | None:
+        """Run the node's rule; errors name the node and what it reads. None: the rule leaves it to ONNX's body."""
         try:
             modern = opsets.modern(self.g, node)
             rule = opsets.rule_for(modern.op_type, modern.domain, modern.opset)
@@ -241,6 +243,8 @@ class _Importer:
             text = f"its attributes or inputs make no sense: {type(error).__name__}: {error}"
             self.located = ModelError(self._message(node, proto, text))
             raise self.located from error
+        if result is NotImplemented:
+            return None
         return (result,) if isinstance(result, Node) else tuple(result)
 
     def _message(self, node: OnnxNode, proto: NodeProto, text: str) -> str:
