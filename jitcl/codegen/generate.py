@@ -35,7 +35,7 @@ class Generated:
 
     plan: Plan
     groups: list[Group]
-    kernels: list[Lowered | None]            # one a group; None where the group is a view
+    kernels: list[Lowered | None]            # one a group; None where nothing is launched
 
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True) -> Generated:
@@ -71,7 +71,8 @@ class _Generator:
                 continue
             kind: BufferKind = "output" if group.root in outputs else "temp"
             self.places[group.root] = self.buffer(self.name(group, number), group.root, kind)
-            lowered.append(self.write(group, number))
+            empty = group.root.type.size == 0                 # nothing to launch
+            lowered.append(None if empty else self.write(group, number))
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
         plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps), tuple(self.buffers),
                     (), self.constants)
