@@ -19,11 +19,13 @@ from jitcl.cli.options import (
 from jitcl.errors import CacheError
 
 if TYPE_CHECKING:
-    from jitcl.runtime.cache import KernelCache
+    from rich.table import Table
+
+    from jitcl.runtime.cache import Entry, KernelCache
 
 EPILOG = """\b
 Examples:
-  jitcl cache ls
+  jitcl cache ls                             models; --all for kernels, too
   jitcl cache size --json
   jitcl cache clear --device pocl            entries of one device, by part of its name
   jitcl cache why model.onnx -d cpu          which part of the key missed
@@ -46,11 +48,11 @@ def cache() -> None:
 @cache.command()
 @_dir
 @_device
+@click.option("--all", "every", is_flag=True, help="List kernels one by one, too.")
 @json_option
-def ls(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
-    """List entries, the most recently used first."""
-    from jitcl.cli.console import console, print_json, table
-    from jitcl.codegen.text import amount
+def ls(cache_dir: Path | None, device: str | None, every: bool, as_json: bool) -> None:
+    """List entries, device by device, the most recently used first. JSON lists every entry."""
+    from jitcl.cli.console import console, print_json
     kept = _open(cache_dir)
     entries = kept.ls(_one(kept, device))
     if as_json:
@@ -58,12 +60,32 @@ def ls(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
                      "bytes": e.nbytes, "used": e.used, "damaged": e.damaged or None,
                      "path": str(e.path), "parts": dict(e.parts)} for e in entries])
         return
-    rows = table(str(kept.root), "used", "size", "kind", "entry", "device", right=("size",))
+    out = console()
+    out.print(kept.root)
+    for name in dict.fromkeys(e.device for e in entries):
+        out.print(_entries(name, [e for e in entries if e.device == name], every))
+
+
+def _entries(device: str, entries: list[Entry], every: bool) -> Table:
+    """One device's entries; those without a subject (kernels) in one row a kind, unless `every`."""
+    from jitcl.cli.console import table
+    from jitcl.codegen.text import amount
+    rows = table(device, "used", "size", "kind", "entry", right=("size",))
+    kernels: dict[str, list[Entry]] = {}
     for e in entries:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(e.used))
-        subject = f"damaged: {e.damaged}" if e.damaged else e.subject or e.digest[:12]
-        rows.add_row(used, amount(e.nbytes, "B"), e.kind, subject, e.device)
-    console().print(rows)
+        if not (e.subject or e.damaged or every):
+            kernels.setdefault(e.kind, []).append(e)
+            continue
+        what = f"damaged: {e.damaged}" if e.damaged else e.subject or e.digest
+        rows.add_row(_time(e), amount(e.nbytes, "B"), e.kind, what)
+    for kind, some in kernels.items():
+        rows.add_row(_time(some[0]), amount(sum(e.nbytes for e in some), "B"), kind,
+                     f"{len(some)} entries")
+    return rows
+
+
+def _time(e: Entry) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(e.used))
 
 
 @cache.command()

@@ -103,12 +103,14 @@ def memory_text(lowered: LoweredModel) -> str:
     """Every buffer: bytes, place, and the steps between which it lives."""
     plan = lowered.plan
     life = dict(lives(plan))
-    lines = [f"peak {plan.peak_bytes} bytes ({amount(plan.peak_bytes, 'B')})",
-             f"temporaries {sum(plan.slots)} bytes in {len(plan.slots)} allocations, "
-             f"{unshared_bytes(plan)} if none were shared", "",
-             f"{'buffer':<28}{'type':<32}{'bytes':>12}  {'place':<24}steps"]
+    rows = [("buffer", "type", "bytes", "place", "steps")]
     for k, b in enumerate(plan.buffers):
         place = b.kind if b.kind != "temp" else f"slot {b.slot} at {b.offset}"
         steps = f"{life[k].first}..{life[k].last}" if k in life else ""
-        lines.append(f"{b.name:<28}{buffer_text(b):<32}{b.nbytes:>12}  {place:<24}{steps}".rstrip())
+        rows.append((b.name, buffer_text(b), str(b.nbytes), place, steps))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [f"peak {plan.peak_bytes} bytes ({amount(plan.peak_bytes, 'B')})",
+             f"temporaries {sum(plan.slots)} bytes in {len(plan.slots)} allocations, "
+             f"{unshared_bytes(plan)} if none were shared", ""]
+    lines += ["  ".join(f"{text:<{w}}" for text, w in zip(row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, ""])

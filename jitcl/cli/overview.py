@@ -33,15 +33,18 @@ def unshared_bytes(plan: Plan) -> int:
     return sum(b.nbytes for b in plan.buffers if b.kind == "temp" and b.slot >= 0)
 
 
+def geometry(step: Step) -> str:
+    """Launch geometry (OpenCL): "256x64 by 16x4", work-items by those of a work-group."""
+    if not step.global_size:
+        return ""
+    local = "x".join(map(str, step.local_size)) or "the driver's choice"
+    return f"{'x'.join(map(str, step.global_size))} by {local}"
+
+
 def launch_text(step: Step) -> str:
-    """Launch geometry: work-items and work-groups (OpenCL), and integer parameters."""
-    parts = []
-    if step.global_size:
-        local = "x".join(map(str, step.local_size)) or "driver's choice"
-        parts.append(f"{'x'.join(map(str, step.global_size))} by {local}")
-    if step.params:
-        parts.append(f"params {', '.join(map(str, step.params))}")
-    return "; ".join(parts)
+    """Launch geometry, and the integer parameters behind the buffers."""
+    params = f"params {', '.join(map(str, step.params))}" if step.params else ""
+    return "; ".join(filter(None, (geometry(step), params)))
 
 
 def buffer_text(b: BufferSpec) -> str:
@@ -93,7 +96,7 @@ def _steps(lowered: LoweredModel) -> Any:
             template = lowered.kernels[step.kernel].template or "loops"
             rows.add_row(str(numbered), step.name, text, str(g.group.root.type),
                          amount(step.flops, "FLOP"), amount(step.bytes, "B"), template,
-                         launch_text(step), step.kernel)
+                         geometry(step), step.kernel)
             numbered += 1
     return rows
 

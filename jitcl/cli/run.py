@@ -151,8 +151,8 @@ def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any]
             out.print(f"best of '{name}':", *class_lines(found, labels), sep="\n")
     for path, how in saved:
         out.print(f"saved {path}" + (f" ({how})" if how else ""))
-    report, builds = model.report(), model.cache.stats.builds
-    how = "plan from the cache" if report.from_cache else f"{builds} cache entries built"
+    how = ("plan from the cache" if model.report().from_cache
+           else f"compiled, {model.cache.stats.writes} cache entries written")
     line = f"{model.device.name}: first result after {duration(seconds['to_first_result'])} ({how})"
     if seconds["runs"]:
         line += f", median of {len(seconds['runs'])} runs {duration(seconds['median'])}"
