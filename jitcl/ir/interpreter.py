@@ -136,7 +136,7 @@ class _Run:
         held, rank = self.env[stmt.var.value]
         value = self.value(stmt.value, stmt)
         if rank == len(self.sizes):
-            self.env[stmt.var.value] = self.typed(fn(held, value), stmt.var.dtype), rank
+            self.env[stmt.var.value] = typed(fn(held, value), stmt.var.dtype), rank
             return
         outer = value.shape[:rank] if value.ndim else (1,) * rank
         terms = np.broadcast_to(value, (*outer, *self.sizes[rank:])).reshape(*outer, -1)
@@ -145,7 +145,7 @@ class _Run:
         start = np.broadcast_to(held, outer)[..., np.newaxis]
         terms = np.concatenate([start, np.broadcast_to(terms, (*outer, terms.shape[-1]))], axis=-1)
         total = fn.accumulate(terms, axis=-1, dtype=terms.dtype)[..., -1]
-        self.env[stmt.var.value] = self.typed(total, stmt.var.dtype), rank
+        self.env[stmt.var.value] = typed(total, stmt.var.dtype), rank
 
     def store(self, stmt: Store) -> None:
         value = self.value(stmt.value, stmt)
@@ -184,20 +184,12 @@ class _Run:
         return found
 
     def node(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
-        if e.op == "const":
-            return np.asarray(e.value, dtypes.to_numpy(e.dtype))
         if e.op == "var":
             held, rank = self.env[e.value]
             return held.reshape(held.shape + (1,) * (len(self.sizes) - rank)) if held.ndim else held
         if e.op == "load":
             return self.load(e, done, stmt)
-        if e.op == "cast":
-            return self.typed(done[e.args[0]], e.dtype)
-        return self.typed(SCALARS[e.op].fn(*(done[a] for a in e.args)), e.dtype)
-
-    @staticmethod
-    def typed(value: Any, dtype: str) -> np.ndarray:
-        return np.asarray(value).astype(dtypes.to_numpy(dtype), copy=False)
+        return computed(e, done)
 
     def load(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
         at = [done[i] for i in e.indices]
@@ -228,6 +220,30 @@ class _Run:
         raise JitclError(f"kernel '{self.kernel.name}': '{statement_text(stmt)}' reaches index "
                          f"{index} of axis {axis} of '{buffer}' {list(self.shapes[buffer])}: "
                          "guard the access")
+
+
+# ---- values
+
+def typed(value: Any, dtype: str) -> np.ndarray:
+    return np.asarray(value).astype(dtypes.to_numpy(dtype), copy=False)
+
+
+def computed(e: Expr, done: Mapping[Expr, np.ndarray]) -> np.ndarray:
+    """A constant, cast or scalar operation, given the values of its operands."""
+    if e.op == "const":
+        return np.asarray(e.value, dtypes.to_numpy(e.dtype))
+    if e.op == "cast":
+        return typed(done[e.args[0]], e.dtype)
+    return typed(SCALARS[e.op].fn(*(done[a] for a in e.args)), e.dtype)
+
+
+def index_values(x: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """An expression without loads, for arrays of values of its variables."""
+    done: dict[Expr, np.ndarray] = {}
+    with np.errstate(all="ignore"):
+        for e in walk(x):
+            done[e] = values[e.value] if e.op == "var" else computed(e, done)
+    return done[x]
 
 
 # ---- which loops may be axes
