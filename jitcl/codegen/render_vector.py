@@ -15,6 +15,10 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, statements
 
 
+_COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
+_INFIX = {"lt": "<", "ge": ">="}
+
+
 class NotVectorisable(JitclError):
     """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code."""
 
@@ -38,25 +42,55 @@ class VectorRenderer(NumbaRenderer):
         return bool(x.free & self.wide)
 
     def expr(self, x: Expr) -> str:
-        if x is self.lane:
-            raise NotVectorisable("the lane's number is used as a value")
+        if x.dtype == "index" and self.is_wide(x):
+            return self.lane_numbers(x)
+        if x.op in _COMPARE and self.is_wide(x):
+            return self.compare(x)
         return super().expr(x)
 
+    def lane_numbers(self, x: Expr) -> str:
+        """An index that grows by one from lane to lane, as a vector of i64."""
+        return f"(lane_index({self.width}) + {self.base(x)})"
+
+    def compare(self, x: Expr) -> str:
+        """Whole blocks are compared by their first lane: 16 * kb + lane < 64 is 16 * kb < 64."""
+        a, b = x.args
+        if a.dtype == "index" and x.op in ("lt", "ge"):
+            terms, constant = E.linear(E.call("sub", a, b))
+            rest = {t: k for t, k in terms.items() if t is not self.lane}
+            if terms.get(self.lane) == 1 and not any(t.free & self.wide for t in rest) and not any(
+                    k % self.width for k in (constant, *rest.values())):
+                return f"({self.expr(E.from_linear(rest, constant))}) {_INFIX[x.op]} 0"
+        return f"{x.op}({self.expr(a)}, {self.expr(b)})"
+
     def splat(self, x: Expr) -> str:
+        """The value as a vector."""
         text = self.expr(x)
         return text if self.is_wide(x) else f"splat({text}, {self.width})"
 
     def load(self, x: Expr) -> str:
-        assert isinstance(x.value, str)
         if not self.is_wide(x):
             return super().load(x)
-        if x.guard is not None and self.is_wide(x.guard):
-            raise NotVectorisable("a guard depends on the lane")
-        text = self.along(x.value, x.indices)
         if x.guard is None:
-            return text
+            return self.along(x.value, x.indices)
         assert x.other is not None
-        return f"({text} if {self.expr(x.guard)} else splat({self.literal(x.other)}, {self.width}))"
+        wide, narrow = self.split_guard(x.guard)
+        if wide and not (self.shapes[x.value][-1] == self.width and x.indices[-1] is self.lane):
+            raise NotVectorisable("a guard depends on the lane")    # else all lanes of a block may be read
+        text, other = self.along(x.value, x.indices), f"splat({self.literal(x.other)}, {self.width})"
+        for condition in wide:
+            text = f"select({condition}, {text}, {other})"
+        return f"({text} if {' and '.join(narrow)} else {other})" if narrow else text
+
+    def split_guard(self, guard: Expr) -> tuple[list[str], list[str]]:
+        """The conditions of a conjunction that differ from lane to lane, and those that do not."""
+        if guard.op == "and":
+            parts = [self.split_guard(a) for a in guard.args]
+            return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
+        text = self.operand(guard)
+        if self.is_wide(guard) and not text.endswith(" 0"):
+            return [text], []
+        return [], [f"({text})"]
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         """A vector load of the lanes at these indices."""

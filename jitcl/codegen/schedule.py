@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitcl.codegen.lower import Lowered
 from jitcl.codegen.render_numba import render_kernel
+from jitcl.codegen.render_vector import vector_kernel
 from jitcl.errors import JitclError
 from jitcl.ir.group import Group
 from jitcl.target import Target
@@ -15,7 +16,8 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
     stem = kernel_stem(group)
     arguments = (*lowered.operands, group.root)
     if target.kind in ("cpu", "reference"):
-        return Emitted(stem, render_kernel(lowered.kernel, ENTRY), arguments, (group.root,))
+        text = vector_kernel(lowered.kernel, ENTRY, target.vector_width)
+        return Emitted(stem, text or render_kernel(lowered.kernel, ENTRY), arguments, (group.root,))
     if target.kind == "opencl":
         from jitcl.codegen import render_opencl
         local = work_group(lowered, target)
