@@ -22,6 +22,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "normalisation",
     "resize",
     "attention",
+    "sampling",
 )
 
 for _name in MODULES:

@@ -1,0 +1,227 @@
+"""GridSample: reading a picture at computed places; Col2Im: adding overlapping patches up."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from jitcl.errors import ModelError, ShapeError
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.types import TensorType
+from jitcl.ops.contraction import wide
+from jitcl.ops.core import F32, Index, Loader, indexed, onnx_rule, sample
+from jitcl.ops.window import Ints, all_inside, window_extent
+
+Array = np.ndarray[Any, Any]
+CUBIC_A = -0.75
+TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+
+
+# ---- GridSample
+
+def _grid_type(x: TensorType, grid: TensorType, mode: str, padding: str, align: bool) -> TensorType:
+    n = x.rank - 2
+    if n < 1 or grid.rank != x.rank or grid.shape[-1] != n or grid.shape[0] != x.shape[0]:
+        raise ShapeError(f"grid_sample: x {x} wants a grid [{x.shape[0]}, ..., {n}] of rank {x.rank}, got {grid}")
+    if mode not in TAPS or padding not in ("zeros", "border", "reflection"):
+        raise ModelError(f"grid_sample: mode '{mode}' with padding_mode '{padding}' is not defined")
+    return x.with_(shape=(*x.shape[:2], *grid.shape[1:-1]))
+
+
+def _reflected(at: Array, low: float, high: float) -> Array:
+    span = high - low
+    if span <= 0:
+        return np.zeros_like(at)
+    turn = np.mod(at - low, 2 * span)
+    return low + np.where(turn > span, 2 * span - turn, turn)
+
+
+def _grid_ref(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Array:
+    """All taps of all places at once, by fancy indexing."""
+    n, dims = x.ndim - 2, x.shape[2:]
+    places, weights = [], []
+    for d, size in enumerate(dims):
+        g = wide(grid)[..., n - 1 - d]
+        at = (g + 1) / 2 * (size - 1) if align else ((g + 1) * size - 1) / 2
+        low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
+        at = np.rint(at) if mode == "nearest" else at
+        outside = (at < low) | (at > high)
+        if padding == "border":
+            at = np.where(outside, np.clip(at, 0, size - 1), at)
+        if padding == "reflection":
+            at = np.where(outside, _reflected(at, low, high), at)
+        base = np.trunc(at) if mode == "nearest" else np.floor(at)
+        t = at - base
+        if mode == "nearest":
+            offsets, factors = [0], [np.ones_like(t)]
+        elif mode == "linear":
+            offsets, factors = [0, 1], [1 - t, t]
+        else:
+            offsets = [-1, 0, 1, 2]
+            distances = np.stack([t + 1, t, 1 - t, 2 - t])
+            near = np.polyval([CUBIC_A + 2, -(CUBIC_A + 3), 0, 1], distances)
+            far = np.polyval([CUBIC_A, -5 * CUBIC_A, 8 * CUBIC_A, -4 * CUBIC_A], distances)
+            factors = [far[0], near[1], near[2], far[3]]
+        index = [base.astype(np.int64) + o for o in offsets]
+        if padding == "reflection":
+            index = [np.trunc(_reflected(i.astype(float), low, high)).astype(np.int64) for i in index]
+        if padding == "zeros":
+            factors = [np.where((i >= 0) & (i < size), f, 0) for i, f in zip(index, factors)]
+        places.append([np.clip(i, 0, size - 1) for i in index])
+        weights.append(factors)
+    y = np.zeros((*x.shape[:2], *grid.shape[1:-1]), wide(x).dtype)
+    batch = np.arange(x.shape[0]).reshape(-1, *(1,) * n)
+    for taps in itertools.product(range(TAPS[mode]), repeat=n):
+        factor = math.prod(weights[d][t] for d, t in enumerate(taps))
+        read = wide(x)[(batch, slice(None), *(places[d][t] for d, t in enumerate(taps)))]
+        y += np.moveaxis(read, -1, 1) * factor[:, None]
+    return y.astype(x.dtype)
+
+
+_SAMPLED = [(m, p, a) for m in TAPS for p in ("zeros", "border", "reflection") for a in (False, True)]
+
+
+@indexed("window", infer=_grid_type, ref=_grid_ref, samples=[
+    *(sample(F32(2, 3, 4, 5), F32(2, 3, 2, 2, low=-1.7, high=1.7), mode=m, padding=p, align=a)
+      for m, p, a in _SAMPLED),
+    sample(F32(1, 2, 3, 2, 4), F32(1, 2, 2, 3, 3, low=-1.2, high=1.2), mode="linear", padding="zeros", align=True)])
+def grid_sample(s: KernelBuilder, ix: Index, x: Loader, grid: Loader, mode: str, padding: str,
+                align: bool) -> Expr:
+    """x read at grid[n, o..., :], in [-1, 1] over the picture, last axis first (Jaderberg et al., 2015)."""
+    n, c, *out = ix
+    dims = x.shape[2:]
+    taps = [_taps(s, s.cast(grid(n, *out, len(dims) - 1 - d), x.dtype), size, mode, padding, align)
+            for d, size in enumerate(dims)]
+    total: Expr | None = None
+    for chosen in itertools.product(*taps):
+        at = [place for place, _ in chosen]
+        value = x(n, c, *at, guard=all_inside(s, at, dims))
+        for _, weight in chosen:
+            value = value if weight is None else value * weight
+        total = value if total is None else total + value
+    assert total is not None
+    return total
+
+
+def _taps(s: KernelBuilder, g: Expr, size: int, mode: str, padding: str, align: bool
+          ) -> list[tuple[Expr, Expr | None]]:
+    """(index, weight) of each tap along one axis; weight None is 1. Indices may lie outside with "zeros" only."""
+    low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
+    at = (g + 1.0) / 2.0 * (size - 1.0) if align else ((g + 1.0) * float(size) - 1.0) / 2.0
+    if mode == "nearest":
+        at = s.round(at)
+    if padding != "zeros":
+        moved = s.min(s.max(at, 0.0), size - 1.0) if padding == "border" else _mirror(s, at, low, high)
+        at = s.select((at < low) | (at > high), moved, at)
+    base = s.trunc(at) if mode == "nearest" else s.floor(at)
+    first, t = s.index(base), at - base
+    found: list[tuple[Expr, Expr | None]] = [(first, None)]
+    if mode == "linear":
+        found = [(first, 1.0 - t), (first + 1, t)]
+    if mode == "cubic":
+        found = [(first - 1, _far(t + 1.0)), (first, _near(t)), (first + 1, _near(1.0 - t)),
+                 (first + 2, _far(2.0 - t))]
+    return [(_kept(s, i, size, padding, align), w) for i, w in found]
+
+
+def _near(d: Expr) -> Expr:
+    return ((CUBIC_A + 2) * d - (CUBIC_A + 3)) * d * d + 1.0
+
+
+def _far(d: Expr) -> Expr:
+    return ((CUBIC_A * d - 5 * CUBIC_A) * d + 8 * CUBIC_A) * d - 4 * CUBIC_A
+
+
+def _mirror(s: KernelBuilder, at: Expr, low: float, high: float) -> Expr:
+    """at reflected at low and high until it lies between."""
+    span = high - low
+    if span <= 0:
+        return s.min(s.max(at, 0.0), 0.0)
+    turn = at - low
+    turn = turn - s.floor(turn / (2 * span)) * (2 * span)
+    return s.min(turn, 2 * span - turn) + low
+
+
+def _kept(s: KernelBuilder, i: Expr, size: int, padding: str, align: bool) -> Expr:
+    """A tap's index as the padding has it, whatever number the grid held."""
+    if padding == "zeros":
+        return i
+    if padding == "border" or size == 1:
+        return s.max(s.min(i, size - 1), 0)
+    period = 2 * size - 2 if align else 2 * size
+    turn = i % period
+    return s.min(turn, period - turn) if align else s.min(turn, period - 1 - turn)
+
+
+@onnx_rule("GridSample")
+def _grid_sample(g: Any, node: Any) -> Node:
+    x, grid = node.inputs[:2]
+    mode = node.attrs.get("mode", "linear")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)       # names until opset 19
+    result: Node = g.grid_sample(x, grid, mode=mode, padding=node.attrs.get("padding_mode", "zeros"),
+                                 align=bool(node.attrs.get("align_corners", 0)))
+    return result
+
+
+# ---- Col2Im
+
+def _patches(shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Ints:
+    n = len(shape)
+    return tuple(window_extent(shape[d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d]) for d in range(n))
+
+
+def _col2im_type(x: TensorType, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
+                 ) -> TensorType:
+    taps, patches = math.prod(kernel), math.prod(_patches(shape, kernel, strides, pads, dilations))
+    if x.rank != 3 or x.dims[1] % taps or x.dims[2] != patches:
+        raise ShapeError(f"col2im: for an image {list(shape)} and blocks {list(kernel)} x must be [batch, channels * "
+                         f"{taps}, {patches}], got {x}")
+    return x.with_(shape=(x.shape[0], x.dims[1] // taps, *shape))
+
+
+def _col2im_ref(x: Array, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Array:
+    n, patches = len(shape), _patches(shape, kernel, strides, pads, dilations)
+    y = np.zeros((x.shape[0], x.shape[1] // math.prod(kernel), *(
+        shape[d] + pads[d] + pads[n + d] for d in range(n))), wide(x).dtype)
+    columns = wide(x).reshape(x.shape[0], y.shape[1], math.prod(kernel), *patches)
+    for t, k in enumerate(itertools.product(*map(range, kernel))):
+        at = tuple(slice(k[d] * dilations[d], k[d] * dilations[d] + (patches[d] - 1) * strides[d] + 1, strides[d])
+                   for d in range(n))
+        y[(slice(None), slice(None), *at)] += columns[:, :, t]
+    inner = tuple(slice(pads[d], pads[d] + shape[d]) for d in range(n))
+    return y[(slice(None), slice(None), *inner)].astype(x.dtype)
+
+
+@indexed("window", infer=_col2im_type, ref=_col2im_ref, samples=[
+    sample(F32(1, 10, 20), shape=(5, 5), kernel=(1, 5), strides=(1, 1), pads=(0, 1, 0, 2), dilations=(1, 1)),
+    sample(F32(2, 8, 4), shape=(4, 5), kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 2))])
+def col2im(s: KernelBuilder, ix: Index, x: Loader, shape: Ints, kernel: Ints, strides: Ints, pads: Ints,
+           dilations: Ints) -> Expr:
+    """Each pixel is the sum of the patches' elements that lie on it."""
+    n, c, *out = ix
+    patches = _patches(shape, kernel, strides, pads, dilations)
+
+    def term(*ks: Expr) -> Expr:
+        valid, row, column = s.const(True, "bool"), c, s.index(0)
+        for d, k in enumerate(ks):
+            reach = out[d] + pads[d] - k * dilations[d]
+            place = reach // strides[d]
+            valid = valid & s.eq(reach % strides[d], 0) & s.inside(place, patches[d])
+            row, column = row * kernel[d] + k, column * patches[d] + place
+        return x(n, row, column, guard=valid)
+    return s.reduce("add", kernel, term)
+
+
+@onnx_rule("Col2Im")
+def _col2im(g: Any, node: Any) -> Node:
+    shape, kernel = (tuple(int(v) for v in node.static(i)) for i in (1, 2))
+    n = len(shape)
+    result: Node = g.col2im(node.inputs[0], shape=shape, kernel=kernel,
+                            strides=node.attrs.get("strides", (1,) * n), pads=node.attrs.get("pads", (0,) * 2 * n),
+                            dilations=node.attrs.get("dilations", (1,) * n))
+    return result
