@@ -1,31 +1,52 @@
-"""Constant folding: what depends on constants alone is computed now, by the ops' NumPy references."""
+"""Constant folding: what depends on constants alone is computed now, by the references."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jitcl import dtypes
 from jitcl.ir.graph import Graph, Node, const, rebuild
-from jitcl.ops.builder import checked, lookup
+from jitcl.ops.builder import lookup, reference
 from jitcl.passes.base import Pass
+
+SLOW = ("contraction", "window", "scan", "sort")    # references take long on large operands
 
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
     """%2 = add(const 1.0, const 2.0)    =>    const 3.0
 
-    Not where the result is much larger than the operands (an expanded constant would fill memory and the cache);
-    such nodes are cheap to inline where they are read.
+    Shape arithmetic (small integers) always folds. A large result folds where it is at most
+    `max_growth` times what it is made of (a cast of 8-bit weights is 4); an expanded constant
+    would fill memory and the cache, and is cheap to inline where it is read. Contractions, sorts
+    and the like fold up to `max_slow_elements` of their operands.
     """
 
-    max_growth_bytes: int = 64 << 10
+    max_growth: int = 4
+    small_bytes: int = 64 << 10
+    max_slow_elements: int = 1 << 20
 
     def run(self, graph: Graph) -> Graph:
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
             node = node if node.inputs == inputs else node.with_inputs(inputs)
-            if node.op in ("input", "const") or any(i.op != "const" for i in inputs):
-                return node
-            if node.type.nbytes > sum(i.type.nbytes for i in inputs) + self.max_growth_bytes:
-                return node
-            value = lookup(node.op).ref(*(i.data for i in inputs), **node.kwargs)
-            return const(checked(node, value), node.type.dtype)
+            return self.folded(node) or node
         return rebuild(graph, change)
+
+    def folded(self, node: Node) -> Node | None:
+        """The constant that a node is, where it is one and may be computed now."""
+        if node.op in ("input", "const") or any(i.op != "const" for i in node.inputs):
+            return None
+        if not self._bounded(node):
+            return None
+        return const(reference(node, *(i.data for i in node.inputs)), node.type.dtype)
+
+    def _bounded(self, node: Node) -> bool:
+        read = sum(i.type.size for i in node.inputs) * dtypes.itemsize(node.type.dtype)
+        made = node.type.size * dtypes.itemsize(node.type.dtype)
+        if made <= self.small_bytes and read <= self.small_bytes:
+            return True
+        bytes_read = sum(i.type.nbytes for i in node.inputs)
+        if made > self.max_growth * bytes_read + self.small_bytes:
+            return False
+        slow = lookup(node.op).kind in SLOW or lookup(node.op).expand is not None
+        return not slow or sum(i.type.size for i in node.inputs) <= self.max_slow_elements

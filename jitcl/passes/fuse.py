@@ -1,14 +1,16 @@
 """Fusion: which nodes are stored and which are computed where they are read.
 
     conv -> add -> relu            one group: conv is the anchor, add and relu its epilogue
-    max, sub, exp, sum, div        one row-wise group: the reductions run along the trailing axes of the root
-    transpose, slice, cast         inlined into whoever reads them
+    max, sub, exp, sum, div        one row-wise group: the reductions run along the trailing axes
+    of the root transpose, slice, cast         inlined into whoever reads them
 
-Decided from the outputs back: a node is inlined into all the groups that read it, or stored. It is stored where
-inlining would compute something dear again, or hide a heavy node from the template that could claim it.
+Decided from the outputs back: a node is inlined into all the groups that read it, or stored. It
+is stored where inlining would compute something dear again, or hide a heavy node from the
+template that could claim it.
 
-Groups never read each other in a circle: every member of a group is an ancestor of its root, and what a group reads
-are roots that its members read; so each group reads only ancestors of its own root, and the graph has no cycles.
+Groups never read each other in a circle: every member of a group is an ancestor of its root, and
+what a group reads are roots that its members read; so each group reads only ancestors of its own
+root, and the graph has no cycles.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from jitcl.ir.types import ROW
 from jitcl.passes.regions import Regions, row_count
 
 ALONE = ("sort", "composite", "opaque")        # kinds that are their own group
-DEAR = 6                       # FLOPs of one element above which a value is not computed in several kernels
-AGAIN = 16                     # FLOPs of one element that a kernel may spend on computing a value again
+DEAR = 6                       # FLOPs of one element that several kernels may each compute
+AGAIN = 16                     # FLOPs of one element that one kernel may compute again
 LAUNCH = 20_000                # FLOPs that one more kernel costs
 MAX_MEMBERS = 48
 MAX_OPERANDS = 12              # kernel arguments; drivers of small GPUs fail on many
@@ -39,7 +41,9 @@ def fuse(graph: Graph) -> list[Group]:
 
 @dataclass
 class _Home:
-    """A group under construction. `routes`: for each node, the different indices that it is computed at."""
+    """A group under construction. `routes`: for each node, the different indices that it is
+    computed at.
+    """
 
     root: Node
     members: set[Node] = field(default_factory=set)      # without the root
@@ -127,10 +131,13 @@ class _Fuser:
 
     def _room(self, node: Node, home: _Home) -> bool:
         reads = home.reads_with(node)
-        return len(home.members) < MAX_MEMBERS and (reads <= MAX_OPERANDS or reads <= len(home.reads))
+        few = reads <= MAX_OPERANDS or reads <= len(home.reads)
+        return few and len(home.members) < MAX_MEMBERS
 
     def _must_store(self, node: Node, reader: Node) -> bool:
-        """Readers that read each element many times want a buffer, unless the value costs an address only."""
+        """Readers that read each element many times want a buffer, unless the value costs an
+        address only.
+        """
         if self.kind[reader] == "contraction" or reader in self.addresses:
             by_address = reader in self.addresses or reader.op in ("matmul", "einsum")
             if not by_address or not self.regions.is_view(node):
@@ -142,16 +149,21 @@ class _Fuser:
     def _is_alias(self, node: Node) -> bool:
         """A reshape that is stored by itself becomes another name of the buffer that it reads."""
         source = node.inputs[0] if node.op == "reshape" else None
-        return (source is not None and node not in self.outputs and source.op not in ("input", "const")
-                and node.type.layout == source.type.layout == ROW)
+        if source is None or source.op in ("input", "const") or node in self.outputs:
+            return False
+        return node.type.layout == source.type.layout == ROW
 
     def _repeatable(self, node: Node, homes: list[_Home]) -> bool:
-        """Computed in several kernels: views, and cheap values of no more bytes than what they are made of."""
+        """Computed in several kernels: views, and cheap values of no more bytes than what they
+        are made of.
+        """
         if self.regions.is_view(node):
             return True
         if self.kind[node] != "elementwise" or len(homes) > 4:
             return False
-        if node in self.regions.epilogues or node in self.regions.tails or self._dear_broadcast(node):
+        if node in self.regions.epilogues or node in self.regions.tails:
+            return False
+        if self._dear_broadcast(node):
             return False
         read = sum(i.type.nbytes for i in set(node.inputs) if not is_literal(i))
         return self.regions.cost[node] <= DEAR and read <= node.type.nbytes
@@ -185,8 +197,9 @@ class _Fuser:
     def _row_wise(self, node: Node, home: _Home) -> bool:
         """A reduction along the trailing axes of all that depends on it: computed once a row.
 
-        Each reader is indexed by the row first, so the lowering places the reduction's loop outside the loops over
-        the row's elements. Only in row-major order: elsewhere these are not the innermost.
+        Each reader is indexed by the row first, so the lowering places the reduction's loop
+        outside the loops over the row's elements. Only in row-major order: elsewhere these are
+        not the innermost.
         """
         rows = self.regions.rows.get(node)
         if rows is None or home.rows not in (None, rows) or home.reductions >= MAX_REDUCTIONS:
@@ -215,14 +228,16 @@ class _Fuser:
             if self.kind[m] == "reduction":
                 if over_rows or row_count(m) != rows or m.inputs[0].type.dims[:rows] != row_dims:
                     return False
-            elif self.kind[m] != "elementwise" or m.type.dims[:rows] != row_dims:
-                return False
-            elif m.type.rank != (rows if over_rows else rank):
+                continue
+            pointwise = self.kind[m] == "elementwise" and m.type.dims[:rows] == row_dims
+            if not pointwise or m.type.rank != (rows if over_rows else rank):
                 return False
         return True
 
     def _row_path(self, node: Node, home: _Home) -> bool:
-        """Whether the end of a row-wise computation reaches the root with nothing but such in between."""
+        """Whether the end of a row-wise computation reaches the root with nothing but such in
+        between.
+        """
         return all(self.kind[m] == "reduction" or (
             self.kind[m] == "elementwise" and m.type.rank == node.type.rank)
             for m in self._downstream(node, home))
@@ -264,7 +279,9 @@ class _Fuser:
     # ---- reshapes of stored buffers
 
     def _free_reshapes(self) -> None:
-        """A reshape of a stored row-major buffer leaves its groups: it is that buffer by another name."""
+        """A reshape of a stored row-major buffer leaves its groups: it is that buffer by another
+        name.
+        """
         for node in self.order:
             if node in self.homes or not self._is_alias(node) or node.inputs[0] not in self.homes:
                 continue
@@ -276,13 +293,15 @@ class _Fuser:
 # ---- what groups must be, and what they cost
 
 def check_groups(graph: Graph, groups: Iterable[Group]) -> None:
-    """VerifyError unless the groups compute every output, and each reads only what stands before it."""
+    """VerifyError unless the groups compute every output, and each reads only what stands before
+    it.
+    """
     stored: set[Node] = set(graph.inputs)
     for group in groups:
         for node in group.operands:
             if node not in stored and node.op != "const":
-                raise VerifyError(f"group of '{group.root.op}' {group.root.type} reads '{node.op}' {node.type}, "
-                                  f"which no group before it stores")
+                raise VerifyError(f"group of '{group.root.op}' {group.root.type} reads '{node.op}' "
+                                  f"{node.type}, which no group before it stores")
         stored.add(group.root)
     for name, node in graph.outputs:
         if node not in stored and node.op != "const":
@@ -309,6 +328,7 @@ def statistics(groups: list[Group]) -> Statistics:
     kernels = [g for g in groups if not (
         g.root.op == "reshape" and not g.inlined and g.root.inputs[0].op not in ("input", "const"))]
     constants = sum(n.type.nbytes for g in kernels for n in g.operands if n.op == "const")
-    moved = constants + sum(g.root.type.nbytes + sum(n.type.nbytes for n in g.operands if n.op != "const")
-                            for g in kernels)
-    return Statistics(sum(len(g.members) for g in groups), len(groups), len(kernels), moved, constants)
+    reads = sum(n.type.nbytes for g in kernels for n in g.operands)
+    writes = sum(g.root.type.nbytes for g in kernels)
+    nodes = sum(len(g.members) for g in groups)
+    return Statistics(nodes, len(groups), len(kernels), reads + writes, constants)

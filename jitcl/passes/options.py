@@ -16,9 +16,10 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Options:
-    """precision: high = as the model says, f16 tensors stored as f16 and computed in f32; normal = f16 storage
-    and f32 arithmetic; low = f16 storage and, where the device has it, f16 arithmetic.
-    memory: low packs buffers tightest, high never shares them. tuning: how long to search for faster kernels.
+    """precision: high = as the model says, f16 tensors stored as f16 and computed in f32; normal
+    = f16 storage and f32 arithmetic; low = f16 storage and, where the device has it, f16
+    arithmetic. memory: low packs buffers tightest, high never shares them. tuning: how long to
+    search for faster kernels.
     """
 
     precision: str = "high"
@@ -29,7 +30,8 @@ class Options:
         for f in fields(self):
             value: Any = getattr(self, f.name)
             if value not in CHOICES[f.name]:
-                raise OptionError(f"{f.name}={value!r} is not known: use one of {', '.join(CHOICES[f.name])}")
+                raise OptionError(f"{f.name}={value!r} is not known: use one of "
+                                  f"{', '.join(CHOICES[f.name])}")
 
     def key_parts(self) -> dict[str, str]:
         return {f.name: str(getattr(self, f.name)) for f in fields(self)}

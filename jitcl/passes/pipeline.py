@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from jitcl.passes.base import Pass
+from jitcl.passes.canonicalise import Canonicalise
 from jitcl.passes.decompose import Decompose
 from jitcl.passes.fold import FoldConstants
+from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
+from jitcl.passes.precision import AssignPrecision, CheckTypes
+from jitcl.passes.simplify import FoldPad, FoldScale, FoldScaleBefore, MergeBounds, NameActivations
 from jitcl.target import Target
 
 
 def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
+    """The passes for a target. `fuse` follows them; it makes groups of the graph that they
+    leave.
+    """
     return (
-        FoldConstants(),
+        FoldConstants(),                # shape arithmetic, reshaped weights
         Decompose(),
+        Canonicalise(),
         FoldConstants(),
+        FoldScale(),
+        FoldScaleBefore(),
+        FoldPad(),
+        MergeBounds(),
+        NameActivations(),
+        Canonicalise(),
+        FoldConstants(),
+        CheckTypes(target),
+        AssignPrecision(options.precision, target),
+        AssignLayouts(target),
     )

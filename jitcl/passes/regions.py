@@ -1,4 +1,4 @@
-"""What fusion knows of a graph before it decides: costs, rows of reductions, epilogues of heavy nodes."""
+"""What fusion knows of a graph before it decides: costs, rows, epilogues of heavy nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jitcl.ops.core import norm_axes
 from jitcl.ops.cost import element_cost
 
 HEAVY = ("contraction", "window", "scan", "sort")
-VIEWS = ("reshape", "transpose", "slice", "expand")      # one operand at another index, without a guard
-MOVES = {"pad": 2, "concat": 1}        # FLOPs of an element (of concat: for each operand), the rest is addresses
+VIEWS = ("reshape", "transpose", "slice", "expand", "tile")    # one operand at another index
+MOVES = {"pad": 2, "concat": 1}        # FLOPs of an element; of concat: for each operand
 EPILOGUE = 24                          # nodes behind a heavy one that are looked at
 SHORT_ROW = 4096                       # elements that one worker may well do alone
 
@@ -39,9 +39,9 @@ def row_count(node: Node) -> int | None:
 class Regions:
     """Facts on a graph's nodes, each computed in one sweep.
 
-    `cost`: FLOPs of one element with all that would be inlined into it. `rows`: of reductions that may be computed
-    once a row. `epilogues`: elementwise nodes that end in one value computed from a heavy node. `tails`: elementwise
-    nodes behind a row's reductions.
+    `cost`: FLOPs of one element with all that would be inlined into it. `rows`: of reductions
+    that may be computed once a row. `epilogues`: elementwise nodes that end in one value computed
+    from a heavy node. `tails`: elementwise nodes behind a row's reductions.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -74,7 +74,8 @@ class Regions:
                 found[node] = 0
                 continue
             # what several nodes read is stored more often than not
-            found[node] = own + sum(found.get(i, 0) for i in set(node.inputs) if len(self.readers[i]) == 1)
+            below = (i for i in set(node.inputs) if len(self.readers[i]) == 1)
+            found[node] = own + sum(found.get(i, 0) for i in below)
         return found
 
     def _rows(self) -> dict[Node, int]:
@@ -91,11 +92,12 @@ class Regions:
     def _epilogue(self, heavy: Node) -> list[Node]:
         """Elementwise nodes of the heavy node's shape, as far as they come together in one again.
 
-            conv -> sigmoid -> mul, conv -> mul     sigmoid and mul: nothing else needs the convolution
+            conv -> sigmoid -> mul, conv -> mul     both: nothing else needs the convolution
         """
         region, done = [heavy], 0
         while len(region) <= EPILOGUE:
-            leaving = [n for n in region if n in self.outputs or any(r not in region for r in self.readers[n])]
+            leaving = [n for n in region
+                       if n in self.outputs or any(r not in region for r in self.readers[n])]
             if leaving == region[-1:]:
                 done = len(region)                # the last node alone leaves the region
             if not leaving or any(n in self.outputs for n in leaving):
@@ -111,7 +113,8 @@ class Regions:
         found: set[Node] = set()
         for node in self.order:
             if self.kind[node] == "elementwise" and node.type.layout == ROW and any(
-                    (i in self.rows and i.type.rank == node.type.rank) or i in found for i in node.inputs):
+                    i in found or (i in self.rows and i.type.rank == node.type.rank)
+                    for i in node.inputs):
                 found.add(node)
         return found
 

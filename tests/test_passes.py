@@ -1,0 +1,273 @@
+"""Passes, text in, text out: the cases of tests/passes/*.jitcl, and what all passes must keep.
+
+    // PASS: canonicalise             passes by name, in order; a new case begins here
+    // OPTIONS: precision=normal      // TARGET: fp64=False
+    graph @f(%x: f32[2]) { ... }
+    // CHECK: text                    in the result, behind what the check before it found
+    // CHECK-NOT: text                nowhere in the result
+    // CHECK-COUNT: 2 text            so many times
+    // ERROR: text                    instead: the pass raises a JitclError that says so
+
+Every case is also evaluated by the ops' references before and after, on random inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jitcl import dtypes
+from jitcl.errors import JitclError, OptionError, ShapeError, VerifyError
+from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
+from jitcl.ir.parser import parse_graph
+from jitcl.ir.printer import print_graph
+from jitcl.ir.types import Sym, TensorType
+from jitcl.ops.builder import GraphBuilder, evaluate, infer
+from jitcl.passes.base import Pass, RewritePass, Rewriter, run_passes
+from jitcl.passes.options import Options
+from jitcl.passes.pipeline import pipeline
+from jitcl.passes.precision import effective_target
+from jitcl.passes.specialise import specialise
+from jitcl.target import Target
+
+CASES = Path(__file__).parent / "passes"
+TARGET = Target("cpu", "test", bf16_storage=True)
+
+
+@dataclass
+class Case:
+    """One graph of a .jitcl file and what is expected of it."""
+
+    place: str
+    passes: list[str]
+    options: dict[str, str] = field(default_factory=dict)
+    target: dict[str, object] = field(default_factory=dict)
+    text: str = ""
+    checks: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[str]:
+        return [t for what, t in self.checks if what == "ERROR"]
+
+
+def read_cases() -> list[Case]:
+    found: list[Case] = []
+    for path in sorted(CASES.glob("*.jitcl")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            mark = re.fullmatch(r"// ([A-Z-]+): (.*)", line)
+            if mark is None:
+                if found and not line.startswith("//"):
+                    found[-1].text += line + "\n"
+            elif mark[1] == "PASS":
+                names = [n.strip() for n in mark[2].split(",")]
+                found.append(Case(f"{path.stem}:{number}", names))
+            elif mark[1] in ("OPTIONS", "TARGET"):
+                pairs = dict(p.split("=") for p in mark[2].split())
+                if mark[1] == "OPTIONS":
+                    found[-1].options = pairs
+                else:
+                    found[-1].target = {k: ast.literal_eval(v) for k, v in pairs.items()}
+            elif mark[1] != "RUN":
+                found[-1].checks.append((mark[1], mark[2]))
+    return found
+
+
+def passes_of(case: Case) -> list[Pass]:
+    """The passes by name, as the pipeline of the case's target and options has them."""
+    target = dataclasses.replace(TARGET, **case.target)
+    known = {p.name: p for p in pipeline(target, Options(**case.options))}
+    return [known[name] for name in case.passes]
+
+
+def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for node in graph.inputs:
+        values = rng.uniform(-2, 2, node.type.dims)
+        if dtypes.is_int(node.type.dtype):
+            values = np.abs(np.floor(values))
+        feeds[node.attr("name")] = values.astype(dtypes.to_numpy(node.type.dtype))
+    return feeds
+
+
+def evaluate_graph(graph: Graph, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    memo = {n: feeds[n.attr("name")] for n in graph.inputs}
+    return [evaluate(n, memo) for _, n in graph.outputs]
+
+
+def assert_same_values(before: Graph, after: Graph, rtol: float) -> None:
+    feeds = random_feeds(before)
+    assert [n.attr("name") for n in before.inputs] == [n.attr("name") for n in after.inputs]
+    for want, got in zip(evaluate_graph(before, feeds), evaluate_graph(after, feeds)):
+        assert want.dtype == got.dtype and want.shape == got.shape
+        want, got = want.astype(np.float64), got.astype(np.float64)
+        scale = np.abs(want[np.isfinite(want)]).max(initial=0.0)
+        np.testing.assert_allclose(got, want, rtol=0, atol=rtol * float(scale))
+
+
+def assert_checks(case: Case, text: str) -> None:
+    at = 0
+    for what, wanted in case.checks:
+        if what == "CHECK":
+            found = text.find(wanted, at)
+            assert found >= 0, f"{case.place}: no '{wanted}' in the rest of\n{text}"
+            at = found + len(wanted)
+        elif what == "CHECK-NOT":
+            assert wanted not in text, f"{case.place}: '{wanted}' in\n{text}"
+        elif what == "CHECK-COUNT":
+            count, wanted = wanted.split(" ", 1)
+            assert text.count(wanted) == int(count), f"{case.place}: '{wanted}' in\n{text}"
+        else:
+            raise AssertionError(f"{case.place}: unknown check {what}")
+
+
+@pytest.mark.parametrize("case", read_cases(), ids=lambda c: f"{c.place}-{'+'.join(c.passes)}")
+def test_case(case: Case) -> None:
+    graph = parse_graph(case.text, infer=infer)
+    if case.errors:
+        with pytest.raises(JitclError) as e:
+            run_passes(graph, passes_of(case))
+        assert all(t in str(e.value) for t in case.errors)
+        return
+    result = run_passes(graph, passes_of(case))
+    assert_checks(case, print_graph(result).split("\n", 1)[1])         # without the head
+    exact = case.passes == ["canonicalise"] or case.passes == ["fold-constants"]
+    half = case.options.get("precision", "high") != "high"
+    assert_same_values(graph, result, 0.0 if exact else 3e-3 if half else 1e-5)
+
+
+def test_every_rewrite_pass_has_a_case() -> None:
+    covered = {name for case in read_cases() for name in case.passes}
+    rewrites = {p.name for p in pipeline(TARGET, Options()) if p.name != "assign-layouts"}
+    assert rewrites <= covered
+
+
+# ---- what all passes keep
+
+g = GraphBuilder()
+
+
+def small_network() -> Graph:
+    rng = np.random.default_rng(1)
+
+    def weight(*shape: int) -> Node:
+        return const(rng.normal(size=shape).astype(np.float32))
+    x = graph_input("x", TensorType("f32", (2, 4, 9, 9)))
+    window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    y = g.conv(x, weight(8, 4, 3, 3), **window)
+    y = g.batch_norm(y, weight(8), weight(8), weight(8), g.const(np.full(8, 0.7, np.float32)),
+                     epsilon=1e-5)
+    y = g.mul(y, g.sigmoid(y))
+    y = g.add(y, g.conv(y, weight(8, 8, 3, 3), **window))
+    y = g.reshape(g.transpose(y, perm=(0, 2, 3, 1)), shape=(2, 81, 8))
+    y = g.layer_norm(y, weight(8), weight(8), axis=-1, epsilon=1e-5)
+    y = g.softmax(g.matmul(y, weight(8, 5)), axis=-1)
+    origins = {n: Origin(f"node/{k}", n.op) for k, n in enumerate([y])}
+    return Graph("small", (x,), (("y", y),), origins)
+
+
+@pytest.mark.parametrize("precision", ["high", "normal", "low"])
+def test_the_pipeline_keeps_values(precision: str) -> None:
+    graph = small_network()
+    result = run_passes(graph, pipeline(TARGET, Options(precision=precision)))
+    assert_same_values(graph, result, 1e-5 if precision == "high" else 5e-3)
+    assert any(n.type.dtype == "f16" for n in result.nodes) == (precision != "high")
+    again = run_passes(result, pipeline(TARGET, Options()))
+    assert again == result, "the pipeline comes to rest"
+
+
+def test_origins_are_carried_on() -> None:
+    graph = small_network()
+    result = run_passes(graph, pipeline(TARGET, Options()))
+    (_, out), = result.outputs
+    assert result.origins[out].name == "node/0"
+
+
+def test_deep_graphs_need_no_stack() -> None:
+    x = graph_input("x", TensorType("f32", (4,)))
+    y = x
+    for _ in range(3000):
+        y = g.add(g.neg(g.neg(y)), x)
+    result = run_passes(Graph("deep", (x,), (("y", y),)), pipeline(TARGET, Options()))
+    assert not any(n.op == "neg" for n in result.nodes)
+
+
+def test_run_passes_verifies_and_observes() -> None:
+    seen: list[str] = []
+    checked: list[str] = []
+    graph = small_network()
+    run_passes(graph, pipeline(TARGET, Options()), verify=lambda _, name: checked.append(name),
+               observe=lambda name, *_: seen.append(name))
+    assert seen == checked == [p.name for p in pipeline(TARGET, Options())]
+
+
+class Broken(RewritePass):
+    """Gives another type than the node's."""
+
+    def rewrite(self, node: Node, g: Rewriter) -> Node | None:
+        return g.cast(node, to="f64") if node.op == "relu" else None
+
+
+def test_a_rewrite_must_keep_the_type() -> None:
+    x = graph_input("x", TensorType("f32", (4,)))
+    with pytest.raises(VerifyError, match="pass broken made f64.4. of 'relu' f32.4."):
+        Broken().run(Graph("f", (x,), (("y", g.relu(x)),)))
+
+
+class Endless(RewritePass):
+    """Finds something for ever."""
+
+    def rewrite(self, node: Node, g: Rewriter) -> Node | None:
+        return g.neg(g.neg(node)) if node.op != "neg" else None
+
+
+def test_a_rewrite_must_come_to_an_end() -> None:
+    x = graph_input("x", TensorType("f32", (4,)))
+    with pytest.raises(VerifyError, match="does not come to an end"):
+        Endless().run(Graph("f", (x,), (("y", g.relu(x)),)))
+
+
+def test_unknown_options_name_the_choices() -> None:
+    with pytest.raises(OptionError, match="precision='fast' is not known: use one of high"):
+        Options(precision="fast")
+
+
+def test_half_arithmetic_is_for_low_alone() -> None:
+    target = dataclasses.replace(TARGET, fp16_arithmetic=True)
+    assert effective_target(target, "low").fp16_arithmetic
+    assert not effective_target(target, "normal").fp16_arithmetic
+
+
+# ---- specialise
+
+SYMBOLIC = """graph @f(%x: f32[batch,seq,8], %m: f32[batch,seq,1]) {
+  %0 = mul(%x, %m)
+  %1 = reduce_sum(%0) {axes=[1], keepdims=true}
+  %y = add(%1, %x)
+  return %y
+}"""
+
+
+def test_specialise_binds_dimensions_by_name() -> None:
+    graph = parse_graph(SYMBOLIC, infer=infer)
+    bound = specialise(graph, {"batch": 2, "seq": 3})
+    assert [n.type.shape for n in bound.inputs] == [(2, 3, 8), (2, 3, 1)]
+    assert bound.outputs[0][1].type.shape == (2, 3, 8)
+    part = specialise(graph, {"seq": 3})
+    assert part.outputs[0][1].type.shape == (Sym("batch"), 3, 8)
+    assert specialise(part, {"batch": 2}) == bound
+
+
+def test_specialise_reports_what_does_not_fit() -> None:
+    x, y = (graph_input(k, TensorType("f32", (Sym(s), 4))) for k, s in (("x", "n"), ("y", "n")))
+    graph = Graph("f", (x, y), (("z", g.add(x, y)),))
+    with pytest.raises(ShapeError, match="dimension 'k' is not one of this graph's: n"):
+        specialise(graph, {"k": 2})
+    with pytest.raises(ShapeError, match="dimension 'n' is bound to -1"):
+        specialise(graph, {"n": -1})
