@@ -14,8 +14,8 @@ from jitcl.errors import OptionError
 from jitcl.ir.printer import print_kernel, save_graph
 from jitcl.runtime.memory import lives
 
-SUFFIX = {"numba": ".py", "opencl": ".cl"}
-COMMENT = {"numba": "#", "opencl": "//"}
+SUFFIX = {"numba": ".py", "opencl": ".cl", "jitcl": ".jitcl"}
+COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
 
 
 def write(lowered: LoweredModel, folder: Path) -> list[Path]:

@@ -26,7 +26,8 @@ from jitcl.target import Target
 from jitcl.templates import TEMPLATES
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
 
-COMMENT = {"numba": "#", "opencl": "//"}
+COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
+LANGUAGE = {"cpu": "numba", "opencl": "opencl", "reference": "jitcl"}    # of a kind of device
 
 
 @dataclass
@@ -56,7 +57,7 @@ class _Generator:
 
     @property
     def language(self) -> str:
-        return "opencl" if self.target.kind == "opencl" else "numba"
+        return LANGUAGE[self.target.kind]
 
     def run(self, groups: list[Group]) -> Generated:
         inputs = []

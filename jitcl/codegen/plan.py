@@ -26,7 +26,7 @@ class KernelSource:
 
     entry: str                              # function name in `body`; derived from the ops and a digest
     body: str                               # compilable text
-    language: Literal["opencl", "numba"]
+    language: Literal["opencl", "numba", "jitcl"]   # jitcl: text IR
     options: tuple[str, ...] = ()           # build options (OpenCL)
     template: str = ""                      # "" = generated loops
 

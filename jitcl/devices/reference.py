@@ -1,0 +1,86 @@
+"""The reference device: runs a plan's kernels, as text IR, in the NumPy interpreter.
+
+Slow and exact: what other devices are compared with. Kernels are taken unscheduled and without
+templates, so that nothing but their meaning is under test; memory is laid out as the plan says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.codegen.plan import Plan
+from jitcl.devices.base import Cache, Progress
+from jitcl.errors import DeviceError, OutOfMemoryError
+from jitcl.ir.interpreter import run_kernel
+from jitcl.ir.kernel import Kernel
+from jitcl.ir.parser import parse_kernel
+from jitcl.ir.verify import verify_kernel
+from jitcl.target import Target
+
+TARGET = Target(kind="reference", name="NumPy interpreter", driver=np.__version__,
+                fp16_arithmetic=True, bf16_storage=True)
+
+
+class ReferenceDevice:
+    """NumPy, one core."""
+
+    name = "reference"
+    target = TARGET
+    memory_mode: Literal["arena", "slots"] = "arena"
+
+    def load(self, plan: Plan, cache: Cache | None = None,
+             progress: Progress | None = None) -> ReferenceExecutable:
+        """Parses and verifies the kernels and allocates all buffers; nothing is built or cached.
+
+        DeviceError for kernels in another language, OutOfMemoryError with what was needed.
+        """
+        kernels: dict[str, Kernel] = {}
+        for source in plan.kernels:
+            if source.language != "jitcl":
+                raise DeviceError(f"kernel '{source.entry}' is written in {source.language}: the "
+                                  "reference device runs text IR (language jitcl)")
+            kernels[source.entry] = parse_kernel(source.body, source=source.entry)
+            verify_kernel(kernels[source.entry])
+            if progress is not None:
+                progress(len(kernels), len(plan.kernels), source.entry)
+        try:
+            return ReferenceExecutable(plan, kernels)
+        except MemoryError:
+            raise OutOfMemoryError(f"the plan needs {plan.peak_bytes / 2**20:.0f} MiB, which the "
+                                   "system refused\n  Use a smaller input or memory='low'."
+                                   ) from None
+
+
+class ReferenceExecutable:
+    """A loaded plan. `run` may be called from any thread; calls take turns."""
+
+    def __init__(self, plan: Plan, kernels: dict[str, Kernel]) -> None:
+        self.plan, self.kernels = plan, kernels
+        slots = [np.zeros(n, np.uint8) for n in plan.slots]
+        self._memory: list[np.ndarray] = []
+        for i, spec in enumerate(plan.buffers):
+            if spec.kind == "const":
+                array = np.ascontiguousarray(plan.constants[i]).reshape(spec.shape)
+            elif spec.kind == "temp":
+                raw = slots[spec.slot][spec.offset:spec.offset + spec.nbytes]
+                array = raw.view(dtypes.to_numpy(spec.dtype)).reshape(spec.shape)
+            else:
+                array = np.zeros(spec.shape, dtypes.to_numpy(spec.dtype))
+            self._memory.append(array)
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs, as fresh arrays, of checked inputs in the plan's order."""
+        with self._lock:
+            for spec, array in zip(self.plan.inputs, inputs):
+                np.copyto(self._memory[spec.buffer].reshape(spec.shape), array)
+            for step in self.plan.steps:
+                kernel = self.kernels[step.kernel]
+                run_kernel(kernel, {b.name: self._memory[i].reshape(b.shape)
+                                    for b, i in zip(kernel.buffers, step.buffers)})
+            return [self._memory[s.buffer].reshape(s.shape).copy() for s in self.plan.outputs]
