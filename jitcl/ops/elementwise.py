@@ -31,10 +31,12 @@ from jitcl.ops.core import (
     sample,
 )
 
-_ONE = [sample(F32(2, 3)), sample(F16(7), rtol=1e-3)]
-_TWO = [sample(F32(2, 3), F32(3)), sample(F32(4, 1), F32(1, 5)), sample(F16(5), F16(5), rtol=1e-3)]
+_ONE = [sample(F32(2, 3)), sample(F16(7), rtol=1e-3), sample(Spec((5,), "f64"), rtol=1e-14)]
+_TWO = [sample(F32(2, 3), F32(3)), sample(F32(4, 1), F32(1, 5)), sample(F16(5), F16(5), rtol=1e-3),
+        sample(Spec((5,), "f64"), Spec((1,), "f64"), rtol=1e-14),
+        sample(Spec((5,), "bf16"), Spec((5,), "bf16"), rtol=1e-2)]
 _INT = [sample(I32(4), I32(4)), sample(I64(2, 3), I64(1)),
-        sample(Spec((6,), "u8", 0, 9), Spec((6,), "u8", 0, 9))]
+        *(sample(Spec((6,), t, 0, 9), Spec((6,), t, 0, 9)) for t in ("u8", "i8", "u16", "u64"))]
 _NAN = [sample(fixed(math.nan, 1.0, -math.inf, -0.0, math.inf),
                fixed(0.0, math.nan, 1.0, 2.0, 3.0))]
 
