@@ -1,241 +1,335 @@
-"""Kernel IR -> OpenCL C 1.2 within the portable subset that old drivers compile.
+"""Kernel IR -> OpenCL C 1.2, within what drivers of small GPUs survive.
 
-No pointer casts of private vectors, no dynamic indexing of private arrays, conversions through `convert_*`, literals
-of exactly the expression's type, guards instead of non-uniform work-groups. Half precision is storage, read and written
-by `vload_half` and `vstore_half`, which every device has.
+Conversions are calls of convert_*, never casts between floats and integers (some Mali compilers
+get those wrong); literals carry their type; halves are read and written by vload_half and
+vstore_half, so that no half arithmetic is needed; no pointer is cast, no private array is
+indexed. Index arithmetic is `int` unless a buffer needs more.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from jitcl import dtypes
-from jitcl.codegen.opencl_scalars import FLOAT_BUILTINS, INFIX, TYPES, function, literal
+from jitcl.codegen.opencl_helpers import CTYPE, STORED, helper
 from jitcl.codegen.render import flat, render
-from jitcl.errors import JitclError
+from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Barrier, For, Kernel, Let, Stmt, Store, statements
 
-_SMALL = ("i8", "u8", "i16", "u16")            # C promotes their arithmetic to int: each result is converted back
+# C's precedence: a child is put in parentheses where it binds less than its place wants
+ATOM, UNARY, MUL, ADD, SHIFT, RELATION, EQUALITY, LOGIC, CHOICE = 16, 14, 13, 12, 11, 10, 9, 5, 3
+_INFIX = {
+    "add": ("+", ADD),
+    "sub": ("-", ADD),
+    "mul": ("*", MUL),
+    "lt": ("<", RELATION),
+    "le": ("<=", RELATION),
+    "gt": (">", RELATION),
+    "ge": (">=", RELATION),
+    "eq": ("==", EQUALITY),
+    "ne": ("!=", EQUALITY),
+    "xor": ("!=", EQUALITY),
+    "and": ("&&", LOGIC),
+    "or": ("||", LOGIC - 1),
+    "bitand": ("&", 8),
+    "bitxor": ("^", 7),
+    "bitor": ("|", 6),
+}
+_COMMUTES = ("add", "mul", "and", "or", "bitand", "bitor", "bitxor")  # of integers and truth values
+_SAME = {"abs": "fabs", "round": "rint"}  # OpenCL's name where it is another
+_WHOLE = ("floor", "ceil", "trunc", "round")  # nothing to do for integers
+_NARROW = ("i8", "u8", "i16", "u16")  # C computes these as int
+_BIG = 1 << 31
+
+Text = tuple[str, int]  # source and how tightly it binds
 
 
 class OpenClRenderer:
-    """Expressions and statements of one kernel as OpenCL C, and the helper functions that they call."""
+    """Expressions and statements of one kernel as lines of OpenCL C; collects the helpers that
+    they call.
+    """
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.buffers = {b.name: b for b in kernel.buffers}
-        wide = any(b.size >= 2**31 for b in kernel.buffers)
-        self.index = "long" if wide else "int"
-        self.functions: dict[tuple[str, str], None] = {}
+    def __init__(self, kernel: Kernel, fp64: bool = True) -> None:
+        self.kernel, self.fp64 = kernel, fp64
+        self.shapes = {b.name: b.shape for b in kernel.buffers}
+        self.stored = {b.name: b.dtype for b in kernel.buffers}
+        self.helpers: dict[str, None] = {}
+        self.doubles = False
+        largest = max((b.size for b in kernel.buffers), default=0)
+        trips = max((t for _, t in statements(kernel.body)), default=1)
+        self.index = "long" if max(largest, trips) >= _BIG else "int"
+
+    # ---- types and literals
 
     def ctype(self, dtype: str) -> str:
-        """The C type of a value (16-bit floats are held as float)."""
-        return self.index if dtype == "index" else TYPES[dtypes.compute(dtype)]
+        """The C type of a value (not of a buffer's elements)."""
+        if dtype == "index":
+            return self.index
+        if dtype == "f64":
+            self.doubles = True
+        return CTYPE[dtype]
+
+    def literal(self, value: float | int | bool, dtype: str) -> Text:
+        if dtype == "bool":
+            return ("true" if value else "false"), ATOM
+        if dtypes.is_float(dtype):
+            return self._float_literal(float(value), dtype)
+        value = int(value)
+        suffix = {"u32": "u", "i64": "L", "u64": "UL"}.get(dtype, "")
+        if dtype == "index" and abs(value) >= _BIG:
+            suffix = "L"
+        if dtype in ("i32", "i64") and value == dtypes.limits(dtype)[0]:
+            return ("INT_MIN" if dtype == "i32" else "LONG_MIN"), ATOM
+        return f"{value}{suffix}", UNARY if value < 0 else ATOM
+
+    def _float_literal(self, value: float, dtype: str) -> Text:
+        double = self.ctype(dtype) == "double"
+        if math.isnan(value):
+            return ("(double)NAN", UNARY) if double else ("NAN", ATOM)
+        if math.isinf(value):
+            text = "(double)INFINITY" if double else "INFINITY"
+            return ("-" + text, UNARY) if value < 0 else (text, UNARY if double else ATOM)
+        if double:
+            text = repr(value)
+        else:
+            with np.errstate(over="ignore"):
+                single = np.float32(value)
+            if np.isinf(single):
+                return ("-INFINITY", UNARY) if value < 0 else ("INFINITY", ATOM)
+            text = str(single)
+        if not any(c in text for c in ".e"):
+            text += ".0"
+        return text + ("" if double else "f"), UNARY if text[0] == "-" else ATOM
+
+    def call_helper(self, name: str, *args: str) -> Text:
+        self.helpers[name] = None
+        self.doubles |= name.endswith("f64")
+        return f"jitcl_{name}({', '.join(args)})", ATOM
 
     # ---- expressions
 
     def expr(self, x: Expr) -> str:
-        """C of a scalar expression; safe as an operand."""
+        """Source of a scalar expression."""
+        return self.text(x)[0]
+
+    def operand(self, x: Expr, wanted: int) -> str:
+        text, binds = self.text(x)
+        return text if binds >= wanted else f"({text})"
+
+    def text(self, x: Expr) -> Text:
         if x.op == "const":
-            return literal(x.value, x.dtype)
+            return self.literal(x.value, x.dtype)
         if x.op == "var":
-            return str(x.value)
+            return str(x.value), ATOM
         if x.op == "load":
             return self.load(x)
         if x.op == "cast":
-            return self.cast(x.args[0], x.dtype)
+            return self.cast(x)
         if x.op == "select":
-            condition, yes, no = (self.expr(a) for a in x.args)
-            return f"({condition} ? {yes} : {no})"
-        text = self.operation(x.op, x.args[0].dtype, [self.expr(a) for a in x.args], x.args)
-        return f"convert_{TYPES[x.dtype]}({text})" if x.dtype in _SMALL else text
+            condition, yes, no = x.args
+            return (
+                f"{self.operand(condition, LOGIC - 1)} ? {self.operand(yes, LOGIC - 1)} : "
+                f"{self.operand(no, CHOICE)}"
+            ), CHOICE
+        if x.op in _INFIX and not (x.args[0].dtype == "bool" and x.op in ("lt", "le", "gt", "ge")):
+            return self._narrowed(self._infix(x), x)
+        if x.args[0].dtype == "bool":
+            return self._truth(x)
+        return self._narrowed(self._call(x), x)
 
-    def operation(self, op: str, dtype: str, args: list[str], exprs: tuple[Expr, ...]) -> str:
-        floating = dtypes.is_float(dtype)
-        if op in INFIX:
-            return f"({args[0]} {INFIX[op]} {args[1]})"
-        if op == "div" and floating:
-            return f"({args[0]} / {args[1]})"
-        if floating and op in FLOAT_BUILTINS:
-            return f"{FLOAT_BUILTINS[op]}({', '.join(args)})"
-        if op in ("floor", "ceil", "trunc", "round") or (op == "abs" and dtype in (*dtypes.UNSIGNED, "bool")):
-            return args[0]
-        if op in ("isnan", "isinf"):
-            return f"({op}({args[0]}) != 0)" if floating else "0"
-        if op in ("neg", "not", "bitnot"):
-            return f"({dict(neg='-', bitnot='~')[op] if op != 'not' else '!'}{args[0]})"
-        if op == "xor":
-            return f"(({args[0]} != 0) != ({args[1]} != 0))"
-        if dtype == "index" and op in ("floordiv", "mod") and _plain(exprs):
-            return f"({args[0]} {'/' if op == 'floordiv' else '%'} {args[1]})"
-        if op == "div" and exprs[1].is_const and exprs[1].value > 0:
-            return f"({args[0]} / {args[1]})"
-        return self.helper(op, dtype, args)
+    def _infix(self, x: Expr) -> Text:
+        sign, binds = _INFIX[x.op]
+        left = self.operand(x.args[0], binds)
+        exact = x.op in _COMMUTES and not dtypes.is_float(x.args[0].dtype)
+        right = self.operand(x.args[1], binds if exact else binds + 1)
+        return f"{left} {sign} {right}", binds
 
-    def helper(self, op: str, dtype: str, args: list[str]) -> str:
-        """A call of a helper function, which the program then carries."""
-        kind = dtype if dtype != "index" else {"int": "i32", "long": "i64"}[self.index]
-        unsigned = kind in dtypes.UNSIGNED or kind == "bool"
-        name = op
-        if op in ("floordiv", "mod"):
-            name += "_float" if dtypes.is_float(kind) else "_unsigned" if unsigned else "_signed"
-        elif op in ("shl", "shr", "sign") and unsigned:
-            name += "_unsigned"
-        elif op == "pow":
-            name = "pow_int"
-        elif op == "abs":
-            name = "abs_signed"
-        self.functions[name, kind] = None
-        return f"{op}_{kind}({', '.join(args)})"
-
-    def cast(self, x: Expr, dtype: str) -> str:
-        text = self.expr(x)
-        source = x.dtype
-        if source in ("f16", "bf16") and x.op == "load" or source == dtype:
-            return text if dtype == "f32" else self.convert(text, "f32", dtype)
-        if dtype in ("f16", "bf16"):                 # rounds, and stays a float
-            text = self.convert(text, source, "f32")
-            self.functions[f"round_{dtype}", "f32"] = None
-            return f"round_{dtype}({text})"
-        return self.convert(text, "f32" if source in ("f16", "bf16") else source, dtype)
-
-    def convert(self, text: str, source: str, dtype: str) -> str:
-        if self.ctype(source) == self.ctype(dtype) and "bool" not in (source, dtype):
+    def _narrowed(self, text: Text, x: Expr) -> Text:
+        """C computes narrow integers as int: back to their type, so that they wrap."""
+        if x.dtype not in _NARROW or text[0].startswith("jitcl_"):
             return text
-        if dtype == "bool":
-            return text if source == "bool" else f"({text} != 0)"
-        return f"convert_{self.ctype(dtype)}({text})"
+        return f"({CTYPE[x.dtype]})({text[0]})", UNARY
 
-    def load(self, x: Expr) -> str:
-        buffer = self.buffers[x.value]
-        at = self.expr(flat(buffer.shape, x.indices))
-        text = f"{x.value}[{at}]"
-        if buffer.dtype == "f16":
-            text = f"vload_half({at}, {x.value})"
-        elif buffer.dtype == "bf16":
-            self.functions["load_bf16", "f32"] = None
-            text = f"load_bf16({text})"
+    def _truth(self, x: Expr) -> Text:
+        """Operations of truth values that C has no like of."""
+        args = [self.operand(a, UNARY) for a in x.args]
+        if x.op == "not":
+            return f"!{args[0]}", UNARY
+        form = {
+            "max": "{} || {}",
+            "min": "{} && {}",
+            "lt": "!{} && {}",
+            "le": "!{} || {}",
+            "gt": "{} && !{}",
+            "ge": "{} || !{}",
+        }.get(x.op)
+        if form is None:
+            raise JitclError(f"scalar '{x.op}' of bool has no meaning")
+        return form.format(*args), LOGIC - 1
+
+    def _call(self, x: Expr) -> Text:
+        kind = x.args[0].dtype
+        args = [self.expr(a) for a in x.args]
+        if x.op == "neg":
+            return f"-{self.operand(x.args[0], UNARY + 1)}", UNARY
+        if x.op == "bitnot":
+            return f"~{self.operand(x.args[0], UNARY)}", UNARY
+        if dtypes.is_float(kind):
+            self.ctype(kind)
+            if x.op == "div":
+                return f"{self.operand(x.args[0], MUL)} / {self.operand(x.args[1], MUL + 1)}", MUL
+            if x.op in ("max", "min", "sign", "floordiv", "mod"):
+                return self.call_helper(f"{x.op}_{'f64' if kind == 'f64' else 'f32'}", *args)
+            return f"{_SAME.get(x.op, x.op)}({', '.join(args)})", ATOM
+        return self._integer_call(x, kind, args)
+
+    def _integer_call(self, x: Expr, kind: str, args: list[str]) -> Text:
+        if x.op in _WHOLE:
+            return self.text(x.args[0])
+        if x.op in ("isnan", "isinf"):
+            return "false", ATOM
+        if kind == "index":
+            kind = "i64" if self.index == "long" else "i32"
+            plain = {"div": "/", "floordiv": "/", "mod": "%", "fmod": "%"}.get(x.op)
+            divisor = x.args[1] if plain else None
+            if (
+                divisor is not None
+                and divisor.is_const
+                and divisor.value > 0
+                and (x.op in ("div", "fmod") or E.bounds(x.args[0])[0] >= 0)
+            ):
+                return f"{self.operand(x.args[0], MUL)} {plain} {args[1]}", MUL
+        return self.call_helper(f"{x.op}_{kind}", *args)
+
+    def cast(self, x: Expr) -> Text:
+        source, to = x.args[0], x.dtype
+        have = source.dtype
+        if to == "bool":
+            return f"{self.operand(source, EQUALITY + 1)} != 0", EQUALITY
+        if have == "bool":
+            one, zero = self.literal(1, to)[0], self.literal(0, to)[0]
+            return f"{self.operand(source, LOGIC - 1)} ? {one} : {zero}", CHOICE
+        if dtypes.is_float(to):
+            return self._to_float(source, have, to)
+        if dtypes.is_float(have):
+            return self._float_to_int(source, have, to)
+        if self.ctype(have) == self.ctype(to):
+            return self.text(source)
+        return f"({self.ctype(to)}){self.operand(source, UNARY)}", UNARY
+
+    def _to_float(self, source: Expr, have: str, to: str) -> Text:
+        text = self.text(source)
+        if self.ctype(have) != self.ctype(to):
+            text = f"convert_{self.ctype(to)}({text[0]})", ATOM
+        if to == "f16" and have != "f16":
+            return self.call_helper("round_f16", text[0])
+        if to == "bf16" and have != "bf16":
+            self.helpers["to_bf16"] = self.helpers["from_bf16"] = None
+            return f"jitcl_from_bf16(jitcl_to_bf16({text[0]}))", ATOM
+        return text
+
+    def _float_to_int(self, source: Expr, have: str, to: str) -> Text:
+        """As NumPy does it: truncated; what is out of range becomes the lowest int or long, cut
+        to the type.
+        """
+        wide = "long" if to in ("u32", "i64", "u64") or self.ctype(to) == "long" else "int"
+        kind = "f64" if self.ctype(have) == "double" else "f32"
+        text = self.call_helper(f"{wide}_from_{kind}", self.expr(source))
+        return text if self.ctype(to) == wide else (f"({self.ctype(to)}){text[0]}", UNARY)
+
+    def load(self, x: Expr) -> Text:
+        at = self.expr(flat(self.shapes[x.value], x.indices))
+        value = self._element(x.value, at)
         if x.guard is None:
-            return text
+            return value, ATOM
         assert x.other is not None
-        return f"({self.expr(x.guard)} ? {text} : {literal(x.other.value, dtypes.compute(x.dtype))})"
+        return (
+            f"{self.operand(x.guard, LOGIC - 1)} ? {value} : {self.operand(x.other, CHOICE)}"
+        ), CHOICE
+
+    def _element(self, buffer: str, at: str) -> str:
+        dtype = self.stored[buffer]
+        self.ctype(dtype)
+        if dtype == "f16":
+            return f"vload_half({at}, {buffer})"
+        if dtype == "bf16":
+            return self.call_helper("from_bf16", f"{buffer}[{at}]")[0]
+        return f"{buffer}[{at}]"
 
     # ---- statements
 
     def stmt(self, s: Stmt, indent: int) -> list[str]:
-        pad = "  " * indent
+        pad = "    " * indent
         if isinstance(s, For):
-            v, t = s.var.value, self.index
-            return [f"{pad}for ({t} {v} = 0; {v} < {s.extent}; ++{v}) {{", *self.block(s.body, indent + 1),
-                    pad + "}"]
+            return self.loop(s, indent)
         if isinstance(s, Let):
             return [f"{pad}{self.ctype(s.var.dtype)} {s.var.value} = {self.expr(s.value)};"]
         if isinstance(s, Accum):
-            return [pad + self.accumulate(s)]
+            return [f"{pad}{self.accumulate(s.var, s.combine, s.value)}"]
         if isinstance(s, Store):
             return self.store(s, pad)
+        if isinstance(s, Barrier):
+            return [f"{pad}barrier(CLK_LOCAL_MEM_FENCE);"]
         raise JitclError(f"the OpenCL renderer has no form for a {type(s).__name__} statement")
 
-    def accumulate(self, s: Accum) -> str:
-        name, value, dtype = s.var.value, self.expr(s.value), s.var.dtype
-        if s.combine in ("add", "mul") and dtype not in _SMALL:
-            return f"{name} {INFIX[s.combine]}= {value};"
-        text = self.operation(s.combine, dtype, [name, value], (s.var, s.value))
-        return f"{name} = {text};" if dtype not in _SMALL else f"{name} = convert_{TYPES[dtype]}({text});"
+    def loop(
+        self, s: For, indent: int, first: str = "0", end: str = "", step: str = ""
+    ) -> list[str]:
+        """A C loop over the body, by default from 0 to the extent by 1."""
+        pad, name = "    " * indent, s.var.value
+        advance = f"{name} += {step}" if step else f"++{name}"
+        end = end or str(s.extent)
+        head = f"{pad}for ({self.index} {name} = {first}; {name} < {end}; {advance}) {{"
+        return [head, *self.block(s.body, indent + 1), pad + "}"]
+
+    def accumulate(self, var: Expr, combine: str, value: Expr) -> str:
+        if combine in ("add", "mul"):
+            return f"{var.value} {'+' if combine == 'add' else '*'}= {self.expr(value)};"
+        return f"{var.value} = {self.expr(E.make(combine, (var, value), var.dtype))};"
 
     def store(self, s: Store, pad: str) -> list[str]:
-        buffer = self.buffers[s.buffer]
-        at = self.expr(flat(buffer.shape, s.indices))
-        value = s.value
-        if value.op == "cast" and value.dtype == buffer.dtype in ("f16", "bf16"):
-            text = self.convert(self.expr(value.args[0]), value.args[0].dtype, "f32")
-        else:
-            text = self.expr(value)
-        if buffer.dtype == "f16":
-            line = f"vstore_half_rte({text}, {at}, {s.buffer});"
-        elif buffer.dtype == "bf16":
-            self.functions["store_bf16", "f32"] = None
-            line = f"{s.buffer}[{at}] = store_bf16({text});"
-        else:
-            line = f"{s.buffer}[{at}] = {text};"
+        lines = [
+            f"{self.put(s.buffer, self.expr(flat(self.shapes[s.buffer], s.indices)), s.value)};"
+        ]
         if s.guard is None:
-            return [pad + line]
-        return [f"{pad}if ({self.expr(s.guard)}) {{", f"{pad}  {line}", pad + "}"]
+            return [pad + lines[0]]
+        return [f"{pad}if ({self.expr(s.guard)})", f"{pad}    {lines[0]}"]
+
+    def put(self, buffer: str, at: str, value: Expr) -> str:
+        dtype = self.stored[buffer]
+        self.ctype(dtype)
+        if dtype in ("f16", "bf16") and value.op == "cast" and value.dtype == dtype:
+            value = E.cast(value.args[0], dtypes.compute(dtype))  # storing rounds by itself
+        if dtype == "f16":
+            return f"vstore_half_rte({self.expr(value)}, {at}, {buffer})"
+        if dtype == "bf16":
+            return f"{buffer}[{at}] = {self.call_helper('to_bf16', self.expr(value))[0]}"
+        if dtype == "bool":
+            return f"{buffer}[{at}] = {self.operand(value, LOGIC - 1)} ? 1 : 0"
+        return f"{buffer}[{at}] = {self.expr(value)}"
 
     def block(self, body: tuple[Stmt, ...], indent: int) -> list[str]:
         return [line for s in body for line in self.stmt(s, indent)]
 
-    def helpers(self) -> list[str]:
-        """The text of every helper function that was called, each once."""
-        return [function(name, dtype) for name, dtype in self.functions]
+    # ---- whole kernels
 
-
-def _plain(exprs: tuple[Expr, ...]) -> bool:
-    """Whether C's own division serves: no negative operand, no zero divisor."""
-    return E.bounds(exprs[0])[0] >= 0 and exprs[1].is_const and exprs[1].value > 0
-
-
-def render_kernel(kernel: Kernel, entry: str, local: tuple[int, int, int]) -> tuple[str, tuple[int, int, int]]:
-    """(program text, global size). The leading parallel loops become the NDRange, innermost first:
-
-        dimension 0    the innermost parallel loop: neighbouring work-items touch neighbouring elements
-        dimension 1    the loop around it
-        dimension 2    all loops further out, collapsed
-
-    Global sizes are padded to the work-group; a guard drops the work-items outside.
-    """
-    r = OpenClRenderer(kernel)
-    head, nest = _nest(kernel)
-    lines = r.block(head, 1)
-    extents = [f.extent for f in nest]
-    dims = [extents[-1] if nest else 1, extents[-2] if len(nest) > 1 else 1, math.prod(extents[:-2])]
-    outside = []
-    names = ["g0", "g1", "g2"]
-    for d, f in enumerate(reversed(nest[-2:])):
-        names[d] = f.var.value
-    for d in range(3):
-        if d < 2 and d >= len(nest) or d == 2 and len(nest) < 3:
-            continue
-        lines.append(f"  {r.index} {names[d]} = convert_{r.index}(get_global_id({d}));")
-        if dims[d] % local[d]:
-            outside.append(f"{names[d]} >= {dims[d]}")
-    if outside:
-        lines.append(f"  if ({' || '.join(outside)}) {{ return; }}")
-    lines += _unflatten(nest[:-2], r.index)
-    body = nest[-1].body if nest else kernel.body[len(head):]
-    lines += r.block(body, 1)
-    arguments = [f"__global {'' if b.role == 'out' else 'const '}{TYPES[b.dtype]} *restrict {b.name}"
-                 for b in kernel.buffers]
-    text = render("loops/opencl.cl.j2", entry=entry, arguments=arguments, lines=lines, helpers=r.helpers(),
-                  doubles=any("double" in line for line in (*lines, *arguments, *r.helpers())))
-    size = tuple(-(-max(n, 1) // k) * k for n, k in zip(dims, local))
-    return text, size  # type: ignore[return-value]
-
-
-def _nest(kernel: Kernel) -> tuple[tuple[Stmt, ...], list[For]]:
-    """What stands before the parallel loops, and those of them that nest perfectly.
-
-    A loop with reductions in its body is the last of the nest: what is inside runs in one work-item.
-    """
-    body = kernel.body
-    head = body[:-1]
-    nest: list[For] = []
-    while len(body) >= 1 and isinstance(body[-1], For) and body[-1].kind == "parallel":
-        if nest and len(body) != 1:
-            break
-        nest.append(body[-1])
-        body = body[-1].body
-    return (head, nest) if nest else ((), [])
-
-
-def _unflatten(nest: list[For], index: str) -> list[str]:
-    """The variables of the collapsed outer loops from g2."""
-    lines = []
-    rest = math.prod(f.extent for f in nest)
-    for k, f in enumerate(nest):
-        rest //= f.extent
-        at = "g2" if rest == 1 else f"g2 / {rest}"
-        lines.append(f"  {index} {f.var.value} = {at if k == 0 else f'({at}) % {f.extent}'};")
-    return lines
+    def kernel_text(self, entry: str, lines: list[str]) -> str:
+        """The kernel around its statements: helpers, extensions, arguments."""
+        if self.doubles and not self.fp64:
+            raise UnsupportedError(
+                f"kernel '{self.kernel.name}' computes in float64, which this device can't: "
+                f"convert the model to float32, or use device='cpu'"
+            )
+        arguments = [(STORED[b.dtype], b) for b in self.kernel.buffers]
+        return render(
+            "loops/opencl.cl.j2",
+            entry=entry,
+            arguments=arguments,
+            lines=lines,
+            doubles=self.doubles,
+            helpers=[helper(name) for name in self.helpers],
+        )

@@ -1,12 +1,16 @@
-"""Generated loops for a group that no template claims: schedule the lowered kernel and render it."""
+"""Generated loops for a group that no template claims: scheduled and rendered."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jitcl.codegen.lower import Lowered
-from jitcl.codegen.render_numba import render_kernel
+from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.render_vector import vector_kernel
+from jitcl.codegen.schedule_opencl import schedule
 from jitcl.errors import JitclError
 from jitcl.ir.group import Group
+from jitcl.ir.printer import print_kernel
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Emitted
 
@@ -15,30 +19,26 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
     """The kernel's text and launch on a target."""
     stem = kernel_stem(group)
     arguments = (*lowered.operands, group.root)
-    if target.kind in ("cpu", "reference"):
+    if target.kind == "reference":           # unscheduled, as text IR
+        text = print_kernel(replace(lowered.kernel, name=ENTRY))
+        return Emitted(stem, text, arguments, (group.root,))
+    if target.kind == "cpu":
         text = vector_kernel(lowered.kernel, ENTRY, target.vector_width)
-        return Emitted(stem, text or render_kernel(lowered.kernel, ENTRY), arguments, (group.root,))
+        return Emitted(stem, text or loops_for_cpu(lowered.kernel, ENTRY), arguments, (group.root,))
     if target.kind == "opencl":
-        from jitcl.codegen import render_opencl
-        local = work_group(lowered, target)
-        text, size = render_opencl.render_kernel(lowered.kernel, ENTRY, local)
-        return Emitted(stem, text, arguments, (group.root,), (), size, local)
+        done = schedule(lowered.kernel, ENTRY, target)
+        return Emitted(stem, done.body, arguments, (group.root,), (), done.global_size,
+                       done.local_size)
     raise JitclError(f"no renderer for devices of kind '{target.kind}'")
 
 
 def kernel_stem(group: Group) -> str:
-    """The readable part of a kernel's name: its ops in order, the anchor first; at most 40 characters.
+    """The readable part of a kernel's name: its ops in order, the anchor first, cut to 40.
 
-    Naming scheme: <anchor or first op>_<other ops>_<digest of the body>, so that equal code has one name.
+    Naming scheme: <anchor or first op>_<other ops>_<digest of the body>: equal code has one name.
     """
     members = [n.op for n in group.members]
     if group.anchor is not None:
         members = [group.anchor.op] + [n.op for n in group.members if n is not group.anchor]
     stem = "_".join(dict.fromkeys(members))
     return stem if len(stem) <= 40 else stem[:40].rsplit("_", 1)[0]
-
-
-def work_group(lowered: Lowered, target: Target) -> tuple[int, int, int]:
-    """Work-items a group: along the innermost parallel loop, within what the device allows."""
-    limit = min(target.max_work_group, target.max_work_item_sizes[0], 64)
-    return (limit, 1, 1)

@@ -1,0 +1,131 @@
+"""Small C functions that generated OpenCL kernels call: what C leaves undefined or does otherwise
+than NumPy.
+
+A kernel's text holds the helpers that it uses, each guarded by a macro, so that kernels may be
+built in one program. Names end in the jitcl dtype: `jitcl_floordiv_i32`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from jitcl import dtypes
+from jitcl.errors import JitclError
+
+CTYPE = {
+    "f16": "float",
+    "bf16": "float",
+    "f32": "float",
+    "f64": "double",
+    "bool": "bool",
+    "i8": "char",
+    "i16": "short",
+    "i32": "int",
+    "i64": "long",
+    "u8": "uchar",
+    "u16": "ushort",
+    "u32": "uint",
+    "u64": "ulong",
+}
+STORED = {**CTYPE, "f16": "half", "bf16": "ushort", "bool": "uchar"}  # of buffers
+
+_FLOAT = {
+    # NaN where either operand is NaN: fmax would drop it
+    "max": "return (a > b || a != a) ? a : b;",
+    "min": "return (a < b || a != a) ? a : b;",
+    "sign": "return a > 0 ? (T)1 : a < 0 ? (T)-1 : a;",
+    "floordiv": "return floor(a / b);",
+    "mod": """T r = fmod(a, b);
+    if (r == 0) return copysign((T)0, b);
+    return (r < 0) != (b < 0) ? r + b : r;""",
+}
+_INTEGER = {
+    "max": "return a > b ? a : b;",
+    "min": "return a < b ? a : b;",
+    "sign": "return (T)(a > 0) - (T)(a < 0);",
+    "abs": "return a < 0 ? (T)-a : a;",
+    # never a trap: x / 0 is 0, lowest / -1 wraps
+    "div": """if (b == 0) return 0;
+    if (b == (T)-1 && (T)-1 < 0) return (T)(0 - a);
+    return a / b;""",
+    "fmod": """if (b == 0 || (b == (T)-1 && (T)-1 < 0)) return 0;
+    return a % b;""",
+    "floordiv": """if (b == 0) return 0;
+    if (b == (T)-1 && (T)-1 < 0) return (T)(0 - a);
+    T q = a / b;
+    return (a % b != 0 && (a < 0) != (b < 0)) ? (T)(q - 1) : q;""",
+    "mod": """if (b == 0 || (b == (T)-1 && (T)-1 < 0)) return 0;
+    T r = a % b;
+    return (r != 0 && (r < 0) != (b < 0)) ? (T)(r + b) : r;""",
+    "shl": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b);",
+    "shr": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (a < 0 ? (T)-1 : (T)0) : (T)(a >> b);",
+    # a negative power is 0 but for the bases 1 and -1
+    "pow": """if (b < 0) return a == 1 || (a == (T)-1 && b % 2 == 0) ? (T)1 : a == (T)-1 ? a : (T)0;
+    T r = 1;
+    for (T n = b, p = a; n > 0; n >>= 1, p = (T)(p * p))
+        if (n & 1) r = (T)(r * p);
+    return r;""",
+}
+_UNARY = ("sign", "abs")
+_TO_INT = """{narrow} jitcl_{name}({source} a)
+{{
+    return a >= {low} && a < {high} ? convert_{wide}_rtz(a) : {lowest};
+}}"""
+_OTHER = {
+    "round_f16": """float jitcl_round_f16(float a)
+{
+    float m = fabs(a);                      // to the nearest binary16, ties to even
+    if (m < 6.103515625e-05f) return copysign((m + 0.5f) - 0.5f, a);
+    uint u = as_uint(m);
+    u = (u + 0xfffu + ((u >> 13) & 1u)) & ~0x1fffu;
+    return isnan(a) ? a : copysign(as_float(u) > 65504.0f ? INFINITY : as_float(u), a);
+}""",
+    "to_bf16": """ushort jitcl_to_bf16(float a)
+{
+    uint u = as_uint(a);                    // to the nearest bfloat16, ties to even
+    if (isnan(a)) return (ushort)((u >> 16) | 0x40u);
+    return (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}""",
+    "from_bf16": """float jitcl_from_bf16(ushort a)
+{
+    return as_float((uint)a << 16);
+}""",
+}
+_INTS = {"int": ("2147483648", "INT_MIN"), "long": ("9223372036854775808", "LONG_MIN")}
+
+
+def helper(name: str) -> str:
+    """The text of a helper and its guard: "max_f32", "int_from_f64", "round_f16", ..."""
+    guard = f"JITCL_{name.upper()}"
+    return f"#ifndef {guard}\n#define {guard}\n{_body(name)}\n#endif\n"
+
+
+def _body(name: str) -> str:
+    if name in _OTHER:
+        return _OTHER[name]
+    op, _, dtype = name.rpartition("_")
+    if op.endswith("_from"):
+        wide, source = op.removesuffix("_from"), CTYPE[dtype]
+        high, lowest = _INTS[wide]
+        suffix = "f" if source == "float" else ""
+        return _TO_INT.format(
+            narrow=wide,
+            name=name,
+            source=source,
+            low=f"-{high}.0{suffix}",
+            high=f"{high}.0{suffix}",
+            wide=wide,
+            lowest=lowest,
+        )
+    texts = _FLOAT if dtypes.is_float(dtype) else _INTEGER
+    if op not in texts:
+        raise JitclError(f"no OpenCL helper '{name}'")
+    ctype = CTYPE[dtype]
+    arguments = f"{ctype} a" if op in _UNARY else f"{ctype} a, {ctype} b"
+    text = _typed(texts[op], ctype)
+    return f"{ctype} jitcl_{name}({arguments})\n{{\n    {text}\n}}"
+
+
+def _typed(text: str, ctype: str) -> str:
+    """The text with T exchanged for a type."""
+    return re.sub(r"\bT\b", ctype, text)
