@@ -1,0 +1,129 @@
+"""The CPU's templates against the ops' NumPy references, over layouts, shapes and fused epilogues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jitcl import config
+from jitcl.codegen.generate import generate
+from jitcl.devices.cpu import CpuDevice
+from jitcl.ir.graph import Graph, Node, const, graph_input
+from jitcl.ir.types import ROW, Layout, TensorType
+from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.passes.fuse import fuse
+from jitcl.runtime.memory import plan_memory
+
+DEVICE = CpuDevice()
+WIDTH = DEVICE.target.vector_width
+TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
+b = GraphBuilder()
+
+
+def blocks(halo=0):
+    return Layout("NCHWc", WIDTH, halo)
+
+
+def laid_out(node: Node, layout: Layout) -> Node:
+    return Node.make(node.op, node.inputs, node.kwargs, type=node.type.with_(layout=layout))
+
+
+def run(graph: Graph, arrays, template: str | None):
+    """Outputs on the CPU; asserts that `template` wrote one of the kernels."""
+    plan = plan_memory(generate(graph, fuse(graph), DEVICE.target).plan, "arena", "normal", 64)
+    if template is not None:
+        assert template in {k.template for k in plan.kernels}
+    return DEVICE.load(plan).run(arrays)
+
+
+def check(outputs, inputs, dtype, template, seed=0):
+    """Build a graph of `outputs`, feed it random arrays, compare with the references."""
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(i.type.dims).astype("f4" if dtype == "f32" else "f2") for i in inputs]
+    graph = Graph("t", tuple(inputs), tuple((f"y{k}", n) for k, n in enumerate(outputs)))
+    results = run(graph, arrays, template)
+    for node, got in zip(outputs, results):
+        want = evaluate(node, dict(zip(inputs, arrays))).astype(np.float64)
+        assert np.abs(got - want).max() <= TOLERANCE[dtype] * max(1.0, np.abs(want).max())
+    return results
+
+
+CONVS = {
+    "1x1": dict(x=(1, 64, 14, 14), k=64, kernel=(1, 1)),
+    "1x1 flat, residual": dict(x=(1, 32, 14, 14), k=64, kernel=(1, 1), source=0, halo=0, residual=True),
+    "3x3": dict(x=(1, 64, 14, 14), k=64, kernel=(3, 3), source=1, halo=1),
+    "odd sizes, batch": dict(x=(2, 24, 13, 9), k=40, kernel=(3, 3), source=1, halo=2, residual=True, act="tanh"),
+    "row-major both sides": dict(x=(2, 24, 13, 9), k=40, kernel=(3, 3), residual=True, act="sigmoid"),
+    "few channels": dict(x=(1, 3, 32, 30), k=32, kernel=(3, 3), strides=(2, 2), halo=1),
+    "stem 7x7": dict(x=(1, 3, 35, 32), k=32, kernel=(7, 7), strides=(2, 2), pads=(3, 3, 2, 3), halo=0),
+    "groups": dict(x=(1, 64, 12, 12), k=64, kernel=(3, 3), group=64 // WIDTH, source=1, halo=0),
+    "dilated": dict(x=(1, 64, 12, 12), k=48, kernel=(3, 3), dilations=(2, 3), source=3, halo=0),
+    "asymmetric": dict(x=(1, 30, 12, 12), k=48, kernel=(3, 2), dilations=(2, 3), pads=(0, 1, 2, 3)),
+    "odd count of blocks": dict(x=(1, 144, 7, 7), k=16, kernel=(1, 1), source=0, halo=0),
+    "one pixel, few outputs": dict(x=(1, 16, 1, 1), k=5, kernel=(1, 1), source=0, halo=0),
+    "one output": dict(x=(1, 16, 6, 6), k=1, kernel=(3, 3), source=1, halo=0, act="relu"),
+    "strided 1x1": dict(x=(1, 64, 14, 14), k=64, kernel=(1, 1), strides=(2, 2), source=0, halo=0),
+    "half, row-major": dict(x=(1, 16, 9, 9), k=5, kernel=(3, 3), dtype="f16", residual=True),
+    "half, blocks": dict(x=(1, 32, 9, 9), k=64, kernel=(3, 3), dtype="f16", source=1, halo=1),
+    "1-D": dict(x=(2, 24, 50), k=40, kernel=(5,), source=2, halo=1, residual=True),
+    "1-D row-major": dict(x=(1, 24, 50), k=33, kernel=(3,), strides=(2,)),
+}
+
+
+def conv_case(x, k, kernel, strides=None, pads=None, dilations=None, group=1, act="relu", residual=False,
+              source=None, halo=None, dtype="f32"):
+    """(outputs, inputs) of conv + bias [+ residual] + act; `source` and `halo` block its input and result."""
+    rank = len(kernel)
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
+    pads = pads or tuple((n - 1) // 2 * d for n, d in zip(kernel, dilations)) * 2
+    rng = np.random.default_rng(1)
+    kind = "f4" if dtype == "f32" else "f2"
+    inputs = [graph_input("x", TensorType(dtype, x))]
+    w = (rng.standard_normal((k, x[1] // group, *kernel)) / np.sqrt(x[1] // group * np.prod(kernel))).astype(kind)
+    bias = const(rng.standard_normal((1, k) + (1,) * rank).astype(kind))
+    data = inputs[0] if source is None else laid_out(b.neg(inputs[0]), blocks(source))
+    layout = ROW if halo is None else blocks(halo)
+    y = laid_out(b.conv(data, const(w), strides=strides, pads=pads, dilations=dilations, group=group), layout)
+    y = laid_out(b.add(y, bias), layout)
+    if residual:
+        inputs.append(graph_input("r", y.type.with_(layout=ROW)))
+        other = inputs[1] if halo is None else laid_out(b.neg(inputs[1]), layout)
+        y = laid_out(b.add(y, other), layout)
+    y = laid_out(b.op(act, y), layout)
+    return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, dtype
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_convolution(name):
+    check(*conv_case(**CONVS[name]), "conv_cpu")
+
+
+def test_convolution_is_equal_on_any_thread_count():
+    results = []
+    for n in (1, 2, 3):
+        with config.override(threads=n):
+            results.append([r.tobytes() for r in check(*conv_case(**CONVS["3x3"]), "conv_cpu")])
+    assert results[0] == results[1] == results[2]
+
+
+def test_nan_passes_a_convolution_and_relu():
+    outputs, inputs, _ = conv_case(x=(1, 16, 5, 5), k=16, kernel=(1, 1))
+    x = np.zeros((1, 16, 5, 5), np.float32)
+    x[0, 3, 2, 2] = np.nan
+    y, = run(Graph("t", tuple(inputs), (("y", outputs[0]),)), [x], "conv_cpu")
+    assert np.isnan(y[0, :, 2, 2]).all() and np.isfinite(np.delete(y.reshape(16, 25), 12, axis=1)).all()
+
+
+@pytest.mark.parametrize("op", ["depthwise", "max_pool", "average_pool"])
+@pytest.mark.parametrize("channels", [32, 24])
+def test_windows_over_blocks_of_channels(op, channels):
+    x = graph_input("x", TensorType("f32", (1, channels, 9, 10)))
+    data = laid_out(b.neg(x), blocks(1))
+    window = dict(strides=(2, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+    if op == "depthwise":
+        w = const(np.random.default_rng(2).standard_normal((channels, 1, 3, 3)).astype("f4"))
+        y = b.conv(data, w, group=channels, **window)
+    else:
+        y = b.op(op, data, kernel=(3, 3), **window)
+    y = laid_out(y, blocks(1))
+    check([b.exp(y), b.neg(y)], [x], "f32", None)
