@@ -25,8 +25,8 @@ from jitcl.ir.types import ROW
 from jitcl.passes.regions import Regions, row_count
 
 ALONE = ("sort", "composite", "opaque")        # kinds that are their own group
-DEAR = 6                       # FLOPs of one element that several kernels may each compute
-AGAIN = 16                     # FLOPs of one element that one kernel may compute again
+DEAR = 6                       # FLOPs of one element that are not repeated along an axis
+AGAIN = 16                     # FLOPs of one element that may be computed again, all in all
 LAUNCH = 20_000                # FLOPs that one more kernel costs
 MAX_MEMBERS = 48
 MAX_OPERANDS = 12              # kernel arguments; drivers of small GPUs fail on many
@@ -154,19 +154,20 @@ class _Fuser:
         return node.type.layout == source.type.layout == ROW
 
     def _repeatable(self, node: Node, homes: list[_Home]) -> bool:
-        """Computed in several kernels: views, and cheap values of no more bytes than what they
-        are made of.
+        """Computed in several kernels: views, and cheap values made of one large operand.
+
+        Of two, each kernel would read both: along a chain of sums they would grow more and more.
         """
         if self.regions.is_view(node):
             return True
-        if self.kind[node] != "elementwise" or len(homes) > 4:
+        if self.kind[node] != "elementwise" or len(homes) > 4 or self._dear_broadcast(node):
             return False
         if node in self.regions.epilogues or node in self.regions.tails:
             return False
-        if self._dear_broadcast(node):
-            return False
-        read = sum(i.type.nbytes for i in set(node.inputs) if not is_literal(i))
-        return self.regions.cost[node] <= DEAR and read <= node.type.nbytes
+        large = {i for i in node.inputs if 2 * i.type.size > node.type.size and not is_literal(i)}
+        read, made = sum(i.type.nbytes for i in large), node.type.nbytes
+        saves = len(homes) * read <= read + (1 + len(homes)) * made
+        return len(large) <= 1 and saves and (len(homes) - 1) * self.regions.cost[node] <= AGAIN
 
     def _claim(self, node: Node, home: _Home) -> bool:
         """A heavy node or reduction with an elementwise epilogue becomes its group's anchor."""
