@@ -263,3 +263,48 @@ def scatter_nd(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates:
 @onnx_rule("ScatterND")
 def _scatter_nd(g: GraphBuilder, node: Any) -> Node:
     return g.scatter_nd(*node.inputs, reduction=node.attrs.get("reduction", "none"))
+
+
+# ---- key-value caches
+
+def _cache_type(past: TensorType, update: TensorType, *start: TensorType, axis: int = -2,
+                circular: bool = False) -> TensorType:
+    axis = norm_axis(axis, past.rank)
+    if axis == 0 or update.rank != past.rank or any(
+            u > p if a == axis else u != p for a, (u, p) in enumerate(zip(update.dims, past.dims))):
+        raise ShapeError(f"{update} does not fit {past} along axis {axis}")
+    if start and (not dtypes.is_int(start[0].dtype) or start[0].shape != past.shape[:1]):
+        raise ShapeError(f"write indices are {start[0]}, wanted {past.shape[0]} integers")
+    return past.with_(dtype=same_dtype(past, update))
+
+
+def _cache_ref(past: np.ndarray, update: np.ndarray, start: Any = None, *, axis: int = -2,
+               circular: bool = False) -> np.ndarray:
+    y = np.moveaxis(past.copy(), axis, 1)
+    new = np.moveaxis(update, axis, 1)
+    for b in range(len(y)):
+        at = np.arange(new.shape[1]) + (0 if start is None else start[b])
+        y[b, at % y.shape[1] if circular else at] = new[b]
+    return np.moveaxis(y, 1, axis)
+
+
+@indexed("movement", infer=_cache_type, ref=_cache_ref, samples=[
+    sample(F32(2, 5, 3), F32(2, 2, 3)),
+    sample(F32(2, 5, 3), F32(2, 2, 3), Spec((2,), "i64", values=(3, 1)), axis=1),
+    sample(F32(2, 3, 5, 1), F32(2, 3, 4, 1), Spec((2,), "i64", values=(2, 9)), circular=True)])
+def cache_update(s: KernelBuilder, ix: Index, past: Loader, update: Loader, *start: Loader,
+                 axis: int = -2, circular: bool = False) -> Expr:
+    """`past` with `update` written along `axis` from start[b] (default 0) on, each batch its own."""
+    axis = norm_axis(axis, len(ix))
+    at = ix[axis] - s.index(start[0](ix[0])) if start else ix[axis]
+    at = at % past.shape[axis] if circular else at
+    fresh = s.inside(at, update.shape[axis])
+    new = update(*ix[:axis], at, *ix[axis + 1:], guard=fresh)
+    return s.select(fresh, new, past(*ix))
+
+
+@onnx_rule("TensorScatter")
+def _tensor_scatter(g: GraphBuilder, node: Any) -> Node:
+    operands = [i for i in node.inputs if i is not None]
+    return g.cache_update(*operands, axis=node.attrs.get("axis", -2),
+                          circular=node.attrs.get("mode", "linear") == "circular")
