@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
@@ -96,6 +98,42 @@ class Hooks:
         operands = (Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items())
         return (*operands, Buffer("y", root.type.dtype, root.type.physical, "out"))
 
+    def row_epilogue(self, width: int) -> list[str] | None:
+        """Lines that store the root at address `yo` from the vector `v` of columns nb * width + lane of row `row`.
+
+        The root is row-major; `row` counts over all its axes but the last. The last vector of a row may be partial.
+        None where the epilogue is no function of whole vectors.
+        """
+        columns = self.group.root.type.dims[-1]
+        lane = E.var("lane", extent=width)
+        at = self._row_place(lane, width)
+        value = self.epilogue(at, E.var("v", "f32"))
+        left = f"{columns} - nb * {width}" if columns % width else ""
+        try:
+            return EpilogueRenderer(self._buffers(self.group.root), at, value, lane, width, channels_left=left,
+                                    partial=True).lines()
+        except NotVectorisable:
+            return None
+
+    def row_scalar_epilogue(self, width: int) -> list[str]:
+        """The same for one element: `v` is the scalar of column nb * width + lane, which exists."""
+        root = self.group.root.type
+        at = self._row_place(E.var("lane", extent=width), width)
+        value = E.cast(self.epilogue(at, E.var("v", "f32")), root.dtype)
+        kernel = share(Kernel("epilogue", self._buffers(self.group.root), (Store("y", at, value),)))
+        return NumbaRenderer(kernel).block(kernel.body, 0)
+
+    def _row_place(self, lane: Expr, width: int) -> tuple[Expr, ...]:
+        """The root's index at row `row` (over all axes but the last) and column nb * width + lane."""
+        *leading, columns = self.group.root.type.dims
+        rest = math.prod(leading)
+        row = E.var("row", extent=rest)
+        ix: list[Expr] = []
+        for d in leading:
+            rest //= d
+            ix.append(E.index(0) if d == 1 else (row // rest) % d)
+        return (*ix, E.index(0) if columns == 1 else E.var("nb") * width + lane)
+
     def blocked(self, node: Node, width: int, pads: tuple[int, ...]) -> tuple[Scratch, Emitted]:
         """A kernel that copies an operand into zero-padded blocks of `width` channels (0: planes, channels apart).
 
@@ -105,27 +143,39 @@ class Hooks:
         dims, rank = node.type.dims, node.type.rank - 2
         spatial = [dims[2 + a] + pads[a] + pads[rank + a] for a in range(rank)]
         shape = (dims[0], -(-dims[1] // width), *spatial, width) if width else (*dims[:2], *spatial)
-        copy = Scratch(f"blocked {node.type} {pads}", node.type.dtype, tuple(shape))
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            channel = at[1] * width + at[-1] if width else at[1]
+            space = [at[2 + a] - pads[a] for a in range(rank)]
+            inside = channel < dims[1]
+            for i, d in zip(space, dims[2:]):
+                inside = inside & (i >= 0) & (i < d)
+            return (at[0], channel, *space), inside
+
+        return self.arranged(node, f"blocked {node.type} {pads}", node.type.dtype, tuple(shape), where)
+
+    def arranged(self, node: Node, key: str, dtype: str, shape: tuple[int, ...],
+                 where: Callable[[tuple[Expr, ...]], tuple[tuple[Expr, ...], Expr]]) -> tuple[Scratch, Emitted]:
+        """A kernel that copies an operand into an arrangement of `shape`: element `at` is the operand's at the logical
+        index where(at)[0] if where(at)[1] holds, else 0. Gives the copy and the launch that writes it."""
+        copy = Scratch(key, dtype, shape)
         s = KernelBuilder()
         loads = Loads(s, self.group, self.names)
         at = tuple(s.open("i", d, "parallel") for d in shape)
         opened = len(s.scopes) - 1
-        channel = at[1] * width + at[-1] if width else at[1]
-        where = [at[2 + a] - pads[a] for a in range(rank)]
-        inside = channel < dims[1]
-        for i, d in zip(where, dims[2:]):
-            inside = inside & (i >= 0) & (i < d)
-        value = NodeLoader(loads, node)(at[0], channel, *where, guard=inside)
-        body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, node.type.dtype)),)
+        index, inside = where(at)
+        value = NodeLoader(loads, node)(*index, guard=inside)
+        body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, dtype)),)
         for _ in range(opened):
             s.place(len(s.scopes) - 1, *body)
             body = (s.close(),)
         s.place(0, *body)
-        operands = tuple(n for n in self.names if any(self.names[n] in names_read(x) for x in s.scopes[0].stmts))
+        read = set().union(*(names_read(stmt) for stmt in s.scopes[0].stmts))
+        operands = tuple(n for n, name in self.names.items() if name in read)
         buffers = (*(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
-                   Buffer("y", node.type.dtype, tuple(shape), "out"))
-        kernel = share(Kernel("blocked", buffers, tuple(s.scopes[0].stmts)))
-        return copy, Emitted("blocked", render_kernel(kernel, ENTRY), (*operands, copy), (copy,))
+                   Buffer("y", dtype, shape, "out"))
+        kernel = share(Kernel("arranged", buffers, tuple(s.scopes[0].stmts)))
+        return copy, Emitted("arranged", render_kernel(kernel, ENTRY), (*operands, copy), (copy,))
 
 
 def names_read(stmt: Stmt) -> set[str]:

@@ -153,13 +153,15 @@ class EpilogueRenderer(VectorRenderer):
 
     Operands of y's shape, read at y's indices, are read at y's own address (the text `at`), so that the kernel serves
     any size. `channels_left` is the text of how many channels a block has, where the last one may have fewer than
-    `width`: its other lanes are stored as 0. Names in `space` are spatial indices that the
+    `width`: its other lanes are stored as 0, or with `partial` not at all. Names in `space` are spatial indices that the
     kernel does not have (it flattens them): any other dependence on them is refused.
     """
 
     def __init__(self, buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr, lane: Expr, width: int,
-                 *, at: str = "yo", channels_left: str = "", space: tuple[str, ...] = ()) -> None:
+                 *, at: str = "yo", channels_left: str = "", space: tuple[str, ...] = (),
+                 partial: bool = False) -> None:
         self.y, self.at, self.channels_left, self.space = buffers[-1], at, channels_left, frozenset(space)
+        self.partial = partial
         self.indices = indices
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
         super().__init__(share(Kernel("epilogue", buffers, body)), lane, width, ("v",))
@@ -168,6 +170,8 @@ class EpilogueRenderer(VectorRenderer):
         return self.block(self.kernel.body, 0)
 
     def load(self, x: Expr) -> str:
+        if self.is_same(x) and self.partial and self.channels_left:
+            return f"vload_part({x.value}, {self.at}, {self.channels_left}, {self.width})"
         if self.is_same(x):
             return f"vload({x.value}, {self.at}, {self.width})"
         if x.free & self.space:
@@ -186,6 +190,8 @@ class EpilogueRenderer(VectorRenderer):
     def store(self, s: Store, pad: str) -> list[str]:
         value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
         text = self.splat(value)
+        if self.channels_left and self.partial:
+            return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]
         if self.channels_left:
             text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, f32(0))"
         return [f"{pad}store({s.buffer}, {self.at}, {text})"]

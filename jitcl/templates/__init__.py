@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jitcl.templates.base import Template
 from jitcl.templates.conv_cpu.template import ConvCpu
+from jitcl.templates.gemm_cpu.template import GemmCpu
 
-TEMPLATES: tuple[Template, ...] = (ConvCpu(),)
+TEMPLATES: tuple[Template, ...] = (ConvCpu(), GemmCpu())
 
 __all__ = ["TEMPLATES", "Template"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = ("n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image", "a_first", "a_row",
           "n0", "n1", "n2", "n3", "last", "s0", "s1", "s2", "wt_group", "y_first", "y_block", "y_width", "y_height",
@@ -38,13 +38,6 @@ class Shape:
     groups: int
 
 
-@dataclass(frozen=True)
-class Tile:
-    rows: int
-    columns: int
-    blocks: int
-
-
 def shape_of(node: Node) -> Shape:
     """The numbers of a conv node of 1 or 2 spatial axes."""
     x, w = (i.type.dims for i in node.inputs)
@@ -57,26 +50,6 @@ def shape_of(node: Node) -> Shape:
     four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
     return Shape(x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
                  two(node.attr("strides"), 1), two(node.attr("dilations"), 1), four, node.attr("group"))
-
-
-def choose_tile(rows: int, columns: int, blocks: int, target: Target, even: bool) -> Tile:
-    """The tile with the fewest cycles for this output, by a model of two FMAs and two loads a cycle.
-
-    `even`: its blocks must divide the output's.
-    """
-    free = target.registers - (2 if target.vector_width == 16 else 3)
-    best, least = Tile(1, 1, 1), math.inf
-    for nb in (1, 2, 3, 4):
-        for tr in (1, 2, 3, 4):
-            for tc in range(1, min(columns, 28) + 1):
-                if tr > rows or nb > blocks or (tr * tc + 1) * nb > free or (even and blocks % nb):
-                    continue
-                pixels = tr * tc
-                cycles = max(pixels * nb / 2, (pixels + nb) / 2, 4.5) + 0.15 * nb + 0.1 * tr + 0.4
-                total = cycles * -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
-                if total < least:
-                    best, least = Tile(tr, tc, nb), total
-    return best
 
 
 def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: int) -> np.ndarray:
@@ -137,7 +110,7 @@ class _Writer:
         rows, columns = (1, s.out[0] * s.out[1]) if flat else s.out
         kbs = -(-s.k // width)
         per_group = kbs // s.groups
-        tile = choose_tile(rows, columns, per_group, self.hooks.target, s.groups > 1)
+        tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1)
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = [] if vector else self.hooks.scalar_epilogue(width)
         packed = self.packed(tile)

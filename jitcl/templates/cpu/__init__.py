@@ -1,0 +1,1 @@
+"""What the CPU's templates share."""

@@ -1,0 +1,44 @@
+"""Which register tile a CPU template computes with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jitcl.target import Target
+
+MOST_COLUMNS = 28
+LATENCY = 4.5                    # cycles a step needs at least: the chain of one FMA
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x columns pixels (or rows of a matrix) times `blocks` vectors; all sums stay in registers."""
+
+    rows: int
+    columns: int
+    blocks: int
+
+
+def choose_tile(rows: int, columns: int, blocks: int, target: Target, *, even: bool = False,
+                most_rows: int = 4) -> Tile:
+    """The tile with the fewest cycles over an output of rows x columns x blocks.
+
+    Modelled are two FMAs and two loads a cycle, with some overhead for every address and block. `even`: its blocks
+    must divide the output's.
+    """
+    free = target.registers - (2 if target.vector_width == 16 else 3)
+    best, least = Tile(1, 1, 1), math.inf
+    for nb in range(1, 9):
+        if nb > blocks or (even and blocks % nb):
+            continue
+        for tr in range(1, min(rows, most_rows) + 1):
+            for tc in range(1, min(columns, MOST_COLUMNS) + 1):
+                pixels = tr * tc
+                if (pixels + 1) * nb > free or (nb > 4 and pixels > 2):
+                    continue
+                cycles = max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tr + 0.4
+                total = cycles * -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
+                if total < least:
+                    best, least = Tile(tr, tc, nb), total
+    return best

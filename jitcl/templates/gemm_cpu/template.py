@@ -1,0 +1,159 @@
+"""Matrix products: plain, batched, with operands seen through transposes and other views."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.tiling import Tile, choose_tile
+
+PARAMS = ("batch", "m_count", "n_count", "k_count", "nbs", "m_tiles", "m_block", "panels", "a_image", "a_tile",
+          "b_image", "b_panel")
+L2_BYTES = 448 << 10             # packed rows of a that are worked on while b's panels go by
+IN_PLACE = 4                     # up to so many rows, a is read where it lies: packing would cost more
+
+
+@dataclass(frozen=True)
+class Shape:
+    """batch products of [m, k] and [k, n]. `merged`: b has no batch, so that a's batch counts as rows."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    merged: bool
+
+
+def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
+    """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width] f32, zeros behind N."""
+    *_, k, n = b.shape
+    panel = width * blocks
+    panels = -(-n // panel)
+    full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), np.float32)
+    full[:, :, :n] = b.reshape(-1, k, n)
+    return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
+
+
+class GemmCpu:
+    """matmul of f32 or f16 storage, sums in f32."""
+
+    name = "gemm_cpu"
+    language = "numba"
+
+    def accepts(self, group: Group, target: Target) -> Shape | None:
+        node, root = group.anchor, group.root.type
+        if node is None or node.op != "matmul" or target.kind != "cpu" or node.type.size == 0:
+            return None
+        a, b = (i.type for i in node.inputs)
+        if node.type.dtype not in ("f32", "f16") or root.dims != node.type.dims or root.layout != ROW:
+            return None
+        if a.rank < 2 or b.rank < 2 or a.dims[-1] == 0 or node.type.dims[-1] < target.vector_width // 2:
+            return None
+        *leading, m, n = node.type.dims
+        merged = math.prod(b.dims[:-2]) == 1
+        batch = math.prod(leading)
+        return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)
+
+    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
+        return _Writer(s, hooks).emit()
+
+
+class _Writer:
+    def __init__(self, s: Shape, hooks: Any) -> None:
+        self.s, self.hooks = s, hooks
+        self.group: Group = hooks.group
+        assert self.group.anchor is not None
+        self.a, self.b = self.group.anchor.inputs
+        self.leading = self.group.anchor.type.dims[:-2]
+        self.width = hooks.target.vector_width
+
+    def emit(self) -> list[Emitted]:
+        s, width = self.s, self.width
+        nbs = -(-s.n // width)
+        in_place = s.m <= IN_PLACE and self.a in self.hooks.names and self.a.type.layout == ROW and (
+            s.merged or self.a.type.dims[:-2] == self.leading)
+        tile = choose_tile(1, s.m, nbs, self.hooks.target)
+        if in_place:
+            tile = Tile(tile.columns, 1, tile.blocks)
+        before: list[Emitted] = []
+        a: Argument = self.a
+        if not in_place:
+            a, emitted = self.rows(tile.columns)
+            before.append(emitted)
+        b = self.columns(tile.blocks, before)
+        vector = self.hooks.row_epilogue(width)
+        scalar = [] if vector else self.hooks.row_scalar_epilogue(width)
+        read = set(re.findall(r"\bx\d+\b", "\n".join(vector or scalar)))
+        operands: list[Node] = [n for n, name in self.hooks.names.items() if name in read]
+        body = self.hooks.render(
+            "gemm_cpu/numba.py.j2", entry=ENTRY, packed=not in_place,
+            a_dtype=self.a.type.dtype if in_place else "f32", y_dtype=self.group.root.type.dtype,
+            operands=[(self.hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, ROWS=tile.rows,
+            COLUMNS=tile.columns, NB=tile.blocks, W=width, vector_lines=vector or [], scalar_lines=scalar)
+        arguments: tuple[Argument, ...] = (a, b, *operands, self.group.root)
+        stem = f"gemm_{tile.rows * tile.columns}x{tile.blocks}"
+        return [*before, Emitted(stem, body, arguments, (self.group.root,), self.params(tile, nbs, in_place))]
+
+    def params(self, tile: Tile, nbs: int, in_place: bool) -> tuple[int, ...]:
+        s, rows = self.s, tile.rows * tile.columns
+        m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
+        panel = s.k * tile.blocks * self.width
+        values = dict(
+            batch=s.batch, m_count=s.m, n_count=s.n, k_count=s.k, nbs=nbs, m_tiles=m_tiles,
+            m_block=max(1, min(m_tiles, L2_BYTES // (4 * s.k * rows))), panels=panels,
+            a_image=s.m * s.k if in_place else m_tiles * s.k * rows, a_tile=s.k * rows,
+            b_image=0 if s.merged else panels * panel, b_panel=panel)
+        return tuple(values[name] for name in PARAMS)
+
+    def rows(self, height: int) -> tuple[Argument, Emitted]:
+        """a in tiles of `height` rows side by side, [batch][m_tiles][K][height]."""
+        s = self.s
+        shape = (s.batch, -(-s.m // height), s.k, height)
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
+            return (*self.operand_index(self.a, at[0] * s.m + row), at[2]), E.const(True, "bool")
+
+        return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape, where)
+
+    def operand_index(self, node: Node, row: Expr) -> list[Expr]:
+        """The leading indices of an operand at a row of the result (counted over all axes but the last)."""
+        leading, m = self.leading, self.group.anchor.type.dims[-2]      # type: ignore[union-attr]
+        ix: list[Expr] = []
+        rest = math.prod(leading) * m
+        for d in (*leading, m):
+            rest //= d
+            ix.append((row // rest) % d)
+        ix = ix[len(ix) - (node.type.rank - 1):]
+        return [E.index(0) if d == 1 else i for i, d in zip(ix, node.type.dims[:-1])]
+
+    def columns(self, blocks: int, before: list[Emitted]) -> Argument:
+        """b in panels of `blocks` vectors, [batch or 1][panels][K][blocks * width]; constants are packed now."""
+        s, panel = self.s, blocks * self.width
+        whole = s.merged or self.b.type.dims[:-2] == self.leading
+        if self.b.op == "const" and whole:
+            make = partial(pack_columns, width=self.width, blocks=blocks)
+            return Packed(self.b, f"gemm {self.width} {blocks}", make)
+        shape = (1 if s.merged else s.batch, -(-s.n // panel), s.k, panel)
+        m = self.group.anchor.type.dims[-2]                             # type: ignore[union-attr]
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            column = at[1] * panel + at[3]
+            leading = self.operand_index(self.b, at[0] * m)[:-1]
+            return (*leading, at[2], column), column < s.n
+
+        copy, emitted = self.hooks.arranged(self.b, f"panels {panel} {self.b.type}", "f32", shape, where)
+        before.append(emitted)
+        return copy
