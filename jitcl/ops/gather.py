@@ -271,7 +271,8 @@ def _cache_type(past: TensorType, update: TensorType, *start: TensorType, axis: 
                 circular: bool = False) -> TensorType:
     axis = norm_axis(axis, past.rank)
     if axis == 0 or update.rank != past.rank or any(
-            u > p if a == axis else u != p for a, (u, p) in enumerate(zip(update.dims, past.dims))):
+            u > p if a == axis else u != p
+            for a, (u, p) in enumerate(zip(update.dims, past.dims))):
         raise ShapeError(f"{update} does not fit {past} along axis {axis}")
     if start and (not dtypes.is_int(start[0].dtype) or start[0].shape != past.shape[:1]):
         raise ShapeError(f"write indices are {start[0]}, wanted {past.shape[0]} integers")
