@@ -295,7 +295,7 @@ def _cache_ref(past: np.ndarray, update: np.ndarray, start: Any = None, *, axis:
     sample(F32(2, 3, 5, 1), F32(2, 3, 4, 1), Spec((2,), "i64", values=(2, 9)), circular=True)])
 def cache_update(s: KernelBuilder, ix: Index, past: Loader, update: Loader, *start: Loader,
                  axis: int = -2, circular: bool = False) -> Expr:
-    """`past` with `update` written along `axis` from start[b] (default 0) on, each batch its own."""
+    """`past` with `update` written along `axis` from start[b] (default 0) on, batch by batch."""
     axis = norm_axis(axis, len(ix))
     at = ix[axis] - s.index(start[0](ix[0])) if start else ix[axis]
     at = at % past.shape[axis] if circular else at
