@@ -3,7 +3,7 @@
     python examples/custom_op.py
 
 An op is its body over scalars and an independent NumPy reference. Its types, its code for every
-device, its FLOP count and its fusion come from there; `onnx="..."` would make it an import rule too.
+device, its FLOP count and its fusion come from there; `onnx="..."` would make it importable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jitcl.ops.core import F32, elementwise, sample
 @elementwise(ref=lambda x, *, bend: np.log1p(np.abs(x) * bend) * np.sign(x),
              samples=[sample(F32(3, 5), bend=4.0)])
 def symmetric_log(s, x, *, bend):
-    """sign(x) * log(1 + bend * |x|): a logarithm that passes through 0, for values of both signs."""
+    """sign(x) * log(1 + bend * |x|): a logarithm for values of both signs."""
     return s.mul(s.sign(x), s.log(s.add(s.mul(s.abs(x), bend), 1.0)))
 
 

@@ -28,7 +28,6 @@ except ImportError:
 HERE = Path(__file__).resolve().parent
 DEVICES = ("opencl:pocl", "cpu")
 BORDER = 6                   # pixels at the edges that are no part of the figure
-RUNS = 5
 
 
 def main() -> int:
@@ -36,6 +35,7 @@ def main() -> int:
     options.add_argument("--device", action="append", help="repeatable; default: " +
                          " and ".join(DEVICES))
     options.add_argument("--output", default="upscaled.png", help="picture to write")
+    options.add_argument("--runs", type=int, default=5, help="of which the median time is told")
     chosen = options.parse_args()
 
     small = Image.open(HERE / "chelsea-small.png").convert("RGB")
@@ -48,7 +48,7 @@ def main() -> int:
     results = {}
     for device in chosen.device or DEVICES:
         try:
-            results[device] = upscale(device, pixels(small), original)
+            results[device] = upscale(device, pixels(small), original, chosen.runs)
         except jitcl.JitclError as error:
             print(f"  {device:<14} not run: {error}")
     if not results:
@@ -64,7 +64,7 @@ def main() -> int:
     return 0
 
 
-def upscale(device: str, small: np.ndarray, original: np.ndarray) -> np.ndarray:
+def upscale(device: str, small: np.ndarray, original: np.ndarray, runs: int) -> np.ndarray:
     """The network's picture [height, width, 3] on a device; prints quality and times."""
     image = np.ascontiguousarray(small.transpose(2, 0, 1)[None])
     start = time.perf_counter()
@@ -72,7 +72,7 @@ def upscale(device: str, small: np.ndarray, original: np.ndarray) -> np.ndarray:
     result = model(image)["upscaled"][0].transpose(1, 2, 0)
     first = time.perf_counter() - start
     times = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         start = time.perf_counter()
         model(image)
         times.append(time.perf_counter() - start)

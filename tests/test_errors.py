@@ -1,0 +1,247 @@
+"""Bad input: each is a JitclError that says what was got, what was wanted, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor
+from onnx.helper import make_tensor_value_info as value
+
+import jitcl
+from jitcl.devices.cpu.device import CpuDevice
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+F32, I64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def model(*nodes: onnx.NodeProto, x: list[int | str], dtype: int = F32, opset: int = 17,
+          **constants: tuple[int, list[int], list[float]]) -> bytes:
+    """An ONNX model of one input x and one output y, which nothing has checked."""
+    initialisers = [make_tensor(n, t, shape, values) for n, (t, shape, values) in constants.items()]
+    graph = make_graph(list(nodes), "g", [value("x", dtype, x)], [value("y", F32, None)],
+                       initialisers)
+    made = make_model(graph, opset_imports=[make_opsetid("", opset)], ir_version=8)
+    return made.SerializeToString()
+
+
+def refused(kind: type[jitcl.JitclError], source: object, **options: object) -> str:
+    """The message with which a model is refused, by this very class of error."""
+    with pytest.raises(jitcl.JitclError) as caught:
+        jitcl.compile(source, **{"device": "cpu", **options})
+    assert type(caught.value) is kind, caught.value
+    return str(caught.value)
+
+
+# -- files that are no models ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file(tmp_path, part):
+    data = (EXAMPLES / "superres-x3.onnx").read_bytes()
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(data[:int(len(data) * part)])
+    text = refused(jitcl.ModelError, path)
+    assert text.startswith(f"{path}")
+    assert f"is not an ONNX model, or was cut off ({path.stat().st_size} bytes)" in text
+
+
+@pytest.mark.parametrize("name", ["chelsea.png", "README.md"])
+def test_a_file_of_another_kind(name):
+    text = refused(jitcl.ModelError, EXAMPLES / name)
+    assert "is not an ONNX model" in text and name in text
+
+
+def test_an_empty_model():
+    assert "is not an ONNX model: it has no IR version or no opset" in refused(
+        jitcl.ModelError, b"")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    path = tmp_path / "none.onnx"
+    assert refused(jitcl.ModelError, path) == (
+        f"cannot read model '{path}': No such file or directory")
+
+
+def test_something_that_is_no_model():
+    assert refused(jitcl.ModelError, 3) == (
+        "cannot compile a int: pass a path to an .onnx or .jitcl file, the bytes of an ONNX "
+        "model, an onnx.ModelProto, or a jitcl Graph")
+
+
+# -- models that are wrong ---------------------------------------------------------------------
+
+
+def test_a_cycle():
+    data = model(make_node("Add", ["x", "y"], ["a"], name="first"),
+                 make_node("Relu", ["a"], ["y"], name="second"), x=[2])
+    text = refused(jitcl.ModelError, data)
+    assert "its nodes form a cycle: 'first' (Add) -> 'second' (Relu) -> 'first' (Add)" in text
+
+
+def test_a_value_that_nobody_makes():
+    data = model(make_node("Add", ["x", "nobody"], ["y"], name="add"), x=[2])
+    text = refused(jitcl.ModelError, data)
+    assert "'nobody'" in text and "add" in text
+
+
+def test_unsupported_ops_are_all_listed_at_once():
+    data = model(make_node("NonZero", ["x"], ["a"], name="find"),
+                 make_node("Cast", ["a"], ["b"], to=F32, name="cast"),
+                 make_node("Unique", ["x"], ["c"], name="distinct"),
+                 make_node("Add", ["b", "c"], ["y"], name="add"), x=[2])
+    text = refused(jitcl.UnsupportedError, data)
+    assert "'find'" in text and "NonZero" in text
+    assert "'distinct'" in text and "Unique" in text
+    assert "'cast'" not in text
+
+
+def test_channels_that_do_not_fit():
+    data = model(make_node("Conv", ["x", "w"], ["y"], name="backbone/conv1"), x=[1, 4, 8, 8],
+                 w=(F32, [2, 3, 3, 3], [0.0] * 54))
+    text = refused(jitcl.ShapeError, data)
+    assert "node 'backbone/conv1' (Conv)" in text
+    assert "has 4 channels, but the weight" in text and "reads 3" in text
+    assert "f32[1,4,8,8]   from graph input 'x'" in text
+
+
+def test_element_types_that_do_not_fit():
+    data = model(make_node("Add", ["x", "w"], ["y"], name="add"), x=[1], w=(I64, [1], [1]))
+    text = refused(jitcl.TypeError_, data)
+    assert "node 'add' (Add)" in text and "f32[1], i64[1]" in text and "cast one of them" in text
+
+
+def test_an_opset_of_the_future():
+    data = model(make_node("Relu", ["x"], ["y"]), x=[1], opset=99)
+    assert "uses opset 99" in refused(jitcl.ModelError, data)
+
+
+# -- parameters that are no numbers, or impossible ones -------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 0.0, -1.0])
+def test_scales_that_make_no_shape(scale):
+    data = model(make_node("Resize", ["x", "", "s"], ["y"], name="up"), x=[1, 1, 4, 4],
+                 s=(F32, [4], [1, 1, scale, 2]))
+    text = refused(jitcl.ModelError, data)
+    assert text.startswith(f"node 'up' (Resize): scales [1.0, 1.0, {scale}, 2.0] must be 4 "
+                           "positive numbers")
+
+
+def test_a_range_to_nan():
+    data = model(make_node("Range", ["a", "b", "c"], ["r"], name="range"),
+                 make_node("Add", ["x", "r"], ["y"]), x=[1],
+                 a=(F32, [], [0.0]), b=(F32, [], [float("nan")]), c=(F32, [], [1.0]))
+    text = refused(jitcl.ShapeError, data)
+    assert text.startswith("node 'range' (Range): a range from 0.0 to nan by 1.0 has no end")
+
+
+@pytest.mark.parametrize("op", ["Reshape", "Expand"])
+def test_a_shape_computed_from_nan(op):
+    data = model(make_node("Cast", ["f"], ["s"], to=I64), make_node(op, ["x", "s"], ["y"]), x=[4],
+                 f=(F32, [2], [float("nan"), 4.0]))
+    with pytest.raises(jitcl.JitclError, match=r"-9223372036854775808"):
+        jitcl.compile(data, device="cpu")
+
+
+def test_a_reshape_to_another_size():
+    data = model(make_node("Reshape", ["x", "s"], ["y"], name="reshape"), x=[4],
+                 s=(I64, [2], [3, 2]))
+    text = refused(jitcl.ShapeError, data)
+    assert "node 'reshape' (Reshape)" in text
+    assert "cannot reshape f32[4] (4 elements) to [3, 2] (6 elements)" in text
+
+
+# -- what is fed -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def relu() -> jitcl.Model:
+    return jitcl.compile(model(make_node("Relu", ["x"], ["y"]), x=["n", 3]), device="cpu")
+
+
+GOOD = np.zeros((2, 3), np.float32)
+FEEDS = {
+    "dtype": ({"x": GOOD.astype(np.float64)}, "input 'x' f32[n,3]: got dtype float64, wanted "
+              "float32; convert it with array.astype('float32')"),
+    "rank": ({"x": GOOD[0]}, "input 'x' f32[n,3]: got 1 axes (3,), wanted 2"),
+    "size": ({"x": GOOD[:, :2]},
+             "input 'x' f32[n,3]: axis 1 is 2, wanted 3 (got shape (2, 2))"),
+    "name": ({"picture": GOOD}, "there is no input 'picture'; the inputs are 'x' f32[n,3]"),
+    "missing": ({}, "input 'x' f32[n,3] was not fed; fed were none"),
+    "object": ({"x": object()}, "input 'x' f32[n,3]: got dtype object, wanted float32; convert it "
+               "with array.astype('float32')"),
+    "no dict": (GOOD, "run() takes a dict of input name -> array, got ndarray; call the model "
+                "itself to pass arrays by position"),
+}
+
+
+@pytest.mark.parametrize("case", FEEDS)
+def test_feeds_that_do_not_fit(relu, case):
+    feeds, message = FEEDS[case]
+    with pytest.raises(jitcl.InputError) as caught:
+        relu.run(feeds)
+    assert str(caught.value) == message
+    assert relu.run({"x": GOOD})["y"].shape == (2, 3)        # the model is none the worse
+
+
+def test_an_input_by_position_and_by_name(relu):
+    with pytest.raises(jitcl.InputError, match="input 'x' was passed twice"):
+        relu(GOOD, x=GOOD)
+    with pytest.raises(jitcl.InputError, match="2 arrays were passed to a model with 1 inputs"):
+        relu(GOOD, GOOD)
+
+
+def test_sizes_that_belong_together():
+    data = make_model(make_graph(
+        [make_node("Add", ["x", "z"], ["y"])], "g",
+        [value("x", F32, ["n", 3]), value("z", F32, ["n", 3])], [value("y", F32, None)]),
+        opset_imports=[make_opsetid("", 17)], ir_version=8)
+    both = jitcl.compile(data, device="cpu")
+    with pytest.raises(jitcl.InputError) as caught:
+        both.run({"x": GOOD, "z": np.zeros((3, 3), np.float32)})
+    assert str(caught.value) == ("input 'z' f32[n,3]: axis 0 ('n') is 3, but 'n' is 2 at axis 0 "
+                                 "of 'x'")
+
+
+# -- options and devices -----------------------------------------------------------------------
+
+
+def test_an_option_that_is_not_known():
+    assert refused(jitcl.OptionError, EXAMPLES / "superres-x3.onnx", precision="best") == (
+        "precision='best' is not known: use one of high, normal, low")
+
+
+def test_a_device_that_is_not_there():
+    text = refused(jitcl.DeviceError, EXAMPLES / "superres-x3.onnx", device="npu")
+    assert text.startswith("no device 'npu'\n  There are: ")
+    assert "cpu" in text.splitlines()[1] and "reference" in text.splitlines()[1]
+
+
+def test_shapes_that_the_model_does_not_have():
+    path = EXAMPLES / "superres-x3.onnx"
+    assert refused(jitcl.InputError, path, shapes={"picture": (1, 3, 4, 4)}) == (
+        "shapes: there is no input 'picture'; the inputs are image")
+    assert "rank" in refused(jitcl.InputError, path, shapes={"image": (1, 3, 4)})
+
+
+def test_a_tensor_that_is_too_large_for_the_device():
+    small = CpuDevice()
+    small = CpuDevice(dataclasses.replace(small.target, global_memory=1 << 30))
+    data = model(make_node("Expand", ["x", "s"], ["y"]), x=[1],
+                 s=(I64, [2], [30_000, 25_000]))                           # 3 GB of f32
+    text = refused(jitcl.OutOfMemoryError, data, device=small)
+    assert "the plan needs 2861 MiB, this machine 1024" in text
+    assert "memory='low'" in text
+
+
+def test_text_that_does_not_parse():
+    with pytest.raises(jitcl.ParseError) as caught:
+        jitcl.parse("graph @g(%x: f32[2]) {\n  %y = rellu(%x)\n  return %y\n}")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("2:8: no op 'rellu'; did you mean 'relu'")
+    assert lines[1:] == ["  %y = rellu(%x)", "       ^"]

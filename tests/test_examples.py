@@ -1,0 +1,62 @@
+"""The examples, run as their readers run them: as programs, in a folder of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.devices import present
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+POCL = pytest.mark.skipif("opencl:pocl" not in present(), reason="PoCL is not installed here")
+
+
+def run(folder: Path, name: str, *args: str) -> str:
+    """What an example prints."""
+    done = subprocess.run([sys.executable, str(EXAMPLES / name), *args], cwd=folder,
+                          capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@POCL
+def test_upscale_on_both_devices(tmp_path):
+    text = run(tmp_path, "upscale.py", "--runs", "1")
+    figures = re.findall(r"(\S+) +PSNR ([\d.]+) dB", text)
+    assert figures == [("bicubic", "31.36"), ("opencl:pocl", "32.05"), ("cpu", "32.05")]
+    apart = re.search(r"largest difference between opencl:pocl and cpu: (\S+)", text)
+    assert apart is not None and 0 < float(apart[1]) < 1e-4
+    image = Image.open(tmp_path / "upscaled.png")
+    assert image.size == (900, 300)
+    left, right = image.crop((0, 0, 450, 300)), image.crop((450, 0, 900, 300))
+    assert left.tobytes() != right.tobytes()
+
+
+def test_upscale_without_opencl_says_so_and_goes_on(tmp_path):
+    text = run(tmp_path, "upscale.py", "--runs", "1", "--device", "opencl:nobody", "--device",
+               "cpu")
+    assert re.search(r"opencl:nobody +not run: .*\n", text)
+    assert "cpu            PSNR 32.05 dB" in text
+    assert "largest difference" not in text
+
+
+def test_text_ir(tmp_path):
+    text = run(tmp_path, "text_ir.py")
+    for spec in ("cpu", "reference"):
+        assert re.search(rf"^{spec} .* largest error \d", text, re.MULTILINE)
+    assert "every op runs in a generated kernel" in text
+    assert "def " in text                                   # the kernel itself
+
+
+def test_custom_op(tmp_path):
+    text = run(tmp_path, "custom_op.py")
+    assert re.search(r"cpu: largest error \S+e-0[78], 1 kernel", text)
+    assert "mul + symmetric_log + add" in text
+    if "opencl:pocl" in present():
+        assert re.search(r"opencl: largest error \S+e-0[78], 1 kernel", text)
+        assert "__kernel" in text or "kernel void" in text
