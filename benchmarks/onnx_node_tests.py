@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Runs onnx's node tests (onnx.backend.test, kind "node") on an engine and prints what became of each.
+"""Runs onnx's node tests (onnx.backend.test, kind "node") on an engine and prints what became of
+each.
 
-    onnx_node_tests.py [--engine refs|cpu|opencl[:platform]|reference] [--jobs N] [--json FILE] [--all] [PATTERN ...]
+    onnx_node_tests.py [--engine refs|cpu|opencl[:platform]|reference] [--jobs N] [--json FILE]
+    [--all] [PATTERN ...]
 
-Each test runs in a worker process, so that a crash costs one test: the worker is started again. Outcomes:
+Each test runs in a worker process, so that a crash costs one test: the worker is started again.
+Outcomes:
 
     kernel       right, and a step of the compiled plan came from the op under test
     folded       right, but the op under test was computed at compile time
@@ -12,8 +15,8 @@ Each test runs in a worker process, so that a crash costs one test: the worker i
     error        any other exception
     crash        the process died; "timeout" if it had to be killed
 
-The engine "refs" imports a model and evaluates it by the ops' NumPy references: it tests the frontend alone.
-Exit status 1 if any test is wrong, crashed or timed out.
+The engine "refs" imports a model and evaluates it by the ops' NumPy references: it tests the
+frontend alone. Exit status 1 if any test is wrong, crashed or timed out.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -39,13 +43,15 @@ OUTCOMES = ("kernel", "folded", "wrong", "unsupported", "error", "crash", "timeo
 BAD = ("wrong", "crash", "timeout")
 
 
-# ---- engines: (model, feeds) -> (outputs, op types of the model's nodes that were computed when it ran)
+# ---- engines: (model, feeds) -> (outputs, op types of those of the model's nodes that ran)
+
 
 def refs(model: Any, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], set[str]]:
     """Import, then evaluate by references."""
     from jitcl.errors import InputError, NeedsValue
     from jitcl.frontends.onnx import import_model, load
     from jitcl.ops.builder import evaluate
+
     loaded, values = load(model), {}
     unknown = set(feeds) - {*loaded.inputs, *loaded.defaults}
     if unknown:
@@ -72,6 +78,7 @@ def compiled(device: str) -> Callable[..., tuple[list[np.ndarray], set[str]]]:
     """jitcl on a device."""
     import jitcl
     from jitcl.devices.select import open_device
+
     opened = open_device(device)
 
     def engine(model: Any, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], set[str]]:
@@ -80,14 +87,17 @@ def compiled(device: str) -> Callable[..., tuple[list[np.ndarray], set[str]]]:
         plan = compiled.plan
         assert plan is not None
         return outputs, {op for step in plan.steps for _, op in step.origins}
+
     return engine
 
 
 # ---- one test
 
+
 def run_case(case: Any, engine: Callable[..., tuple[list[np.ndarray], set[str]]]) -> Outcome:
     """The outcome of one test case; crashes are the parent's to see."""
     from jitcl.errors import UnsupportedError
+
     under_test = {n.op_type for n in case.model.graph.node}
     ran: set[str] = set()
     try:
@@ -107,6 +117,7 @@ def run_case(case: Any, engine: Callable[..., tuple[list[np.ndarray], set[str]]]
 
 def as_array(value: Any) -> Any:
     import onnx
+
     return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
@@ -119,7 +130,8 @@ def compare(outputs: list[Any], wanted: list[Any], rtol: float, atol: float) -> 
             return f"output {i}: an array instead of {type(want).__name__}"
         want = np.asarray(want)
         if got.shape != want.shape or got.dtype != want.dtype:
-            return f"output {i}: {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}"
+            kinds = (f"{a.dtype}{list(a.shape)}" for a in (got, want))
+            return f"output {i}: " + " instead of ".join(kinds)
         if want.dtype.name == "bfloat16":
             rtol, got, want = max(rtol, 2**-6), got.astype(np.float32), want.astype(np.float32)
         try:
@@ -131,9 +143,11 @@ def compare(outputs: list[Any], wanted: list[Any], rtol: float, atol: float) -> 
 
 # ---- workers
 
+
 def cases() -> dict[str, Any]:
     """All node tests by name."""
     from onnx.backend.test.loader import load_model_tests
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {c.name: c for c in load_model_tests(kind="node")}
@@ -142,7 +156,7 @@ def cases() -> dict[str, Any]:
 def work(engine_name: str) -> None:
     """A worker: reads names from stdin, writes outcomes as JSON lines to its own copy of stdout."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)                            # what libraries print must not mix with the answers
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     np.seterr(all="ignore")
     warnings.simplefilter("ignore")
     known = cases()
@@ -156,11 +170,26 @@ class Worker:
     """A worker process and the pipe to it."""
 
     def __init__(self, engine: str) -> None:
-        self.process = subprocess.Popen([sys.executable, __file__, "--work", engine], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--work", engine],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+        )
+
+    def start(self) -> None:
+        """Wait until the worker answers; SystemExit with its last words if it does not."""
         assert self.process.stdout is not None
         if self.process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"engine '{engine}' did not start")
+            raise SystemExit(f"the engine did not start: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """The last line that the worker wrote to stderr."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
     def run(self, name: str, limit_s: float) -> Outcome:
         """The test's outcome; a dead worker is a crash, a slow one is killed."""
@@ -170,6 +199,7 @@ class Worker:
         def kill() -> None:
             killed.set()
             self.process.kill()
+
         timer = threading.Timer(limit_s, kill)
         timer.start()
         try:
@@ -184,7 +214,10 @@ class Worker:
             found: Outcome = json.loads(line)
             return found
         code = self.process.wait()
-        return {"outcome": "timeout" if killed.is_set() else "crash", "detail": f"exit status {code}"}
+        return {
+            "outcome": "timeout" if killed.is_set() else "crash",
+            "detail": f"exit status {code}: {self.last_words()}",
+        }
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -199,8 +232,7 @@ def run_all(names: Iterable[str], engine: str, jobs: int, limit_s: float) -> dic
         todo.put(name)
     done: dict[str, Outcome] = {}
 
-    def serve() -> None:
-        worker = Worker(engine)
+    def serve(worker: Worker) -> None:
         while True:
             try:
                 name = todo.get_nowait()
@@ -212,7 +244,12 @@ def run_all(names: Iterable[str], engine: str, jobs: int, limit_s: float) -> dic
             done[name] = {**outcome, "seconds": round(time.perf_counter() - started, 3)}
             if outcome["outcome"] in ("crash", "timeout"):
                 worker = Worker(engine)
-    threads = [threading.Thread(target=serve) for _ in range(jobs)]
+                worker.start()
+
+    workers = [Worker(engine) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
     for t in threads:
         t.start()
     for t in threads:
@@ -221,8 +258,12 @@ def run_all(names: Iterable[str], engine: str, jobs: int, limit_s: float) -> dic
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="names or globs; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "patterns", nargs="*", metavar="PATTERN", help="names or globs; default: all"
+    )
     parser.add_argument("--engine", default="cpu", help="refs, or a jitcl device (default: cpu)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds a test")
@@ -239,9 +280,13 @@ def main() -> int:
     results = run_all(names, args.engine, max(1, min(args.jobs, len(names))), args.limit)
     for name, r in results.items():
         if args.all or r["outcome"] not in ("kernel", "folded", "unsupported"):
-            print(f"{r['outcome']:12}{name:70}{r['detail'].splitlines()[0][:200] if r['detail'] else ''}")
+            detail = r["detail"].splitlines()[0][:200] if r["detail"] else ""
+            print(f"{r['outcome']:12}{name:70}{detail}")
     count = collections.Counter(r["outcome"] for r in results.values())
-    print(f"\n{len(results)} tests on {args.engine}: " + ", ".join(f"{count[o]} {o}" for o in OUTCOMES if count[o]))
+    print(
+        f"\n{len(results)} tests on {args.engine}: "
+        + ", ".join(f"{count[o]} {o}" for o in OUTCOMES if count[o])
+    )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)

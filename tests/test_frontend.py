@@ -10,7 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from jitcl.errors import InputError, JitclError, ModelError, NeedsValue, ShapeError, UnsupportedError
+from jitcl.errors import (
+    InputError,
+    JitclError,
+    ModelError,
+    NeedsValue,
+    ShapeError,
+    UnsupportedError,
+)
 from jitcl.frontends.onnx import OnnxModel, import_model, load
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Sym, TensorType
@@ -21,13 +28,22 @@ def info(name: str, shape: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInf
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def make(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any], opset: int = 21,
-         **graph: Any) -> onnx.ModelProto:
+def make(
+    nodes: list[onnx.NodeProto],
+    inputs: list[Any],
+    outputs: list[Any],
+    opset: int = 21,
+    **graph: Any,
+) -> onnx.ModelProto:
     functions = graph.pop("functions", [])
     domains = [helper.make_opsetid(d, 1) for d in graph.pop("domains", [])]
     built = helper.make_graph(nodes, "test", inputs, outputs, **graph)
-    return helper.make_model(built, opset_imports=[helper.make_opsetid("", opset), *domains],
-                             functions=functions, ir_version=8)
+    return helper.make_model(
+        built,
+        opset_imports=[helper.make_opsetid("", opset), *domains],
+        functions=functions,
+        ir_version=8,
+    )
 
 
 def graph_of(model: Any, **shapes: tuple[int, ...]) -> Graph:
@@ -48,11 +64,16 @@ def run(model: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [evaluate(n, memo) for _, n in graph.outputs]
 
 
-RELU = make([helper.make_node("Relu", ["x"], ["y"], name="act")], [info("x", ["batch", 3])], [info("y", ["batch", 3])])
+RELU = make(
+    [helper.make_node("Relu", ["x"], ["y"], name="act")],
+    [info("x", ["batch", 3])],
+    [info("y", ["batch", 3])],
+)
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 # ---- reading
+
 
 def test_inputs_outputs_and_digest(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
@@ -75,11 +96,15 @@ def test_unnamed_dimensions_get_names() -> None:
 def test_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "cut.onnx"
     path.write_bytes(RELU.SerializeToString()[:-9])
-    with pytest.raises(ModelError, match=r"cut\.onnx: is not an ONNX model, or was cut off \(\d+ bytes\)"):
+    with pytest.raises(
+        ModelError, match=r"cut\.onnx: is not an ONNX model, or was cut off \(\d+ bytes\)"
+    ):
         load(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", b"version https://git-lfs.github.com/spec/v1\n", b"\x00" * 64])
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", b"version https://git-lfs.github.com/spec/v1\n", b"\x00" * 64]
+)
 def test_not_onnx(data: bytes) -> None:
     with pytest.raises(ModelError, match="is not an ONNX model"):
         load(data)
@@ -91,22 +116,33 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_cycle_is_named() -> None:
-    m = make([helper.make_node("Add", ["x", "c"], ["a"], name="first"),
-              helper.make_node("Relu", ["a"], ["b"], name="second"),
-              helper.make_node("Neg", ["b"], ["c"], name="third")], [info("x", [2])], [info("b", [2])])
+    m = make(
+        [
+            helper.make_node("Add", ["x", "c"], ["a"], name="first"),
+            helper.make_node("Relu", ["a"], ["b"], name="second"),
+            helper.make_node("Neg", ["b"], ["c"], name="third"),
+        ],
+        [info("x", [2])],
+        [info("b", [2])],
+    )
     with pytest.raises(ModelError, match="its nodes form a cycle") as caught:
         load(m)
     assert "'first' (Add) -> 'second' (Relu) -> 'third' (Neg) -> 'first' (Add)" in str(caught.value)
 
 
 def test_nodes_out_of_order_are_sorted() -> None:
-    m = make([helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["x"], ["a"])],
-             [info("x", [2, 3])], [info("y", [2, 3])])
+    m = make(
+        [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["x"], ["a"])],
+        [info("x", [2, 3])],
+        [info("y", [2, 3])],
+    )
     np.testing.assert_array_equal(run(m, {"x": X})[0], np.maximum(-X, 0))
 
 
 def test_checker_problems() -> None:
-    m = make([helper.make_node("Relu", ["x"], ["y"], alpha=1.0)], [info("x", [2])], [info("y", [2])])
+    m = make(
+        [helper.make_node("Relu", ["x"], ["y"], alpha=1.0)], [info("x", [2])], [info("y", [2])]
+    )
     with pytest.raises(ModelError, match=r"is not a valid ONNX model: .*alpha"):
         load(m)
 
@@ -117,24 +153,35 @@ def test_opsets_out_of_range() -> None:
     new.opset_import[0].version = 999
     with pytest.raises(ModelError, match="uses opset 999; the installed onnx"):
         load(new)
-    old.CopyFrom(make([helper.make_node("Add", ["x", "x"], ["y"])], [info("x", [2])], [info("y", [2])], 6))
+    old.CopyFrom(
+        make([helper.make_node("Add", ["x", "x"], ["y"])], [info("x", [2])], [info("y", [2])], 6)
+    )
     with pytest.raises(UnsupportedError, match=r"uses opset 6; jitcl reads 7 and newer, .*: Add"):
         load(old)
 
 
 def test_string_input() -> None:
-    m = make([helper.make_node("Identity", ["x"], ["y"])], [info("x", [1], TensorProto.STRING)],
-             [info("y", [1], TensorProto.STRING)])
+    m = make(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [info("x", [1], TensorProto.STRING)],
+        [info("y", [1], TensorProto.STRING)],
+    )
     with pytest.raises(UnsupportedError, match="'x' has elements of type string"):
         load(m).inputs  # noqa: B018
 
 
 # ---- shapes
 
-@pytest.mark.parametrize("shapes, text", [
-    ({}, r"input 'x' .* has unknown dimensions \(batch\): give its shape"),
-    ({"x": (2, 4)}, r"axis 1 is 4 instead of 3"), ({"x": (2,)}, r"has rank 1 \[2\]; the model wants rank 2"),
-    ({"x": (2, 3), "z": (1,)}, r"no input 'z'; it has x")])
+
+@pytest.mark.parametrize(
+    "shapes, text",
+    [
+        ({}, r"input 'x' .* has unknown dimensions \(batch\): give its shape"),
+        ({"x": (2, 4)}, r"axis 1 is 4 instead of 3"),
+        ({"x": (2,)}, r"has rank 1 \[2\]; the model wants rank 2"),
+        ({"x": (2, 3), "z": (1,)}, r"no input 'z'; it has x"),
+    ],
+)
 def test_shapes_that_do_not_fit(shapes: Any, text: str) -> None:
     with pytest.raises(InputError, match=text):
         import_model(load(RELU), shapes)
@@ -142,47 +189,77 @@ def test_shapes_that_do_not_fit(shapes: Any, text: str) -> None:
 
 def test_rule_errors_name_the_node() -> None:
     w = numpy_helper.from_array(np.zeros((4, 3, 3, 3), np.float32), "w")
-    m = make([helper.make_node("Conv", ["image", "w"], ["y"], name="backbone/conv1")],
-             [info("image", ["n", "c", 8, 8])], [info("y", None)], initializer=[w])
+    m = make(
+        [helper.make_node("Conv", ["image", "w"], ["y"], name="backbone/conv1")],
+        [info("image", ["n", "c", 8, 8])],
+        [info("y", None)],
+        initializer=[w],
+    )
     with pytest.raises(ShapeError) as caught:
         graph_of(m, image=(1, 4, 8, 8))
     assert str(caught.value) == (
-        "node 'backbone/conv1' (Conv): conv(f32[1,4,8,8], f32[4,3,3,3]): input 'x' f32[1,4,8,8] has 4 channels, "
-        "but the weight 'w' f32[4,3,3,3] reads 3\n  X: f32[1,4,8,8]   from graph input 'image'\n  W: f32[4,3,3,3]   from constant 'w'")
+        "node 'backbone/conv1' (Conv): conv(f32[1,4,8,8], f32[4,3,3,3]): input 'x' f32[1,4,8,8] "
+        "has 4 channels, but the weight 'w' f32[4,3,3,3] reads 3\n"
+        "  X: f32[1,4,8,8]   from graph input 'image'\n"
+        "  W: f32[4,3,3,3]   from constant 'w'"
+    )
 
 
 # ---- values
 
+
 def test_reshape_to_an_input_needs_its_value() -> None:
-    m = make([helper.make_node("Reshape", ["x", "shape"], ["y"])],
-             [info("x", [2, 3]), info("shape", [2], TensorProto.INT64)], [info("y", ["a", "b"])])
+    m = make(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        [info("x", [2, 3]), info("shape", [2], TensorProto.INT64)],
+        [info("y", ["a", "b"])],
+    )
     with pytest.raises(NeedsValue) as caught:
         graph_of(m, x=(2, 3), shape=(2,))
     assert caught.value.input_name == "shape"
     graph = import_model(load(m), {"x": (2, 3), "shape": (2,)}, {"shape": np.array([3, 2])})
-    assert [n.attr("name") for n in graph.inputs] == ["x"] and graph.outputs[0][1].type.shape == (3, 2)
+    assert [n.attr("name") for n in graph.inputs] == ["x"] and graph.outputs[0][1].type.shape == (
+        3,
+        2,
+    )
 
 
 def test_large_data_never_becomes_a_key() -> None:
-    m = make([helper.make_node("Reshape", ["x", "s"], ["y"])],
-             [info("x", [2, 3]), info("s", ["n"], TensorProto.INT64)], [info("y", None)])
+    m = make(
+        [helper.make_node("Reshape", ["x", "s"], ["y"])],
+        [info("x", [2, 3]), info("s", ["n"], TensorProto.INT64)],
+        [info("y", None)],
+    )
     with pytest.raises(UnsupportedError, match="its parameters depend on the data of input 's'"):
         graph_of(m, x=(2, 3), s=(9999,))
 
 
 def test_shape_arithmetic_is_constant() -> None:
-    m = make([helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "one"], ["d"]),
-              helper.make_node("Concat", ["d", "minus"], ["t"], axis=0),
-              helper.make_node("Reshape", ["x", "t"], ["y"])], [info("x", ["a", "b"])], [info("y", None)],
-             initializer=[numpy_helper.from_array(np.array([1]), "one"),
-                          numpy_helper.from_array(np.array([-1]), "minus")])
+    m = make(
+        [
+            helper.make_node("Shape", ["x"], ["s"]),
+            helper.make_node("Gather", ["s", "one"], ["d"]),
+            helper.make_node("Concat", ["d", "minus"], ["t"], axis=0),
+            helper.make_node("Reshape", ["x", "t"], ["y"]),
+        ],
+        [info("x", ["a", "b"])],
+        [info("y", None)],
+        initializer=[
+            numpy_helper.from_array(np.array([1]), "one"),
+            numpy_helper.from_array(np.array([-1]), "minus"),
+        ],
+    )
     assert graph_of(m, x=(4, 6)).outputs[0][1].type.shape == (6, 4)
 
 
 def test_initialisers_as_inputs_are_defaults() -> None:
     w = numpy_helper.from_array(np.full(3, 2, np.float32), "w")
-    m = make([helper.make_node("Mul", ["x", "w"], ["y"])], [info("x", [2, 3]), info("w", [3])], [info("y", [2, 3])],
-             initializer=[w])
+    m = make(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [info("x", [2, 3]), info("w", [3])],
+        [info("y", [2, 3])],
+        initializer=[w],
+    )
     model = load(m)
     assert list(model.inputs) == ["x"] and list(model.defaults) == ["w"]
     np.testing.assert_array_equal(run(m, {"x": X})[0], 2 * X)
@@ -191,18 +268,31 @@ def test_initialisers_as_inputs_are_defaults() -> None:
 
 def test_outputs_that_are_inputs_or_constants() -> None:
     w = numpy_helper.from_array(X, "w")
-    m = make([helper.make_node("Identity", ["x"], ["y"])], [info("x", [2, 3])],
-             [info("y", [2, 3]), info("w", [2, 3]), info("x", [2, 3])], initializer=[w])
+    m = make(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [info("x", [2, 3])],
+        [info("y", [2, 3]), info("w", [2, 3]), info("x", [2, 3])],
+        initializer=[w],
+    )
     for got in run(m, {"x": X}):
         np.testing.assert_array_equal(got, X)
 
 
 def test_every_form_of_constant() -> None:
     tensor = numpy_helper.from_array(np.array([1.5], np.float32))
-    sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.array([4.0], np.float32), "v"),
-                                       numpy_helper.from_array(np.array([2]), "i"), [3])
-    forms = {"value": tensor, "value_float": 2.0, "value_floats": [3.0], "value_int": 7, "value_ints": [8, 9],
-             "sparse_value": sparse}
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array([4.0], np.float32), "v"),
+        numpy_helper.from_array(np.array([2]), "i"),
+        [3],
+    )
+    forms = {
+        "value": tensor,
+        "value_float": 2.0,
+        "value_floats": [3.0],
+        "value_int": 7,
+        "value_ints": [8, 9],
+        "sparse_value": sparse,
+    }
     nodes = [helper.make_node("Constant", [], [k], **{k: v}) for k, v in forms.items()]
     kinds = {k: TensorProto.INT64 if "int" in k else TensorProto.FLOAT for k in forms}
     m = make(nodes, [], [info(k, None, kinds[k]) for k in forms])
@@ -211,10 +301,17 @@ def test_every_form_of_constant() -> None:
 
 
 def test_sparse_initialiser() -> None:
-    sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.array([5.0], np.float32), "w"),
-                                       numpy_helper.from_array(np.array([[1, 2]]), "i"), [2, 3])
-    m = make([helper.make_node("Add", ["x", "w"], ["y"])], [info("x", [2, 3])], [info("y", [2, 3])],
-             sparse_initializer=[sparse])
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array([5.0], np.float32), "w"),
+        numpy_helper.from_array(np.array([[1, 2]]), "i"),
+        [2, 3],
+    )
+    m = make(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [info("x", [2, 3])],
+        [info("y", [2, 3])],
+        sparse_initializer=[sparse],
+    )
     want = X.copy()
     want[1, 2] += 5
     np.testing.assert_array_equal(run(m, {"x": X})[0], want)
@@ -222,8 +319,12 @@ def test_sparse_initialiser() -> None:
 
 def test_external_data(tmp_path: Path) -> None:
     w = np.arange(3000, dtype=np.float32)
-    m = make([helper.make_node("Mul", ["x", "w"], ["y"])], [info("x", [3000])], [info("y", [3000])],
-             initializer=[numpy_helper.from_array(w, "w")])
+    m = make(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [info("x", [3000])],
+        [info("y", [3000])],
+        initializer=[numpy_helper.from_array(w, "w")],
+    )
     path = tmp_path / "m.onnx"
     onnx.save(m, path, save_as_external_data=True, location="m.data", size_threshold=0)
     assert load(path).external_files == (tmp_path / "m.data",)
@@ -231,13 +332,19 @@ def test_external_data(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not loaded from a file"):
         load(path.read_bytes())
     (tmp_path / "m.data").unlink()
-    with pytest.raises(ModelError, match=r"initialiser 'w' keeps its elements in '.*m\.data', which does not exist"):
+    with pytest.raises(
+        ModelError, match=r"initialiser 'w' keeps its elements in '.*m\.data', which does not exist"
+    ):
         load(path)
 
 
 def test_external_data_too_short(tmp_path: Path) -> None:
-    m = make([helper.make_node("Mul", ["x", "w"], ["y"])], [info("x", [3000])], [info("y", [3000])],
-             initializer=[numpy_helper.from_array(np.ones(3000, np.float32), "w")])
+    m = make(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [info("x", [3000])],
+        [info("y", [3000])],
+        initializer=[numpy_helper.from_array(np.ones(3000, np.float32), "w")],
+    )
     path = tmp_path / "m.onnx"
     onnx.save(m, path, save_as_external_data=True, location="m.data", size_threshold=0)
     (tmp_path / "m.data").write_bytes(b"short")
@@ -248,82 +355,146 @@ def test_external_data_too_short(tmp_path: Path) -> None:
 def test_truncated_initialiser() -> None:
     broken = numpy_helper.from_array(np.ones(4, np.float32), "w")
     broken.raw_data = broken.raw_data[:-3]
-    m = make([helper.make_node("Mul", ["x", "w"], ["y"])], [info("x", [4])], [info("y", [4])], initializer=[broken])
+    m = make(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [info("x", [4])],
+        [info("y", [4])],
+        initializer=[broken],
+    )
     with pytest.raises(ModelError):
         graph_of(m, x=(4,))
 
 
 # ---- what is not supported
 
+
 def test_unsupported_ops_are_listed_once() -> None:
-    m = make([helper.make_node("NonZero", ["x"], ["a"], name="nz1"), helper.make_node("NonZero", ["x"], ["b"], name="nz2"),
-              helper.make_node("Magic", ["x"], ["c"], name="m", domain="my.ops"),
-              helper.make_node("Relu", ["x"], ["d"])],
-             [info("x", [2, 3])], [info("a", None, 7), info("b", None, 7), info("c", None), info("d", None)],
-             domains=["my.ops"])
+    m = make(
+        [
+            helper.make_node("NonZero", ["x"], ["a"], name="nz1"),
+            helper.make_node("NonZero", ["x"], ["b"], name="nz2"),
+            helper.make_node("Magic", ["x"], ["c"], name="m", domain="my.ops"),
+            helper.make_node("Relu", ["x"], ["d"]),
+        ],
+        [info("x", [2, 3])],
+        [info("a", None, 7), info("b", None, 7), info("c", None), info("d", None)],
+        domains=["my.ops"],
+    )
     with pytest.raises(UnsupportedError) as caught:
         graph_of(m, x=(2, 3))
     text = str(caught.value)
     assert "3 nodes are not supported" in text
-    assert "NonZero, 2 times: 'nz1', 'nz2'" in text and "Magic of domain 'my.ops', 1 times: 'm'" in text
+    assert (
+        "NonZero, 2 times: 'nz1', 'nz2'" in text
+        and "Magic of domain 'my.ops', 1 times: 'm'" in text
+    )
 
 
 def test_nodes_behind_unsupported_ones_are_checked_too() -> None:
-    m = make([helper.make_node("NonZero", ["x"], ["a"], name="first"),
-              helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]),
-              helper.make_node("Unique", ["t"], ["y"], name="second")], [info("x", [2, 3])], [info("y", None, 7)])
+    m = make(
+        [
+            helper.make_node("NonZero", ["x"], ["a"], name="first"),
+            helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]),
+            helper.make_node("Unique", ["t"], ["y"], name="second"),
+        ],
+        [info("x", [2, 3])],
+        [info("y", None, 7)],
+    )
     with pytest.raises(UnsupportedError, match=r"(?s)NonZero.*'first'.*Unique.*'second'"):
         graph_of(m, x=(2, 3))
 
 
 def test_unused_nodes_do_not_matter() -> None:
-    m = make([helper.make_node("NonZero", ["x"], ["a"]), helper.make_node("Relu", ["x"], ["y"])],
-             [info("x", [2, 3])], [info("y", [2, 3])])
+    m = make(
+        [helper.make_node("NonZero", ["x"], ["a"]), helper.make_node("Relu", ["x"], ["y"])],
+        [info("x", [2, 3])],
+        [info("y", [2, 3])],
+    )
     np.testing.assert_array_equal(run(m, {"x": X})[0], np.maximum(X, 0))
 
 
 def test_nonsense_is_an_error_of_ours() -> None:
     """Numbers that no rule expects: a JitclError each, whatever NumPy would raise."""
     for scales in ([1.0, np.nan], [1.0, -2.0], [0.0, 1.0], [1.0, np.inf], [1.0]):
-        m = make([helper.make_node("Resize", ["x", "", "s"], ["y"])], [info("x", [2, 3])], [info("y", None)],
-                 initializer=[numpy_helper.from_array(np.array(scales, np.float32), "s")])
+        m = make(
+            [helper.make_node("Resize", ["x", "", "s"], ["y"])],
+            [info("x", [2, 3])],
+            [info("y", None)],
+            initializer=[numpy_helper.from_array(np.array(scales, np.float32), "s")],
+        )
         with pytest.raises(JitclError, match="positive"):
             graph_of(m, x=(2, 3))
-    m = make([helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[9])], [info("x", [1, 1, 4])], [info("y", None)])
+    m = make(
+        [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[9])],
+        [info("x", [1, 1, 4])],
+        [info("y", None)],
+    )
     with pytest.raises(ShapeError, match="a window of 9"):
         graph_of(m, x=(1, 1, 4))
 
 
 # ---- bodies
 
+
 def test_if_takes_the_known_branch() -> None:
     yes = helper.make_graph([helper.make_node("Neg", ["x"], ["a"])], "yes", [], [info("a", [2, 3])])
-    no = helper.make_graph([helper.make_node("NonZero", ["x"], ["b"])], "no", [], [info("b", None, 7)])
-    m = make([helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)],
-             [info("x", [2, 3]), info("c", [], TensorProto.BOOL)], [info("y", None)])
+    no = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["b"])], "no", [], [info("b", None, 7)]
+    )
+    m = make(
+        [helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)],
+        [info("x", [2, 3]), info("c", [], TensorProto.BOOL)],
+        [info("y", None)],
+    )
     np.testing.assert_array_equal(run(m, {"x": X, "c": np.array(True)})[0], -X)
     with pytest.raises(UnsupportedError, match="NonZero"):
         run(m, {"x": X, "c": np.array(False)})
 
 
 def test_functions_of_the_model() -> None:
-    body = [helper.make_node("LeakyRelu", ["v"], ["w"]), helper.make_node("Neg", ["w"], ["r"], name="turn")]
+    body = [
+        helper.make_node("LeakyRelu", ["v"], ["w"]),
+        helper.make_node("Neg", ["w"], ["r"], name="turn"),
+    ]
     reference = body[0].attribute.add()
-    reference.name, reference.ref_attr_name, reference.type = "alpha", "slope", onnx.AttributeProto.FLOAT
-    function = helper.make_function("local", "Leak", ["v", "unused"], ["r"], body, [helper.make_opsetid("", 21)],
-                                    attributes=["slope"])
-    m = make([helper.make_node("Leak", ["x"], ["y"], domain="local", name="call", slope=0.5)], [info("x", [2, 3])],
-             [info("y", [2, 3])], functions=[function], domains=["local"])
+    reference.name, reference.ref_attr_name, reference.type = (
+        "alpha",
+        "slope",
+        onnx.AttributeProto.FLOAT,
+    )
+    function = helper.make_function(
+        "local",
+        "Leak",
+        ["v", "unused"],
+        ["r"],
+        body,
+        [helper.make_opsetid("", 21)],
+        attributes=["slope"],
+    )
+    m = make(
+        [helper.make_node("Leak", ["x"], ["y"], domain="local", name="call", slope=0.5)],
+        [info("x", [2, 3])],
+        [info("y", [2, 3])],
+        functions=[function],
+        domains=["local"],
+    )
     np.testing.assert_allclose(run(m, {"x": X})[0], -np.where(X < 0, 0.5 * X, X))
     names = {o.name for o in graph_of(m, x=(2, 3)).origins.values()}
     assert "call/turn" in names
 
 
 def test_onnx_bodies_are_expanded() -> None:
-    """MeanVarianceNormalization has no rule: ONNX's own body stands in, and the origin is the node."""
-    m = make([helper.make_node("MeanVarianceNormalization", ["x"], ["y"], name="mvn", axes=[0])],
-             [info("x", [2, 3])], [info("y", [2, 3])], 13)
-    assert {o.op_type for o in graph_of(m, x=(2, 3)).origins.values()} == {"MeanVarianceNormalization"}
+    """MeanVarianceNormalization has no rule: ONNX's own body stands in, and the origin is the
+    node."""
+    m = make(
+        [helper.make_node("MeanVarianceNormalization", ["x"], ["y"], name="mvn", axes=[0])],
+        [info("x", [2, 3])],
+        [info("y", [2, 3])],
+        13,
+    )
+    assert {o.op_type for o in graph_of(m, x=(2, 3)).origins.values()} == {
+        "MeanVarianceNormalization"
+    }
     want = (X - X.mean(0)) / (X.std(0) + 1e-9)
     np.testing.assert_allclose(run(m, {"x": X})[0], want, rtol=1e-5)
 
@@ -331,11 +502,18 @@ def test_onnx_bodies_are_expanded() -> None:
 # ---- opsets
 
 OLD = [
-    (7, "Squeeze", {"axes": [0]}, (1, 3), lambda x: x[0]), (7, "Unsqueeze", {"axes": [0, 2]}, (3,), lambda x: x[None, :, None]),
+    (7, "Squeeze", {"axes": [0]}, (1, 3), lambda x: x[0]),
+    (7, "Unsqueeze", {"axes": [0, 2]}, (3,), lambda x: x[None, :, None]),
     (11, "ReduceSum", {"axes": [1], "keepdims": 0}, (2, 3), lambda x: x.sum(1)),
     (11, "ReduceMax", {"axes": [1]}, (2, 3), lambda x: x.max(1, keepdims=True)),
     (9, "Slice", {"starts": [1], "ends": [99], "axes": [1]}, (2, 3), lambda x: x[:, 1:]),
-    (7, "Pad", {"pads": [0, 1, 0, 2], "value": 4.0}, (2, 3), lambda x: np.pad(x, ((0, 0), (1, 2)), constant_values=4)),
+    (
+        7,
+        "Pad",
+        {"pads": [0, 1, 0, 2], "value": 4.0},
+        (2, 3),
+        lambda x: np.pad(x, ((0, 0), (1, 2)), constant_values=4),
+    ),
     (7, "Clip", {"min": -0.5, "max": 0.5}, (2, 3), lambda x: np.clip(x, -0.5, 0.5)),
     (7, "Clip", {}, (2, 3), lambda x: x),
     (7, "Dropout", {"ratio": 0.9}, (2, 3), lambda x: x),
@@ -346,17 +524,29 @@ OLD = [
 ]
 
 
-@pytest.mark.parametrize("opset, op, attrs, shape, want", OLD, ids=lambda v: v if isinstance(v, (str, int)) else "")
-def test_old_forms(opset: int, op: str, attrs: dict[str, Any], shape: tuple[int, ...], want: Any) -> None:
+@pytest.mark.parametrize(
+    "opset, op, attrs, shape, want", OLD, ids=lambda v: v if isinstance(v, (str, int)) else ""
+)
+def test_old_forms(
+    opset: int, op: str, attrs: dict[str, Any], shape: tuple[int, ...], want: Any
+) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
-    m = make([helper.make_node(op, ["x"], ["y"], **attrs)], [info("x", shape)], [info("y", None)], opset)
+    m = make(
+        [helper.make_node(op, ["x"], ["y"], **attrs)], [info("x", shape)], [info("y", None)], opset
+    )
     np.testing.assert_allclose(run(m, {"x": x})[0], want(x), rtol=1e-5)
 
 
 def test_old_split_and_top_k() -> None:
-    m = make([helper.make_node("Split", ["x"], ["a", "b", "c"], axis=1),
-              helper.make_node("TopK", ["x"], ["v", "i"], k=2)], [info("x", [2, 3])],
-             [info(n, None, 7 if n == "i" else 1) for n in "abcvi"], 9)
+    m = make(
+        [
+            helper.make_node("Split", ["x"], ["a", "b", "c"], axis=1),
+            helper.make_node("TopK", ["x"], ["v", "i"], k=2),
+        ],
+        [info("x", [2, 3])],
+        [info(n, None, 7 if n == "i" else 1) for n in "abcvi"],
+        9,
+    )
     a, b, c, v, i = run(m, {"x": X})
     np.testing.assert_array_equal(np.concatenate([a, b, c], 1), X)
     np.testing.assert_array_equal(v, X[:, :0:-1])

@@ -1,4 +1,5 @@
-"""Real models import at their golden shapes, and their graphs, evaluated by NumPy references, give the golden outputs."""
+"""Real models import at their golden shapes, and their graphs, evaluated by NumPy references, give
+the golden outputs."""
 
 from __future__ import annotations
 
@@ -12,15 +13,29 @@ from jitcl.frontends.onnx import import_model, load
 from jitcl.ops.builder import evaluate
 
 MODELS = Path(__file__).parents[2] / "shared" / "models"
-NAMES = ("squeezenet1.0_fp32", "squeezenet1.0_fp16", "mnist8", "ultraface_rfb320", "yolox_nano",
-         "selfie_segmentation", "super_resolution_espcn", "fns_candy_stdops", "hyperlpr_y5fu_320",
-         "oww_melspectrogram", "oww_embedding", "minilm_l6_v2", "stories260K_kv")
+NAMES = (
+    "squeezenet1.0_fp32",
+    "squeezenet1.0_fp16",
+    "mnist8",
+    "ultraface_rfb320",
+    "yolox_nano",
+    "selfie_segmentation",
+    "super_resolution_espcn",
+    "fns_candy_stdops",
+    "hyperlpr_y5fu_320",
+    "oww_melspectrogram",
+    "oww_embedding",
+    "minilm_l6_v2",
+    "stories260K_kv",
+)
 
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"no real models in {MODELS}")
 
 
 @needs_models
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if "candy" in n else n for n in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "candy" in n else n for n in NAMES]
+)
 def test_golden(name: str) -> None:
     with np.load(MODELS / "golden" / f"{name}.0.npz") as file:
         stored = {k: file[k] for k in file.files}
@@ -49,7 +64,7 @@ def test_large_model_imports_fast() -> None:
     model = load(MODELS / "minilm_l6_v2.onnx")
     shapes = {"input_ids": (1, 16), "attention_mask": (1, 16), "token_type_ids": (1, 16)}
     import_model(model, shapes)
-    assert time.perf_counter() - started < 3.0      # 0.5 s on an idle core
+    assert time.perf_counter() - started < 3.0  # 0.5 s on an idle core
     started = time.perf_counter()
-    import_model(model, {n: (1, 32) for n in shapes})
-    assert time.perf_counter() - started < 1.5      # weights are shared with the first specialisation
+    import_model(model, dict.fromkeys(shapes, (1, 32)))
+    assert time.perf_counter() - started < 1.5  # weights are shared with the first specialisation

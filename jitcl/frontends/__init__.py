@@ -6,7 +6,8 @@ import hashlib
 
 
 def model_digest(data: bytes | memoryview) -> str:
-    """What a model is known by in caches: the digest of its file's bytes (external data not included)."""
+    """What a model is known by in caches: the digest of its file's bytes (external data not
+    included)."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""Scaled dot-product attention, as a composite: scores, softmax and sum in f32, whatever the operands hold.
+"""Scaled dot-product attention, as a composite: scores, softmax and sum in f32, whatever the
+operands hold.
 
-Grouped-query attention does not repeat keys and values: heads that share them become an axis of their own, over which
-the matmuls broadcast. What ONNX's rule here leaves out (the scores as an output, a softmax of given precision) is
-imported through ONNX's own function body.
+Grouped-query attention does not repeat keys and values: heads that share them become an axis of
+their own, over which the matmuls broadcast. What ONNX's rule here leaves out (the scores as an
+output, a softmax of given precision) is imported through ONNX's own function body.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
 from jitcl.ir.graph import Node
+from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.core import F16, F32, composite, onnx_rule, sample
 from jitcl.ops.normalisation import stats_type
@@ -21,8 +23,9 @@ from jitcl.ops.normalisation import stats_type
 Array = np.ndarray[Any, Any]
 
 
-def _attention_ref(q: Array, k: Array, v: Array, bias: Array | None = None, *, scale: float,
-                   softcap: float = 0.0) -> Array:
+def _attention_ref(
+    q: Array, k: Array, v: Array, bias: Array | None = None, *, scale: float, softcap: float = 0.0
+) -> Array:
     repeats = q.shape[1] // k.shape[1]
     ks, vs = (np.repeat(wide(a), repeats, axis=1) for a in (k, v))
     scores = np.einsum("bhsd,bhtd->bhst", wide(q), ks) * np.float32(scale)
@@ -33,24 +36,51 @@ def _attention_ref(q: Array, k: Array, v: Array, bias: Array | None = None, *, s
     highest = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
     total = weights.sum(axis=-1, keepdims=True)
-    return np.asarray(np.einsum("bhst,bhtd->bhsd", weights / np.where(total == 0, 1, total), vs)
-                      ).astype(q.dtype)
+    return np.asarray(
+        np.einsum("bhst,bhtd->bhsd", weights / np.where(total == 0, 1, total), vs)
+    ).astype(q.dtype)
 
 
-@composite(ref=_attention_ref, samples=[
-    sample(F32(2, 3, 4, 8), F32(2, 3, 6, 8), F32(2, 3, 6, 5), scale=0.35),
-    sample(F32(1, 6, 4, 8), F32(1, 2, 6, 8), F32(1, 2, 6, 8), F32(1, 6, 4, 6), scale=0.35),
-    sample(F32(2, 4, 3, 8), F32(2, 2, 5, 8), F32(2, 2, 5, 8), F32(2, 1, 3, 5), scale=0.5, softcap=2.0),
-    sample(F16(1, 2, 4, 8), F16(1, 2, 6, 8), F16(1, 2, 6, 8), scale=0.35, rtol=2e-3)])
-def attention(g: Any, q: Node, k: Node, v: Node, bias: Node | None = None, *, scale: float,
-              softcap: float = 0.0) -> Node:
-    """softmax(cap(scale * q @ k') + bias) @ v (Vaswani et al., 2017). A row of which all is -inf gives 0.
+@composite(
+    ref=_attention_ref,
+    samples=[
+        sample(F32(2, 3, 4, 8), F32(2, 3, 6, 8), F32(2, 3, 6, 5), scale=0.35),
+        sample(F32(1, 6, 4, 8), F32(1, 2, 6, 8), F32(1, 2, 6, 8), F32(1, 6, 4, 6), scale=0.35),
+        sample(
+            F32(2, 4, 3, 8),
+            F32(2, 2, 5, 8),
+            F32(2, 2, 5, 8),
+            F32(2, 1, 3, 5),
+            scale=0.5,
+            softcap=2.0,
+        ),
+        sample(F16(1, 2, 4, 8), F16(1, 2, 6, 8), F16(1, 2, 6, 8), scale=0.35, rtol=2e-3),
+    ],
+)
+def attention(
+    g: GraphBuilder,
+    q: Node,
+    k: Node,
+    v: Node,
+    bias: Node | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+) -> Node:
+    """softmax(cap(scale * q @ k') + bias) @ v (Vaswani et al., 2017). A row of which all is -inf
+    gives 0.
 
-    q [batch, heads, queries, size], k [batch, shared heads, keys, size], v [batch, shared heads, keys, value size],
-    bias broadcasts to [batch, heads, queries, keys]. `softcap` c: c * tanh(scores / c), 0 for none.
+    q [batch, heads, queries, size], k [batch, shared heads, keys, size], v [batch, shared heads,
+    keys, value size], bias broadcasts to [batch, heads, queries, keys]. `softcap` c: c *
+    tanh(scores / c), 0 for none.
     """
     (batch, heads, queries, size), (_, shared, keys, _) = q.type.dims, k.type.dims
-    if heads % shared or v.type.dims[:3] != k.type.dims[:3] or k.type.dims[3] != size or k.type.dims[0] != batch:
+    if (
+        heads % shared
+        or v.type.dims[:3] != k.type.dims[:3]
+        or k.type.dims[3] != size
+        or k.type.dims[0] != batch
+    ):
         raise ShapeError(f"attention: q {q.type}, k {k.type} and v {v.type} do not fit together")
     kind = stats_type(q.type.dtype)
     queried, keyed, valued = (g.cast(n, to=kind) for n in (q, k, v))
@@ -66,75 +96,92 @@ def attention(g: Any, q: Node, k: Node, v: Node, bias: Node | None = None, *, sc
         scores = g.mul(g.tanh(g.div(scores, float(softcap))), float(softcap))
     if bias is not None:
         scores = g.add(scores, _by_group(g, g.cast(bias, to=kind), shared, repeats))
-    result: Node = g.matmul(_softmax(g, scores), valued)
+    y = g.matmul(_softmax(g, scores), valued)
     if repeats > 1:
-        result = g.reshape(result, shape=(batch, heads, queries, v.type.dims[3]))
-    result = g.cast(result, to=q.type.dtype)
-    return result
+        y = g.reshape(y, shape=(batch, heads, queries, v.type.dims[3]))
+    return g.cast(y, to=q.type.dtype)
 
 
-def _by_group(g: Any, bias: Node, shared: int, repeats: int) -> Node:
+def _by_group(g: GraphBuilder, bias: Node, shared: int, repeats: int) -> Node:
     """The bias with its axis of heads split as the queries' is."""
     batch, heads, queries, keys = bias.type.dims
     if repeats == 1:
         return bias
     groups = (1, 1) if heads == 1 else (shared, repeats)
-    result: Node = g.reshape(bias, shape=(batch, *groups, queries, keys))
-    return result
+    return g.reshape(bias, shape=(batch, *groups, queries, keys))
 
 
-def _softmax(g: Any, scores: Node) -> Node:
+def _softmax(g: GraphBuilder, scores: Node) -> Node:
     """Softmax along the last axis; zeros where a whole row is -inf."""
     highest = g.reduce_max(scores, axes=(-1,), keepdims=True)
     lowest = g.const(-math.inf, scores.type.dtype)
-    weights = g.exp(g.sub(scores, g.where(g.equal(highest, lowest), g.const(0, scores.type.dtype), highest)))
+    weights = g.exp(
+        g.sub(scores, g.where(g.equal(highest, lowest), g.const(0, scores.type.dtype), highest))
+    )
     total = g.reduce_sum(weights, axes=(-1,), keepdims=True)
-    result: Node = g.div(weights, g.where(g.equal(total, 0.0), g.const(1, scores.type.dtype), total))
-    return result
+    return g.div(weights, g.where(g.equal(total, 0.0), g.const(1, scores.type.dtype), total))
 
 
 # ---- import
 
+
 @onnx_rule("Attention")
-def _attention(g: Any, node: Any) -> Any:
+def _attention(g: GraphBuilder, node: Any) -> Any:
     q, k, v, mask, past_key, past_value, valid = (*node.inputs, *(None,) * 7)[:7]
     a = node.attrs
     if node.n_outputs > 3 or "softmax_precision" in a:
-        return NotImplemented            # ONNX's function body gives these
+        return NotImplemented  # ONNX's function body gives these
     packed = q.type.rank == 3
     if packed:
-        q, k, v = (_heads(g, x, int(a.get(name, 0))) for x, name in (
-            (q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")))
+        q, k, v = (
+            _heads(g, x, int(a.get(name, 0)))
+            for x, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads"))
+        )
     past = 0
     if past_key is not None:
         past = past_key.type.dims[2]
         k, v = g.concat(past_key, k, axis=2), g.concat(past_value, v, axis=2)
     scale = float(a.get("scale") or 1 / math.sqrt(q.type.dims[3]))
     bias = _bias(g, node, q, k, mask, past, valid)
-    y = g.attention(q, k, v, *([] if bias is None else [bias]), scale=scale, softcap=float(a.get("softcap", 0.0)))
+    y = g.attention(
+        q,
+        k,
+        v,
+        *([] if bias is None else [bias]),
+        scale=scale,
+        softcap=float(a.get("softcap", 0.0)),
+    )
     if packed:
         batch, heads, queries, size = y.type.dims
         y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), shape=(batch, queries, heads * size))
-    return (y, k, v)[:max(1, node.n_outputs)]
+    return (y, k, v)[: max(1, node.n_outputs)]
 
 
-def _heads(g: Any, x: Node, heads: int) -> Node:
+def _heads(g: GraphBuilder, x: Node, heads: int) -> Node:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     batch, length, width = x.type.dims
     if heads < 1 or width % heads:
-        raise ModelError(f"q_num_heads and kv_num_heads must divide the last axis of {x.type}, got {heads}")
+        raise ModelError(
+            f"q_num_heads and kv_num_heads must divide the last axis of {x.type}, got {heads}"
+        )
     split = g.reshape(x, shape=(batch, length, heads, width // heads))
-    result: Node = g.transpose(split, perm=(0, 2, 1, 3))
-    return result
+    return g.transpose(split, perm=(0, 2, 1, 3))
 
 
-def _bias(g: Any, node: Any, q: Node, k: Node, mask: Node | None, past: int, valid: Node | None) -> Node | None:
-    """All masks as one additive bias of rank 4, or None: the given one, causality, window and padding."""
+def _bias(
+    g: GraphBuilder, node: Any, q: Node, k: Node, mask: Node | None, past: int, valid: Node | None
+) -> Node | None:
+    """All masks as one additive bias of rank 4, or None: the given one, causality, window and
+    padding."""
     a, kind = node.attrs, stats_type(q.type.dtype)
     queries, keys = q.type.dims[2], k.type.dims[2]
     bias = None if mask is None else _given(g, mask, keys, kind)
     row, column = g.const(np.arange(queries).reshape(-1, 1)), g.const(np.arange(keys))
-    count = None if valid is None else g.reshape(g.cast(valid, to="i64"), shape=(valid.type.dims[0], 1, 1, 1))
+    count = (
+        None
+        if valid is None
+        else g.reshape(g.cast(valid, to="i64"), shape=(valid.type.dims[0], 1, 1, 1))
+    )
     place = g.add(row, past) if count is None or past else g.add(row, g.sub(count, queries))
     allowed = []
     if a.get("is_causal", 0):
@@ -151,11 +198,10 @@ def _bias(g: Any, node: Any, q: Node, k: Node, mask: Node | None, past: int, val
         bias = part if bias is None else g.add(bias, part)
     if bias is None:
         return None
-    result: Node = g.reshape(bias, shape=(*(1,) * (4 - bias.type.rank), *bias.type.dims))
-    return result
+    return g.reshape(bias, shape=(*(1,) * (4 - bias.type.rank), *bias.type.dims))
 
 
-def _given(g: Any, mask: Node, keys: int, kind: str) -> Node:
+def _given(g: GraphBuilder, mask: Node, keys: int, kind: str) -> Node:
     """A mask as an additive bias as long as the keys: what it does not reach is masked."""
     if mask.type.dtype == "bool":
         mask = g.where(mask, g.const(0, kind), g.const(-math.inf, kind))

@@ -12,8 +12,20 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import Dim, TensorType
-from jitcl.ops.core import (F16, F32, I32, Index, Loader, aligned, broadcast, indexed, onnx_rule,
-                            same_dtype, sample)
+from jitcl.ops.builder import GraphBuilder
+from jitcl.ops.core import (
+    F16,
+    F32,
+    I32,
+    Index,
+    Loader,
+    aligned,
+    broadcast,
+    indexed,
+    onnx_rule,
+    same_dtype,
+    sample,
+)
 
 
 def wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -23,13 +35,16 @@ def wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 # ---- matmul
 
+
 def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
     dtype = same_dtype(a, b)
     if a.rank < 2 or b.rank < 2:
         raise ShapeError(f"matmul takes operands of rank 2 or more, got {a} and {b}")
     if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(f"matmul: 'a' {a} has {a.shape[-1]} columns, but 'b' {b} has "
-                         f"{b.shape[-2]} rows; they must be equal")
+        raise ShapeError(
+            f"matmul: 'a' {a} has {a.shape[-1]} columns, but 'b' {b} has "
+            f"{b.shape[-2]} rows; they must be equal"
+        )
     return TensorType(dtype, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
 
 
@@ -37,9 +52,17 @@ def _matmul_ref(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[
     return np.asarray(np.matmul(wide(a), wide(b)).astype(a.dtype))
 
 
-@indexed("contraction", infer=_matmul_type, ref=_matmul_ref, samples=[
-    sample(F32(3, 4), F32(4, 5)), sample(F32(2, 1, 3, 4), F32(5, 4, 2)),
-    sample(F16(3, 8), F16(8, 2), rtol=2e-3), sample(I32(3, 4), I32(4, 2))])
+@indexed(
+    "contraction",
+    infer=_matmul_type,
+    ref=_matmul_ref,
+    samples=[
+        sample(F32(3, 4), F32(4, 5)),
+        sample(F32(2, 1, 3, 4), F32(5, 4, 2)),
+        sample(F16(3, 8), F16(8, 2), rtol=2e-3),
+        sample(I32(3, 4), I32(4, 2)),
+    ],
+)
 def matmul(s: KernelBuilder, ix: Index, a: Loader, b: Loader) -> Expr:
     """a[..., m, k] @ b[..., k, n]; leading axes broadcast."""
     *batch, i, j = ix
@@ -47,7 +70,7 @@ def matmul(s: KernelBuilder, ix: Index, a: Loader, b: Loader) -> Expr:
     return s.reduce("add", (a.shape[-1],), lambda k: a(*ia, i, k) * b(*ib, k, j))
 
 
-def product(g: Any, a: Node, b: Node) -> Node:
+def product(g: GraphBuilder, a: Node, b: Node) -> Node:
     """NumPy's matmul of nodes, 1-D operands included."""
     if a.type.rank == 0 or b.type.rank == 0:
         raise ShapeError(f"matmul takes operands of rank 1 or more, got {a.type} and {b.type}")
@@ -60,19 +83,21 @@ def product(g: Any, a: Node, b: Node) -> Node:
     y: Node = g.matmul(a, b)
     if rows and not drop_column:
         return y
-    shape = (*y.type.shape[:-2], *(y.type.shape[-2:-1] if rows else ()),
-             *(() if drop_column else y.type.shape[-1:]))
-    result: Node = g.reshape(y, shape=shape)
-    return result
+    shape = (
+        *y.type.shape[:-2],
+        *(y.type.shape[-2:-1] if rows else ()),
+        *(() if drop_column else y.type.shape[-1:]),
+    )
+    return g.reshape(y, shape=shape)
 
 
 @onnx_rule("MatMul")
-def _matmul(g: Any, node: Any) -> Node:
+def _matmul(g: GraphBuilder, node: Any) -> Node:
     return product(g, *node.inputs[:2])
 
 
 @onnx_rule("Gemm")
-def _gemm(g: Any, node: Any) -> Node:
+def _gemm(g: GraphBuilder, node: Any) -> Node:
     """alpha * A' @ B' + beta * C."""
     a, b = node.inputs[:2]
     c = node.inputs[2] if len(node.inputs) > 2 else None
@@ -86,22 +111,20 @@ def _gemm(g: Any, node: Any) -> Node:
     beta = node.attrs.get("beta", 1.0)
     if c is None or beta == 0:
         return y
-    result: Node = g.add(y, scaled(g, c, beta))
-    return result
+    return g.add(y, scaled(g, c, beta))
 
 
-def scaled(g: Any, x: Node, factor: float) -> Node:
+def scaled(g: GraphBuilder, x: Node, factor: float) -> Node:
     """factor * x; a whole factor for integer tensors, as ONNX casts it."""
     if factor == 1:
         return x
     if dtypes.is_int(x.type.dtype) and factor != int(factor):
         raise TypeError_(f"a tensor of {x.type.dtype} can't be scaled by {factor}")
-    result: Node = g.mul(x, int(factor) if dtypes.is_int(x.type.dtype) else float(factor))
-    return result
+    return g.mul(x, int(factor) if dtypes.is_int(x.type.dtype) else float(factor))
 
 
 @onnx_rule("MatMulInteger")
-def _matmul_integer(g: Any, node: Any) -> Node:
+def _matmul_integer(g: GraphBuilder, node: Any) -> Node:
     """i32 product of 8-bit matrices, zero points taken off first."""
     a, b, a_zero, b_zero = (*node.inputs, None, None)[:4]
     if a_zero is not None and a_zero.type.rank == 1 and a_zero.type.size > 1:
@@ -109,7 +132,7 @@ def _matmul_integer(g: Any, node: Any) -> Node:
     return product(g, centred(g, a, a_zero), centred(g, b, b_zero))
 
 
-def centred(g: Any, x: Node, zero: Node | None) -> Node:
+def centred(g: GraphBuilder, x: Node, zero: Node | None) -> Node:
     """x - zero in i32."""
     x = g.cast(x, to="i32")
     if zero is None:
@@ -117,11 +140,11 @@ def centred(g: Any, x: Node, zero: Node | None) -> Node:
     zero = g.cast(zero, to="i32")
     if zero.type.rank == 1 and zero.type.size == 1:
         zero = g.reshape(zero, shape=())
-    result: Node = g.sub(x, zero)
-    return result
+    return g.sub(x, zero)
 
 
 # ---- einsum
+
 
 def parse_equation(equation: str, ranks: tuple[int, ...]) -> tuple[list[str], str]:
     """Operands' and result's letters; an ellipsis becomes the letters 0, 1, ... from the right."""
@@ -135,17 +158,22 @@ def parse_equation(equation: str, ranks: tuple[int, ...]) -> tuple[list[str], st
         named = len(term.replace("...", ""))
         extra = rank - named
         if extra < 0 or (extra and "..." not in term):
-            raise ShapeError(f"einsum '{equation}': operand {i} has rank {rank}, "
-                             f"but '{term}' names {named} axes")
+            raise ShapeError(
+                f"einsum '{equation}': operand {i} has rank {rank}, but '{term}' names {named} axes"
+            )
         dots = max(dots, extra if "..." in term else 0)
         terms[i] = term.replace("...", _dots(extra))
     if not arrow:
-        once = sorted(c for c in set("".join(terms)) if c.isalpha() and "".join(terms).count(c) == 1)
+        once = sorted(
+            c for c in set("".join(terms)) if c.isalpha() and "".join(terms).count(c) == 1
+        )
         right = "..." + "".join(once)
     result = right.replace("...", _dots(dots))
     known = set("".join(terms))
     if not known <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"):
-        raise ModelError(f"einsum equation '{equation}' is malformed: use letters, ',', '...', '->'")
+        raise ModelError(
+            f"einsum equation '{equation}' is malformed: use letters, ',', '...', '->'"
+        )
     if not set(result) <= known or len(set(result)) != len(result):
         raise ModelError(f"einsum '{equation}': the result names axes twice or unknown ones")
     return terms, result
@@ -162,8 +190,10 @@ def _sizes(terms: list[str], shapes: list[tuple[Any, ...]], equation: str) -> di
             if sizes.get(letter, 1) == 1:
                 sizes[letter] = dim
             elif dim not in (1, sizes[letter]):
-                raise ShapeError(f"einsum '{equation}': axis '{letter}' is {sizes[letter]} in one "
-                                 f"operand and {dim} in another")
+                raise ShapeError(
+                    f"einsum '{equation}': axis '{letter}' is {sizes[letter]} in one "
+                    f"operand and {dim} in another"
+                )
     return sizes
 
 
@@ -174,15 +204,25 @@ def _einsum_type(*types: TensorType, equation: str) -> TensorType:
 
 
 def _einsum_ref(*xs: np.ndarray[Any, Any], equation: str) -> np.ndarray[Any, Any]:
-    return np.asarray(np.einsum(equation, *(wide(x) for x in xs), optimize=len(xs) > 2)
-                      ).astype(xs[0].dtype)
+    return np.asarray(np.einsum(equation, *(wide(x) for x in xs), optimize=len(xs) > 2)).astype(
+        xs[0].dtype
+    )
 
 
-@indexed("contraction", infer=_einsum_type, ref=_einsum_ref, samples=[
-    sample(F32(3, 4), F32(4, 5), equation="ij,jk->ik"), sample(F32(4, 4), equation="ii->i"),
-    sample(F32(3, 4), equation="ij->j"), sample(F32(5), F32(5), equation="i,i"),
-    sample(F32(2, 3, 4), F32(2, 4, 5), equation="...ij,...jk->...ik"),
-    sample(F32(2, 3), F32(3, 4), F32(4), equation="ab,bc,c->a"), sample(F32(4, 4), equation="ii")])
+@indexed(
+    "contraction",
+    infer=_einsum_type,
+    ref=_einsum_ref,
+    samples=[
+        sample(F32(3, 4), F32(4, 5), equation="ij,jk->ik"),
+        sample(F32(4, 4), equation="ii->i"),
+        sample(F32(3, 4), equation="ij->j"),
+        sample(F32(5), F32(5), equation="i,i"),
+        sample(F32(2, 3, 4), F32(2, 4, 5), equation="...ij,...jk->...ik"),
+        sample(F32(2, 3), F32(3, 4), F32(4), equation="ab,bc,c->a"),
+        sample(F32(4, 4), equation="ii"),
+    ],
+)
 def einsum(s: KernelBuilder, ix: Index, *xs: Loader, equation: str) -> Expr:
     """Einstein's sum over the letters that the result does not name."""
     terms, result = parse_equation(equation, tuple(len(x.shape) for x in xs))
@@ -198,20 +238,20 @@ def einsum(s: KernelBuilder, ix: Index, *xs: Loader, equation: str) -> Expr:
             value = read if value is None else value * read
         assert value is not None
         return value
+
     return s.reduce("add", [sizes[c] for c in summed], term) if summed else term()
 
 
 @onnx_rule("Einsum")
-def _einsum(g: Any, node: Any) -> Node:
+def _einsum(g: GraphBuilder, node: Any) -> Node:
     equation = node.attrs["equation"].replace(" ", "")
     plain = _as_matmul(g, equation, node.inputs)
     if plain is not None:
         return plain
-    result: Node = g.einsum(*node.inputs, equation=equation)
-    return result
+    return g.einsum(*node.inputs, equation=equation)
 
 
-def _as_matmul(g: Any, equation: str, xs: tuple[Node, ...]) -> Node | None:
+def _as_matmul(g: GraphBuilder, equation: str, xs: tuple[Node, ...]) -> Node | None:
     """Two operands, batch letters in front, one letter summed: a matmul, which templates know."""
     if len(xs) != 2 or "->" not in equation or "..." in equation:
         return None
@@ -219,8 +259,11 @@ def _as_matmul(g: Any, equation: str, xs: tuple[Node, ...]) -> Node | None:
     summed = [c for c in a if c in b and c not in result]
     batch = [c for c in result if c in a and c in b]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
-    if [len(summed), len(rows), len(columns)] != [1, 1, 1] or len(set(a)) != len(a) or (
-            len(set(b)) != len(b)):
+    if (
+        [len(summed), len(rows), len(columns)] != [1, 1, 1]
+        or len(set(a)) != len(a)
+        or (len(set(b)) != len(b))
+    ):
         return None
     if result != "".join(batch + rows + columns):
         return None
@@ -229,9 +272,8 @@ def _as_matmul(g: Any, equation: str, xs: tuple[Node, ...]) -> Node | None:
     return y
 
 
-def _ordered(g: Any, x: Node, letters: str, wanted: list[str]) -> Node:
+def _ordered(g: GraphBuilder, x: Node, letters: str, wanted: list[str]) -> Node:
     perm = tuple(letters.index(c) for c in wanted)
     if perm == tuple(range(len(perm))):
         return x
-    result: Node = g.transpose(x, perm=perm)
-    return result
+    return g.transpose(x, perm=perm)

@@ -15,70 +15,149 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F16, F32, I32, Index, Loader, Spec, indexed, onnx_rule, sample
+from jitcl.ops.core import F16, F32, I32, Index, Loader, indexed, onnx_rule, sample
 from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
 
 Array = np.ndarray[Any, Any]
 
 
-def _pool_type(x: TensorType, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
-               **_: Any) -> TensorType:
+def _pool_type(
+    x: TensorType,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    **_: Any,
+) -> TensorType:
     n = x.rank - 2
     if not 1 <= n <= 3 or len(kernel) != n:
-        raise ShapeError(f"pooling with a window {list(kernel)} takes a tensor of rank {len(kernel) + 2}, "
-                         f"got {x}")
-    spatial = (window_extent(x.shape[2 + d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d],
-                             ceil) for d in range(n))
+        raise ShapeError(
+            f"pooling with a window {list(kernel)} takes a tensor of rank {len(kernel) + 2}, "
+            f"got {x}"
+        )
+    spatial = (
+        window_extent(
+            x.shape[2 + d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d], ceil
+        )
+        for d in range(n)
+    )
     return TensorType(x.dtype, (*x.shape[:2], *spatial))
 
 
-def _windows(x: Array, fill: Any, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool,
-             beyond: Any = None) -> Array:
+def _windows(
+    x: Array,
+    fill: Any,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool,
+    beyond: Any = None,
+) -> Array:
     """All windows side by side: [N, C, o..., taps]; `fill` in padding, `beyond` past its end."""
     n = x.ndim - 2
     out = _pool_type(TensorType("f32", x.shape), kernel, strides, pads, dilations, ceil).dims[2:]
-    reach = [max(0, (out[d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1
-                 - x.shape[2 + d] - pads[d] - pads[n + d]) for d in range(n)]
-    x = np.pad(x, [(0, 0), (0, 0), *((pads[d], pads[n + d]) for d in range(n))], constant_values=fill)
-    x = np.pad(x, [(0, 0), (0, 0), *((0, r) for r in reach)],
-               constant_values=fill if beyond is None else beyond)
+    reach = [
+        max(
+            0,
+            (out[d] - 1) * strides[d]
+            + (kernel[d] - 1) * dilations[d]
+            + 1
+            - x.shape[2 + d]
+            - pads[d]
+            - pads[n + d],
+        )
+        for d in range(n)
+    ]
+    x = np.pad(
+        x, [(0, 0), (0, 0), *((pads[d], pads[n + d]) for d in range(n))], constant_values=fill
+    )
+    x = np.pad(
+        x,
+        [(0, 0), (0, 0), *((0, r) for r in reach)],
+        constant_values=fill if beyond is None else beyond,
+    )
     taps = []
     for k in itertools.product(*map(range, kernel)):
-        at = tuple(slice(k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1,
-                         strides[d]) for d in range(n))
+        at = tuple(
+            slice(
+                k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1, strides[d]
+            )
+            for d in range(n)
+        )
         taps.append(x[(slice(None), slice(None), *at)])
     return np.stack(taps, axis=-1)
 
 
-def _places(s: KernelBuilder, out: tuple[Expr, ...], ks: tuple[Expr, ...], strides: Ints, pads: Ints,
-            dilations: Ints) -> list[Expr]:
+def _places(
+    s: KernelBuilder,
+    out: tuple[Expr, ...],
+    ks: tuple[Expr, ...],
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+) -> list[Expr]:
     return [o * strides[d] + k * dilations[d] - pads[d] for d, (o, k) in enumerate(zip(out, ks))]
 
 
 # ---- maximum
 
-_W2: dict[str, Any] = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 1, 1), "dilations": (1, 1),
-                       "ceil": False}
-_W1: dict[str, Any] = {"kernel": (3,), "strides": (2,), "pads": (0, 0), "dilations": (1,), "ceil": False}
-_W3: dict[str, Any] = {"kernel": (2, 2, 2), "strides": (1, 2, 1), "pads": (0,) * 6,
-                       "dilations": (1, 1, 1), "ceil": False}
-_SAMPLES = [sample(F32(2, 3, 6, 5), **_W2), sample(F32(1, 2, 8), **_W1),
-            sample(F32(1, 2, 8), **{**_W1, "ceil": True}),
-            sample(F32(1, 2, 7, 7), **{**_W2, "dilations": (2, 2), "strides": (1, 1)}),
-            sample(F16(1, 2, 5), rtol=2e-3, **_W1), sample(F32(1, 1, 3, 4, 3), **_W3)]
+_W2: dict[str, Any] = {
+    "kernel": (3, 2),
+    "strides": (2, 1),
+    "pads": (1, 0, 1, 1),
+    "dilations": (1, 1),
+    "ceil": False,
+}
+_W1: dict[str, Any] = {
+    "kernel": (3,),
+    "strides": (2,),
+    "pads": (0, 0),
+    "dilations": (1,),
+    "ceil": False,
+}
+_W3: dict[str, Any] = {
+    "kernel": (2, 2, 2),
+    "strides": (1, 2, 1),
+    "pads": (0,) * 6,
+    "dilations": (1, 1, 1),
+    "ceil": False,
+}
+_SAMPLES = [
+    sample(F32(2, 3, 6, 5), **_W2),
+    sample(F32(1, 2, 8), **_W1),
+    sample(F32(1, 2, 8), **{**_W1, "ceil": True}),
+    sample(F32(1, 2, 7, 7), **{**_W2, "dilations": (2, 2), "strides": (1, 1)}),
+    sample(F16(1, 2, 5), rtol=2e-3, **_W1),
+    sample(F32(1, 1, 3, 4, 3), **_W3),
+]
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
     return -np.inf if dtype.kind not in "iu" else np.iinfo(dtype).min
 
 
-@indexed("window", infer=_pool_type,
-         ref=lambda x, kernel, strides, pads, dilations, ceil=False: _windows(
-             x, _lowest(x.dtype), kernel, strides, pads, dilations, ceil).max(axis=-1),
-         samples=[*_SAMPLES, sample(I32(1, 1, 8), **_W1)])
-def max_pool(s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
-             dilations: Ints, ceil: bool = False) -> Expr:
+@indexed(
+    "window",
+    infer=_pool_type,
+    ref=lambda x, kernel, strides, pads, dilations, ceil=False: _windows(
+        x, _lowest(x.dtype), kernel, strides, pads, dilations, ceil
+    ).max(axis=-1),
+    samples=[*_SAMPLES, sample(I32(1, 1, 8), **_W1)],
+)
+def max_pool(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+) -> Expr:
     """The largest element under each window; padding never wins."""
     n, c, *out = ix
     low = dtypes.limits(x.dtype)[0]
@@ -86,14 +165,22 @@ def max_pool(s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints
     def term(*ks: Expr) -> Expr:
         at = _places(s, tuple(out), ks, strides, pads, dilations)
         return x(n, c, *at, guard=all_inside(s, at, x.shape[2:]), other=low)
+
     return s.reduce("max", kernel, term)
 
 
-def _indices_ref(x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
-                 column_major: bool = False) -> Array:
+def _indices_ref(
+    x: Array,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    column_major: bool = False,
+) -> Array:
     spatial = x.shape[2:]
-    order = "F" if column_major else "C"
-    flat = np.arange(math.prod(spatial)).reshape(spatial, order=order)  # type: ignore[call-overload]
+    numbers = np.arange(math.prod(spatial))
+    flat = numbers.reshape(spatial[::-1]).T if column_major else numbers.reshape(spatial)
     planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(spatial))
     where = np.broadcast_to(planes * math.prod(spatial) + flat, x.shape)
     values = _windows(x, _lowest(x.dtype), kernel, strides, pads, dilations, ceil)
@@ -102,11 +189,25 @@ def _indices_ref(x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: I
     return np.take_along_axis(places, best, axis=-1)[..., 0].astype(np.int64)
 
 
-@indexed("window", ref=_indices_ref, infer=lambda x, **a: _pool_type(x, **{
-            k: v for k, v in a.items() if k != "column_major"}).with_(dtype="i64"), samples=[
-    *_SAMPLES, sample(F32(1, 2, 6, 5), column_major=True, **_W2)])
-def max_pool_indices(s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
-                     dilations: Ints, ceil: bool = False, column_major: bool = False) -> Expr:
+@indexed(
+    "window",
+    ref=_indices_ref,
+    infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "column_major"}).with_(
+        dtype="i64"
+    ),
+    samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), column_major=True, **_W2)],
+)
+def max_pool_indices(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    column_major: bool = False,
+) -> Expr:
     """Where the (first) largest element under each window is, as a flat index into x: i64."""
     n, c, *out = ix
     spatial = x.shape[2:]
@@ -116,22 +217,25 @@ def max_pool_indices(s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strid
     def read(ks: tuple[Expr, ...]) -> tuple[Expr, Expr, Expr]:
         at = _places(s, tuple(out), ks, strides, pads, dilations)
         inside = all_inside(s, at, spatial)
-        return x(n, c, *at, guard=inside, other=low), inside, _flat(at, spatial)
+        return x(n, c, *at, guard=inside, other=low), inside, flat_index(at, spatial)
+
     best = s.reduce("max", kernel, lambda *ks: read(ks)[0])
 
     def place(*ks: Expr) -> Expr:
         value, inside, flat = read(ks)
         return s.select(s.and_(inside, s.eq(value, best)), s.cast(flat, "i64"), largest)
+
     first = s.index(s.reduce("min", kernel, place))
     if column_major:
         coordinates = []
         for d in range(len(spatial)):
-            coordinates.append(first // math.prod(spatial[d + 1:]) % spatial[d])
-        first = _flat(coordinates[::-1], spatial[::-1])
+            coordinates.append(first // math.prod(spatial[d + 1 :]) % spatial[d])
+        first = flat_index(coordinates[::-1], spatial[::-1])
     return s.cast((n * x.shape[1] + c) * largest + first, "i64")
 
 
-def _flat(at: list[Expr], shape: Ints) -> Expr:
+def flat_index(at: list[Expr], shape: Ints) -> Expr:
+    """The row-major number of an element."""
     total = at[0]
     for i, extent in zip(at[1:], shape[1:]):
         total = total * extent + i
@@ -140,30 +244,55 @@ def _flat(at: list[Expr], shape: Ints) -> Expr:
 
 # ---- average and Lp
 
-def _average_ref(x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
-                 count_pad: bool = False) -> Array:
+
+def _average_ref(
+    x: Array,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    count_pad: bool = False,
+) -> Array:
     fill = 0 if count_pad else np.nan
     found = _windows(wide(x), fill, kernel, strides, pads, dilations, ceil, beyond=np.nan)
     return np.asarray(np.nanmean(found, axis=-1)).astype(x.dtype)
 
 
-@indexed("window", ref=_average_ref, infer=lambda x, **a: _pool_type(x, **{
-            k: v for k, v in a.items() if k != "count_pad"}), samples=[
-    *_SAMPLES, sample(F32(1, 2, 6, 5), count_pad=True, **_W2),
-    sample(F32(1, 2, 8), count_pad=True, **{**_W1, "ceil": True, "pads": (1, 1)})])
-def average_pool(s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
-                 dilations: Ints, ceil: bool = False, count_pad: bool = False) -> Expr:
-    """The mean under each window, over the elements inside x, or with `count_pad` inside x and its padding."""
+@indexed(
+    "window",
+    ref=_average_ref,
+    infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "count_pad"}),
+    samples=[
+        *_SAMPLES,
+        sample(F32(1, 2, 6, 5), count_pad=True, **_W2),
+        sample(F32(1, 2, 8), count_pad=True, **{**_W1, "ceil": True, "pads": (1, 1)}),
+    ],
+)
+def average_pool(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    count_pad: bool = False,
+) -> Expr:
+    """The mean under each window, over the elements inside x, or with `count_pad` inside x and its
+    padding."""
     n, c, *out = ix
 
     def term(*ks: Expr) -> Expr:
         at = _places(s, tuple(out), ks, strides, pads, dilations)
         return x(n, c, *at, guard=all_inside(s, at, x.shape[2:]))
+
     total = s.reduce("add", kernel, term)
     count: Expr | None = None
     for d, o in enumerate(out):
         before, after = (pads[d], pads[len(out) + d]) if count_pad else (0, 0)
-        start = o * strides[d] - pads[d] + before           # of the window, from the first counted element
+        start = o * strides[d] - pads[d] + before  # of the window, from the first counted element
         taps = taps_inside(s, start, kernel[d], dilations[d], x.shape[2 + d] + before + after)
         count = taps if count is None else count * taps
     assert count is not None
@@ -177,23 +306,43 @@ def taps_inside(s: KernelBuilder, start: Expr, taps: int, dilation: int, extent:
     return last - first + 1
 
 
-def _lp_ref(x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
-            p: int = 2) -> Array:
+def _lp_ref(
+    x: Array,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    p: int = 2,
+) -> Array:
     powers = _windows(np.abs(wide(x)) ** p, 0, kernel, strides, pads, dilations, ceil)
     return np.asarray(powers.sum(axis=-1) ** (1.0 / p)).astype(x.dtype)
 
 
-@indexed("window", ref=_lp_ref, infer=lambda x, **a: _pool_type(x, **{
-            k: v for k, v in a.items() if k != "p"}),
-         samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), p=3, **_W2), sample(F32(1, 2, 6, 5), p=1, **_W2)])
-def lp_pool(s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
-            dilations: Ints, ceil: bool = False, p: int = 2) -> Expr:
+@indexed(
+    "window",
+    ref=_lp_ref,
+    infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "p"}),
+    samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), p=3, **_W2), sample(F32(1, 2, 6, 5), p=1, **_W2)],
+)
+def lp_pool(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    ceil: bool = False,
+    p: int = 2,
+) -> Expr:
     """sum(|x|^p)^(1/p) under each window."""
     n, c, *out = ix
 
     def term(*ks: Expr) -> Expr:
         at = _places(s, tuple(out), ks, strides, pads, dilations)
         return power(s, s.abs(x(n, c, *at, guard=all_inside(s, at, x.shape[2:]))), p)
+
     return root(s, s.reduce("add", kernel, term), p)
 
 
@@ -208,6 +357,7 @@ def root(s: KernelBuilder, x: Expr, p: int) -> Expr:
 
 # ---- import
 
+
 def _attrs(node: Any, x: Node) -> dict[str, Any]:
     if not 3 <= x.type.rank <= 5:
         raise ShapeError(f"pooling takes a tensor of rank 3 to 5, got {x.type}")
@@ -219,7 +369,7 @@ def _attrs(node: Any, x: Node) -> dict[str, Any]:
 
 
 @onnx_rule("MaxPool")
-def _max_pool(g: Any, node: Any) -> Any:
+def _max_pool(g: GraphBuilder, node: Any) -> Any:
     x = node.inputs[0]
     attrs = _attrs(node, x)
     y = g.max_pool(x, **attrs)
@@ -229,91 +379,47 @@ def _max_pool(g: Any, node: Any) -> Any:
 
 
 @onnx_rule("AveragePool")
-def _average_pool(g: Any, node: Any) -> Any:
+def _average_pool(g: GraphBuilder, node: Any) -> Any:
     x = node.inputs[0]
-    return g.average_pool(x, count_pad=bool(node.attrs.get("count_include_pad", 0)), **_attrs(node, x))
+    return g.average_pool(
+        x, count_pad=bool(node.attrs.get("count_include_pad", 0)), **_attrs(node, x)
+    )
 
 
 @onnx_rule("LpPool")
-def _lp_pool(g: Any, node: Any) -> Any:
+def _lp_pool(g: GraphBuilder, node: Any) -> Any:
     x = node.inputs[0]
     return g.lp_pool(x, p=int(node.attrs.get("p", 2)), **_attrs(node, x))
 
 
 def _global(make: Callable[..., Node]) -> Callable[..., Node]:
     """A pooling over all axes behind the second."""
-    def rule(g: Any, node: Any) -> Node:
+
+    def rule(g: GraphBuilder, node: Any) -> Node:
         x = node.inputs[0]
         if x.type.rank < 3:
             raise ShapeError(f"global pooling takes a tensor of rank 3 or more, got {x.type}")
         return make(g, x, tuple(range(2, x.type.rank)), node)
+
     return rule
 
 
-onnx_rule("GlobalAveragePool")(_global(
-    lambda g, x, axes, node: g.reduce_mean(x, axes=axes, keepdims=True)))
-onnx_rule("GlobalMaxPool")(_global(
-    lambda g, x, axes, node: g.reduce_max(x, axes=axes, keepdims=True)))
+onnx_rule("GlobalAveragePool")(
+    _global(lambda g, x, axes, node: g.reduce_mean(x, axes=axes, keepdims=True))
+)
+onnx_rule("GlobalMaxPool")(
+    _global(lambda g, x, axes, node: g.reduce_max(x, axes=axes, keepdims=True))
+)
 
 
-def _global_lp(g: Any, x: Node, axes: Ints, node: Any) -> Node:
+def _global_lp(g: GraphBuilder, x: Node, axes: Ints, node: Any) -> Node:
     p = int(node.attrs.get("p", 2))
     if p == 1:
-        result: Node = g.reduce_l1(x, axes=axes, keepdims=True)
-        return result
+        return g.reduce_l1(x, axes=axes, keepdims=True)
     if p == 2:
-        result = g.reduce_l2(x, axes=axes, keepdims=True)
-        return result
+        return g.reduce_l2(x, axes=axes, keepdims=True)
     total = g.reduce_sum(g.pow(g.abs(x), float(p)), axes=axes, keepdims=True)
-    result = g.pow(total, 1.0 / p)
-    return result
+    return g.pow(total, 1.0 / p)
 
 
 onnx_rule("GlobalLpPool")(_global(_global_lp))
-
-
-@onnx_rule("MaxUnpool")
-def _max_unpool(g: Any, node: Any) -> Node:
-    """Each value goes back to where its maximum was: the output looks for the inputs that point at it."""
-    x, places = node.inputs[:2]
-    kernel = tuple(node.attrs["kernel_shape"])
-    window = window_attrs(node, x.type.dims[2:], kernel)
-    n = len(kernel)
-    spatial = tuple((x.type.dims[2 + d] - 1) * window["strides"][d] + kernel[d] - window["pads"][d]
-                    - window["pads"][n + d] for d in range(n))
-    wanted = tuple(int(v) for v in node.static(2)) if len(node.inputs) > 2 and node.inputs[2] else ()
-    shape = wanted or (*x.type.dims[:2], *spatial)
-    source = (*x.type.dims[:2], *spatial)        # the indices count in the pooled tensor's own shape
-    result: Node = g.max_unpool(x, places, shape=shape, source=source, kernel=kernel, **window)
-    return result
-
-
-def _unpool_ref(x: Array, places: Array, shape: Ints, source: Ints, kernel: Ints, strides: Ints, pads: Ints,
-                dilations: Ints) -> Array:
-    flat = np.zeros(math.prod(shape), x.dtype)
-    at = np.unravel_index(places.reshape(-1), source)
-    flat[np.ravel_multi_index(at, shape)] = x.reshape(-1)
-    return flat.reshape(shape)
-
-
-@indexed("window", infer=lambda x, places, shape, **_: TensorType(x.dtype, shape), ref=_unpool_ref,
-         samples=[sample(F32(1, 1, 2, 2), Spec((1, 1, 2, 2), "i64", values=(5, 7, 13, 10)),
-                         shape=(1, 1, 4, 4), source=(1, 1, 4, 4), kernel=(2, 2), strides=(2, 2),
-                         pads=(0, 0, 0, 0), dilations=(1, 1))])
-def max_unpool(s: KernelBuilder, ix: Index, x: Loader, places: Loader, shape: Ints, source: Ints,
-               kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Expr:
-    """y[i] = x[j] where places[j] is i (an index into a tensor of shape `source`), else 0.
-
-    Only the windows that reach a place can point at it: the search runs over those.
-    """
-    n, c, *out = ix
-    target = s.cast(_flat([n, c, *out], source), "i64")
-    reach = [-(-k // strides[d]) for d, k in enumerate(kernel)]
-    within = all_inside(s, list(ix), source)
-
-    def term(*js: Expr) -> Expr:
-        at = [(o + pads[d]) // strides[d] - j for d, (o, j) in enumerate(zip(out, js))]
-        inside = all_inside(s, at, x.shape[2:]) & within
-        hit = s.and_(inside, s.eq(places(n, c, *at, guard=inside, other=-1), target))
-        return s.select(hit, x(n, c, *at, guard=inside), 0)
-    return s.reduce("add", reach, term)

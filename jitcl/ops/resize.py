@@ -1,8 +1,9 @@
-"""Resize and Upsample: nearest as index arithmetic, linear and cubic as taps of constant weights, axis by axis.
+"""Resize and Upsample: nearest as index arithmetic, linear and cubic as taps of constant weights,
+axis by axis.
 
-Coordinates are computed at import, in float64. What the kernel sees of nearest is `(o * num + offset) // den`; of
-linear and cubic two tables an axis, indices and weights, which every mode, coordinate transformation, border rule
-and antialiasing fits into.
+Coordinates are computed at import, in float64. What the kernel sees of nearest is `(o * num +
+offset) // den`; of linear and cubic two tables an axis, indices and weights, which every mode,
+coordinate transformation, border rule and antialiasing fits into.
 """
 
 from __future__ import annotations
@@ -20,16 +21,35 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F16, F32, Index, Loader, Spec, indexed, movement, norm_axis, onnx_rule, sample
+from jitcl.ops.core import (
+    F16,
+    F32,
+    Index,
+    Loader,
+    Spec,
+    indexed,
+    movement,
+    norm_axis,
+    onnx_rule,
+    sample,
+)
 
 Array = np.ndarray[Any, Any]
 Step = tuple[int, int, int]
-COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
-               "tf_crop_and_resize")
+COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+)
 
 
 # ---- ops
+
 
 def _nearest_ref(x: Array, shape: tuple[int, ...], steps: tuple[Step, ...]) -> Array:
     for axis, (num, offset, den) in enumerate(steps):
@@ -38,13 +58,27 @@ def _nearest_ref(x: Array, shape: tuple[int, ...], steps: tuple[Step, ...]) -> A
     return x
 
 
-@movement(infer=lambda x, shape, steps: TensorType(x.dtype, shape), ref=_nearest_ref, samples=[
-    sample(F32(1, 2, 3, 4), shape=(1, 2, 6, 8), steps=((1, 0, 1), (1, 0, 1), (1, 0, 2), (1, 0, 2))),
-    sample(F32(5, 4), shape=(3, 7), steps=((10, 2, 6), (8, -3, 14)))])
-def resize_nearest(ix: Index, source: tuple[int, ...], out: tuple[int, ...], shape: tuple[int, ...],
-                   steps: tuple[Step, ...]) -> Index:
-    """Reads index clamp((o * num + offset) // den) of each axis; steps holds (num, offset, den) an axis."""
+@movement(
+    infer=lambda x, shape, steps: TensorType(x.dtype, shape),
+    ref=_nearest_ref,
+    samples=[
+        sample(
+            F32(1, 2, 3, 4), shape=(1, 2, 6, 8), steps=((1, 0, 1), (1, 0, 1), (1, 0, 2), (1, 0, 2))
+        ),
+        sample(F32(5, 4), shape=(3, 7), steps=((10, 2, 6), (8, -3, 14))),
+    ],
+)
+def resize_nearest(
+    ix: Index,
+    source: tuple[int, ...],
+    out: tuple[int, ...],
+    shape: tuple[int, ...],
+    steps: tuple[Step, ...],
+) -> Index:
+    """Reads index clamp((o * num + offset) // den) of each axis; steps holds (num, offset, den) an
+    axis."""
     from jitcl.ir import expr as E
+
     found = []
     for i, extent, (num, offset, den) in zip(ix, source, steps):
         at = (i * num + offset) // den
@@ -54,8 +88,10 @@ def resize_nearest(ix: Index, source: tuple[int, ...], out: tuple[int, ...], sha
 
 def _taps_type(x: TensorType, index: TensorType, weight: TensorType, axis: int) -> TensorType:
     if index.rank != 2 or index.shape != weight.shape:
-        raise ShapeError(f"interpolate wants index and weight tables of one shape [outputs, taps], got {index} "
-                         f"and {weight}")
+        raise ShapeError(
+            f"interpolate wants index and weight tables of one shape [outputs, taps], got {index} "
+            f"and {weight}"
+        )
     shape = list(x.shape)
     shape[axis] = index.shape[0]
     return x.with_(shape=tuple(shape))
@@ -68,23 +104,42 @@ def _taps_ref(x: Array, index: Array, weight: Array, axis: int) -> Array:
     return np.moveaxis(y, -1, axis).astype(x.dtype)
 
 
-@indexed("window", infer=_taps_type, ref=_taps_ref, samples=[
-    sample(F32(2, 3, 4), Spec((5, 2), "i32", values=(0, 1, 2, 2, 1, 0, 0, 0, 1, 2)), F32(5, 2), axis=1),
-    sample(F16(3, 2), Spec((2, 3), "i32", values=(0, 1, 2, 2, 1, 0)), F32(2, 3), axis=0, rtol=2e-3)])
-def interpolate(s: KernelBuilder, ix: Index, x: Loader, index: Loader, weight: Loader, axis: int) -> Expr:
+@indexed(
+    "window",
+    infer=_taps_type,
+    ref=_taps_ref,
+    samples=[
+        sample(
+            F32(2, 3, 4),
+            Spec((5, 2), "i32", values=(0, 1, 2, 2, 1, 0, 0, 0, 1, 2)),
+            F32(5, 2),
+            axis=1,
+        ),
+        sample(
+            F16(3, 2), Spec((2, 3), "i32", values=(0, 1, 2, 2, 1, 0)), F32(2, 3), axis=0, rtol=2e-3
+        ),
+    ],
+)
+def interpolate(
+    s: KernelBuilder, ix: Index, x: Loader, index: Loader, weight: Loader, axis: int
+) -> Expr:
     """y[.., o, ..] = sum over t of x[.., index[o, t], ..] * weight[o, t] along one axis."""
+
     def term(t: Expr) -> Expr:
-        at = (*ix[:axis], s.index(index(ix[axis], t)), *ix[axis + 1:])
+        at = (*ix[:axis], s.index(index(ix[axis], t)), *ix[axis + 1 :])
         value = x(*at)
         return value * s.cast(weight(ix[axis], t), value.dtype)
+
     return s.reduce("add", index.shape[1:], term)
 
 
 # ---- import
 
+
 @dataclass(frozen=True)
 class Axis:
-    """How one axis is resized: its extents, scale (output an input element) and region of interest."""
+    """How one axis is resized: its extents, scale (output an input element) and region of
+    interest."""
 
     size: int
     out: int
@@ -115,15 +170,23 @@ class Axis:
 
 def nearest_table(at: Array, size: int, mode: str) -> Array:
     """The element nearest to each coordinate."""
-    rounded = {"round_prefer_floor": np.ceil(at - 0.5), "round_prefer_ceil": np.floor(at + 0.5),
-               "floor": np.floor(at), "ceil": np.ceil(at)}.get(mode)
+    rounded = {
+        "round_prefer_floor": np.ceil(at - 0.5),
+        "round_prefer_ceil": np.floor(at + 0.5),
+        "floor": np.floor(at),
+        "ceil": np.ceil(at),
+    }.get(mode)
     if rounded is None:
-        raise ModelError(f"nearest_mode='{mode}' is not one of round_prefer_floor, round_prefer_ceil, floor, ceil")
+        raise ModelError(
+            f"nearest_mode='{mode}' is not one of round_prefer_floor, round_prefer_ceil, "
+            f"floor, ceil"
+        )
     return np.clip(rounded, 0, size - 1).astype(np.int64)
 
 
 def affine_step(table: Array, size: int, scale: float) -> Step | None:
-    """(num, offset, den) with clip((o * num + offset) // den, 0, size - 1) = table[o], if there is one."""
+    """(num, offset, den) with clip((o * num + offset) // den, 0, size - 1) = table[o], if there is
+    one."""
     o = np.arange(len(table))
     ratio = Fraction(1 / scale).limit_denominator(8192)
     inner, top = table > 0, table < size - 1
@@ -136,9 +199,11 @@ def affine_step(table: Array, size: int, scale: float) -> Step | None:
     return None
 
 
-def tap_tables(axis: Axis, mode: str, coordinates: str, cubic_a: float, outside: bool, antialias: bool
-               ) -> tuple[Array, Array]:
-    """Index and weight tables [outputs, taps] of linear and cubic; `outside`: leave out what isn't there."""
+def tap_tables(
+    axis: Axis, mode: str, coordinates: str, cubic_a: float, outside: bool, antialias: bool
+) -> tuple[Array, Array]:
+    """Index and weight tables [outputs, taps] of linear and cubic; `outside`: leave out what isn't
+    there."""
     at = axis.coordinates(coordinates)
     base = np.floor(at)
     ratio = (at - base)[:, None]
@@ -169,23 +234,30 @@ def _axes_of(node: Any, x: Node) -> list[Axis]:
     """What happens to each axis, from scales or sizes."""
     rank, dims = x.type.rank, x.type.dims
     axes = [norm_axis(a, rank) for a in node.attrs.get("axes", range(rank))]
-    roi, scales, sizes = (None if v is None or v.size == 0 else v.astype(np.float64)
-                          for v in (node.static(1) if _crops(node) else None, node.static(2), node.static(3)))
-    if (scales is None) == (sizes is None):
-        raise ModelError("give either scales or sizes, and not both")
+    roi, scales, sizes = (
+        None if v is None or v.size == 0 else v.astype(np.float64)
+        for v in (node.static(1) if _crops(node) else None, node.static(2), node.static(3))
+    )
     given = scales if scales is not None else sizes
+    if given is None or (scales is not None and sizes is not None):
+        raise ModelError("give either scales or sizes, and not both")
     if len(given) != len(axes) or not np.isfinite(given).all() or (given <= 0).any():
-        raise ModelError(f"{'scales' if sizes is None else 'sizes'} {given.tolist()} must be {len(axes)} positive "
-                         f"numbers, one an axis")
+        raise ModelError(
+            f"{'scales' if sizes is None else 'sizes'} {given.tolist()} must be {len(axes)} "
+            f"positive numbers, one an axis"
+        )
     policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
     if sizes is None:
-        factors, outs = [float(v) for v in scales], [int(v * dims[a]) for v, a in zip(scales, axes)]
+        factors, outs = [float(v) for v in given], [int(v * dims[a]) for v, a in zip(given, axes)]
     else:
-        factors, outs = [v / dims[a] for v, a in zip(sizes, axes)], [int(v) for v in sizes]
+        factors, outs = [v / dims[a] for v, a in zip(given, axes)], [int(v) for v in given]
         if policy != "stretch":
             pick = {"not_larger": min, "not_smaller": max}.get(policy)
             if pick is None:
-                raise ModelError(f"keep_aspect_ratio_policy='{policy}' is not one of stretch, not_larger, not_smaller")
+                raise ModelError(
+                    f"keep_aspect_ratio_policy='{policy}' is not one of stretch, not_larger, "
+                    f"not_smaller"
+                )
             factors = [pick(factors)] * len(axes)
             outs = [int(factors[0] * dims[a] + 0.5) for a in axes]
     found = [Axis(d, d, 1.0) for d in dims]
@@ -200,11 +272,13 @@ def _crops(node: Any) -> bool:
 
 
 @onnx_rule("Resize")
-def _resize(g: Any, node: Any) -> Node:
+def _resize(g: GraphBuilder, node: Any) -> Node:
     x, mode = node.inputs[0], node.attrs.get("mode", "nearest")
     coordinates = node.attrs.get("coordinate_transformation_mode", "half_pixel")
     if coordinates not in COORDINATES or mode not in ("nearest", "linear", "cubic"):
-        raise ModelError(f"mode '{mode}' with coordinate_transformation_mode '{coordinates}' is not defined")
+        raise ModelError(
+            f"mode '{mode}' with coordinate_transformation_mode '{coordinates}' is not defined"
+        )
     axes = _axes_of(node, x)
     if 0 in x.type.dims:
         raise ShapeError(f"can't resize {x.type}: it has no elements")
@@ -215,8 +289,14 @@ def _resize(g: Any, node: Any) -> Node:
     for a, axis in enumerate(axes):
         if not _changes(axis, coordinates):
             continue
-        index, weight = tap_tables(axis, mode, coordinates, float(node.attrs.get("cubic_coeff_a", -0.75)),
-                                   bool(node.attrs.get("exclude_outside", 0)), bool(node.attrs.get("antialias", 0)))
+        index, weight = tap_tables(
+            axis,
+            mode,
+            coordinates,
+            float(node.attrs.get("cubic_coeff_a", -0.75)),
+            bool(node.attrs.get("exclude_outside", 0)),
+            bool(node.attrs.get("antialias", 0)),
+        )
         outside = _outside(axis, coordinates)
         weight = np.where(outside[:, None], 0, weight)
         y = g.interpolate(y, g.const(index), g.const(weight, dtypes.compute(y.type.dtype)), axis=a)
@@ -224,8 +304,7 @@ def _resize(g: Any, node: Any) -> Node:
     if dtypes.is_float(dtype):
         return y
     low, high = dtypes.limits(dtype)
-    result: Node = g.cast(g.clip(g.round(y), float(low), float(high)), to=dtype)
-    return result
+    return g.cast(g.clip(g.round(y), float(low), float(high)), to=dtype)
 
 
 def _changes(axis: Axis, coordinates: str) -> bool:
@@ -241,17 +320,16 @@ def _outside(axis: Axis, coordinates: str) -> Array:
     return (at < 0) | (at > axis.size - 1)
 
 
-def _extrapolated(g: Any, node: Any, y: Node, a: int, outside: Array) -> Node:
+def _extrapolated(g: GraphBuilder, node: Any, y: Node, a: int, outside: Array) -> Node:
     """y with the extrapolation value where an output lies outside."""
     if not outside.any():
         return y
     mask = g.const(outside.reshape(-1, *(1,) * (y.type.rank - a - 1)))
     value = g.const(node.attrs.get("extrapolation_value", 0.0), y.type.dtype)
-    result: Node = g.where(mask, value, y)
-    return result
+    return g.where(mask, value, y)
 
 
-def _nearest(g: Any, node: Any, x: Node, axes: list[Axis], coordinates: str) -> Node:
+def _nearest(g: GraphBuilder, node: Any, x: Node, axes: list[Axis], coordinates: str) -> Node:
     steps: list[Step] = []
     late: list[tuple[int, Array]] = []
     mode = node.attrs.get("nearest_mode", "round_prefer_floor")

@@ -1,4 +1,5 @@
-"""GridSample: reading a picture at computed places; Col2Im: adding overlapping patches up."""
+"""GridSample reads a picture at computed places, Col2Im adds overlapping patches up, MaxUnpool puts
+maxima back."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F32, Index, Loader, indexed, onnx_rule, sample
-from jitcl.ops.window import Ints, all_inside, window_extent
+from jitcl.ops.core import F32, Index, Loader, Spec, indexed, onnx_rule, sample
+from jitcl.ops.pooling import flat_index
+from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
 
 Array = np.ndarray[Any, Any]
 CUBIC_A = -0.75
@@ -24,10 +27,13 @@ TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 
 # ---- GridSample
 
+
 def _grid_type(x: TensorType, grid: TensorType, mode: str, padding: str, align: bool) -> TensorType:
     n = x.rank - 2
     if n < 1 or grid.rank != x.rank or grid.shape[-1] != n or grid.shape[0] != x.shape[0]:
-        raise ShapeError(f"grid_sample: x {x} wants a grid [{x.shape[0]}, ..., {n}] of rank {x.rank}, got {grid}")
+        raise ShapeError(
+            f"grid_sample: x {x} wants a grid [{x.shape[0]}, ..., {n}] of rank {x.rank}, got {grid}"
+        )
     if mode not in TAPS or padding not in ("zeros", "border", "reflection"):
         raise ModelError(f"grid_sample: mode '{mode}' with padding_mode '{padding}' is not defined")
     return x.with_(shape=(*x.shape[:2], *grid.shape[1:-1]))
@@ -69,7 +75,9 @@ def _grid_ref(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Ar
             factors = [far[0], near[1], near[2], far[3]]
         index = [base.astype(np.int64) + o for o in offsets]
         if padding == "reflection":
-            index = [np.trunc(_reflected(i.astype(float), low, high)).astype(np.int64) for i in index]
+            index = [
+                np.trunc(_reflected(i.astype(float), low, high)).astype(np.int64) for i in index
+            ]
         if padding == "zeros":
             factors = [np.where((i >= 0) & (i < size), f, 0) for i, f in zip(index, factors)]
         places.append([np.clip(i, 0, size - 1) for i in index])
@@ -83,20 +91,40 @@ def _grid_ref(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Ar
     return y.astype(x.dtype)
 
 
-_SAMPLED = [(m, p, a) for m in TAPS for p in ("zeros", "border", "reflection") for a in (False, True)]
+_SAMPLED = [
+    (m, p, a) for m in TAPS for p in ("zeros", "border", "reflection") for a in (False, True)
+]
 
 
-@indexed("window", infer=_grid_type, ref=_grid_ref, samples=[
-    *(sample(F32(2, 3, 4, 5), F32(2, 3, 2, 2, low=-1.7, high=1.7), mode=m, padding=p, align=a)
-      for m, p, a in _SAMPLED),
-    sample(F32(1, 2, 3, 2, 4), F32(1, 2, 2, 3, 3, low=-1.2, high=1.2), mode="linear", padding="zeros", align=True)])
-def grid_sample(s: KernelBuilder, ix: Index, x: Loader, grid: Loader, mode: str, padding: str,
-                align: bool) -> Expr:
-    """x read at grid[n, o..., :], in [-1, 1] over the picture, last axis first (Jaderberg et al., 2015)."""
+@indexed(
+    "window",
+    infer=_grid_type,
+    ref=_grid_ref,
+    samples=[
+        *(
+            sample(F32(2, 3, 4, 5), F32(2, 3, 2, 2, low=-1.7, high=1.7), mode=m, padding=p, align=a)
+            for m, p, a in _SAMPLED
+        ),
+        sample(
+            F32(1, 2, 3, 2, 4),
+            F32(1, 2, 2, 3, 3, low=-1.2, high=1.2),
+            mode="linear",
+            padding="zeros",
+            align=True,
+        ),
+    ],
+)
+def grid_sample(
+    s: KernelBuilder, ix: Index, x: Loader, grid: Loader, mode: str, padding: str, align: bool
+) -> Expr:
+    """x read at grid[n, o..., :], in [-1, 1] over the picture, last axis first (Jaderberg et al.,
+    2015)."""
     n, c, *out = ix
     dims = x.shape[2:]
-    taps = [_taps(s, s.cast(grid(n, *out, len(dims) - 1 - d), x.dtype), size, mode, padding, align)
-            for d, size in enumerate(dims)]
+    taps = [
+        _taps(s, s.cast(grid(n, *out, len(dims) - 1 - d), x.dtype), size, mode, padding, align)
+        for d, size in enumerate(dims)
+    ]
     total: Expr | None = None
     for chosen in itertools.product(*taps):
         at = [place for place, _ in chosen]
@@ -108,15 +136,19 @@ def grid_sample(s: KernelBuilder, ix: Index, x: Loader, grid: Loader, mode: str,
     return total
 
 
-def _taps(s: KernelBuilder, g: Expr, size: int, mode: str, padding: str, align: bool
-          ) -> list[tuple[Expr, Expr | None]]:
-    """(index, weight) of each tap along one axis; weight None is 1. Indices may lie outside with "zeros" only."""
+def _taps(
+    s: KernelBuilder, g: Expr, size: int, mode: str, padding: str, align: bool
+) -> list[tuple[Expr, Expr | None]]:
+    """(index, weight) of each tap along one axis; weight None is 1. Indices may lie outside with
+    "zeros" only."""
     low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
     at = (g + 1.0) / 2.0 * (size - 1.0) if align else ((g + 1.0) * float(size) - 1.0) / 2.0
     if mode == "nearest":
         at = s.round(at)
     if padding != "zeros":
-        moved = s.min(s.max(at, 0.0), size - 1.0) if padding == "border" else _mirror(s, at, low, high)
+        moved = (
+            s.min(s.max(at, 0.0), size - 1.0) if padding == "border" else _mirror(s, at, low, high)
+        )
         at = s.select((at < low) | (at > high), moved, at)
     base = s.trunc(at) if mode == "nearest" else s.floor(at)
     first, t = s.index(base), at - base
@@ -124,8 +156,12 @@ def _taps(s: KernelBuilder, g: Expr, size: int, mode: str, padding: str, align: 
     if mode == "linear":
         found = [(first, 1.0 - t), (first + 1, t)]
     if mode == "cubic":
-        found = [(first - 1, _far(t + 1.0)), (first, _near(t)), (first + 1, _near(1.0 - t)),
-                 (first + 2, _far(2.0 - t))]
+        found = [
+            (first - 1, _far(t + 1.0)),
+            (first, _near(t)),
+            (first + 1, _near(1.0 - t)),
+            (first + 2, _far(2.0 - t)),
+        ]
     return [(_kept(s, i, size, padding, align), w) for i, w in found]
 
 
@@ -159,49 +195,102 @@ def _kept(s: KernelBuilder, i: Expr, size: int, padding: str, align: bool) -> Ex
 
 
 @onnx_rule("GridSample")
-def _grid_sample(g: Any, node: Any) -> Node:
+def _grid_sample(g: GraphBuilder, node: Any) -> Node:
     x, grid = node.inputs[:2]
     mode = node.attrs.get("mode", "linear")
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)       # names until opset 19
-    result: Node = g.grid_sample(x, grid, mode=mode, padding=node.attrs.get("padding_mode", "zeros"),
-                                 align=bool(node.attrs.get("align_corners", 0)))
-    return result
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)  # names until opset 19
+    return g.grid_sample(
+        x,
+        grid,
+        mode=mode,
+        padding=node.attrs.get("padding_mode", "zeros"),
+        align=bool(node.attrs.get("align_corners", 0)),
+    )
 
 
 # ---- Col2Im
 
+
 def _patches(shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Ints:
     n = len(shape)
-    return tuple(window_extent(shape[d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d]) for d in range(n))
+    return tuple(
+        window_extent(shape[d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d])
+        for d in range(n)
+    )
 
 
-def _col2im_type(x: TensorType, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
-                 ) -> TensorType:
+def _col2im_type(
+    x: TensorType, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
+) -> TensorType:
     taps, patches = math.prod(kernel), math.prod(_patches(shape, kernel, strides, pads, dilations))
     if x.rank != 3 or x.dims[1] % taps or x.dims[2] != patches:
-        raise ShapeError(f"col2im: for an image {list(shape)} and blocks {list(kernel)} x must be [batch, channels * "
-                         f"{taps}, {patches}], got {x}")
+        raise ShapeError(
+            f"col2im: for an image {list(shape)} and blocks {list(kernel)} x must be "
+            f"[batch, channels * {taps}, {patches}], got {x}"
+        )
     return x.with_(shape=(x.shape[0], x.dims[1] // taps, *shape))
 
 
-def _col2im_ref(x: Array, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Array:
+def _col2im_ref(
+    x: Array, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
+) -> Array:
     n, patches = len(shape), _patches(shape, kernel, strides, pads, dilations)
-    y = np.zeros((x.shape[0], x.shape[1] // math.prod(kernel), *(
-        shape[d] + pads[d] + pads[n + d] for d in range(n))), wide(x).dtype)
+    y = np.zeros(
+        (
+            x.shape[0],
+            x.shape[1] // math.prod(kernel),
+            *(shape[d] + pads[d] + pads[n + d] for d in range(n)),
+        ),
+        wide(x).dtype,
+    )
     columns = wide(x).reshape(x.shape[0], y.shape[1], math.prod(kernel), *patches)
     for t, k in enumerate(itertools.product(*map(range, kernel))):
-        at = tuple(slice(k[d] * dilations[d], k[d] * dilations[d] + (patches[d] - 1) * strides[d] + 1, strides[d])
-                   for d in range(n))
+        at = tuple(
+            slice(
+                k[d] * dilations[d],
+                k[d] * dilations[d] + (patches[d] - 1) * strides[d] + 1,
+                strides[d],
+            )
+            for d in range(n)
+        )
         y[(slice(None), slice(None), *at)] += columns[:, :, t]
     inner = tuple(slice(pads[d], pads[d] + shape[d]) for d in range(n))
     return y[(slice(None), slice(None), *inner)].astype(x.dtype)
 
 
-@indexed("window", infer=_col2im_type, ref=_col2im_ref, samples=[
-    sample(F32(1, 10, 20), shape=(5, 5), kernel=(1, 5), strides=(1, 1), pads=(0, 1, 0, 2), dilations=(1, 1)),
-    sample(F32(2, 8, 4), shape=(4, 5), kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 2))])
-def col2im(s: KernelBuilder, ix: Index, x: Loader, shape: Ints, kernel: Ints, strides: Ints, pads: Ints,
-           dilations: Ints) -> Expr:
+@indexed(
+    "window",
+    infer=_col2im_type,
+    ref=_col2im_ref,
+    samples=[
+        sample(
+            F32(1, 10, 20),
+            shape=(5, 5),
+            kernel=(1, 5),
+            strides=(1, 1),
+            pads=(0, 1, 0, 2),
+            dilations=(1, 1),
+        ),
+        sample(
+            F32(2, 8, 4),
+            shape=(4, 5),
+            kernel=(2, 2),
+            strides=(2, 2),
+            pads=(0, 0, 0, 0),
+            dilations=(1, 2),
+        ),
+    ],
+)
+def col2im(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    shape: Ints,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+) -> Expr:
     """Each pixel is the sum of the patches' elements that lie on it."""
     n, c, *out = ix
     patches = _patches(shape, kernel, strides, pads, dilations)
@@ -214,14 +303,108 @@ def col2im(s: KernelBuilder, ix: Index, x: Loader, shape: Ints, kernel: Ints, st
             valid = valid & s.eq(reach % strides[d], 0) & s.inside(place, patches[d])
             row, column = row * kernel[d] + k, column * patches[d] + place
         return x(n, row, column, guard=valid)
+
     return s.reduce("add", kernel, term)
 
 
 @onnx_rule("Col2Im")
-def _col2im(g: Any, node: Any) -> Node:
+def _col2im(g: GraphBuilder, node: Any) -> Node:
     shape, kernel = (tuple(int(v) for v in node.static(i)) for i in (1, 2))
     n = len(shape)
-    result: Node = g.col2im(node.inputs[0], shape=shape, kernel=kernel,
-                            strides=node.attrs.get("strides", (1,) * n), pads=node.attrs.get("pads", (0,) * 2 * n),
-                            dilations=node.attrs.get("dilations", (1,) * n))
-    return result
+    return g.col2im(
+        node.inputs[0],
+        shape=shape,
+        kernel=kernel,
+        strides=node.attrs.get("strides", (1,) * n),
+        pads=node.attrs.get("pads", (0,) * 2 * n),
+        dilations=node.attrs.get("dilations", (1,) * n),
+    )
+
+
+# ---- MaxUnpool
+
+
+@onnx_rule("MaxUnpool")
+def _max_unpool(g: GraphBuilder, node: Any) -> Node:
+    """Each value goes back to where its maximum was: the output looks for the inputs that point at
+    it."""
+    x, places = node.inputs[:2]
+    kernel = tuple(node.attrs["kernel_shape"])
+    window = window_attrs(node, x.type.dims[2:], kernel)
+    n = len(kernel)
+    spatial = tuple(
+        (x.type.dims[2 + d] - 1) * window["strides"][d]
+        + kernel[d]
+        - window["pads"][d]
+        - window["pads"][n + d]
+        for d in range(n)
+    )
+    wanted = (
+        tuple(int(v) for v in node.static(2)) if len(node.inputs) > 2 and node.inputs[2] else ()
+    )
+    shape = wanted or (*x.type.dims[:2], *spatial)
+    source = (*x.type.dims[:2], *spatial)  # the indices count in the pooled tensor's own shape
+    return g.max_unpool(x, places, shape=shape, source=source, kernel=kernel, **window)
+
+
+def _unpool_ref(
+    x: Array,
+    places: Array,
+    shape: Ints,
+    source: Ints,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+) -> Array:
+    flat = np.zeros(math.prod(shape), x.dtype)
+    at = np.unravel_index(places.reshape(-1), source)
+    flat[np.ravel_multi_index(at, shape)] = x.reshape(-1)
+    return flat.reshape(shape)
+
+
+@indexed(
+    "window",
+    infer=lambda x, places, shape, **_: TensorType(x.dtype, shape),
+    ref=_unpool_ref,
+    samples=[
+        sample(
+            F32(1, 1, 2, 2),
+            Spec((1, 1, 2, 2), "i64", values=(5, 7, 13, 10)),
+            shape=(1, 1, 4, 4),
+            source=(1, 1, 4, 4),
+            kernel=(2, 2),
+            strides=(2, 2),
+            pads=(0, 0, 0, 0),
+            dilations=(1, 1),
+        )
+    ],
+)
+def max_unpool(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    places: Loader,
+    shape: Ints,
+    source: Ints,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+) -> Expr:
+    """y[i] = x[j] where places[j] is i (an index into a tensor of shape `source`), else 0.
+
+    Only the windows that reach a place can point at it: the search runs over those.
+    """
+    n, c, *out = ix
+    target = s.cast(flat_index([n, c, *out], source), "i64")
+    reach = [-(-k // strides[d]) for d, k in enumerate(kernel)]
+    within = all_inside(s, list(ix), source)
+
+    def term(*js: Expr) -> Expr:
+        at = [(o + pads[d]) // strides[d] - j for d, (o, j) in enumerate(zip(out, js))]
+        inside = all_inside(s, at, x.shape[2:]) & within
+        hit = s.and_(inside, s.eq(places(n, c, *at, guard=inside, other=-1), target))
+        return s.select(hit, x(n, c, *at, guard=inside), 0)
+
+    return s.reduce("add", reach, term)

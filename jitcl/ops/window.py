@@ -1,7 +1,8 @@
 """Convolutions in 1 to 3 dimensions, forward and transposed, with groups and dilation.
 
-Padding is explicit (`pads` = all begins, then all ends, as ONNX orders them): `auto_pad` is resolved at import, and a
-bias is an add behind the convolution, so that fusion treats it as it treats any epilogue.
+Padding is explicit (`pads` = all begins, then all ends, as ONNX orders them): `auto_pad` is
+resolved at import, and a bias is an add behind the convolution, so that fusion treats it as it
+treats any epilogue.
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import centred, wide
 from jitcl.ops.core import F16, F32, Index, Loader, indexed, onnx_rule, same_dtype, sample
 
 Ints = tuple[int, ...]
 
 
-def window_extent(size: Any, kernel: int, stride: int, before: int, after: int, dilation: int,
-                  ceil: bool = False) -> int:
-    """Windows that fit along an axis. With `ceil` a last, partial one counts if it starts inside."""
+def window_extent(
+    size: Any, kernel: int, stride: int, before: int, after: int, dilation: int, ceil: bool = False
+) -> int:
+    """Windows that fit along an axis. With `ceil` a last, partial one counts if it starts
+    inside."""
     room = int(size) + before + after - ((kernel - 1) * dilation + 1)
     if room < 0 and not ceil:
-        raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit an axis of {size} "
-                         f"padded by {before} and {after}")
+        raise ShapeError(
+            f"a window of {kernel} (dilation {dilation}) does not fit an axis of {size} "
+            f"padded by {before} and {after}"
+        )
     count = (-(-room // stride) if ceil else room // stride) + 1
     if ceil and (count - 1) * stride >= int(size) + before:
         count -= 1
@@ -40,60 +46,103 @@ def window_extent(size: Any, kernel: int, stride: int, before: int, after: int, 
 
 # ---- conv
 
-def _conv_type(x: TensorType, w: TensorType, strides: Ints, pads: Ints, dilations: Ints,
-               group: int) -> TensorType:
+
+def _conv_type(
+    x: TensorType, w: TensorType, strides: Ints, pads: Ints, dilations: Ints, group: int
+) -> TensorType:
     dtype = same_dtype(x, w)
     check_rank(x, w)
     channels, reads = x.shape[1], w.shape[1] * group  # type: ignore[operator]
     if channels != reads:
-        raise ShapeError(f"input 'x' {x} has {channels} channels, but the weight 'w' {w} reads "
-                         f"{reads}" + (f" ({group} groups)" if group > 1 else ""))
+        raise ShapeError(
+            f"input 'x' {x} has {channels} channels, but the weight 'w' {w} reads "
+            f"{reads}" + (f" ({group} groups)" if group > 1 else "")
+        )
     if w.dims[0] % group:
-        raise ShapeError(f"weight 'w' {w} has {w.shape[0]} outputs, not a multiple of {group} groups")
+        raise ShapeError(
+            f"weight 'w' {w} has {w.shape[0]} outputs, not a multiple of {group} groups"
+        )
     n = x.rank - 2
-    spatial = (window_extent(x.shape[2 + d], w.dims[2 + d], strides[d], pads[d], pads[n + d],
-                             dilations[d]) for d in range(n))
+    spatial = (
+        window_extent(x.shape[2 + d], w.dims[2 + d], strides[d], pads[d], pads[n + d], dilations[d])
+        for d in range(n)
+    )
     return TensorType(dtype, (x.shape[0], w.shape[0], *spatial))
 
 
 def check_rank(x: TensorType, w: TensorType) -> None:
     """ShapeError unless x is N, C and 1 to 3 spatial axes, and w has as many axes."""
     if x.rank != w.rank or not 3 <= x.rank <= 5:
-        raise ShapeError(f"convolution takes an input of rank 3 to 5 and a weight of the same rank, "
-                         f"got x: {x} and w: {w}")
+        raise ShapeError(
+            f"convolution takes an input of rank 3 to 5 and a weight of the same rank, "
+            f"got x: {x} and w: {w}"
+        )
 
 
-def _conv_ref(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], strides: Ints, pads: Ints,
-              dilations: Ints, group: int) -> np.ndarray[Any, Any]:
+def _conv_ref(
+    x: np.ndarray[Any, Any],
+    w: np.ndarray[Any, Any],
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    group: int,
+) -> np.ndarray[Any, Any]:
     """One matrix product a tap and group, summed over the taps."""
     n = x.ndim - 2
     x, kernel = wide(x), w.shape[2:]
     padded = np.pad(x, [(0, 0), (0, 0), *((pads[d], pads[n + d]) for d in range(n))])
-    out = [(padded.shape[2 + d] - (kernel[d] - 1) * dilations[d] - 1) // strides[d] + 1
-           for d in range(n)]
+    out = [
+        (padded.shape[2 + d] - (kernel[d] - 1) * dilations[d] - 1) // strides[d] + 1
+        for d in range(n)
+    ]
     a = wide(w).reshape(group, w.shape[0] // group, w.shape[1], -1)
     y = np.zeros((x.shape[0], group, a.shape[1], math.prod(out)), x.dtype)
     for t, k in enumerate(itertools.product(*map(range, kernel))):
-        at = tuple(slice(k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1,
-                         strides[d]) for d in range(n))
+        at = tuple(
+            slice(
+                k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1, strides[d]
+            )
+            for d in range(n)
+        )
         part = np.ascontiguousarray(padded[(slice(None), slice(None), *at)])
         y += np.matmul(a[..., t], part.reshape(x.shape[0], group, w.shape[1], -1))
     return y.reshape(x.shape[0], w.shape[0], *out).astype(w.dtype)
 
 
-_PLAIN1 = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": 1}
-_PLAIN2 = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+_PLAIN1: dict[str, Any] = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": 1}
+_PLAIN2: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
 
 
-@indexed("contraction", infer=_conv_type, ref=_conv_ref, samples=[
-    sample(F32(2, 3, 6, 7), F32(4, 3, 3, 3), **{**_PLAIN2, "pads": (1, 0, 1, 2)}),
-    sample(F32(1, 4, 7, 7), F32(6, 2, 3, 2), **{**_PLAIN2, "strides": (2, 1), "group": 2}),
-    sample(F32(1, 4, 8, 8), F32(4, 1, 3, 3), **{**_PLAIN2, "dilations": (2, 1), "group": 4}),
-    sample(F32(1, 2, 9), F32(3, 2, 3), **_PLAIN1), sample(F16(1, 2, 5), F16(2, 2, 2), rtol=2e-3, **_PLAIN1),
-    sample(F32(1, 2, 4, 5, 3), F32(2, 2, 2, 2, 2), strides=(1, 2, 1), pads=(1, 0, 0, 0, 0, 1),
-           dilations=(1, 1, 1), group=1)])
-def conv(s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: Ints, pads: Ints,
-         dilations: Ints, group: int) -> Expr:
+@indexed(
+    "contraction",
+    infer=_conv_type,
+    ref=_conv_ref,
+    samples=[
+        sample(F32(2, 3, 6, 7), F32(4, 3, 3, 3), **{**_PLAIN2, "pads": (1, 0, 1, 2)}),
+        sample(F32(1, 4, 7, 7), F32(6, 2, 3, 2), **{**_PLAIN2, "strides": (2, 1), "group": 2}),
+        sample(F32(1, 4, 8, 8), F32(4, 1, 3, 3), **{**_PLAIN2, "dilations": (2, 1), "group": 4}),
+        sample(F32(1, 2, 9), F32(3, 2, 3), **_PLAIN1),
+        sample(F16(1, 2, 5), F16(2, 2, 2), rtol=2e-3, **_PLAIN1),
+        sample(
+            F32(1, 2, 4, 5, 3),
+            F32(2, 2, 2, 2, 2),
+            strides=(1, 2, 1),
+            pads=(1, 0, 0, 0, 0, 1),
+            dilations=(1, 1, 1),
+            group=1,
+        ),
+    ],
+)
+def conv(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    w: Loader,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    group: int,
+) -> Expr:
     """y[n, m, o...] = sum over c, k of x[n, c, o * stride + k * dilation - pad] * w[m, c, k]."""
     n, m, *out = ix
     inputs, spatial = w.shape[1], x.shape[2:]
@@ -103,6 +152,7 @@ def conv(s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: Ints, pads:
         at = [o * strides[d] + k * dilations[d] - pads[d] for d, (o, k) in enumerate(zip(out, ks))]
         channel = c if first is None else first + c
         return x(n, channel, *at, guard=all_inside(s, at, spatial)) * w(m, c, *ks)
+
     return s.reduce("add", w.shape[1:], term)
 
 
@@ -114,24 +164,41 @@ def all_inside(s: KernelBuilder, at: list[Expr], extents: Ints) -> Expr:
     return total
 
 
-def window_attrs(node: Any, size: Ints, kernel: Ints, *, transposed: bool = False) -> dict[str, Ints]:
+def window_attrs(
+    node: Any, size: Ints, kernel: Ints, *, transposed: bool = False
+) -> dict[str, Ints]:
     """strides, dilations and explicit pads of a convolution or pooling node (auto_pad resolved)."""
     n = len(size)
     attrs = node.attrs
     strides, dilations = attrs.get("strides", (1,) * n), attrs.get("dilations", (1,) * n)
     pads, auto = tuple(attrs.get("pads", (0,) * 2 * n)), attrs.get("auto_pad", "NOTSET")
-    for name, value, length in (("strides", strides, n), ("dilations", dilations, n),
-                                ("pads", pads, 2 * n)):
+    for name, value, length in (
+        ("strides", strides, n),
+        ("dilations", dilations, n),
+        ("pads", pads, 2 * n),
+    ):
         if len(value) != length:
-            raise ModelError(f"attribute {name}={list(value)} has {len(value)} values, wanted {length} "
-                             f"for {n} spatial axes")
+            raise ModelError(
+                f"attribute {name}={list(value)} has {len(value)} values, wanted {length} "
+                f"for {n} spatial axes"
+            )
     if min(strides, default=1) < 1 or min(dilations, default=1) < 1:
-        raise ModelError(f"strides {list(strides)} and dilations {list(dilations)} must be positive")
+        raise ModelError(
+            f"strides {list(strides)} and dilations {list(dilations)} must be positive"
+        )
     if auto == "VALID":
         pads = (0,) * 2 * n
     elif auto in ("SAME_UPPER", "SAME_LOWER") and not transposed:
-        totals = [max(0, (-(-size[d] // strides[d]) - 1) * strides[d]
-                      + (kernel[d] - 1) * dilations[d] + 1 - size[d]) for d in range(n)]
+        totals = [
+            max(
+                0,
+                (-(-size[d] // strides[d]) - 1) * strides[d]
+                + (kernel[d] - 1) * dilations[d]
+                + 1
+                - size[d],
+            )
+            for d in range(n)
+        ]
         pads = halves(totals, auto == "SAME_UPPER")
     elif auto not in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
         raise ModelError(f"auto_pad='{auto}' is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER")
@@ -145,13 +212,12 @@ def halves(totals: list[int], upper: bool) -> Ints:
     return (*small, *large) if upper else (*large, *small)
 
 
-def with_bias(g: Any, y: Node, bias: Node | None) -> Node:
+def with_bias(g: GraphBuilder, y: Node, bias: Node | None) -> Node:
     """y + bias along axis 1."""
     if bias is None:
         return y
     shape = (*bias.type.shape, *(1,) * (y.type.rank - 2))
-    result: Node = g.add(y, g.reshape(bias, shape=shape))
-    return result
+    return g.add(y, g.reshape(bias, shape=shape))
 
 
 def _checked(node: Any, x: Node, w: Node) -> Ints:
@@ -159,84 +225,170 @@ def _checked(node: Any, x: Node, w: Node) -> Ints:
     check_rank(x.type, w.type)
     kernel = w.type.dims[2:]
     if tuple(node.attrs.get("kernel_shape", kernel)) != kernel:
-        raise ModelError(f"attribute kernel_shape={list(node.attrs['kernel_shape'])} contradicts the "
-                         f"weight 'w' {w.type}")
+        raise ModelError(
+            f"attribute kernel_shape={list(node.attrs['kernel_shape'])} contradicts the "
+            f"weight 'w' {w.type}"
+        )
     return kernel
 
 
 @onnx_rule("Conv")
-def _conv(g: Any, node: Any) -> Node:
+def _conv(g: GraphBuilder, node: Any) -> Node:
     x, w = node.inputs[:2]
     kernel = _checked(node, x, w)
-    y = g.conv(x, w, **window_attrs(node, x.type.dims[2:], kernel), group=node.attrs.get("group", 1))
+    y = g.conv(
+        x, w, **window_attrs(node, x.type.dims[2:], kernel), group=node.attrs.get("group", 1)
+    )
     return with_bias(g, y, node.inputs[2] if len(node.inputs) > 2 else None)
 
 
 @onnx_rule("ConvInteger")
-def _conv_integer(g: Any, node: Any) -> Node:
+def _conv_integer(g: GraphBuilder, node: Any) -> Node:
     x, w, x_zero, w_zero = (*node.inputs, None, None)[:4]
     kernel = _checked(node, x, w)
     if w_zero is not None and w_zero.type.rank == 1 and w_zero.type.size > 1:
         w_zero = g.reshape(w_zero, shape=(*w_zero.type.shape, *(1,) * (w.type.rank - 1)))
-    result: Node = g.conv(centred(g, x, x_zero), centred(g, w, w_zero), group=node.attrs.get("group", 1),
-                          **window_attrs(node, x.type.dims[2:], kernel))
-    return result
+    return g.conv(
+        centred(g, x, x_zero),
+        centred(g, w, w_zero),
+        group=node.attrs.get("group", 1),
+        **window_attrs(node, x.type.dims[2:], kernel),
+    )
 
 
 # ---- conv_transpose
 
-def _transpose_type(x: TensorType, w: TensorType, strides: Ints, pads: Ints, dilations: Ints,
-                    output_padding: Ints, group: int) -> TensorType:
+
+def _transpose_type(
+    x: TensorType,
+    w: TensorType,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    output_padding: Ints,
+    group: int,
+) -> TensorType:
     dtype = same_dtype(x, w)
     check_rank(x, w)
     if x.shape[1] != w.shape[0]:
-        raise ShapeError(f"input 'x' {x} has {x.shape[1]} channels, but the weight 'w' {w} reads "
-                         f"{w.shape[0]}")
+        raise ShapeError(
+            f"input 'x' {x} has {x.shape[1]} channels, but the weight 'w' {w} reads {w.shape[0]}"
+        )
     if x.dims[1] % group:
-        raise ShapeError(f"input 'x' {x} has {x.shape[1]} channels, not a multiple of {group} groups")
+        raise ShapeError(
+            f"input 'x' {x} has {x.shape[1]} channels, not a multiple of {group} groups"
+        )
     n = x.rank - 2
-    spatial = tuple(strides[d] * (x.dims[2 + d] - 1) + (w.dims[2 + d] - 1) * dilations[d] + 1
-                    + output_padding[d] - pads[d] - pads[n + d] for d in range(n))
+    spatial = tuple(
+        strides[d] * (x.dims[2 + d] - 1)
+        + (w.dims[2 + d] - 1) * dilations[d]
+        + 1
+        + output_padding[d]
+        - pads[d]
+        - pads[n + d]
+        for d in range(n)
+    )
     if min(spatial) < 0:
         raise ShapeError(f"pads {list(pads)} leave nothing of the output: {spatial}")
     return TensorType(dtype, (x.shape[0], w.dims[1] * group, *spatial))
 
 
-def _transpose_ref(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], strides: Ints, pads: Ints,
-                   dilations: Ints, output_padding: Ints, group: int) -> np.ndarray[Any, Any]:
+def _transpose_ref(
+    x: np.ndarray[Any, Any],
+    w: np.ndarray[Any, Any],
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    output_padding: Ints,
+    group: int,
+) -> np.ndarray[Any, Any]:
     """Scatter form: every input pixel adds its scaled kernel to the output."""
     n, kernel, dtype = x.ndim - 2, w.shape[2:], x.dtype
     x, w = wide(x), wide(w)
-    full = [strides[d] * (x.shape[2 + d] - 1) + (kernel[d] - 1) * dilations[d] + 1
-            + max(0, output_padding[d] - pads[n + d]) for d in range(n)]
+    full = [
+        strides[d] * (x.shape[2 + d] - 1)
+        + (kernel[d] - 1) * dilations[d]
+        + 1
+        + max(0, output_padding[d] - pads[n + d])
+        for d in range(n)
+    ]
     xs = x.reshape(x.shape[0], group, x.shape[1] // group, -1)
     ws = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     y = np.zeros((x.shape[0], group * w.shape[1], *full), x.dtype)
     for t, k in enumerate(itertools.product(*map(range, kernel))):
         part = np.einsum("ngcp,gcm->ngmp", xs, ws[..., t]).reshape(x.shape[0], -1, *x.shape[2:])
-        at = tuple(slice(k[d] * dilations[d], k[d] * dilations[d] + strides[d] * (x.shape[2 + d] - 1) + 1,
-                         strides[d]) for d in range(n))
+        at = tuple(
+            slice(
+                k[d] * dilations[d],
+                k[d] * dilations[d] + strides[d] * (x.shape[2 + d] - 1) + 1,
+                strides[d],
+            )
+            for d in range(n)
+        )
         y[(slice(None), slice(None), *at)] += part
-    cut = tuple(slice(pads[d], strides[d] * (x.shape[2 + d] - 1) + (kernel[d] - 1) * dilations[d] + 1
-                      + output_padding[d] - pads[n + d]) for d in range(n))
+    cut = tuple(
+        slice(
+            pads[d],
+            strides[d] * (x.shape[2 + d] - 1)
+            + (kernel[d] - 1) * dilations[d]
+            + 1
+            + output_padding[d]
+            - pads[n + d],
+        )
+        for d in range(n)
+    )
     return y[(slice(None), slice(None), *cut)].astype(dtype)
 
 
-_PLAIN2T = {**_PLAIN2, "output_padding": (0, 0)}
+_PLAIN2T: dict[str, Any] = {**_PLAIN2, "output_padding": (0, 0)}
 
 
-@indexed("contraction", infer=_transpose_type, ref=_transpose_ref, samples=[
-    sample(F32(2, 3, 4, 5), F32(3, 2, 3, 3), **_PLAIN2T),
-    sample(F32(1, 4, 3, 3), F32(4, 2, 3, 3), **{**_PLAIN2T, "strides": (2, 3), "pads": (1, 0, 0, 1),
-                                                "group": 2, "output_padding": (1, 2)}),
-    sample(F32(1, 2, 3, 3), F32(2, 2, 2, 2), **{**_PLAIN2T, "dilations": (2, 2), "strides": (3, 1)}),
-    sample(F32(1, 2, 5), F32(2, 3, 4), output_padding=(0,), **{**_PLAIN1, "strides": (2,)}),
-    sample(F32(1, 1, 2, 3, 2), F32(1, 2, 2, 2, 2), strides=(2, 1, 1), pads=(0,) * 6,
-           dilations=(1, 1, 1), group=1, output_padding=(0, 0, 0))])
-def conv_transpose(s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: Ints, pads: Ints,
-                   dilations: Ints, output_padding: Ints, group: int) -> Expr:
-    """Gather form: y[n, m, o] = sum over c, k of x[n, c, (o + pad - k * dilation) / stride] * w[c, m, k],
-    over the k for which the division leaves no rest. Without dilation only those are visited."""
+@indexed(
+    "contraction",
+    infer=_transpose_type,
+    ref=_transpose_ref,
+    samples=[
+        sample(F32(2, 3, 4, 5), F32(3, 2, 3, 3), **_PLAIN2T),
+        sample(
+            F32(1, 4, 3, 3),
+            F32(4, 2, 3, 3),
+            **{
+                **_PLAIN2T,
+                "strides": (2, 3),
+                "pads": (1, 0, 0, 1),
+                "group": 2,
+                "output_padding": (1, 2),
+            },
+        ),
+        sample(
+            F32(1, 2, 3, 3), F32(2, 2, 2, 2), **{**_PLAIN2T, "dilations": (2, 2), "strides": (3, 1)}
+        ),
+        sample(F32(1, 2, 5), F32(2, 3, 4), output_padding=(0,), **{**_PLAIN1, "strides": (2,)}),
+        sample(
+            F32(1, 1, 2, 3, 2),
+            F32(1, 2, 2, 2, 2),
+            strides=(2, 1, 1),
+            pads=(0,) * 6,
+            dilations=(1, 1, 1),
+            group=1,
+            output_padding=(0, 0, 0),
+        ),
+    ],
+)
+def conv_transpose(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    w: Loader,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    output_padding: Ints,
+    group: int,
+) -> Expr:
+    """Gather form: y[n, m, o] = sum over c, k of x[n, c, (o + pad - k * dilation) / stride] * w[c,
+    m, k], over the k for which the division leaves no rest. Without dilation only those are
+    visited."""
     n, m, *out = ix
     outputs, kernel, spatial = w.shape[1], w.shape[2:], x.shape[2:]
     inputs = w.shape[0] // group
@@ -257,11 +409,12 @@ def conv_transpose(s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: I
             ks.append(k)
             at.append(i)
         return x(n, channel, *at, guard=valid) * w(channel, m % outputs, *ks, guard=valid)
+
     return s.reduce("add", (inputs, *taps), term)
 
 
 @onnx_rule("ConvTranspose")
-def _conv_transpose(g: Any, node: Any) -> Node:
+def _conv_transpose(g: GraphBuilder, node: Any) -> Node:
     x, w = node.inputs[:2]
     kernel = _checked(node, x, w)
     n, size, attrs = len(kernel), x.type.dims[2:], node.attrs
@@ -272,8 +425,14 @@ def _conv_transpose(g: Any, node: Any) -> Node:
     if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [size[d] * strides[d] for d in range(n)]
     if wanted is not None:
-        totals = [strides[d] * (size[d] - 1) + extra[d] + (kernel[d] - 1) * dilations[d] + 1
-                  - wanted[len(wanted) - n + d] for d in range(n)]
+        totals = [
+            strides[d] * (size[d] - 1)
+            + extra[d]
+            + (kernel[d] - 1) * dilations[d]
+            + 1
+            - wanted[len(wanted) - n + d]
+            for d in range(n)
+        ]
         window["pads"] = halves([max(0, t) for t in totals], auto == "SAME_UPPER")
         extra = tuple(e + max(0, -t) for e, t in zip(extra, totals))
     y = g.conv_transpose(x, w, output_padding=extra, group=attrs.get("group", 1), **window)

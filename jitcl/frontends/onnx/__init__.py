@@ -3,7 +3,8 @@
     model = load("model.onnx")                            # checked; ModelError says what is wrong
     graph = import_model(model, {"x": (1, 3, 224, 224)})   # concrete shapes, one graph each
 
-Differences between opsets live in `opsets`, function bodies in `functions`; rules of ops stand beside the ops.
+Differences between opsets live in `opsets`, function bodies in `functions`; rules of ops stand
+beside the ops.
 """
 
 from jitcl.frontends.onnx.importer import import_model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
@@ -11,7 +12,7 @@ from jitcl.frontends.onnx import tensors
 from jitcl.ir.graph import Node
 
 
-def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+def schema_of(op_type: str, domain: str, opset: int) -> Any:
     """ONNX's description of an op as that opset has it, or None for an unknown one."""
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
@@ -19,9 +20,17 @@ def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | Non
         return None
 
 
-def standard_body(node: NodeProto, opset: int, inputs: Sequence[Node | None],
-                  attributes: Sequence[AttributeProto]) -> FunctionProto | None:
-    """The function body that ONNX gives for a node, or None; `attributes` are the node's, resolved."""
+def has_body(op_type: str, domain: str, opset: int) -> bool:
+    """Whether ONNX defines the op by a function body (perhaps one that depends on its operands)."""
+    schema = schema_of(op_type, domain, opset)
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def standard_body(
+    node: NodeProto, opset: int, inputs: Sequence[Node | None], attributes: Sequence[AttributeProto]
+) -> FunctionProto | None:
+    """The function body that ONNX gives for a node, or None; `attributes` are the node's,
+    resolved."""
     schema = schema_of(node.op_type, node.domain, opset)
     if schema is None:
         return None
@@ -35,7 +44,8 @@ def standard_body(node: NodeProto, opset: int, inputs: Sequence[Node | None],
         del plain.attribute[:]
         plain.attribute.extend(attributes)
         data = schema.get_context_dependent_function_with_opset_version(
-            version, plain.SerializeToString(), [type_proto(i).SerializeToString() for i in inputs])
+            version, plain.SerializeToString(), [type_proto(i).SerializeToString() for i in inputs]
+        )
         return _parsed(data) if data else None
     return None
 
@@ -55,8 +65,9 @@ def type_proto(node: Node | None) -> TypeProto:
     """A node's type as ONNX writes it; empty for an input that is left out."""
     if node is None:
         return TypeProto()
-    made: TypeProto = onnx.helper.make_tensor_type_proto(tensors.ELEM_TYPES[node.type.dtype],
-                                                         list(node.type.dims))
+    made: TypeProto = onnx.helper.make_tensor_type_proto(
+        tensors.ELEM_TYPES[node.type.dtype], list(node.type.dims)
+    )
     return made
 
 
@@ -64,7 +75,7 @@ def defaults(node: NodeProto, function: FunctionProto, opset: int) -> dict[str, 
     """What the body's attribute references mean where the caller leaves them out."""
     found = {a.name: a for a in function.attribute_proto}
     schema = schema_of(node.op_type, node.domain, opset)
-    for name, attribute in (schema.attributes.items() if schema else ()):
+    for name, attribute in schema.attributes.items() if schema else ():
         default = attribute.default_value
         if default.type != AttributeProto.UNDEFINED:
             found.setdefault(name, default)
@@ -72,7 +83,8 @@ def defaults(node: NodeProto, function: FunctionProto, opset: int) -> dict[str, 
 
 
 def resolve(node: NodeProto, bound: dict[str, AttributeProto]) -> list[AttributeProto]:
-    """The node's attributes with references to the function's parameters replaced; unbound ones vanish."""
+    """The node's attributes with references to the function's parameters replaced; unbound ones
+    vanish."""
     found = []
     for a in node.attribute:
         if not a.ref_attr_name:

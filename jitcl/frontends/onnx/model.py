@@ -1,4 +1,5 @@
-"""`load`: from a file, bytes or ModelProto to a checked `OnnxModel`, or a ModelError that says how to fix it."""
+"""`load`: from a file, bytes or ModelProto to a checked `OnnxModel`, or a ModelError that says how
+to fix it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
 from jitcl.errors import ModelError, UnsupportedError
@@ -20,12 +21,13 @@ from jitcl.ir.graph import Node, const
 from jitcl.ir.types import Dim, Sym, TensorType
 
 OLDEST_OPSET = 7
-SLOW_CHECK_BYTES = 1 << 16      # larger initialisers are not shown to onnx.checker
+SLOW_CHECK_BYTES = 1 << 16  # larger initialisers are not shown to onnx.checker
 
 
 @dataclass(eq=False)
 class OnnxModel:
-    """A checked model. `source` is what messages call it; `base` the folder of its external data."""
+    """A checked model. `source` is what messages call it; `base` the folder of its external
+    data."""
 
     proto: ModelProto
     source: str
@@ -41,57 +43,82 @@ class OnnxModel:
     @cached_property
     def inputs(self) -> dict[str, TensorType]:
         """What must be fed: names and types; unknown dimensions are `Sym`s."""
-        return {v.name: self._type(v) for v in self.proto.graph.input if v.name not in self.initialisers}
+        return {
+            v.name: self._type(v) for v in self.proto.graph.input if v.name not in self.initialisers
+        }
 
     @cached_property
     def defaults(self) -> dict[str, TensorType]:
         """Inputs that may be fed: they have an initialiser, which holds where they are not."""
-        return {v.name: self._type(v) for v in self.proto.graph.input if v.name in self.initialisers}
+        return {
+            v.name: self._type(v) for v in self.proto.graph.input if v.name in self.initialisers
+        }
 
     @cached_property
     def outputs(self) -> dict[str, TensorType | None]:
         """What the model gives; None where the file does not say the type."""
-        return {v.name: self._type(v) if v.HasField("type") and v.type.HasField("tensor_type")
-                and v.type.tensor_type.HasField("shape") else None for v in self.proto.graph.output}
+        return {
+            v.name: self._type(v)
+            if v.HasField("type")
+            and v.type.HasField("tensor_type")
+            and v.type.tensor_type.HasField("shape")
+            else None
+            for v in self.proto.graph.output
+        }
 
     @cached_property
     def initialisers(self) -> dict[str, Any]:
         """The protos of stored constants by name, dense and sparse."""
         graph = self.proto.graph
-        return {**{t.name: t for t in graph.initializer},
-                **{t.values.name: t for t in graph.sparse_initializer}}
+        return {
+            **{t.name: t for t in graph.initializer},
+            **{t.values.name: t for t in graph.sparse_initializer},
+        }
 
     @cached_property
     def external_files(self) -> tuple[Path, ...]:
         """Files beside the model that hold elements of its tensors."""
-        found = {tensors.external_file(t): None for t in self.initialisers.values()
-                 if isinstance(t, onnx.TensorProto) and onnx.external_data_helper.uses_external_data(t)}
+        found = {
+            tensors.external_file(t): None
+            for t in self.initialisers.values()
+            if isinstance(t, onnx.TensorProto) and onnx.external_data_helper.uses_external_data(t)
+        }
         return tuple((self.base or Path()) / f for f in found)
 
     def constant(self, name: str) -> Node:
         """The constant node of an initialiser; made once and shared by all specialisations."""
         node = self._constants.get(name)
         if node is None:
-            node = self._constants[name] = constant(self.initialisers[name], self.base,
-                                                    f"initialiser '{name}'")
+            node = self._constants[name] = constant(
+                self.initialisers[name], self.base, f"initialiser '{name}'"
+            )
         return node
 
     def _type(self, value: onnx.ValueInfoProto) -> TensorType:
-        """The declared type of an input or output; UnsupportedError for sequences and odd elements."""
+        """The declared type of an input or output; UnsupportedError for sequences and odd
+        elements."""
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "no type"
-            raise UnsupportedError(f"{self.source}: '{value.name}' is a {kind.replace('_type', '')}; "
-                                   f"jitcl takes and gives tensors")
+            raise UnsupportedError(
+                f"{self.source}: '{value.name}' is a {kind.replace('_type', '')}; "
+                f"jitcl takes and gives tensors"
+            )
         tensor = value.type.tensor_type
         dtype = tensors.dtype_of(tensor.elem_type)
         if dtype is None:
-            raise UnsupportedError(f"{self.source}: '{value.name}' has elements of type "
-                                   f"{tensors.dtype_name(tensor.elem_type)}; jitcl takes floats of 16 to 64 "
-                                   f"bits, integers of 8 to 64 bits and bool")
+            raise UnsupportedError(
+                f"{self.source}: '{value.name}' has elements of type "
+                f"{tensors.dtype_name(tensor.elem_type)}; jitcl takes floats of 16 to 64 "
+                f"bits, integers of 8 to 64 bits and bool"
+            )
         if not tensor.HasField("shape"):
-            raise UnsupportedError(f"{self.source}: '{value.name}' has no rank in the file\n  Give it one "
-                                   f"with onnx.shape_inference or in the export.")
-        return TensorType(dtype, tuple(_dim(d, f"{value.name}.{i}") for i, d in enumerate(tensor.shape.dim)))
+            raise UnsupportedError(
+                f"{self.source}: '{value.name}' has no rank in the file\n  Give it one "
+                f"with onnx.shape_inference or in the export."
+            )
+        return TensorType(
+            dtype, tuple(_dim(d, f"{value.name}.{i}") for i, d in enumerate(tensor.shape.dim))
+        )
 
 
 def constant(proto: Any, base: Path | None, what: str) -> Node:
@@ -106,7 +133,7 @@ def _dim(dim: Any, name: str) -> Dim:
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
         return int(dim.dim_value)
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value == 0:
-        return Sym(name)                 # exporters write 0 for "unknown"
+        return Sym(name)  # exporters write 0 for "unknown"
     return Sym(dim.dim_param or name)
 
 
@@ -115,11 +142,15 @@ def _domain(domain: str) -> str:
 
 
 def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
-    """Read and check a model. ModelError: unreadable, not ONNX, invalid, a cycle, too old or too new."""
+    """Read and check a model. ModelError: unreadable, not ONNX, invalid, a cycle, too old or too
+    new."""
     base: Path | None = None
     if isinstance(source, ModelProto):
-        proto, name, digest = source, "the given ModelProto", model_digest(source.SerializeToString(
-            deterministic=True))
+        proto, name, digest = (
+            source,
+            "the given ModelProto",
+            model_digest(source.SerializeToString(deterministic=True)),
+        )
     else:
         data, name, base = _read(source)
         proto, digest = _parse(data, name), model_digest(data)
@@ -129,8 +160,12 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
     model = OnnxModel(_sorted(proto, name), name, digest, base)
     for file in model.external_files:
         if base is None or not file.is_file():
-            owner = next(t for t in model.initialisers.values() if tensors.external_file(t) == file.name)
-            tensors.to_array(owner, base, f"{name}: initialiser '{owner.name}'")     # raises, and says why
+            owner = next(
+                t for t in model.initialisers.values() if tensors.external_file(t) == file.name
+            )
+            tensors.to_array(
+                owner, base, f"{name}: initialiser '{owner.name}'"
+            )  # raises, and says why
     _check(model)
     return model
 
@@ -150,11 +185,15 @@ def _parse(data: bytes, name: str) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(f"{name}: is not an ONNX model, or was cut off ({len(data)} bytes)\n"
-                         f"  Fetch or export the file again; a git-lfs pointer is not the model.") from error
+        raise ModelError(
+            f"{name}: is not an ONNX model, or was cut off ({len(data)} bytes)\n"
+            f"  Fetch or export the file again; a git-lfs pointer is not the model."
+        ) from error
     if not proto.ir_version or not proto.opset_import:
-        raise ModelError(f"{name}: is not an ONNX model: it has no IR version or no opset\n"
-                         f"  jitcl reads ONNX files (.onnx) and its own text (.jitcl).")
+        raise ModelError(
+            f"{name}: is not an ONNX model: it has no IR version or no opset\n"
+            f"  jitcl reads ONNX files (.onnx) and its own text (.jitcl)."
+        )
     return proto
 
 
@@ -162,17 +201,22 @@ def _check_opsets(proto: ModelProto, name: str) -> None:
     newest = onnx.defs.onnx_opset_version()
     for opset in proto.opset_import:
         if _domain(opset.domain):
-            continue                     # other domains: their ops are looked up one by one
+            continue  # other domains: their ops are looked up one by one
         if opset.version > newest:
-            raise ModelError(f"{name}: uses opset {opset.version}; the installed onnx {onnx.__version__} "
-                             f"knows up to {newest}\n  Upgrade onnx, or export for opset {newest}.")
+            raise ModelError(
+                f"{name}: uses opset {opset.version}; the installed onnx {onnx.__version__} "
+                f"knows up to {newest}\n  Upgrade onnx, or export for opset {newest}."
+            )
         if opset.version < OLDEST_OPSET:
-            changed = sorted({n.op_type for n in proto.graph.node if not _unchanged(n, opset.version)})
+            changed = sorted(
+                {n.op_type for n in proto.graph.node if not _unchanged(n, opset.version)}
+            )
             if changed:
                 raise UnsupportedError(
-                    f"{name}: uses opset {opset.version}; jitcl reads {OLDEST_OPSET} and newer, and these ops "
-                    f"changed in between: {', '.join(changed)}\n"
-                    f"  Convert it: onnx.version_converter.convert_version(model, 13).")
+                    f"{name}: uses opset {opset.version}; jitcl reads {OLDEST_OPSET} and newer, "
+                    f"and these ops changed in between: {', '.join(changed)}\n"
+                    f"  Convert it: onnx.version_converter.convert_version(model, 13)."
+                )
 
 
 def _unchanged(node: onnx.NodeProto, opset: int) -> bool:
@@ -205,8 +249,10 @@ def _sorted(proto: ModelProto, name: str) -> ModelProto:
             if not waiting[j]:
                 heapq.heappush(ready, j)
     if len(order) < len(nodes):
-        raise ModelError(f"{name}: its nodes form a cycle: {_cycle(proto, needs, set(order))}\n"
-                         f"  A model must be acyclic; use Loop or Scan for recurrence.")
+        raise ModelError(
+            f"{name}: its nodes form a cycle: {_cycle(proto, needs, set(order))}\n"
+            f"  A model must be acyclic; use Loop or Scan for recurrence."
+        )
     result = ModelProto()
     result.CopyFrom(proto)
     del result.graph.node[:]
@@ -221,15 +267,17 @@ def _cycle(proto: ModelProto, needs: list[list[int]], done: set[int]) -> str:
     while at not in path:
         path.append(at)
         at = next(j for j in needs[at] if j not in done)
-    loop = [*path[path.index(at):], at][::-1]
-    return " -> ".join(f"'{label(proto.graph.node[i])}' ({proto.graph.node[i].op_type})" for i in loop)
+    loop = [*path[path.index(at) :], at][::-1]
+    return " -> ".join(
+        f"'{label(proto.graph.node[i])}' ({proto.graph.node[i].op_type})" for i in loop
+    )
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Names of the values that a node needs, those that its subgraphs capture included."""
     yield from (i for i in node.input if i)
     for a in node.attribute:
-        for graph in ([a.g] if a.HasField("g") else a.graphs):
+        for graph in [a.g] if a.HasField("g") else a.graphs:
             own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             own |= {o for n in graph.node for o in n.output}
             yield from (v for n in graph.node for v in reads(n) if v not in own)
@@ -247,13 +295,16 @@ def _check(model: OnnxModel) -> None:
         onnx.checker.check_model(_to_check(model.proto))
     except onnx.checker.ValidationError as error:
         first = str(error).strip().splitlines()
-        raise ModelError(f"{model.source}: is not a valid ONNX model: {' '.join(first[:2])}\n"
-                         f"  onnx.checker.check_model says so; export the model again.") from error
+        raise ModelError(
+            f"{model.source}: is not a valid ONNX model: {' '.join(first[:2])}\n"
+            f"  onnx.checker.check_model says so; export the model again."
+        ) from error
 
 
 def _to_check(proto: ModelProto) -> ModelProto:
-    """What the checker is shown: large and external initialisers as inputs, as reading those takes time (they are
-    checked when they become constants), and a shape for outputs without one, which exporters leave out."""
+    """What the checker is shown: large and external initialisers as inputs, as reading those takes
+    time (they are checked when they become constants), and a shape for outputs without one, which
+    exporters leave out."""
     slim = ModelProto()
     slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)
@@ -262,12 +313,17 @@ def _to_check(proto: ModelProto) -> ModelProto:
     slim.graph.name = graph.name or "graph"
     slim.graph.node.extend(graph.node)
     slim.graph.sparse_initializer.extend(graph.sparse_initializer)
-    large = {t.name: t for t in graph.initializer
-             if t.ByteSize() > SLOW_CHECK_BYTES or onnx.external_data_helper.uses_external_data(t)}
+    large = {
+        t.name: t
+        for t in graph.initializer
+        if t.ByteSize() > SLOW_CHECK_BYTES or onnx.external_data_helper.uses_external_data(t)
+    }
     slim.graph.initializer.extend(t for t in graph.initializer if t.name not in large)
     slim.graph.input.extend(v for v in graph.input if v.name not in large)
-    slim.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
-                            for t in large.values())
+    slim.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
+        for t in large.values()
+    )
     slim.graph.output.extend(graph.output)
     for value in slim.graph.output:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):

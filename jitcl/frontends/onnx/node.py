@@ -1,4 +1,5 @@
-"""`OnnxNode`: what import rules see of a node. No ONNX types, so that rules can stand beside the ops."""
+"""`OnnxNode`: what import rules see of a node. No ONNX types, so that rules can stand beside the
+ops."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from jitcl.ir.graph import Node
 class OnnxNode:
     """A node in the newest opset's form.
 
-    `inputs` holds None where an optional input is left out, up to the most that the op takes. `attrs` are plain
-    values: int, float, str, ndarray and tuples. `opset` is the one that the model was written for.
+    `inputs` holds None where an optional input is left out, up to the most that the op takes.
+    `attrs` are plain values: int, float, str, ndarray and tuples. `opset` is the one that the
+    model was written for.
     """
 
     op_type: str
@@ -33,7 +35,8 @@ class OnnxNode:
         return self.inputs[i] if i < len(self.inputs) else None
 
     def static(self, i: int) -> np.ndarray[Any, Any] | None:
-        """The value of input i, None where it is left out; NeedsValue if a graph input decides it."""
+        """The value of input i, None where it is left out; NeedsValue if a graph input decides
+        it."""
         source = self.input(i)
         return None if source is None else self.evaluate(source)
 

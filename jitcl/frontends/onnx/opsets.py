@@ -1,7 +1,9 @@
-"""All differences between opsets: each node is brought into the newest opset's form before its rule sees it.
+"""All differences between opsets: each node is brought into the newest opset's form before its
+rule sees it.
 
-`ATTRIBUTES` lists attributes that became inputs; `CHANGES` holds what a table row can't say. An entry applies to
-nodes of models older than its opset. (onnx.version_converter does whole models, and not all ops.)
+`ATTRIBUTES` lists attributes that became inputs; `CHANGES` holds what a table row can't say. An
+entry applies to nodes of models older than its opset. (onnx.version_converter does whole models,
+and not all ops.)
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from jitcl.frontends.onnx.node import OnnxNode
 from jitcl.ir.graph import Node, const
 from jitcl.ops.core import ONNX, norm_axis
 
-# op type -> (first opset of the new form, {attribute: (input number, dtype)}); dtype "x" is that of input 0
+# op type -> (first opset of the new form, {attribute: (input number, dtype)}); dtype "x" is that
+# of input 0
 ATTRIBUTES: dict[str, tuple[int, dict[str, tuple[int, str]]]] = {
     "Squeeze": (13, {"axes": (1, "i64")}),
     "Unsqueeze": (13, {"axes": (1, "i64")}),
     "ReduceSum": (13, {"axes": (1, "i64")}),
-    **{f"Reduce{kind}": (18, {"axes": (1, "i64")}) for kind in (
-        "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")},
+    **{
+        f"Reduce{kind}": (18, {"axes": (1, "i64")})
+        for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+    },
     "Split": (13, {"split": (1, "i64")}),
     "Slice": (10, {"starts": (1, "i64"), "ends": (2, "i64"), "axes": (3, "i64")}),
     "Pad": (11, {"pads": (1, "i64"), "value": (2, "x")}),
@@ -39,9 +44,18 @@ ATTRIBUTES: dict[str, tuple[int, dict[str, tuple[int, str]]]] = {
 def _upsample(g: Any, node: OnnxNode) -> OnnxNode:
     """Upsample is Resize with scales, asymmetric, rounding down."""
     x, scales = node.inputs[0], node.input(1)
-    mode = {"bilinear": "linear"}.get(node.attrs.get("mode", "nearest"), node.attrs.get("mode", "nearest"))
-    return node.with_(op_type="Resize", inputs=(x, None, scales, None), attrs={
-        "mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"})
+    mode = {"bilinear": "linear"}.get(
+        node.attrs.get("mode", "nearest"), node.attrs.get("mode", "nearest")
+    )
+    return node.with_(
+        op_type="Resize",
+        inputs=(x, None, scales, None),
+        attrs={
+            "mode": mode,
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "floor",
+        },
+    )
 
 
 def _resize_10(g: Any, node: OnnxNode) -> OnnxNode:
@@ -66,8 +80,10 @@ def _top_k(g: Any, node: OnnxNode) -> OnnxNode:
 def _batch_norm(g: Any, node: OnnxNode) -> OnnxNode:
     attrs = {k: v for k, v in node.attrs.items() if k != "spatial"}
     if node.attrs.get("spatial", 1) == 0:
-        raise UnsupportedError("BatchNormalization with spatial=0 (opset 7 and 8) is not supported: "
-                               "convert the model to opset 9 or newer")
+        raise UnsupportedError(
+            "BatchNormalization with spatial=0 (opset 7 and 8) is not supported: "
+            "convert the model to opset 9 or newer"
+        )
     return node.with_(attrs=attrs, n_outputs=1)
 
 
@@ -84,11 +100,14 @@ def _group_norm(g: Any, node: OnnxNode) -> OnnxNode:
     def spread(v: Node | None) -> Node:
         assert v is not None
         if v.type.dims != (groups,) or channels % groups:
-            raise ShapeError(f"GroupNormalization: x {x.type} in {groups} groups wants {groups} scales and "
-                             f"biases, got {v.type}")
+            raise ShapeError(
+                f"GroupNormalization: x {x.type} in {groups} groups wants {groups} scales and "
+                f"biases, got {v.type}"
+            )
         wide = g.expand(g.reshape(v, shape=(groups, 1)), shape=(groups, channels // groups))
         result: Node = g.reshape(wide, shape=(channels,))
         return result
+
     return node.with_(inputs=(x, spread(node.input(1)), spread(node.input(2))))
 
 
@@ -132,7 +151,7 @@ def _to_inputs(node: OnnxNode, table: dict[str, tuple[int, str]]) -> OnnxNode:
             assert first is not None
             dtype = first.type.dtype
         value = node.attrs[name]
-        if dtypes.is_int(dtype) and isinstance(value, float):   # Clip's limits of integers
+        if dtypes.is_int(dtype) and isinstance(value, float):  # Clip's limits of integers
             low, high = dtypes.limits(dtype)
             value = min(max(value, low), high)
         inputs += [None] * (at + 1 - len(inputs))
@@ -141,7 +160,7 @@ def _to_inputs(node: OnnxNode, table: dict[str, tuple[int, str]]) -> OnnxNode:
     return node.with_(inputs=tuple(inputs), attrs=attrs)
 
 
-def _flattened(g: Any, node: OnnxNode) -> Node:
+def _flattened(g: Any, node: OnnxNode) -> Any:
     """Softmax and its like before opset 13: over all axes from `axis` on, as one."""
     x = node.inputs[0]
     assert x is not None
@@ -150,17 +169,17 @@ def _flattened(g: Any, node: OnnxNode) -> Node:
     rule = ONNX["", node.op_type]
     if math.prod(dims[axis:]) == (dims[axis] if dims else 1):
         at = axis if dims else -1
-        result: Node = rule(g, node.with_(attrs={"axis": at}, opset=13))
-        return result
+        return rule(g, node.with_(attrs={"axis": at}, opset=13))
     flat = g.reshape(x, shape=(math.prod(dims[:axis]), math.prod(dims[axis:])))
-    result = rule(g, node.with_(inputs=(flat,), attrs={"axis": -1}, opset=13))
-    result = g.reshape(result, shape=dims)
-    return result
+    y = rule(g, node.with_(inputs=(flat,), attrs={"axis": -1}, opset=13))
+    return g.reshape(y, shape=dims)
 
 
 # op type -> (first opset of the new meaning, rule of the old one)
 OLD_RULES: dict[str, tuple[int, Callable[[Any, OnnxNode], Any]]] = {
-    "Softmax": (13, _flattened), "LogSoftmax": (13, _flattened), "Hardmax": (13, _flattened),
+    "Softmax": (13, _flattened),
+    "LogSoftmax": (13, _flattened),
+    "Hardmax": (13, _flattened),
 }
 
 

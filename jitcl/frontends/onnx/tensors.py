@@ -12,11 +12,19 @@ from onnx import AttributeProto, TensorProto, external_data_helper, numpy_helper
 from jitcl import dtypes
 from jitcl.errors import ModelError, UnsupportedError
 
-_DTYPES = {
-    TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.DOUBLE: "f64",
-    TensorProto.BFLOAT16: "bf16", TensorProto.INT8: "i8", TensorProto.INT16: "i16",
-    TensorProto.INT32: "i32", TensorProto.INT64: "i64", TensorProto.UINT8: "u8",
-    TensorProto.UINT16: "u16", TensorProto.UINT32: "u32", TensorProto.UINT64: "u64",
+_DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "f32",
+    TensorProto.FLOAT16: "f16",
+    TensorProto.DOUBLE: "f64",
+    TensorProto.BFLOAT16: "bf16",
+    TensorProto.INT8: "i8",
+    TensorProto.INT16: "i16",
+    TensorProto.INT32: "i32",
+    TensorProto.INT64: "i64",
+    TensorProto.UINT8: "u8",
+    TensorProto.UINT16: "u16",
+    TensorProto.UINT32: "u32",
+    TensorProto.UINT64: "u64",
     TensorProto.BOOL: "bool",
 }
 ELEM_TYPES = {short: number for number, short in _DTYPES.items()}
@@ -37,35 +45,44 @@ def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[An
     """A tensor's elements, external data read from beside the model; `what` names it in errors."""
     dtype = dtype_of(tensor.data_type)
     if dtype is None:
-        raise UnsupportedError(f"{what} has elements of type {dtype_name(tensor.data_type)}, "
-                               f"which jitcl does not compute with")
+        raise UnsupportedError(
+            f"{what} has elements of type {dtype_name(tensor.data_type)}, "
+            f"which jitcl does not compute with"
+        )
     if external_data_helper.uses_external_data(tensor):
         tensor = _with_external(tensor, base, what)
     try:
         array = numpy_helper.to_array(tensor)
-        if dtype == "bf16" and array.dtype == np.float32:      # onnx before 1.19 widens bfloat16
+        if dtype == "bf16" and array.dtype == np.float32:  # onnx before 1.19 widens bfloat16
             array = array.astype(dtypes.to_numpy("bf16"))
         return array
     except (ValueError, TypeError) as error:
-        raise ModelError(f"{what} is malformed: {error}\n"
-                         f"  The file is damaged or was written by a faulty exporter; export it again."
-                         ) from error
+        raise ModelError(
+            f"{what} is malformed: {error}\n"
+            f"  The file is damaged or was written by a faulty exporter; export it again."
+        ) from error
 
 
 def _with_external(tensor: TensorProto, base: Path | None, what: str) -> TensorProto:
     place = external_file(tensor)
     if base is None:
-        raise ModelError(f"{what} keeps its elements in the file '{place}', but the model was not loaded "
-                         f"from a file\n  Pass the model's path, so that the file beside it can be found.")
+        raise ModelError(
+            f"{what} keeps its elements in the file '{place}', but the model was not loaded "
+            f"from a file\n  Pass the model's path, so that the file beside it can be found."
+        )
     if not (base / place).is_file():
-        raise ModelError(f"{what} keeps its elements in '{base / place}', which does not exist\n"
-                         f"  Put the file beside the model; it belongs to it.")
+        raise ModelError(
+            f"{what} keeps its elements in '{base / place}', which does not exist\n"
+            f"  Put the file beside the model; it belongs to it."
+        )
     full = TensorProto()
     full.CopyFrom(tensor)
     try:
         external_data_helper.load_external_data_for_tensor(full, str(base))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"{what}: its elements in '{base / place}' can't be read: {error}") from error
+        raise ModelError(
+            f"{what}: its elements in '{base / place}' can't be read: {error}"
+        ) from error
     full.data_location = TensorProto.DEFAULT
     del full.external_data[:]
     return full
@@ -86,12 +103,15 @@ def to_dense(sparse: onnx.SparseTensorProto, base: Path | None, what: str) -> np
         else:
             dense[tuple(indices.T)] = values
     except IndexError as error:
-        raise ModelError(f"{what}: a sparse tensor's index lies outside its shape {dense.shape}") from error
+        raise ModelError(
+            f"{what}: a sparse tensor's index lies outside its shape {dense.shape}"
+        ) from error
     return dense
 
 
 def attribute(a: AttributeProto, base: Path | None, what: str) -> Any:
-    """An attribute as a plain value: int, float, str, tuples of these, ndarray; GraphProto as it is."""
+    """An attribute as a plain value: int, float, str, tuples of these, ndarray; GraphProto as it
+    is."""
     kind = AttributeProto
     if a.type == kind.FLOAT:
         return a.f
@@ -111,5 +131,7 @@ def attribute(a: AttributeProto, base: Path | None, what: str) -> Any:
         return tuple(a.ints)
     if a.type == kind.STRINGS:
         return tuple(s.decode("utf-8", "replace") for s in a.strings)
-    raise UnsupportedError(f"{what}: attribute '{a.name}' is a {kind.AttributeType.Name(a.type).lower()}, "
-                           f"which jitcl does not read")
+    raise UnsupportedError(
+        f"{what}: attribute '{a.name}' is a {kind.AttributeType.Name(a.type).lower()}, "
+        f"which jitcl does not read"
+    )
