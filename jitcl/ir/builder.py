@@ -1,9 +1,10 @@
 """`KernelBuilder`: what an op's body writes its result with (the `s` of every body).
 
-Values are scalar `Expr`s. Reductions become loops, and each statement is placed in the outermost scope that its
-operands allow: a row's maximum that does not depend on the column lands outside the column loop. That alone makes
-softmax and LayerNorm row-wise kernels. Loads are guarded wherever they are read under a guard, so any statement may
-be placed early without touching memory out of bounds.
+Values are scalar `Expr`s. Reductions become loops, and each statement is placed in the outermost
+scope that its operands allow: a row's maximum that does not depend on the column lands outside the
+column loop. That alone makes softmax and LayerNorm row-wise kernels. Loads are guarded wherever
+they are read under a guard, so any statement may be placed early without touching memory out of
+bounds.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class KernelBuilder:
 
     @contextlib.contextmanager
     def guarded(self, condition: Expr) -> Iterator[None]:
-        """Loads inside are only done where `condition` holds; elsewhere their value is arbitrary but safe."""
+        """Loads inside are only done where `condition` holds; elsewhere they are safe."""
         self.guards.append(condition)
         try:
             yield
@@ -101,25 +102,29 @@ class KernelBuilder:
         return E.index(x) if isinstance(x, int) else E.cast(x, "index")
 
     def cast(self, x: Expr, dtype: str) -> Expr:
-        """Convert, with f16 and bf16 rounded to their precision and then held in their compute type."""
+        """Convert; f16 and bf16 are rounded to their precision, then held in their compute type."""
         return E.cast(E.cast(x, dtype), dtypes.compute(dtype))
 
     def call(self, op: str, *args: Expr | Number) -> Expr:
-        """A scalar operation; Python numbers take the type of the other operands (not of a select's condition)."""
+        """A scalar operation; Python numbers take the type of the other operands.
+
+        A select's condition gives no type.
+        """
         typed = [a for a in (args[1:] if op == "select" else args) if isinstance(a, Expr)]
         if not typed:
-            raise JitclError(f"scalar {op}{args}: at least one operand must be a value, not a Python number")
+            raise JitclError(f"scalar {op}{args}: at least one operand must be a value, "
+                             "not a Python number")
         exprs = [E.lift(a, typed[0]) for a in args]
         values = exprs[1:] if op == "select" else exprs
         if any(v.dtype != values[0].dtype for v in values):
             kinds = ", ".join(v.dtype for v in values)
-            raise JitclError(f"scalar {op}: operands have types {kinds}; they must agree (cast first)")
+            raise JitclError(f"scalar {op}: operands have types {kinds}; they must agree: cast one")
         return E.call(op, *exprs)
 
     def __getattr__(self, op: str) -> Callable[..., Expr]:
         if op.rstrip("_") not in SCALARS:
             raise AttributeError(f"KernelBuilder has no scalar '{op}'")
-        return lambda *args: self.call(op.rstrip("_"), *args)     # and_, or_, not_: Python's keywords
+        return lambda *args: self.call(op.rstrip("_"), *args)     # and_, or_, not_ are keywords
 
     def inside(self, i: Expr, extent: int) -> Expr:
         """0 <= i < extent."""

@@ -1,7 +1,8 @@
-"""Scalar expressions of the kernel level: interned, with index arithmetic simplified as it is built.
+"""Scalar expressions of kernels: interned, with index arithmetic simplified as it is built.
 
-An `Expr` is a constant, a variable, a load or a scalar operation. Variables that count loops know their range,
-so that `(16*a + b) // 16` becomes `a` where 0 <= b < 16, and guards that always hold vanish.
+An `Expr` is a constant, a variable, a load or a scalar operation. Variables that count loops know
+their range, so that `(16*a + b) // 16` becomes `a` where 0 <= b < 16, and guards that always hold
+vanish.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ Number = int | float | bool
 
 @dataclass(frozen=True, eq=False)
 class Expr:
-    """`op` is "const" (value), "var" (value = name, extent = its range or None), "load" (value = buffer; args =
-    indices, then guard and other where `guarded`) or a name of `scalar.SCALARS` or "cast" (to `dtype`)."""
+    """`op` is "const" (value), "var" (value = name, extent = its range or None), "load" (value =
+    buffer; args = indices, then guard and other where `guarded`), "cast" (to `dtype`) or a name of
+    `scalar.SCALARS`."""
 
     op: str
     args: tuple[Expr, ...]
@@ -110,7 +112,8 @@ class Expr:
         return call("not", self)
 
     def __bool__(self) -> bool:
-        raise TypeError(f"'{self!r}' has no truth value while code is generated: use s.select or s.guarded")
+        raise TypeError(f"'{self!r}' has no truth value while code is generated: "
+                        "use s.select or s.guarded")
 
     def __repr__(self) -> str:
         if self.op in ("const", "var"):
@@ -127,9 +130,10 @@ _INTERNED: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary(
 
 def make(op: str, args: Iterable[Expr], dtype: str, value: Any = None, extent: int | None = None,
          guarded: bool = False) -> Expr:
-    """The one Expr with these fields, unsimplified. Builders below simplify; parsers and tests use this."""
+    """The one Expr with these fields, unsimplified; the builders below simplify."""
     args = tuple(args)
-    tag = ("f", struct.pack("<d", value)) if isinstance(value, float) else (type(value).__name__, value)
+    tag = (type(value).__name__,
+           struct.pack("<d", value) if isinstance(value, float) else value)
     key = (op, args, dtype, tag, extent, guarded)
     found = _INTERNED.get(key)
     if found is None:
@@ -158,12 +162,14 @@ def var(name: str, dtype: str = "index", extent: int | None = None) -> Expr:
 
 def load(buffer: str, indices: Iterable[Expr], dtype: str, guard: Expr | None = None,
          other: Expr | None = None) -> Expr:
-    """`guard ? buffer[indices] : other`; a guard that always holds is dropped, one that never holds is `other`."""
+    """`guard ? buffer[indices] : other`, or only one of them where the guard is a constant."""
     indices = tuple(indices)
     if guard is None or (guard.is_const and guard.value):
         return make("load", indices, dtype, buffer)
     assert other is not None
-    return other if guard.is_const else make("load", (*indices, guard, other), dtype, buffer, guarded=True)
+    if guard.is_const:
+        return other
+    return make("load", (*indices, guard, other), dtype, buffer, guarded=True)
 
 
 def lift(x: Expr | Number, like: Expr) -> Expr:
@@ -335,8 +341,9 @@ _INDEX: dict[str, Callable[..., Expr]] = {
 
 def _compare(op: str, a: Expr, b: Expr) -> Expr | None:
     low, high = bounds(_sub(a, b))
-    always, never = {"lt": (high < 0, low >= 0), "le": (high <= 0, low > 0), "gt": (low > 0, high <= 0),
-                     "ge": (low >= 0, high < 0), "eq": (low == high == 0, low > 0 or high < 0),
+    always, never = {"lt": (high < 0, low >= 0), "le": (high <= 0, low > 0),
+                     "gt": (low > 0, high <= 0), "ge": (low >= 0, high < 0),
+                     "eq": (low == high == 0, low > 0 or high < 0),
                      "ne": (low > 0 or high < 0, low == high == 0)}[op]
     return const(True, "bool") if always else const(False, "bool") if never else None
 

@@ -1,8 +1,8 @@
 """The graph level: interned nodes, each with one output, and graphs over them.
 
-Equal nodes are one object, so a common subexpression costs nothing and identity is equality. Interning keeps
--0.0 apart from 0.0, and 1, 1.0 and True apart inside attributes. Pickling interns again. Real graphs are deeper
-than Python's stack, so every traversal here is iterative.
+Equal nodes are one object, so a common subexpression costs nothing and identity is equality.
+Interning keeps -0.0 apart from 0.0, and 1, 1.0 and True apart inside attributes. Pickling interns
+again. Real graphs are deeper than Python's stack, so every traversal here is iterative.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Graph:
-    """Named inputs and outputs over interned nodes. `origins` is for people and no part of equality."""
+    """Named inputs and outputs over interned nodes. `origins` is no part of equality."""
 
     name: str
     inputs: tuple[Node, ...]
@@ -158,7 +158,7 @@ class Graph:
 
 
 def toposort(roots: Iterable[Node]) -> list[Node]:
-    """The nodes that `roots` need, each after its inputs, in an order that depends on the graph alone."""
+    """The nodes that `roots` need, each after its inputs, in an order of the graph alone."""
     order: list[Node] = []
     seen: set[Node] = set()
     for root in roots:
@@ -180,9 +180,9 @@ def toposort(roots: Iterable[Node]) -> list[Node]:
 
 
 def rebuild(graph: Graph, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
-    """Rewrite bottom up: `change(node, new inputs)` gives each node's replacement. Origins are carried on.
+    """Rewrite bottom up: `change(node, new inputs)` gives each node's replacement.
 
-    A replacement that brings in new nodes passes its origin on to all of them.
+    Origins are carried on: a replacement that brings in new nodes passes its origin to them all.
     """
     new: dict[Node, Node] = {}
     origins: dict[Node, Origin] = {}
@@ -197,7 +197,7 @@ def rebuild(graph: Graph, change: Callable[[Node, tuple[Node, ...]], Node]) -> G
 
 
 def spread_origin(node: Node, origin: Origin, origins: dict[Node, Origin]) -> None:
-    """Give `origin` to `node` and to all below it that have none yet (constants and inputs excepted)."""
+    """Give `origin` to `node` and to all below it that have none yet (no constants, no inputs)."""
     stack = [node]
     while stack:
         node = stack.pop()

@@ -1,4 +1,4 @@
-"""`Group`: the nodes that become one kernel. Fusion makes groups; templates claim them; lowering writes them out."""
+"""`Group`: the nodes of one kernel. Fusion makes groups, templates claim or lowering writes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jitcl.ir.graph import Node, toposort
 class Group:
     """`root` is stored, `inlined` nodes are computed where they are read.
 
-    `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there is one; what
-    lies between it and the root is its epilogue.
+    `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there
+    is one; what lies between it and the root is its epilogue.
     """
 
     root: Node
@@ -28,7 +28,7 @@ class Group:
 
     @cached_property
     def operands(self) -> list[Node]:
-        """What the group reads from buffers, in the order first read; scalar constants are literals instead."""
+        """What the group reads from buffers, in the order first read; not scalar constants."""
         found: dict[Node, None] = {}
         for node in self.members:
             for source in node.inputs:

@@ -12,16 +12,17 @@
       }
     }
 
-Buffers are physical: their shapes hold padding and halos, and indices are final. Loop kinds: `group` (work-groups,
-threads), `lane` (work-items), `loop` (sequential), `unroll`, `vec` (vector lanes). A fresh kernel has `loop` only;
-`parallel` marks loops whose iterations are independent, as those over a kernel's output are.
+Buffers are physical: their shapes hold padding and halos, and indices are final. Loop kinds:
+`group` (work-groups, threads), `lane` (work-items), `loop` (sequential), `unroll`, `vec` (vector
+lanes). A fresh kernel has `loop` and `parallel` only: the latter marks loops whose iterations are
+independent, as those over a kernel's output are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from jitcl.ir.expr import Expr
 
@@ -91,7 +92,7 @@ class Barrier:
     """All work-items of a group meet; local memory is visible to all behind it."""
 
 
-Stmt = Union[For, Let, Accum, Store, Barrier]
+Stmt = For | Let | Accum | Store | Barrier
 
 
 @dataclass(frozen=True)

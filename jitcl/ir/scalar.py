@@ -1,8 +1,9 @@
 """The scalar operations that kernels are made of: name, operands, meaning in NumPy, result type.
 
-A renderer maps each name to its language; the interpreter calls `fn`. `same` in `result` is the operands' type.
-Float `div` is IEEE division; integer `div` truncates toward zero as C does; `floordiv` and `mod` round toward
-minus infinity. `min` and `max` of floats give NaN where either operand is NaN, as ONNX wants.
+A renderer maps each name to its language; the interpreter calls `fn`. `same` in `result` is the
+operands' type. Float `div` is IEEE division; integer `div` truncates toward zero as C does;
+`floordiv` and `mod` round toward minus infinity. `min` and `max` of floats give NaN where either
+operand is NaN, as ONNX wants.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ SCALARS: dict[str, Scalar] = {s.name: s for s in (
     Scalar("round", 1, np.rint),                                   # half to even
     Scalar("sqrt", 1, np.sqrt), Scalar("exp", 1, np.exp, cost=8), Scalar("log", 1, np.log, cost=8),
     Scalar("erf", 1, _erf, cost=8), Scalar("tanh", 1, np.tanh, cost=8),
-    Scalar("sin", 1, np.sin, cost=8), Scalar("cos", 1, np.cos, cost=8), Scalar("tan", 1, np.tan, cost=8),
+    Scalar("sin", 1, np.sin, cost=8), Scalar("cos", 1, np.cos, cost=8),
+    Scalar("tan", 1, np.tan, cost=8),
     Scalar("asin", 1, np.arcsin, cost=8), Scalar("acos", 1, np.arccos, cost=8),
     Scalar("atan", 1, np.arctan, cost=8), Scalar("sinh", 1, np.sinh, cost=8),
     Scalar("cosh", 1, np.cosh, cost=8), Scalar("asinh", 1, np.arcsinh, cost=8),
@@ -104,4 +106,5 @@ def identity(combine: str, dtype: str) -> float | int | bool:
     from jitcl import dtypes
     low, high = dtypes.limits(dtype)
     zero: float | int = 0.0 if dtypes.is_float(dtype) else 0
-    return {"add": zero, "mul": zero + 1, "max": low, "min": high, "and": True, "or": False}[combine]
+    return {"add": zero, "mul": zero + 1, "max": low, "min": high,
+            "and": True, "or": False}[combine]

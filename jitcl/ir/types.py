@@ -1,11 +1,12 @@
 """Types of the graph level: dimensions, layouts, tensors.
 
-A `TensorType` has a *logical* shape, in the order that the model speaks of (N, C, H, W). Its `Layout` says how
-the elements lie in memory. Ops index logically; only loaders and stores know layouts, so layouts can't be mixed up.
+A `TensorType` has a *logical* shape, in the order that the model speaks of (N, C, H, W). Its
+`Layout` says how the elements lie in memory. Ops index logically; only loaders and stores know
+layouts, so layouts can't be mixed up.
 
     f32[1,64,56,56]              row-major
     f32[1,64,56,56; NHWC]        channels last
-    f32[1,64,56,56; NCHW16c]     [N, C/16, H, W, 16]: channels in blocks of 16, the last block padded with zeros
+    f32[1,64,56,56; NCHW16c]     [N, C/16, H, W, 16]: channels in blocks of 16, the last one padded
     f32[1,64,56,56; NCHW16c+1]   the same, with a halo of 1 zero around every spatial axis
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Union
 
 from jitcl import dtypes
 from jitcl.errors import JitclError
@@ -29,15 +29,16 @@ class Sym:
         return self.name
 
 
-Dim = Union[int, Sym]
+Dim = int | Sym
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a tensor lies in memory; the same words serve for 1, 2 and 3 spatial axes.
 
-    kind "row": row-major. "NHWC": the channel axis (1) moved last. "NCHWc": axis 1 split into blocks of `block`
-    channels, the block's channels innermost. `halo` zeros surround each axis from 2 on (NCHWc only).
+    kind "row": row-major. "NHWC": the channel axis (1) moved last. "NCHWc": axis 1 split into
+    blocks of `block` channels, a block's channels innermost, the last block padded with zeros.
+    `halo` zeros surround each axis from 2 on (NCHWc only).
     """
 
     kind: str = "row"
@@ -56,7 +57,8 @@ class Layout:
             return Layout(text)
         found = re.fullmatch(r"NCHW(\d+)c(?:\+(\d+))?", text)
         if not found:
-            raise JitclError(f"unknown layout '{text}': use row, NHWC, NCHW<block>c or NCHW<block>c+<halo>")
+            raise JitclError(f"unknown layout '{text}': use row, NHWC, NCHW<block>c or "
+                             "NCHW<block>c+<halo>")
         return Layout("NCHWc", int(found[1]), int(found[2] or 0))
 
     def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,7 +95,8 @@ class TensorType:
         """The shape as ints; JitclError where a dimension is still symbolic."""
         for d in self.shape:
             if not isinstance(d, int):
-                raise JitclError(f"dimension '{d}' of {self} is not known yet: bind it with specialise()")
+                raise JitclError(f"dimension '{d}' of {self} is not known yet: bind it with "
+                                 "specialise()")
         return self.shape  # type: ignore[return-value]
 
     @property
