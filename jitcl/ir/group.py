@@ -1,4 +1,4 @@
-"""`Group`: the nodes of one kernel. Fusion makes groups, templates claim or lowering writes them."""
+"""`Group`: the nodes of one kernel. Fusion makes groups, templates claim or lowering writes one."""
 
 from __future__ import annotations
 
