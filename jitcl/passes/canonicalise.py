@@ -249,6 +249,14 @@ def _power(node: Node, g: Rewriter) -> Node | None:
     return g.sqrt(x) if y == 0.5 else g.reciprocal(x) if y == -1 else None
 
 
+def _clip(node: Node, g: Rewriter) -> Node | None:
+    """With one bound: max or min."""
+    x, low, high = node.inputs
+    if scalar(high) == np.inf:
+        return g.max(x, low)
+    return g.min(x, high) if scalar(low) == -np.inf else None
+
+
 def _twice(node: Node, g: Rewriter) -> Node | None:
     """relu(relu(x)) is relu(x); neg(neg(x)) is x."""
     x = node.inputs[0]
@@ -327,6 +335,7 @@ _RULES: dict[str, list[Rule]] = {
     "slice": [_slice], "concat": [_concat], "pad": [_pad], "gather": [_gather], "cast": [_cast],
     "pow": [_power], "where": [_same_choice], "div": [_neutral, _divide_by_power_of_two],
     "sub": [_neutral],
+    "clip": [_clip],
 }
 for _op in COMMUTATIVE:
     _RULES.setdefault(_op, []).append(_constant_right)

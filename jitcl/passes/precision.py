@@ -4,10 +4,11 @@
     normal   f32 tensors between kernels are stored as f16, arithmetic stays f32
     low      the same, and arithmetic on f16 tensors is f16 where the device has it (sums stay f32)
 
-Only what is large is worth halving, and only what survives it: reductions and what feeds them
-alone (a sum of squares passes 65504 soon), and arithmetic with constants that f16 can't hold (an
-epsilon of 1e-12) stay f32. Inside one kernel nothing is rounded: an f16 node that is inlined is
-an f32 value.
+Only what is large is worth halving, and only what survives it: exponentials, powers and squares,
+with what is made of them until a logarithm, a root or a bounded function tames them, reductions
+and what feeds them alone (a sum of squares passes 65504 soon), and arithmetic with constants that
+f16 can't hold (an epsilon of 1e-12) stay f32. Inside one kernel nothing is rounded: an f16 node
+that is inlined is an f32 value.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from jitcl.target import Target
 log = logging.getLogger("jitcl")
 
 TINY, HUGE = 2.0 ** -14, 65504.0           # f16's smallest normal and largest number
+WIDE = ("exp", "pow", "reciprocal", "sinh", "cosh")     # results that leave f16's range soon
+TAME = ("log", "sqrt", "tanh", "sigmoid", "erf", "clip", "div", "softplus", "atan")
 LISTED = 8                                 # nodes that an error names
 
 
@@ -103,9 +106,12 @@ class _Halver:
         self.outputs = {n for _, n in graph.outputs}
         self.g = GraphBuilder()
         self.half: dict[Node, bool] = {}
+        self.wide: set[Node] = set()           # values that may leave f16's range
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
+            if self._widens(node):
+                self.wide.add(node)
             self.half[node] = node.type.dtype == "f32" and self._halved(node)
         graph = rebuild(self.graph, self._change)
         outputs = tuple((name, self._as(new, old.type.dtype))
@@ -119,6 +125,8 @@ class _Halver:
         kind = self._kind(node)
         if kind in ("", "reduction", "sort") or node.type.nbytes <= self.small:
             return False
+        if node in self.wide or any(i in self.wide for i in node.inputs):
+            return False
         if kind == "elementwise":
             only_output = node in self.outputs and not self.readers[node]
             return not (only_output or self._fragile(node))
@@ -130,6 +138,15 @@ class _Halver:
         # what reads the graph's inputs reads them as they come: a cast before it would be one
         # more kernel
         return not floats or any(not self._from_input(i) for i in floats)
+
+    def _widens(self, node: Node) -> bool:
+        """Exponentials, powers, squares, and what is computed from them before a tame op."""
+        if node.type.dtype != "f32" or self._kind(node) in ("", "reduction"):
+            return False
+        if node.op in TAME:
+            return node.op == "clip" and not all(i.op == "const" for i in node.inputs[1:])
+        square = node.op == "mul" and node.inputs[0] is node.inputs[1]
+        return square or node.op in WIDE or any(i in self.wide for i in node.inputs)
 
     def _from_input(self, node: Node) -> bool:
         while node.op in VIEWS:
