@@ -10,16 +10,19 @@ import builtins
 import keyword
 import math
 
+from jitcl.codegen.loops import linear_in
 from jitcl.codegen.render import flat, render
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
           "eq": "==", "ne": "!="}
 _FLOATS = ("f32", "f64")
+_ORDERED = ("lt", "le", "gt", "ge")
 MIN_PIECES = 8          # fewer independent pieces than this are not worth splitting by whole rows
+PIECES = 128            # as many are enough for any number of threads
 
 
 def public(name: str) -> str:
@@ -30,9 +33,9 @@ def public(name: str) -> str:
 class NumbaRenderer:
     """Expressions and statements of one kernel as lines of Numba source."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...] = ()) -> None:
         self.kernel = kernel
-        self.shapes = {b.name: b.shape for b in kernel.buffers}
+        self.shapes = {b.name: b.shape for b in (*kernel.buffers, *scratch)}
 
     # ---- expressions
 
@@ -49,12 +52,25 @@ class NumbaRenderer:
         if x.op == "select" and x.dtype == "index":
             return f"select({', '.join(self.expr(a) for a in x.args)})"
         kind = x.args[0].dtype
+        if x.op in ("add", "sub") and kind in _FLOATS and any(a.op == "mul" for a in x.args):
+            return self.fma(x)
         if x.op in _INFIX and (kind in _FLOATS or (kind == "index" and x.op != "div")):
             return f"{self.operand(x.args[0])} {_INFIX[x.op]} {self.operand(x.args[1])}"
         name = x.op
         if kind == "index" and name in ("floordiv", "mod") and E.bounds(x.args[0])[0] >= 0:
             name = "div" if name == "floordiv" else "fmod"      # no fix-up for negative operands needed
         return f"{public(name)}({', '.join(self.expr(a) for a in x.args)})"
+
+    def fma(self, x: Expr) -> str:
+        """a * b + c, rounded once: said here, because LLVM would fuse differently in vectors and in scalars."""
+        product, other = x.args if x.args[0].op == "mul" else x.args[::-1]
+        a, b = product.args
+        if x.op == "sub":
+            if product is x.args[0]:
+                other = E.call("neg", other)
+            else:
+                a = E.call("neg", a)
+        return f"fma({self.expr(a)}, {self.expr(b)}, {self.expr(other)})"
 
     def operand(self, x: Expr) -> str:
         text = self.expr(x)
@@ -85,16 +101,34 @@ class NumbaRenderer:
     def stmt(self, s: Stmt, indent: int) -> list[str]:
         pad = "    " * indent
         if isinstance(s, For):
-            return [f"{pad}for {s.var.value} in range({s.extent}):", *self.block(s.body, indent + 1)]
+            return self.loop(s, indent)
         if isinstance(s, Let):
             return [f"{pad}{s.var.value} = {self.expr(s.value)}"]
         if isinstance(s, Accum):
             float_sum = s.combine in ("add", "mul") and s.var.dtype in _FLOATS
+            if float_sum and s.combine == "add" and s.value.op == "mul":
+                terms = ", ".join(self.expr(a) for a in (*s.value.args, s.var))
+                return [f"{pad}{s.var.value} = sum_fma({terms})"]
             name = f"sum_{s.combine}" if float_sum else public(s.combine)
             return [f"{pad}{s.var.value} = {name}({s.var.value}, {self.expr(s.value)})"]
         if isinstance(s, Store):
             return self.store(s, pad)
         raise JitclError(f"the CPU renderer has no form for a {type(s).__name__} statement")
+
+    def loop(self, s: For, indent: int) -> list[str]:
+        """A loop; a guard that all its statements share becomes its range, as far as it is one."""
+        pad = "    " * indent
+        guard = common_guard(s)
+        if guard is None:
+            return [f"{pad}for {s.var.value} in range({s.extent}):", *self.block(s.body, indent + 1)]
+        low, high, outside, rest = guard_range(guard, s.var)
+        body = tuple(Store(b.buffer, b.indices, b.value, rest) for b in s.body if isinstance(b, Store))
+        lines = []
+        if outside is not None:
+            lines.append(f"{pad}if {self.expr(outside)}:")
+            indent += 1
+        lines.append("    " * indent + f"for {s.var.value} in range({self.expr(low)}, {self.expr(high)}):")
+        return lines + self.block(body, indent + 1)
 
     def store(self, s: Store, pad: str) -> list[str]:
         value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
@@ -110,43 +144,52 @@ class NumbaRenderer:
     # ---- threads
 
     def body(self) -> list[str]:
-        """The kernel's statements with the outer parallel loops split among threads."""
-        lines = []
+        """The kernel's statements, each outermost parallel nest split among the threads.
+
+        What stands before a parallel nest (a reduction over everything) is computed by every thread.
+        """
+        lines: list[str] = []
         stmts = self.kernel.body
-        while len(stmts) > 1 and not isinstance(stmts[0], For):
-            lines += self.stmt(stmts[0], 1)
-            stmts = stmts[1:]
-        if len(stmts) != 1 or not isinstance(stmts[0], For) or stmts[0].kind != "parallel":
-            if any(isinstance(s, For) and s.kind == "parallel" for s in stmts[-1:]):
-                for s in stmts[:-1]:
-                    lines += self.stmt(s, 1)
-                return lines + self.split(stmts[-1])  # type: ignore[arg-type]
-            return [*lines, "    if tid == 0:", *self.block(stmts, 2)]
-        return lines + self.split(stmts[0])
+        last = max((k for k, s in enumerate(stmts) if _is_parallel(s)), default=-1)
+        for s in stmts[:last + 1]:
+            if isinstance(s, For) and _is_parallel(s):
+                lines += self.split(s)
+            elif isinstance(s, Store):
+                lines += ["    if tid == 0:", *self.stmt(s, 2)]
+            else:
+                lines += self.stmt(s, 1)
+        if last + 1 < len(stmts):
+            lines += ["    if tid == 0:", *self.block(stmts[last + 1:], 2)]
+        return lines
 
     def split(self, loop: For) -> list[str]:
+        """Split the outermost loops that are pieces enough; a loop that LLVM vectorises only if there is no other."""
         nest = [loop]
-        while len(nest[-1].body) == 1 and isinstance(nest[-1].body[0], For) and nest[-1].body[0].kind == "parallel":
-            nest.append(nest[-1].body[0])
+        while len(nest[-1].body) == 1 and _is_parallel(nest[-1].body[0]):
+            nest.append(nest[-1].body[0])  # type: ignore[arg-type]
         outer = nest[:-1] if len(nest) > 1 and _is_leaf(nest[-1]) else nest
-        if math.prod(f.extent for f in outer) < MIN_PIECES:
+        depth = 1
+        while depth < len(outer) and math.prod(f.extent for f in outer[:depth]) < PIECES:
+            depth += 1
+        if math.prod(f.extent for f in outer[:depth]) < MIN_PIECES:
             widest = max(range(len(nest)), key=lambda k: nest[k].extent)
             return self.split_one(nest, widest)
-        return self.split_many(outer)
+        return self.split_many(outer[:depth])
 
     def split_one(self, nest: list[For], k: int) -> list[str]:
         """Split one loop of the nest; the others stay as they are."""
-        lines = [f"    lo = {nest[k].extent} * tid // nthreads", f"    hi = {nest[k].extent} * (tid + 1) // nthreads"]
+        lines = []
         for depth, f in enumerate(nest):
-            span = "lo, hi" if depth == k else str(f.extent)
+            span = _span(f.extent) if depth == k else str(f.extent)
             lines.append("    " * (depth + 1) + f"for {f.var.value} in range({span}):")
         return lines + self.block(nest[-1].body, len(nest) + 1)
 
     def split_many(self, nest: list[For]) -> list[str]:
         """Split the collapsed iterations of all loops of the nest."""
-        total = math.prod(f.extent for f in nest)
-        lines = [f"    for p in range({total} * tid // nthreads, {total} * (tid + 1) // nthreads):"]
-        rest = total
+        if len(nest) == 1:
+            return self.split_one(nest, 0)
+        total = rest = math.prod(f.extent for f in nest)
+        lines = [f"    for p in range({_span(total)}):"]
         for depth, f in enumerate(nest):
             rest //= f.extent
             at = "p" if rest == 1 else f"p // {rest}"
@@ -154,12 +197,63 @@ class NumbaRenderer:
         return lines + self.block(nest[-1].body, 2)
 
 
+def _span(extent: int) -> str:
+    """This thread's part of 0 .. extent."""
+    return f"share({extent}, tid, nthreads), share({extent}, tid + 1, nthreads)"
+
+
+def _is_parallel(s: Stmt) -> bool:
+    return isinstance(s, For) and s.kind == "parallel"
+
+
 def _is_leaf(loop: For) -> bool:
     """An innermost loop without loops inside is what LLVM vectorises."""
     return not any(isinstance(s, For) for s in loop.body)
 
 
-def render_kernel(kernel: Kernel, entry: str) -> str:
-    """The kernel as a Numba module's text with one function `entry(args, tid, nthreads)`."""
-    renderer = NumbaRenderer(kernel)
-    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, lines=renderer.body())
+# ---- guards that are ranges
+
+def common_guard(loop: For) -> Expr | None:
+    """The guard of a loop's statements, where all are stores under one guard."""
+    guards = {s.guard if isinstance(s, Store) else None for s in loop.body}
+    return guards.pop() if len(guards) == 1 else None
+
+
+def guard_range(guard: Expr, var: Expr) -> tuple[Expr, Expr, Expr | None, Expr | None]:
+    """(low, high, outside, rest): guard = low <= var < high and outside and rest; only rest depends on var."""
+    assert var.extent is not None
+    low, high = E.index(0), E.index(var.extent)
+    outside: Expr | None = None
+    rest: Expr | None = None
+    for part in _conjuncts(guard):
+        if var.value not in part.free:
+            outside = part if outside is None else outside & part
+            continue
+        form = linear_in(part.args[0] - part.args[1], var) if part.op in _ORDERED and (
+            part.args[0].dtype == "index") else None
+        if form is None:
+            rest = part if rest is None else rest & part
+            continue
+        k, c = form                          # k * var + c  op  0
+        if part.op in ("lt", "le"):
+            k, c = -k, -c
+        if part.op in ("lt", "gt"):
+            c = c - 1                        # k * var + c >= 0
+        if k > 0:
+            low = E.call("max", low, E.call("floordiv", k - 1 - c, E.index(k)))
+        else:
+            high = E.call("min", high, E.call("floordiv", c, E.index(-k)) + 1)
+    return low, high, outside, rest
+
+
+def _conjuncts(x: Expr) -> list[Expr]:
+    return [part for a in x.args for part in _conjuncts(a)] if x.op == "and" else [x]
+
+
+def render_kernel(kernel: Kernel, entry: str, scratch: tuple[Buffer, ...] = ()) -> str:
+    """The kernel as a Numba module's text with one function `entry(args, tid, nthreads)`.
+
+    `scratch`: memory of each thread's own that the kernel writes and reads, beside its buffers.
+    """
+    renderer = NumbaRenderer(kernel, scratch)
+    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, scratch=scratch, lines=renderer.body())

@@ -14,21 +14,23 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions
 
 
-def share(kernel: Kernel) -> Kernel:
-    """The kernel with every value that is used more than once named by a `let`."""
-    return Kernel(kernel.name, kernel.buffers, _Sharer(kernel).block(kernel.body, frozenset()))
+def share(kernel: Kernel, changing: frozenset[str] = frozenset(), addresses: bool = True) -> Kernel:
+    """The kernel with every value that is used more than once named by a `let`.
+
+    What is read from a `changing` buffer (scratch memory that the kernel writes) is not named. Without `addresses`,
+    neither are sums and products of loop variables, nor comparisons of them: compilers do that themselves, and
+    guards stay what they are.
+    """
+    return Kernel(kernel.name, kernel.buffers, _Sharer(kernel, changing, addresses).block(kernel.body, frozenset()))
 
 
-def _worth(x: Expr) -> bool:
-    """Whether naming saves work: not for constants, variables and plain conversions of them."""
-    if x.op in ("const", "var"):
-        return False
-    return not (x.op == "cast" and x.args[0].op in ("const", "var"))
+_CHEAP = ("add", "sub", "mul", "const", "var", "lt", "le", "gt", "ge", "and")
 
 
 class _Sharer:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, changing: frozenset[str], addresses: bool) -> None:
         self.count = 0
+        self.changing, self.addresses = changing, addresses
         self.accumulators = {s.var.value for s in _all(kernel.body) if isinstance(s, Accum)}
 
     def block(self, body: tuple[Stmt, ...], outside: frozenset[str]) -> tuple[Stmt, ...]:
@@ -65,10 +67,22 @@ class _Sharer:
         for s in _all((stmt,)):
             for e in expressions(s):
                 for sub in E.walk(e):
-                    if uses[sub] > 1 and _worth(sub) and not (sub.free & varying) and (
-                            not (sub.free & self.accumulators) or s is stmt):
+                    if uses[sub] > 1 and self._worth(sub) and not (sub.free & varying) and (
+                            not (sub.free & self.accumulators) or s is stmt) and self._lasts(sub):
                         found[sub] = None
         return list(found)
+
+    def _worth(self, x: Expr) -> bool:
+        """Whether naming saves work: not for constants, variables and plain conversions of them."""
+        if x.op in ("const", "var"):
+            return False
+        if not self.addresses and x.dtype in ("index", "bool") and x.op in _CHEAP:
+            return any(e.op not in _CHEAP for e in E.walk(x))
+        return not (x.op == "cast" and x.args[0].op in ("const", "var"))
+
+    def _lasts(self, x: Expr) -> bool:
+        """Whether x reads no changing buffer."""
+        return not self.changing or all(e.op != "load" or e.value not in self.changing for e in E.walk(x))
 
 
 def _all(body: tuple[Stmt, ...]) -> list[Stmt]:

@@ -114,7 +114,7 @@ def _flags() -> Any:
     flags.no_cpython_wrapper = True
     flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
-    flags.fastmath = cpu.FastMathOptions({"contract"})
+    flags.fastmath = cpu.FastMathOptions(False)
     flags.nrt = False
     flags.enable_ssa = True
     return flags

@@ -23,8 +23,10 @@ from jitcl.devices.cpu.vtypes import Vector, element_type, lanes_of, with_elemen
 Generate = Callable[
     [ir.IRBuilder, Any, list[ir.Value]], ir.Value
 ]  # (builder, element type, operands)
-EXACT = ("contract",)  # a*b+c may become one FMA; nothing else may change a result
-REDUCE = ("contract", "reassoc")  # of a sum's order LLVM may dispose (so that it vectorises)
+# No contraction by LLVM: which products of a*b + c*d it fuses differs between a loop's vectors and
+# its scalar rest, so that results would depend on the thread count. Kernels say fma where they mean it.
+EXACT = ()
+REDUCE = ("reassoc",)  # of a sum's order LLVM may dispose (so that it vectorises)
 
 
 def public(name: str) -> str:
@@ -297,6 +299,13 @@ def _logical(op: str) -> Generate:
     return lambda b, element, x: getattr(b, op)(x[0], x[1])
 
 
+def _sum_fma(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
+    """x * y + z as a term of a sum z whose order LLVM may choose."""
+    ty = x[0].type
+    fn = declare(b, f"llvm.fmuladd.{mangle(ty)}", ty, [ty] * 3)
+    return b.call(fn, x, fastmath=REDUCE)
+
+
 _B = types.boolean
 _LIBM = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 TABLE: dict[str, tuple[int, Generate, Any]] = {
@@ -342,6 +351,7 @@ TABLE: dict[str, tuple[int, Generate, Any]] = {
     "shr": (2, _shift("shr"), None),
     "fma": (3, lambda b, element, x: Emit(b, x[0].type).fma(*x), None),
     "sum_add": (2, _arith("fadd", "add", REDUCE), None),
+    "sum_fma": (3, _sum_fma, None),
     "sum_mul": (2, _arith("fmul", "mul", REDUCE), None),
 }
 OPERATIONS = {

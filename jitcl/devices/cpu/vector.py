@@ -106,7 +106,9 @@ def share(typingctx, n, k, parts):
     integers."""
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        return b.udiv(b.mul(values[0], values[1]), values[2])
+        begin = b.udiv(b.mul(values[0], values[1]), values[2])
+        # that this is at most n is plain to us; said aloud, LLVM knows that addresses don't wrap
+        return b.call(declare(b, "llvm.umin.i64", I64, [I64, I64]), [begin, values[0]])
 
     return i64(i64, i64, i64), codegen
 

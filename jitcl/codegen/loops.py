@@ -1,0 +1,260 @@
+"""What loop transformations are made of: substitution, flat addresses, strides, merged and split loops.
+
+Kernels here are *flat*: every buffer has one axis, so that an address is one linear expression of the loop variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as changed
+
+from jitcl.codegen.render import flat
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, expressions
+from jitcl.ir.scalar import SCALARS
+
+Body = tuple[Stmt, ...]
+Names = Iterator[int]                        # numbers that make new variable names distinct
+
+
+# ---- expressions
+
+def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
+    """x with other operands, simplified as if it were written anew."""
+    if all(a is b for a, b in zip(args, x.args)):
+        return x
+    if x.op == "load":
+        if not x.guarded:
+            return E.load(x.value, args, x.dtype)
+        return E.load(x.value, args[:-2], x.dtype, args[-2], args[-1])
+    if x.op == "cast":
+        return E.cast(args[0], x.dtype)
+    if x.op in SCALARS:
+        return E.call(x.op, *args)
+    return E.make(x.op, args, x.dtype, x.value, x.extent, x.guarded)
+
+
+def substitute(x: Expr, values: Mapping[str, Expr]) -> Expr:
+    """x with variables exchanged by name, simplified again under what is now known of their ranges."""
+    if not values or not (x.free & values.keys()):
+        return x
+    memo: dict[Expr, Expr] = {}
+    for e in E.walk(x):
+        if e.op == "var":
+            memo[e] = values.get(e.value, e)
+        elif not (e.free & values.keys()):
+            memo[e] = e
+        else:
+            memo[e] = rebuild(e, tuple(memo[a] for a in e.args))
+    return memo[x]
+
+
+def rewrite(stmt: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
+    """The statement with `fn` applied to each expression that it (and what is inside it) evaluates."""
+    if isinstance(stmt, For):
+        return For(stmt.var, stmt.kind, tuple(rewrite(s, fn) for s in stmt.body))
+    if isinstance(stmt, Let):
+        return Let(stmt.var, fn(stmt.value))
+    if isinstance(stmt, Accum):
+        return Accum(stmt.var, stmt.combine, fn(stmt.value))
+    if isinstance(stmt, Store):
+        guard = None if stmt.guard is None else fn(stmt.guard)
+        return Store(stmt.buffer, tuple(fn(i) for i in stmt.indices), fn(stmt.value), guard)
+    return stmt
+
+
+def renamed(stmt: Stmt, values: Mapping[str, Expr]) -> Stmt:
+    return rewrite(stmt, lambda e: substitute(e, values))
+
+
+def linear_in(x: Expr, var: Expr) -> tuple[int, Expr] | None:
+    """(k, rest) with x = k * var + rest and rest free of var; None where x is not linear in var."""
+    terms, constant = E.linear(x)
+    k = terms.pop(var, 0)
+    if any(var.value in a.free for a in terms):
+        return None
+    return k, E.from_linear(terms, constant)
+
+
+# ---- statements
+
+def inside(body: Body) -> Iterator[Stmt]:
+    """All statements, those in loops too, in order."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, For):
+            yield from inside(stmt.body)
+
+
+def all_expressions(body: Body) -> Iterator[Expr]:
+    for stmt in inside(body):
+        yield from expressions(stmt)
+
+
+def subexpressions(body: Body) -> Iterator[Expr]:
+    """Every distinct expression in the statements, operands first."""
+    seen: set[Expr] = set()
+    for x in all_expressions(body):
+        if x not in seen:
+            for e in E.walk(x):
+                if e not in seen:
+                    seen.add(e)
+                    yield e
+
+
+def nest_of(loop: For) -> list[For]:
+    """A loop and the loops that are perfectly nested inside it, outermost first."""
+    nest = [loop]
+    while len(nest[-1].body) == 1 and isinstance(nest[-1].body[0], For):
+        nest.append(nest[-1].body[0])
+    return nest
+
+
+def renest(nest: list[For], body: Body) -> Stmt:
+    """The nest around another body."""
+    for loop in reversed(nest):
+        body = (For(loop.var, loop.kind, body),)
+    return body[0]
+
+
+def inline_lets(body: Body) -> Body:
+    """Statements without `let`s of values (accumulators keep theirs): transformations see whole expressions."""
+    accumulators = {s.var.value for s in inside(body) if isinstance(s, Accum)}
+    return _inline(body, accumulators, {})
+
+
+def _inline(body: Body, accumulators: set[str], known: dict[str, Expr]) -> Body:
+    out: list[Stmt] = []
+    known = dict(known)
+    for stmt in body:
+        if isinstance(stmt, Let) and stmt.var.value not in accumulators:
+            known[stmt.var.value] = substitute(stmt.value, known)
+        elif isinstance(stmt, For):
+            out.append(For(stmt.var, stmt.kind, _inline(stmt.body, accumulators, known)))
+        else:
+            out.append(renamed(stmt, known))
+    return tuple(out)
+
+
+# ---- flat buffers
+
+def flatten(kernel: Kernel) -> Kernel:
+    """The kernel with one axis a buffer: indices become element offsets."""
+    shapes = {b.name: b.shape for b in kernel.buffers}
+    memo: dict[Expr, Expr] = {}
+
+    def offsets(x: Expr) -> Expr:
+        for e in E.walk(x):
+            if e in memo:
+                continue
+            args = tuple(memo[a] for a in e.args)
+            if e.op == "load":
+                count = len(e.indices)
+                memo[e] = rebuild_load(e, (flat(shapes[e.value], args[:count]),), args[count:])
+            else:
+                memo[e] = rebuild(e, args)
+        return memo[x]
+
+    def statement(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, For):
+            return For(stmt.var, stmt.kind, tuple(map(statement, stmt.body)))
+        if isinstance(stmt, Store):
+            at = flat(shapes[stmt.buffer], tuple(offsets(i) for i in stmt.indices))
+            guard = None if stmt.guard is None else offsets(stmt.guard)
+            return Store(stmt.buffer, (at,), offsets(stmt.value), guard)
+        return rewrite(stmt, offsets)
+    buffers = tuple(changed(b, shape=(b.size,)) for b in kernel.buffers)
+    return Kernel(kernel.name, buffers, tuple(map(statement, kernel.body)))
+
+
+def rebuild_load(x: Expr, indices: tuple[Expr, ...], tail: tuple[Expr, ...]) -> Expr:
+    """A load of the same buffer elsewhere; `tail` is (guard, other) where there is a guard."""
+    return E.load(x.value, indices, x.dtype, *tail)
+
+
+# ---- merging loops
+
+class _Apart(Exception):
+    """The two variables are not used as one."""
+
+
+def merge(outer: For, inner: For, number: int) -> For | None:
+    """`for i < I { for j < J }` as one loop over p = i * J + j, where all that i and j do is to form i * J + j."""
+    i, j = outer.var, inner.var
+    p = E.var(f"p{number}", extent=outer.extent * inner.extent)
+    memo: dict[Expr, Expr] = {}
+
+    def fold(x: Expr) -> Expr:
+        if not (x.free & {i.value, j.value}):
+            return x
+        if x not in memo:
+            memo[x] = index(x) if x.dtype == "index" and x.op in ("add", "sub", "mul", "var") else rebuild(
+                x, tuple(fold(a) for a in x.args))
+        return memo[x]
+
+    def index(x: Expr) -> Expr:
+        terms, constant = E.linear(x)
+        ki, kj = terms.pop(i, 0), terms.pop(j, 0)
+        if ki != kj * inner.extent or (x.op == "mul" and x in terms):
+            raise _Apart
+        total = E.index(constant)
+        for atom, k in ({p: kj} if kj else {}).items():
+            total = total + atom * k
+        for atom, k in terms.items():
+            total = total + fold(atom) * k
+        return total
+    try:
+        return For(p, inner.kind, tuple(rewrite(s, fold) for s in inner.body))
+    except _Apart:
+        return None
+
+
+def merge_loops(body: Body, names: Names) -> Body:
+    """Neighbouring loops of one kind merged wherever that is possible, innermost first."""
+    out: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, For):
+            stmt = For(stmt.var, stmt.kind, merge_loops(stmt.body, names))
+            inner = stmt.body[0] if len(stmt.body) == 1 else None
+            if isinstance(inner, For) and inner.kind == stmt.kind:
+                stmt = merge(stmt, inner, next(names)) or stmt
+        out.append(stmt)
+    return tuple(out)
+
+
+# ---- splitting loops
+
+def strip(loop: For, width: int, number: int) -> For:
+    """`for v < E` as `for vo < E / width { for vi < width }`; width divides E."""
+    assert loop.extent % width == 0
+    outer = E.var(f"o{number}", extent=loop.extent // width)
+    inner = E.var(f"v{number}", extent=width)
+    at = outer * width + inner
+    body = tuple(renamed(s, {loop.var.value: at}) for s in loop.body)
+    return For(outer, loop.kind, (For(inner, loop.kind, body),))
+
+
+def piece(loop: For, low: int, high: int, names: Names) -> Body:
+    """The part of a loop that runs low .. high; its body alone where that is one iteration."""
+    var = E.var(f"v{next(names)}", extent=high - low)
+    at = E.index(low) if high - low == 1 else var + low
+    body = _copy(loop.body, names, {loop.var.value: at})
+    return body if high - low == 1 else (For(var, loop.kind, body),)
+
+
+def _copy(body: Body, names: Names, values: dict[str, Expr]) -> Body:
+    """The statements with accumulators of their own, so that copies may stand in one block."""
+    out: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Let):
+            values[stmt.var.value] = E.var(f"acc{next(names)}_", stmt.var.dtype)
+            out.append(Let(values[stmt.var.value], substitute(stmt.value, values)))
+        elif isinstance(stmt, Accum):
+            var = values.get(stmt.var.value, stmt.var)
+            out.append(Accum(var, stmt.combine, substitute(stmt.value, values)))
+        elif isinstance(stmt, For):
+            out.append(For(stmt.var, stmt.kind, _copy(stmt.body, names, values)))
+        else:
+            out.append(renamed(stmt, values))
+    return tuple(out)
