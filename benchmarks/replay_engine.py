@@ -1,4 +1,5 @@
-"""jitcl as an engine of a replay harness: `replay.py --engine replay_engine:engine` from this folder.
+"""jitcl as an engine of a replay harness: `replay.py --engine replay_engine:engine` from this
+folder.
 
 JITCL_DEVICE chooses the device, PRECISION the precision (default high).
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,6 +155,12 @@ def get(name: str) -> Any:
         return _overrides[var.short]
     text = os.environ.get(var.name, "").strip()
     return _parse(var, text, f"environment variable {var.name}") if text else var.default()
+
+
+def say(level: int, text: str) -> None:
+    """Write a line to stderr where JITCL_DEBUG is at least `level`."""
+    if get("debug") >= level:
+        sys.stderr.write(f"jitcl: {text}\n")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.memory import plan_memory
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def device(spec: str) -> Device | None:
     """The device, or None where this machine lacks it."""
     try:
@@ -37,8 +37,14 @@ def present() -> list[str]:
     return [s for s in SPECS if s in ("reference", "cpu") or device(s) is not None]
 
 
-def run_graph(spec: str, graph: Graph, feeds: Mapping[str, np.ndarray], *, precision: str = "high",
-              templates: bool = True) -> dict[str, np.ndarray]:
+def run_graph(
+    spec: str,
+    graph: Graph,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    precision: str = "high",
+    templates: bool = True,
+) -> dict[str, np.ndarray]:
     """Passes, fusion, generation, build and run of a graph on a device; outputs by name."""
     place = device(spec)
     assert place is not None, f"no device {spec}"

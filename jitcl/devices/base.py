@@ -11,7 +11,7 @@ import numpy as np
 from jitcl.codegen.plan import Plan
 from jitcl.target import Target
 
-Progress = Callable[[int, int, str], None]       # (kernels done, kernels in all, what was just done)
+Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, what was just done)
 
 
 class Cache(Protocol):
@@ -31,12 +31,16 @@ class Executable(Protocol):
 class Device(Protocol):
     """A place to run plans."""
 
-    name: str                                     # "cpu", "opencl:0:0", "reference"
+    name: str  # "cpu", "opencl:0:0", "reference"
     target: Target
-    memory_mode: Literal["arena", "slots"]        # how temporaries are best placed
+    memory_mode: Literal["arena", "slots"]  # how temporaries are best placed
 
-    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None) -> Executable:
-        """Build what the cache lacks, allocate, upload constants. Raises BuildError, OutOfMemoryError."""
+    def load(
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None
+    ) -> Executable:
+        """Build what the cache lacks, allocate, upload constants. Raises BuildError,
+        OutOfMemoryError.
+        """
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
-"""From the text that users write to a device: `cpu`, `opencl[:platform[:device]]`, `reference`, `auto`."""
+"""From the text that users write to a device: `cpu`, `opencl[:platform[:device]]`, `reference`,
+`auto`.
+"""
 
 from __future__ import annotations
 
 import logging
-import sys
 
 from jitcl import config
 from jitcl.devices.base import Device, DeviceInfo
 from jitcl.errors import DeviceError
-
 
 log = logging.getLogger("jitcl.devices")
 
@@ -19,22 +19,26 @@ def open_device(spec: str = "auto") -> Device:
     if spec == "auto":
         spec, why = resolve_auto()
         log.info("device 'auto' is '%s': %s", spec, why)
-        if config.get("debug") >= 1:
-            print(f"jitcl: device 'auto' is '{spec}': {why}", file=sys.stderr)
+        config.say(1, f"device 'auto' is '{spec}': {why}")
     kind, _, rest = spec.partition(":")
     if kind == "cpu" and not rest:
         from jitcl.devices.cpu.device import CpuDevice
+
         return CpuDevice()
     if kind == "opencl":
         from jitcl.devices.opencl import open_device as open_opencl
+
         return open_opencl(spec)
     if kind == "reference" and not rest:
         from jitcl.devices.reference import ReferenceDevice
+
         return ReferenceDevice()
     known = ", ".join(d.spec for d in devices())
-    raise DeviceError(f"no device '{spec}'\n  There are: {known}\n"
-                      f"  Write cpu, reference, opencl, opencl:<platform> or opencl:<platform>:<device>, "
-                      f"each by number or by part of its name.")
+    raise DeviceError(
+        f"no device '{spec}'\n  There are: {known}\n"
+        f"  Write cpu, reference, opencl, opencl:<platform> or opencl:<platform>:<device>, "
+        f"each by number or by part of its name."
+    )
 
 
 def resolve_auto() -> tuple[str, str]:
@@ -43,6 +47,7 @@ def resolve_auto() -> tuple[str, str]:
     if wanted != "auto":
         return wanted, "JITCL_DEVICE says so"
     from jitcl.devices.opencl import list_devices
+
     for found in list_devices():
         if found.kind == "gpu":
             return found.spec, f"the first GPU, {found.name}"
@@ -53,11 +58,16 @@ def devices() -> list[DeviceInfo]:
     """All devices of this machine: OpenCL ones first, then the CPU path and the reference."""
     from jitcl.devices.cpu.device import probe_target
     from jitcl.devices.reference import TARGET
-    return [*_opencl(), DeviceInfo("cpu", probe_target(), "generated Numba code"),
-            DeviceInfo("reference", TARGET, "NumPy interpreter of the kernels; slow, for checking")]
+
+    return [
+        *_opencl(),
+        DeviceInfo("cpu", probe_target(), "generated Numba code"),
+        DeviceInfo("reference", TARGET, "NumPy interpreter of the kernels; slow, for checking"),
+    ]
 
 
 def _opencl() -> list[DeviceInfo]:
     from jitcl.devices.opencl import list_devices
     from jitcl.devices.opencl.probe import probe_target
+
     return [DeviceInfo(f.spec, probe_target(f), f"OpenCL, {f.platform}") for f in list_devices()]

@@ -32,6 +32,9 @@ class Options:
             if value not in CHOICES[f.name]:
                 raise OptionError(f"{f.name}={value!r} is not known: use one of "
                                   f"{', '.join(CHOICES[f.name])}")
+        if self.tuning != "none":
+            raise OptionError(f"tuning={self.tuning!r}: this version does not search for faster "
+                              f"kernels yet; use tuning='none'")
 
     def key_parts(self) -> dict[str, str]:
         return {f.name: str(getattr(self, f.name)) for f in fields(self)}

@@ -1,4 +1,5 @@
-"""Checks of what the caller feeds: name, dtype, rank, dimensions; each error says got and wanted."""
+"""Checks of what the caller feeds: name, dtype, rank, dimensions; each error says got and wanted.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +17,25 @@ from jitcl.runtime.source import Tensor
 def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The fed arrays in the order of the inputs; InputError where one does not fit."""
     if not isinstance(feeds, Mapping):
-        raise InputError(f"run() takes a dict of input name -> array, got {type(feeds).__name__}; "
-                         f"call the model itself to pass arrays by position")
+        raise InputError(
+            f"run() takes a dict of input name -> array, got {type(feeds).__name__}; "
+            f"call the model itself to pass arrays by position"
+        )
     known = {t.name: t for t in inputs}
     for name in feeds:
         if name not in known:
-            raise InputError(f"there is no input '{name}'; the inputs are {', '.join(map(str, inputs))}")
+            raise InputError(
+                f"there is no input '{name}'; the inputs are {', '.join(map(str, inputs))}"
+            )
     bound: dict[str, tuple[int, str]] = {}
     arrays = {}
     for t in inputs:
         if t.name in feeds:
             arrays[t.name] = _check(t, feeds[t.name], bound)
         elif not t.optional:
-            raise InputError(f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}")
+            raise InputError(
+                f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}"
+            )
     return arrays
 
 
@@ -39,19 +46,25 @@ def _check(t: Tensor, value: Any, bound: dict[str, tuple[int, str]]) -> np.ndarr
         raise InputError(f"input {t}: got a {type(value).__name__} that is no array: {e}") from e
     want = dtypes.to_numpy(t.dtype)
     if array.dtype != want:
-        raise InputError(f"input {t}: got dtype {array.dtype}, wanted {want}; "
-                         f"convert it with array.astype('{want}')")
+        raise InputError(
+            f"input {t}: got dtype {array.dtype}, wanted {want}; "
+            f"convert it with array.astype('{want}')"
+        )
     if array.ndim != len(t.shape):
         raise InputError(f"input {t}: got {array.ndim} axes {array.shape}, wanted {len(t.shape)}")
     for axis, (got, dim) in enumerate(zip(array.shape, t.shape)):
         if isinstance(dim, int):
             if got != dim:
-                raise InputError(f"input {t}: axis {axis} is {got}, wanted {dim} (got shape {array.shape})")
+                raise InputError(
+                    f"input {t}: axis {axis} is {got}, wanted {dim} (got shape {array.shape})"
+                )
             continue
         size, where = bound.setdefault(dim.name, (got, f"axis {axis} of '{t.name}'"))
         if size != got and not dim.name.startswith("?"):
-            raise InputError(f"input {t}: axis {axis} ('{dim.name}') is {got}, "
-                             f"but '{dim.name}' is {size} at {where}")
+            raise InputError(
+                f"input {t}: axis {axis} ('{dim.name}') is {got}, "
+                f"but '{dim.name}' is {size} at {where}"
+            )
     return array
 
 

@@ -1,6 +1,7 @@
 """`jitcl.compile(...)` and the `Model` that it returns.
 
-A model is specialised for the shapes that it is fed: the first run with new shapes compiles (or reads the plan from
+A model is specialised for the shapes that it is fed: the first run with new shapes compiles (or
+reads the plan from
 the cache), later runs with the same shapes compile nothing.
 """
 
@@ -32,33 +33,61 @@ from jitcl.runtime.source import Source, Tensor, open_source
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def compile(model: Any, *, device: str | Device = "auto", precision: str = "high", memory: str = "normal",
-            tuning: str = "none", shapes: Shapes | None = None, strict: bool = False,
-            cache_dir: str | Path | None = None, progress: Progress | None = None) -> Model:
+def compile(
+    model: Any,
+    *,
+    device: str | Device = "auto",
+    precision: str = "high",
+    memory: str = "normal",
+    tuning: str = "none",
+    shapes: Shapes | None = None,
+    strict: bool = False,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Model:
     """Compile a model for a device.
 
     model: path of an .onnx or .jitcl file, bytes, an onnx.ModelProto, or a jitcl Graph.
-    device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]", "reference".
-    precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic where possible.
+    device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]",
+    "reference".
+    precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
+    where possible.
     memory: "low", "normal" or "high"; tuning: "none", "fast", "wide" or "heavy".
-    shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and others when run.
+    shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
+    others when run.
     strict: raise rather than run any op on the host.
     cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
     progress: called as progress(done, total, what) while kernels are built.
 
     Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
     """
-    result = open_model(model, device=device, precision=precision, memory=memory, tuning=tuning,
-                        strict=strict, cache_dir=cache_dir, progress=progress)
+    result = open_model(
+        model,
+        device=device,
+        precision=precision,
+        memory=memory,
+        tuning=tuning,
+        strict=strict,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
     fixed = result.fixed_shapes(shapes)
     if fixed is not None:
         result.prepare(fixed)
     return result
 
 
-def open_model(model: Any, *, device: str | Device = "auto", precision: str = "high",
-               memory: str = "normal", tuning: str = "none", strict: bool = False,
-               cache_dir: str | Path | None = None, progress: Progress | None = None) -> Model:
+def open_model(
+    model: Any,
+    *,
+    device: str | Device = "auto",
+    precision: str = "high",
+    memory: str = "normal",
+    tuning: str = "none",
+    strict: bool = False,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Model:
     """`compile` without compiling: that waits for `prepare`, or for the first run."""
     options = Options(precision, memory, tuning)
     chosen = open_device(device) if isinstance(device, str) else device
@@ -77,8 +106,15 @@ class Specialisation:
 class Model:
     """A compiled model. `run` is synchronous and thread-safe; outputs are fresh NumPy arrays."""
 
-    def __init__(self, source: Source, device: Device, options: Options, strict: bool,
-                 cache_dir: str | Path | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        device: Device,
+        options: Options,
+        strict: bool,
+        cache_dir: str | Path | None,
+        progress: Progress | None,
+    ) -> None:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
         self.progress = progress
@@ -98,7 +134,9 @@ class Model:
     # ---- running
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Output name -> array, for input name -> array. Inputs are checked and copied; raises InputError."""
+        """Output name -> array, for input name -> array. Inputs are checked and copied; raises
+        InputError.
+        """
         arrays = check_feeds(self.inputs, feeds)
         special = self._specialise(arrays)
         wanted = [np.asarray(arrays[t.name]) for t in special.plan.inputs]
@@ -108,7 +146,9 @@ class Model:
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
         if len(args) > len(self.inputs):
-            raise InputError(f"{len(args)} arrays were passed to a model with {len(self.inputs)} inputs")
+            raise InputError(
+                f"{len(args)} arrays were passed to a model with {len(self.inputs)} inputs"
+            )
         feeds = dict(zip((t.name for t in self.inputs), args))
         twice = feeds.keys() & kwargs.keys()
         if twice:
@@ -116,9 +156,14 @@ class Model:
         return self.run({**feeds, **kwargs})
 
     def prepare(self, shapes: Shapes) -> None:
-        """Compile for these shapes now. Where an input's value decides shapes, that waits for the first run."""
-        arrays = {t.name: np.zeros(shapes[t.name], dtypes.to_numpy(t.dtype)) for t in self.inputs
-                  if t.name in shapes}
+        """Compile for these shapes now. Where an input's value decides shapes, that waits for the
+        first run.
+        """
+        arrays = {
+            t.name: np.zeros(shapes[t.name], dtypes.to_numpy(t.dtype))
+            for t in self.inputs
+            if t.name in shapes
+        }
         if self._by_value:
             return
         try:
@@ -131,7 +176,9 @@ class Model:
         known = {t.name: t for t in self.inputs}
         for name in shapes or {}:
             if name not in known:
-                raise InputError(f"shapes: there is no input '{name}'; the inputs are {', '.join(known)}")
+                raise InputError(
+                    f"shapes: there is no input '{name}'; the inputs are {', '.join(known)}"
+                )
         found = {}
         for t in self.inputs:
             shape = tuple((shapes or {}).get(t.name, t.shape))
@@ -143,14 +190,21 @@ class Model:
         return found
 
     def report(self) -> Report:
-        """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the host."""
-        return report_of(self.source.name, self.device, self._last.plan if self._last else None,
-                         self._last.from_cache if self._last else False)
+        """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
+        host.
+        """
+        return report_of(
+            self.source.name,
+            self.device,
+            self._last.plan if self._last else None,
+            self._last.from_cache if self._last else False,
+        )
 
-    def why(self, shapes: Shapes) -> Why:
-        """Whether the cache holds the plan for these input shapes; if not, which part of its key missed."""
-        arrays = {n: np.broadcast_to(np.int8(0), shape) for n, shape in shapes.items()}
-        return self.cache.why("plan", self._key(arrays, {}))
+    def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
+        """Whether the cache holds the plan for inputs of these shapes; if not, which part of its
+        key missed. Elements matter only of inputs that decide shapes."""
+        values = {n: feeds[n] for n in self._by_value if n in feeds}
+        return self.cache.why("plan", self._key(feeds, values))
 
     @property
     def plan(self) -> Plan | None:
@@ -163,8 +217,10 @@ class Model:
         with self._lock:
             while True:
                 values = {n: arrays[n] for n in self._by_value if n in arrays}
-                key = (tuple((n, a.shape) for n, a in arrays.items()),
-                       tuple((n, v.tobytes()) for n, v in values.items()))
+                key = (
+                    tuple((n, a.shape) for n, a in arrays.items()),
+                    tuple((n, v.tobytes()) for n, v in values.items()),
+                )
                 found = self._kept.get(key)
                 if found is not None:
                     self._kept.move_to_end(key)
@@ -183,17 +239,20 @@ class Model:
             self._last = found
             return found
 
-    def _compile(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Specialisation:
+    def _compile(
+        self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]
+    ) -> Specialisation:
         key = self._key(arrays, values)
         stored = self.cache.get_mmap("plan", key)
         plan = _decode(stored)
         if plan is not None:
             return Specialisation(plan, self._load(plan), True)
         with self.cache.building("plan", key, mapped=True) as other:
-            plan = _decode(other)                    # another process may have built it meanwhile
+            plan = _decode(other)  # another process may have built it meanwhile
             built = plan is None
             if plan is None:
                 from jitcl.runtime.lowering import lower_model
+
                 shapes = {n: a.shape for n, a in arrays.items()}
                 _, plan = lower_model(self.source, shapes, values, self.device, self.options)
                 self.cache.put("plan", key, serial.encode(plan))
@@ -205,21 +264,37 @@ class Model:
     def _key(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Key:
         shapes = {n: list(a.shape) for n, a in sorted(arrays.items())}
         by_value = {n: [v.dtype.str, v.tolist()] for n, v in sorted(values.items())}
-        return Key({"model": self.source.digest, "beside": _stamp(self._beside), "shapes": json.dumps(shapes),
-                    "values": json.dumps(by_value), **self.options.key_parts(), **config.key_parts(),
-                    "code": code_version(), "jitcl": __version__}, f"model {self.source.name}")
+        return Key(
+            {
+                "model": self.source.digest,
+                "beside": _stamp(self._beside),
+                "shapes": json.dumps(shapes),
+                "values": json.dumps(by_value),
+                **self.options.key_parts(),
+                **config.key_parts(),
+                "code": code_version(),
+                "jitcl": __version__,
+            },
+            f"model {self.source.name}",
+        )
 
     # ---- what is known of the model before it is parsed
 
     def _meta_key(self) -> Key:
-        return Key({"model": self.source.digest, "code": code_version()}, f"model {self.source.name}")
+        return Key(
+            {"model": self.source.digest, "code": code_version()}, f"model {self.source.name}"
+        )
 
     def _meta(self) -> dict[str, Any]:
         stored = self.cache.get("model", self._meta_key())
         if stored is not None:
             raw = json.loads(stored)
-            return {"inputs": tuple(_tensor(r) for r in raw["inputs"]), "by_value": raw["by_value"],
-                    "outputs": tuple(_tensor(r) for r in raw["outputs"]), "beside": tuple(raw["beside"])}
+            return {
+                "inputs": tuple(_tensor(r) for r in raw["inputs"]),
+                "by_value": raw["by_value"],
+                "outputs": tuple(_tensor(r) for r in raw["outputs"]),
+                "beside": tuple(raw["beside"]),
+            }
         inputs, outputs, beside = self.source.signature()
         meta = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": []}
         self._store_meta(meta)
@@ -229,12 +304,22 @@ class Model:
         """From now on the value of this input is part of the key, in later processes too."""
         if name not in self._by_value:
             self._by_value.append(name)
-            self._store_meta({"inputs": self.inputs, "outputs": self.outputs, "beside": self._beside,
-                              "by_value": self._by_value})
+            self._store_meta(
+                {
+                    "inputs": self.inputs,
+                    "outputs": self.outputs,
+                    "beside": self._beside,
+                    "by_value": self._by_value,
+                }
+            )
 
     def _store_meta(self, meta: Mapping[str, Any]) -> None:
-        raw = {"inputs": [_row(t) for t in meta["inputs"]], "outputs": [_row(t) for t in meta["outputs"]],
-               "beside": list(meta["beside"]), "by_value": list(meta["by_value"])}
+        raw = {
+            "inputs": [_row(t) for t in meta["inputs"]],
+            "outputs": [_row(t) for t in meta["outputs"]],
+            "beside": list(meta["beside"]),
+            "by_value": list(meta["by_value"]),
+        }
         self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
 
 
@@ -244,7 +329,7 @@ def _decode(stored: Any) -> Plan | None:
     try:
         return serial.decode(stored)[0]
     except CacheError:
-        return None                                  # another version's layout: compile again
+        return None  # another version's layout: compile again
 
 
 def _row(t: Tensor) -> list[Any]:
@@ -257,7 +342,8 @@ def _tensor(row: list[Any]) -> Tensor:
 
 
 def _stamp(files: tuple[str, ...]) -> str:
-    """Size and time of the files beside a model: external data changes the key without being read."""
+    """Size and time of the files beside a model: external data changes the key without being read.
+    """
     found = []
     for name in files:
         path = Path(name)

@@ -1,6 +1,7 @@
 """Where a model comes from: an ONNX file, bytes or ModelProto, text IR, or a Graph made by hand.
 
-A source knows its digest without importing anything heavy, so that a warm start reads its plan from the cache and
+A source knows its digest without importing anything heavy, so that a warm start reads its plan from
+the cache and
 never loads the onnx package.
 """
 
@@ -27,10 +28,12 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[Dim, ...]
-    optional: bool = False                  # an input that has a default (an initialiser)
+    optional: bool = False  # an input that has a default (an initialiser)
 
     def __str__(self) -> str:
-        return f"'{self.name}' {TensorType(self.dtype, self.shape)}" + (" (optional)" if self.optional else "")
+        return f"'{self.name}' {TensorType(self.dtype, self.shape)}" + (
+            " (optional)" if self.optional else ""
+        )
 
 
 class Source(Protocol):
@@ -42,8 +45,11 @@ class Source(Protocol):
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         """Inputs, outputs, and the files beside the model that its digest does not cover."""
 
-    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
-        """The graph for concrete input shapes; NeedsValue where an input's value decides a shape."""
+    def graph(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
+    ) -> Graph:
+        """The graph for concrete input shapes; NeedsValue where an input's value decides a shape.
+        """
 
 
 class OnnxSource:
@@ -57,6 +63,7 @@ class OnnxSource:
     def model(self) -> Any:
         if self._model is None:
             from jitcl.frontends.onnx import load
+
             self._model = load(self.data)
         return self._model
 
@@ -64,12 +71,17 @@ class OnnxSource:
         m = self.model
         inputs = [Tensor(n, t.dtype, t.shape) for n, t in m.inputs.items()]
         inputs += [Tensor(n, t.dtype, t.shape, True) for n, t in m.defaults.items()]
-        outputs = [Tensor(n, t.dtype, t.shape) if t is not None else Tensor(n, "unknown", ())
-                   for n, t in m.outputs.items()]
+        outputs = [
+            Tensor(n, t.dtype, t.shape) if t is not None else Tensor(n, "unknown", ())
+            for n, t in m.outputs.items()
+        ]
         return tuple(inputs), tuple(outputs), tuple(map(str, m.external_files))
 
-    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
+    def graph(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
+    ) -> Graph:
         from jitcl.frontends.onnx import import_model
+
         return import_model(self.model, dict(shapes), dict(values))
 
 
@@ -81,11 +93,17 @@ class GraphSource:
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         g = self._graph
-        return (tuple(Tensor(str(n.attr("name")), n.type.dtype, n.type.shape) for n in g.inputs),
-                tuple(Tensor(name, n.type.dtype, n.type.shape) for name, n in g.outputs), ())
+        return (
+            tuple(Tensor(str(n.attr("name")), n.type.dtype, n.type.shape) for n in g.inputs),
+            tuple(Tensor(name, n.type.dtype, n.type.shape) for name, n in g.outputs),
+            (),
+        )
 
-    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Graph:
+    def graph(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
+    ) -> Graph:
         from jitcl.passes.specialise import specialise
+
         bound: dict[str, int] = {}
         for node in self._graph.inputs:
             for dim, size in zip(node.type.shape, shapes[str(node.attr("name"))]):
@@ -102,6 +120,7 @@ def parse(text: str) -> Graph:
     from jitcl.ir.parser import parse_graph
     from jitcl.ops import OPS
     from jitcl.ops.builder import infer
+
     return parse_graph(text, known_ops=OPS, infer=infer)
 
 
@@ -109,6 +128,7 @@ def open_source(model: Any) -> Source:
     """A source for whatever `jitcl.compile` takes; ModelError where it is none."""
     if isinstance(model, Graph):
         from jitcl.ir.printer import print_graph
+
         constants: dict[str, np.ndarray] = {}
         text = print_graph(model, constants=constants)
         return GraphSource(model, model.name, _digest(text.encode()))
@@ -120,8 +140,10 @@ def open_source(model: Any) -> Source:
     if hasattr(model, "SerializeToString"):
         data = model.SerializeToString(deterministic=True)
         return OnnxSource(model, model.graph.name or "model", _digest(data))
-    raise ModelError(f"cannot compile a {type(model).__name__}: pass a path to an .onnx or .jitcl file, the bytes "
-                     f"of an ONNX model, an onnx.ModelProto, or a jitcl Graph")
+    raise ModelError(
+        f"cannot compile a {type(model).__name__}: pass a path to an .onnx or .jitcl file, the "
+        f"bytes of an ONNX model, an onnx.ModelProto, or a jitcl Graph"
+    )
 
 
 def _open_path(path: Path) -> Source:
@@ -134,6 +156,7 @@ def _open_path(path: Path) -> Source:
         from jitcl.ir.printer import side_file
         from jitcl.ops import OPS
         from jitcl.ops.builder import infer
+
         side = side_file(path)
         extra = side.read_bytes() if side.exists() else b""
         graph = load_graph(path, known_ops=OPS, infer=infer)

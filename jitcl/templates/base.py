@@ -1,14 +1,17 @@
-"""What a template is. With no template at all the compiler still gives right answers, from generated loops.
+"""What a template is. With no template at all the compiler still gives right answers, from
+generated loops.
 
-A template is one folder: `template.py` says what it implements, what it accepts, its tuning space and its launch;
-the `.j2` files beside it are the kernel's text. Fused prologues and epilogues reach it through `Hooks`.
+A template is one folder: `template.py` says what it implements, what it accepts, its tuning space
+and its launch;
+the `.j2` files beside it are the kernel's text. Fused prologues and epilogues reach it through
+`Hooks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Union
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,15 +20,18 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 
-ENTRY = "KERNEL_ENTRY"           # stands for the function's name in a rendered body, until its digest is known
+ENTRY = (
+    "KERNEL_ENTRY"  # stands for the function's name in a rendered body, until its digest is known
+)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A constant operand in the template's own arrangement, made once when the model is compiled."""
+    """A constant operand in the template's own arrangement, made once when the model is compiled.
+    """
 
     node: Node
-    key: str                     # names the arrangement; (node, key) is packed once however many layers read it
+    key: str  # names the arrangement; (node, key) is packed once however many layers read it
     make: Callable[[np.ndarray], np.ndarray]
 
 
@@ -38,15 +44,15 @@ class Scratch:
     shape: tuple[int, ...]
 
 
-Argument = Union[Node, Packed, Scratch]
+Argument = Node | Packed | Scratch
 
 
 @dataclass(frozen=True)
 class Emitted:
     """One kernel that a template wrote, and how to launch it."""
 
-    stem: str                    # readable stem of the kernel's name: "gemm_14x2_relu"
-    body: str                    # text with ENTRY for the function's name
+    stem: str  # readable stem of the kernel's name: "gemm_14x2_relu"
+    body: str  # text with ENTRY for the function's name
     arguments: tuple[Argument, ...]
     writes: tuple[Argument, ...]
     params: tuple[int, ...] = ()
@@ -72,7 +78,9 @@ class Template(Protocol):
     language: Literal["opencl", "numba"]
 
     def accepts(self, group: Group, target: Target) -> Any | None:
-        """A match (the template's own record) where it implements the group on the target, else None."""
+        """A match (the template's own record) where it implements the group on the target, else
+        None.
+        """
 
     def emit(self, match: Any, hooks: Any) -> list[Emitted]:
         """The kernels, in launch order; the last writes the group's root."""
