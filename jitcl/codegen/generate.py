@@ -39,9 +39,13 @@ class Generated:
     kernels: list[Lowered | None]            # one a group; None where nothing is launched
 
 
-def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True) -> Generated:
-    """The plan of a fused graph for a target. Slots of temporaries are left unassigned."""
-    return _Generator(graph, target, templates).run(groups)
+def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
+             half: bool = False) -> Generated:
+    """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
+
+    `half`: generated loops compute f16 tensors in f16; templates compute in f32 always.
+    """
+    return _Generator(graph, target, templates, half).run(groups)
 
 
 @dataclass
@@ -49,6 +53,7 @@ class _Generator:
     graph: Graph
     target: Target
     templates: bool
+    half: bool
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
@@ -98,7 +103,8 @@ class _Generator:
 
     def array(self, name: str, array: np.ndarray, dtype: str) -> int:
         self.buffers.append(BufferSpec(name, dtype, array.shape, array.nbytes, "const"))
-        self.constants[len(self.buffers) - 1] = array
+        bits = array.view(np.uint16) if dtype == "bf16" else array      # plans hold plain NumPy types
+        self.constants[len(self.buffers) - 1] = bits
         return len(self.buffers) - 1
 
     def view(self, group: Group) -> bool:
@@ -149,7 +155,7 @@ class _Generator:
                 for k, emitted in enumerate(template.emit(match, Hooks(group, self.target))):
                     self.launch(name if not k else f"{name}_{k}", group, emitted, template.name, None)
                 return None
-        lowered = lower(group, name)
+        lowered = lower(group, name, half=self.half)
         self.launch(name, group, generic_kernel(lowered, group, self.target), "", lowered.kernel)
         return lowered
 
