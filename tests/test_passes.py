@@ -23,16 +23,18 @@ import numpy as np
 import pytest
 
 from jitcl import dtypes
+from jitcl.codegen.lower import lower
 from jitcl.errors import JitclError, OptionError, ShapeError, VerifyError
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
 from jitcl.ir.parser import parse_graph
-from jitcl.ir.printer import print_graph
+from jitcl.ir.printer import print_graph, print_kernel
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate, infer
 from jitcl.passes.base import Pass, RewritePass, Rewriter, run_passes
+from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import effective_target
+from jitcl.passes.precision import half_arithmetic
 from jitcl.passes.specialise import specialise
 from jitcl.target import Target
 
@@ -239,9 +241,10 @@ def test_unknown_options_name_the_choices() -> None:
 
 
 def test_half_arithmetic_is_for_low_alone() -> None:
-    target = dataclasses.replace(TARGET, fp16_arithmetic=True)
-    assert effective_target(target, "low").fp16_arithmetic
-    assert not effective_target(target, "normal").fp16_arithmetic
+    able = Target("opencl", "test", fp16_arithmetic=True)
+    assert half_arithmetic(able, "low")
+    assert not half_arithmetic(able, "normal")
+    assert not half_arithmetic(Target("opencl", "test"), "low")
 
 
 # ---- specialise
@@ -271,3 +274,10 @@ def test_specialise_reports_what_does_not_fit() -> None:
         specialise(graph, {"k": 2})
     with pytest.raises(ShapeError, match="dimension 'n' is bound to -1"):
         specialise(graph, {"n": -1})
+
+
+def test_low_precision_multiplies_in_half_and_sums_in_f32() -> None:
+    graph = run_passes(small_network(), pipeline(TARGET, Options(precision="low")))
+    text = "\n".join(print_kernel(lower(group, "k", half=True).kernel) for group in fuse(graph))
+    assert re.search(r"f32\(x0\[.*\] \* x1\[.*\]\)", text), text
+    assert "acc0: f16" not in text

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jitcl import dtypes
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
@@ -58,11 +57,11 @@ class Loads:
         if len(ix) != type.rank:
             raise JitclError(f"op '{node.op}' of type {type} was indexed with {len(ix)} indices")
         if is_literal(node):
-            return E.const(node.data.reshape(()).item(), dtypes.compute(type.dtype))
+            return E.const(node.data.reshape(()).item(), s.compute(type.dtype))
         if node in self.names:
             zero = E.const(0, type.dtype)
             raw = E.load(self.names[node], physical_index(type.layout, type.dims, ix), type.dtype, s.guard, zero)
-            return E.cast(raw, dtypes.compute(type.dtype))
+            return E.cast(raw, s.compute(type.dtype))
         op = lookup(node.op)
         if op.body is None:
             raise JitclError(f"composite op '{node.op}' reached code generation: the pass decompose did not run")
@@ -79,7 +78,7 @@ class NodeLoader:
     def __init__(self, loads: Loads, node: Node) -> None:
         self.loads, self.node = loads, node
         self.type = loads.types(node)
-        self.dtype = dtypes.compute(self.type.dtype)
+        self.dtype = loads.s.compute(self.type.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,14 +127,17 @@ def logical_index(layout: Layout, shape: tuple[int, ...], at: tuple[Expr, ...]
     return (n, c, *logical), inside
 
 
-def lower(group: Group, name: str) -> Lowered:
-    """The group's kernel: loops over the root's buffer, `parallel` and in memory order."""
+def lower(group: Group, name: str, *, half: bool = False) -> Lowered:
+    """The group's kernel: loops over the root's buffer, `parallel` and in memory order.
+
+    `half`: f16 tensors are computed in f16 (their sums in f32), else in f32.
+    """
     operands = group.operands
     names = {node: f"x{i}" for i, node in enumerate(operands)}
     merged = merge_axes(group)
     types = (lambda n: merged[n]) if merged else (lambda n: n.type)
     out = types(group.root)
-    s = KernelBuilder()
+    s = KernelBuilder(half=half)
     loads = Loads(s, group, names, types)
     at = tuple(s.open("i", d, "parallel") for d in out.physical)
     opened = len(s.scopes) - 1

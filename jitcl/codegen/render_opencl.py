@@ -2,7 +2,8 @@
 
 Conversions are calls of convert_*, never casts between floats and integers (some Mali compilers
 get those wrong); literals carry their type; halves are read and written by vload_half and
-vstore_half, so that no half arithmetic is needed; no pointer is cast, no private array is
+vstore_half, so that no half arithmetic is needed (a kernel that has some uses the type half
+throughout: precision "low" where the device can); no pointer is cast, no private array is
 indexed. Index arithmetic is `int` unless a buffer needs more.
 """
 
@@ -18,7 +19,18 @@ from jitcl.codegen.render import flat, render
 from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Barrier, For, Kernel, Let, Stmt, Store, statements
+from jitcl.ir.kernel import (
+    Accum,
+    Barrier,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    expressions,
+    statements,
+)
+from jitcl.ir.scalar import SCALARS
 
 # C's precedence: a child is put in parentheses where it binds less than its place wants
 ATOM, UNARY, MUL, ADD, SHIFT, RELATION, EQUALITY, LOGIC, CHOICE = 16, 14, 13, 12, 11, 10, 9, 5, 3
@@ -57,6 +69,7 @@ class OpenClRenderer:
         self.kernel, self.fp64 = kernel, fp64
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         self.stored = {b.name: b.dtype for b in kernel.buffers}
+        self.half = computes_in_half(kernel)
         self.helpers: dict[str, None] = {}
         self.doubles = False
         largest = max((b.size for b in kernel.buffers), default=0)
@@ -71,7 +84,7 @@ class OpenClRenderer:
             return self.index
         if dtype == "f64":
             self.doubles = True
-        return CTYPE[dtype]
+        return "half" if dtype == "f16" and self.half else CTYPE[dtype]
 
     def literal(self, value: float | int | bool, dtype: str) -> Text:
         if dtype == "bool":
@@ -87,6 +100,9 @@ class OpenClRenderer:
         return f"{value}{suffix}", UNARY if value < 0 else ATOM
 
     def _float_literal(self, value: float, dtype: str) -> Text:
+        if dtype == "f16" and self.half:
+            text, binds = self._float_literal(value, "f32")
+            return f"(half){text}" if binds >= UNARY else f"(half)({text})", UNARY
         double = self.ctype(dtype) == "double"
         if math.isnan(value):
             return ("(double)NAN", UNARY) if double else ("NAN", ATOM)
@@ -183,7 +199,8 @@ class OpenClRenderer:
             if x.op == "div":
                 return f"{self.operand(x.args[0], MUL)} / {self.operand(x.args[1], MUL + 1)}", MUL
             if x.op in ("max", "min", "sign", "floordiv", "mod"):
-                return self.call_helper(f"{x.op}_{'f64' if kind == 'f64' else 'f32'}", *args)
+                text = self.call_helper(f"{x.op}_{'f64' if kind == 'f64' else 'f32'}", *args)
+                return (f"(half){text[0]}", UNARY) if self.ctype(kind) == "half" else text
             return f"{_SAME.get(x.op, x.op)}({', '.join(args)})", ATOM
         return self._integer_call(x, kind, args)
 
@@ -225,7 +242,7 @@ class OpenClRenderer:
         text = self.text(source)
         if self.ctype(have) != self.ctype(to):
             text = f"convert_{self.ctype(to)}({text[0]})", ATOM
-        if to == "f16" and have != "f16":
+        if to == "f16" and have != "f16" and not self.half:
             return self.call_helper("round_f16", text[0])
         if to == "bf16" and have != "bf16":
             self.helpers["to_bf16"] = self.helpers["from_bf16"] = None
@@ -254,7 +271,7 @@ class OpenClRenderer:
     def _element(self, buffer: str, at: str) -> str:
         dtype = self.stored[buffer]
         self.ctype(dtype)
-        if dtype == "f16":
+        if dtype == "f16" and not self.half:
             return f"vload_half({at}, {buffer})"
         if dtype == "bf16":
             return self.call_helper("from_bf16", f"{buffer}[{at}]")[0]
@@ -302,6 +319,8 @@ class OpenClRenderer:
     def put(self, buffer: str, at: str, value: Expr) -> str:
         dtype = self.stored[buffer]
         self.ctype(dtype)
+        if dtype == "f16" and self.half:
+            return f"{buffer}[{at}] = {self.expr(value)}"
         if dtype in ("f16", "bf16") and value.op == "cast" and value.dtype == dtype:
             value = E.cast(value.args[0], dtypes.compute(dtype))  # storing rounds by itself
         if dtype == "f16":
@@ -331,5 +350,12 @@ class OpenClRenderer:
             arguments=arguments,
             lines=lines,
             doubles=self.doubles,
+            half=self.half,
             helpers=[helper(name) for name in self.helpers],
         )
+
+
+def computes_in_half(kernel: Kernel) -> bool:
+    """Whether any arithmetic of the kernel is on f16 values."""
+    return any(e.op in SCALARS and any(a.dtype == "f16" for a in e.args)
+               for stmt, _ in statements(kernel.body) for x in expressions(stmt) for e in E.walk(x))

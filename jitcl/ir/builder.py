@@ -38,7 +38,8 @@ class KernelBuilder:
 
     out: TensorType
 
-    def __init__(self) -> None:
+    def __init__(self, *, half: bool = False) -> None:
+        self.half = half                         # f16 values are computed in f16, sums in f32
         self.scopes: list[Scope] = [Scope(None, "loop")]
         self.levels: dict[str, int] = {}         # variable -> index of the scope that declares it
         self.guards: list[Expr] = []
@@ -94,6 +95,10 @@ class KernelBuilder:
 
     # ---- values
 
+    def compute(self, dtype: str) -> str:
+        """The type that arithmetic on stored `dtype` runs in, in this kernel."""
+        return dtype if self.half and dtype == "f16" else dtypes.compute(dtype)
+
     def const(self, value: Number, dtype: str) -> Expr:
         return E.const(value, dtype)
 
@@ -103,7 +108,7 @@ class KernelBuilder:
 
     def cast(self, x: Expr, dtype: str) -> Expr:
         """Convert; f16 and bf16 are rounded to their precision, then held in their compute type."""
-        return E.cast(E.cast(x, dtype), dtypes.compute(dtype))
+        return E.cast(E.cast(x, dtype), self.compute(dtype))
 
     def call(self, op: str, *args: Expr | Number) -> Expr:
         """A scalar operation; Python numbers take the type of the other operands.
@@ -142,14 +147,18 @@ class KernelBuilder:
             ks.append(k)
             opened += [k.value] if not k.is_const else []
         value = term(*ks)
+        held = value.dtype
+        if held == "f16" and combine in ("add", "mul"):
+            value = E.cast(value, "f32")         # a running sum in half loses its small terms
         start = E.const(identity(combine, value.dtype) if init is None else init, value.dtype)
         if 0 in extents:
             for _ in opened:
                 self.close()
-            return start
+            return E.cast(start, held)
         acc = E.var(self.fresh("acc"), value.dtype)
         if not opened:
-            return E.call(combine, start, value) if init is not None else value
+            value = E.call(combine, start, value) if init is not None else value
+            return E.cast(value, held)
         self.scopes[-1].stmts.append(Accum(acc, combine, value))
         nest = self.close()
         for _ in opened[1:]:
@@ -158,7 +167,7 @@ class KernelBuilder:
         level = self._nest_level(nest, {acc.value})
         self.levels[acc.value] = level
         self.place(level, Let(acc, start), nest)
-        return acc
+        return E.cast(acc, held)
 
     def _nest_level(self, nest: For, own: set[str]) -> int:
         """The scope a finished loop nest must stand in: the deepest that declares what it reads."""

@@ -13,7 +13,6 @@ that is inlined is an f32 value.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 
@@ -34,10 +33,9 @@ TAME = ("log", "sqrt", "tanh", "sigmoid", "erf", "clip", "div", "softplus", "ata
 LISTED = 8                                 # nodes that an error names
 
 
-def effective_target(target: Target, precision: str) -> Target:
-    """The target as code generation may use it: half arithmetic is for precision "low" alone."""
-    half = target.fp16_arithmetic and precision == "low"
-    return dataclasses.replace(target, fp16_arithmetic=half)
+def half_arithmetic(target: Target, precision: str) -> bool:
+    """Whether generated loops compute f16 tensors in f16: under "low", where the device can."""
+    return precision == "low" and target.kind == "opencl" and target.fp16_arithmetic
 
 
 @dataclass(frozen=True)
