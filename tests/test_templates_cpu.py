@@ -114,16 +114,77 @@ def test_nan_passes_a_convolution_and_relu():
     assert np.isnan(y[0, :, 2, 2]).all() and np.isfinite(np.delete(y.reshape(16, 25), 12, axis=1)).all()
 
 
-@pytest.mark.parametrize("op", ["depthwise", "max_pool", "average_pool"])
+DEPTHWISE = {
+    "3x3": dict(x=(1, 32, 15, 17), k=32, kernel=(3, 3), group=32, source=1, halo=1),
+    "strided": dict(x=(1, 48, 15, 17), k=48, kernel=(3, 3), group=48, strides=(2, 2), source=1, halo=0),
+    "odd channels, batch": dict(x=(2, 24, 9, 9), k=24, kernel=(5, 5), group=24, source=2, halo=1, residual=True),
+    "row-major both sides": dict(x=(1, 24, 9, 30), k=24, kernel=(3, 3), group=24, act="tanh"),
+    "dilated": dict(x=(1, 32, 12, 12), k=32, kernel=(3, 3), group=32, dilations=(2, 3), source=3, halo=0),
+    "half": dict(x=(1, 32, 9, 9), k=32, kernel=(3, 3), group=32, dtype="f16", source=1, halo=0),
+    "1-D": dict(x=(2, 24, 50), k=24, kernel=(5,), group=24, source=2, halo=1),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_convolution(name):
+    check(*conv_case(**DEPTHWISE[name]), "depthwise_cpu")
+
+
+@pytest.mark.parametrize("op", ["max_pool", "average_pool"])
 @pytest.mark.parametrize("channels", [32, 24])
 def test_windows_over_blocks_of_channels(op, channels):
     x = graph_input("x", TensorType("f32", (1, channels, 9, 10)))
     data = laid_out(b.neg(x), blocks(1))
     window = dict(strides=(2, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
-    if op == "depthwise":
-        w = const(np.random.default_rng(2).standard_normal((channels, 1, 3, 3)).astype("f4"))
-        y = b.conv(data, w, group=channels, **window)
-    else:
-        y = b.op(op, data, kernel=(3, 3), **window)
-    y = laid_out(y, blocks(1))
+    y = laid_out(b.op(op, data, kernel=(3, 3), **window), blocks(1))
     check([b.exp(y), b.neg(y)], [x], "f32", None)
+
+
+def gemm_case(a, shape, *, const_b=True, transposed=False, bias=False, residual=False, act=None, dtype="f32"):
+    rng = np.random.default_rng(1)
+    kind = "f4" if dtype == "f32" else "f2"
+    inputs = [graph_input("a", TensorType(dtype, a))]
+    if const_b:
+        w = const((rng.standard_normal(shape) / np.sqrt(a[-1])).astype(kind))
+    else:
+        w = graph_input("b", TensorType(dtype, shape))
+        inputs.append(w)
+    if transposed:
+        w = b.transpose(w, perm=(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
+    y = b.matmul(inputs[0], w)
+    if bias:
+        y = b.add(y, const(rng.standard_normal(y.type.dims[-1:]).astype(kind)))
+    if residual:
+        inputs.append(graph_input("r", y.type))
+        y = b.add(y, inputs[-1])
+    return [b.op(act, y) if act else y], inputs, dtype
+
+
+GEMMS = {
+    "constant": dict(a=(128, 64), shape=(64, 96)),
+    "odd sizes, bias, residual": dict(a=(130, 33), shape=(33, 100), bias=True, act="relu", residual=True),
+    "two inputs": dict(a=(130, 33), shape=(33, 100), bias=True, act="tanh", const_b=False),
+    "batched": dict(a=(2, 3, 20, 16), shape=(2, 3, 16, 40), const_b=False, residual=True),
+    "transposed": dict(a=(2, 3, 20, 16), shape=(2, 3, 40, 16), const_b=False, transposed=True),
+    "batch times constant": dict(a=(2, 3, 20, 16), shape=(16, 40), bias=True),
+    "broadcast batches": dict(a=(2, 1, 20, 16), shape=(3, 16, 40), const_b=False),
+    "one row": dict(a=(1, 64), shape=(64, 96), bias=True),
+    "few rows": dict(a=(3, 64), shape=(64, 97), bias=True, act="sigmoid"),
+    "few columns": dict(a=(5, 64), shape=(64, 9), bias=True, act="sigmoid"),
+    "half": dict(a=(2, 20, 16), shape=(16, 40), bias=True, dtype="f16"),
+    "one product": dict(a=(7, 1), shape=(1, 40), bias=True),
+    "blocks of rows": dict(a=(700, 300), shape=(300, 64), const_b=False),
+}
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_matrix_product(name):
+    check(*gemm_case(**GEMMS[name]), "gemm_cpu")
+
+
+def test_matrix_product_is_equal_on_any_thread_count():
+    results = []
+    for n in (1, 2, 3):
+        with config.override(threads=n):
+            results.append(check(*gemm_case(**GEMMS["two inputs"]), "gemm_cpu")[0].tobytes())
+    assert len(set(results)) == 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jitcl.templates.base import Template
 from jitcl.templates.conv_cpu.template import ConvCpu
+from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
 from jitcl.templates.gemm_cpu.template import GemmCpu
 
-TEMPLATES: tuple[Template, ...] = (ConvCpu(), GemmCpu())
+TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), GemmCpu())
 
 __all__ = ["TEMPLATES", "Template"]

@@ -22,7 +22,7 @@ from jitcl.devices.cpu.emit import F32, I64, Emit, constant, splat
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
-__all__ = ["tile"]
+__all__ = ["tile", "lane_tile"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs")
 
@@ -137,3 +137,54 @@ class _Tile:
             for j in range(self.blocks):
                 slot = sums[j * pixels + p]
                 b.store(e.fma(value, weights[j], b.load(slot)), slot)
+
+
+@intrinsic(prefer_literal=True)
+def lane_tile(typingctx, acc, a, w, taps, row_stride, columns, kw, step, dilation, lanes):
+    """Depthwise: acc[c][:] = sum over y < taps, x < kw of a[y*row_stride + c*step + x*dilation][:] * w[y][x][:].
+
+    step and dilation (literals, in vectors) lie between columns and between taps of a row; row_stride is in elements.
+    """
+    shape = [t.literal_value for t in (columns, kw, step, dilation, lanes)]
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        _lane_tile(b, sig.args[:3], values[:3], values[3], values[4], *shape)
+        return context.get_dummy_value()
+
+    result = types.void(
+        acc, a, w, types.int64, types.int64, columns, kw, step, dilation, lanes
+    )
+    return result, codegen
+
+
+def _lane_tile(
+    b: ir.IRBuilder,
+    kinds: tuple[Pointer, ...],
+    pointers: list[ir.Value],
+    taps: ir.Value,
+    row_stride: ir.Value,
+    columns: int,
+    kw: int,
+    step: int,
+    dilation: int,
+    lanes: int,
+) -> None:
+    vector = ir.VectorType(F32, lanes)
+    e = Emit(b, vector)
+    sums = [cgutils.alloca_once(b, vector) for _ in range(columns)]
+    for s in sums:
+        b.store(ir.Constant(vector, None), s)
+    with cgutils.for_range(b, taps) as y:
+        row = b.mul(y.index, row_stride)
+        first = b.mul(y.index, constant(I64, kw * lanes))
+        seen: dict[int, ir.Value] = {}                  # a pixel is loaded once for all its taps
+        for x in range(kw):
+            weight = load_at(b, kinds[2], pointers[2], b.add(first, constant(I64, x * lanes)), lanes)
+            for c, s in enumerate(sums):
+                at = c * step + x * dilation
+                if at not in seen:
+                    where = b.add(row, constant(I64, at * lanes))
+                    seen[at] = load_at(b, kinds[1], pointers[1], where, lanes)
+                b.store(e.fma(seen[at], weight, b.load(s)), s)
+    for c, s in enumerate(sums):
+        store_at(b, kinds[0], pointers[0], constant(I64, c * lanes), b.load(s))

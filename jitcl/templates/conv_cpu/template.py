@@ -23,7 +23,7 @@ L2_BYTES = 384 << 10             # weights below this stay in the second-level c
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConvShape:
     """A convolution as numbers. A 1-D one has one row."""
 
     n: int
@@ -38,7 +38,7 @@ class Shape:
     groups: int
 
 
-def shape_of(node: Node) -> Shape:
+def shape_of(node: Node) -> ConvShape:
     """The numbers of a conv node of 1 or 2 spatial axes."""
     x, w = (i.type.dims for i in node.inputs)
     one = len(x) == 3
@@ -48,7 +48,7 @@ def shape_of(node: Node) -> Shape:
 
     pads = node.attr("pads")
     four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
-    return Shape(x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
+    return ConvShape(x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
                  two(node.attr("strides"), 1), two(node.attr("dilations"), 1), four, node.attr("group"))
 
 
@@ -68,13 +68,32 @@ def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: i
     return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
 
+def padded_input(s: ConvShape, node: Node, hooks: Any, *, planes: bool
+                 ) -> tuple[list[Emitted], Argument, tuple[int, ...], tuple[int, int]]:
+    """(kernels that run before, the padded input, its shape [N, blocks, H, W], where pixel (0, 0) lies in it).
+
+    The operand itself, where it lies in blocks (or planes) and its halo is as wide as the padding; else a copy.
+    """
+    x, pads, width = node.type, s.pads, hooks.target.vector_width
+    one, layout, stored = x.rank == 3, x.layout, node in hooks.names
+    if not planes and stored and layout.kind == "NCHWc" and layout.block == width and layout.halo >= max(pads):
+        shape = x.physical[:-1]
+        inset = (0 if one else layout.halo, layout.halo)
+        return [], node, (*shape[:2], 1, shape[2]) if one else shape, inset
+    if planes and stored and layout.kind == "row" and not any(pads):
+        return [], node, (*x.dims[:2], *s.size), (0, 0)
+    copy, emitted = hooks.blocked(node, 0 if planes else width, (pads[1], pads[3]) if one else pads)
+    shape = copy.shape if planes else copy.shape[:-1]
+    return [emitted], copy, (*shape[:2], 1, shape[2]) if one else shape, (pads[0], pads[1])
+
+
 class ConvCpu:
     """conv with a constant weight, f32 or f16 storage, sums in f32."""
 
     name = "conv_cpu"
     language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Shape | None:
+    def accepts(self, group: Group, target: Target) -> ConvShape | None:
         node = group.anchor
         if node is None or node.op != "conv" or node.type.rank not in (3, 4) or target.kind != "cpu":
             return None
@@ -86,12 +105,12 @@ class ConvCpu:
             return None
         return s
 
-    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
+    def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
         return _Writer(s, hooks).emit()
 
 
 class _Writer:
-    def __init__(self, s: Shape, hooks: Any) -> None:
+    def __init__(self, s: ConvShape, hooks: Any) -> None:
         self.s, self.hooks = s, hooks
         self.group: Group = hooks.group
         assert self.group.anchor is not None
@@ -103,7 +122,7 @@ class _Writer:
 
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
-        before, a, physical, inset = self.source()
+        before, a, physical, inset = padded_input(s, self.x, self.hooks, planes=self.planes)
         left = "channels - kb * %d" % width if s.k % width else ""
         flat = self.may_flatten(physical) and self.hooks.vector_epilogue(width, flat_space=True, channels_left=left)
         vector = flat or self.hooks.vector_epilogue(width, flat_space=False, channels_left=left)
@@ -130,23 +149,6 @@ class _Writer:
         arguments: tuple[Argument, ...] = (a, packed, *operands, self.group.root)
         stem = f"conv_{tile.rows}x{tile.columns}x{tile.blocks}"
         return [*before, Emitted(stem, body, arguments, (self.group.root,), params)]
-
-    def source(self) -> tuple[list[Emitted], Argument, tuple[int, ...], tuple[int, int]]:
-        """(kernels that run before, the padded input, its shape [N, blocks, H, W], where pixel (0, 0) lies)."""
-        x, pads = self.x.type, self.s.pads
-        one = x.rank == 3
-        layout = x.layout
-        if (not self.planes and self.x in self.hooks.names and layout.kind == "NCHWc" and layout.block == self.width
-                and layout.halo >= max(pads)):
-            shape = x.physical[:-1]
-            inset = (0 if one else layout.halo, layout.halo)
-            return [], self.x, (*shape[:2], 1, shape[2]) if one else shape, inset
-        if self.planes and self.x in self.hooks.names and layout.kind == "row" and not any(pads):
-            return [], self.x, (*x.dims[:2], *self.s.size), (0, 0)
-        axes = (pads[1], pads[3]) if one else pads
-        copy, emitted = self.hooks.blocked(self.x, 0 if self.planes else self.width, axes)
-        shape = copy.shape if self.planes else copy.shape[:-1]
-        return [emitted], copy, (*shape[:2], 1, shape[2]) if one else shape, (pads[0], pads[1])
 
     def may_flatten(self, physical: tuple[int, ...]) -> bool:
         """1x1, unstrided, no gaps between rows on either side: all pixels are one row."""

@@ -1,0 +1,85 @@
+"""Depthwise convolution in 1 and 2 dimensions: one filter a channel, lanes are channels."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.ir.group import Group
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
+
+PARAMS = ("n_count", "channels", "kbs", "oh", "ow", "column_tiles", "a_block", "a_first", "a_row", "taps", "tap_row",
+          "y_first", "y_block", "y_width", "y_height")
+MOST_COLUMNS = 14
+
+
+def pack_filters(w: np.ndarray, width: int) -> np.ndarray:
+    """[C, 1, kh, kw] -> [C / width][kh][kw][width] f32, zeros behind C."""
+    c, taps = w.shape[0], int(np.prod(w.shape[2:]))
+    full = np.zeros((-(-c // width) * width, taps), np.float32)
+    full[:c] = w.reshape(c, taps)
+    return np.ascontiguousarray(full.reshape(-1, width, taps).transpose(0, 2, 1))
+
+
+def row_columns(ow: int) -> int:
+    """Pixels of a tile: the fewest in all, then the fewest tiles."""
+    return min(range(1, min(ow, MOST_COLUMNS) + 1), key=lambda c: (-(-ow // c) * (c + 1.5), -c))
+
+
+class DepthwiseCpu:
+    """conv with as many groups as channels and a constant weight."""
+
+    name = "depthwise_cpu"
+    language = "numba"
+
+    def accepts(self, group: Group, target: Target) -> ConvShape | None:
+        node = group.anchor
+        if node is None or node.op != "conv" or node.type.rank not in (3, 4) or target.kind != "cpu":
+            return None
+        x, w = node.inputs
+        if w.op != "const" or x.type.dtype not in ("f32", "f16") or node.type.size == 0 or x.type.size == 0:
+            return None
+        s = shape_of(node)
+        if s.groups != s.c or s.k != s.c or s.c < target.vector_width // 2 or s.kernel[1] > 16:
+            return None
+        return s
+
+    def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
+        group: Group = hooks.group
+        assert group.anchor is not None
+        x, w = group.anchor.inputs
+        root, width = group.root.type, hooks.target.vector_width
+        before, a, physical, inset = padded_input(s, x, hooks, planes=False)
+        left = f"channels - kb * {width}" if s.k % width else ""
+        vector = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
+        scalar = [] if vector else hooks.scalar_epilogue(width)
+        read = set(re.findall(r"\bx\d+\b", "\n".join(vector or scalar)))
+        operands = [n for n, name in hooks.names.items() if name in read]
+        halo = root.layout.halo if root.layout.kind == "NCHWc" else 0
+        columns = row_columns(s.out[1])
+        halo_rows = halo if root.rank == 4 else 0
+        body = hooks.render(
+            "depthwise_cpu/numba.py.j2", entry=ENTRY, a_dtype=x.type.dtype, y_dtype=root.dtype,
+            operands=[(hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, COLUMNS=columns, W=width,
+            kw=s.kernel[1], step=s.strides[1], dilation=s.dilations[1], halo=halo, halo_rows=halo_rows,
+            vector_lines=vector or [], scalar_lines=scalar,
+            clear_lanes=root.layout.kind == "NCHWc" and s.k % width != 0)
+        _, blocks, a_height, a_width = physical
+        oh, ow = s.out
+        y_width, y_height = ow + 2 * halo, oh + 2 * halo_rows
+        values = dict(
+            n_count=s.n, channels=s.k, kbs=blocks, oh=oh, ow=ow, column_tiles=-(-ow // columns),
+            a_block=a_height * a_width * width,
+            a_first=((inset[0] - s.pads[0]) * a_width + inset[1] - s.pads[1]) * width,
+            a_row=s.strides[0] * a_width * width, taps=s.kernel[0], tap_row=s.dilations[0] * a_width * width,
+            y_first=(halo_rows * y_width + halo) * width, y_block=y_height * y_width * width, y_width=y_width,
+            y_height=y_height)
+        packed = Packed(w, f"depthwise {width}", partial(pack_filters, width=width))
+        arguments: tuple[Argument, ...] = (a, packed, *operands, group.root)
+        params = tuple(values[name] for name in PARAMS)
+        return [*before, Emitted(f"depthwise_{columns}", body, arguments, (group.root,), params)]
