@@ -43,8 +43,8 @@ def __getattr__(name: str) -> Any:
         from jitcl.runtime import model
         return getattr(model, name)
     if name == "devices":
-        from jitcl.devices.select import devices
-        return devices
+        import jitcl.devices
+        return jitcl.devices                 # callable: see there
     if name == "parse":
         from jitcl.runtime.source import parse
         return parse

@@ -15,6 +15,7 @@ from jitcl.cli.options import (
     model_options,
     named_shapes,
     open_with,
+    value_option,
 )
 from jitcl.errors import CacheError
 
@@ -128,17 +129,25 @@ def clear(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
 
 @cache.command()
 @model_options
+@value_option
 @json_option
 def why(model: Path, device: str, precision: str, memory: str, tuning: str,
-        shapes: tuple[Shape, ...], cache_dir: Path | None, as_json: bool) -> None:
+        shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...],
+        as_json: bool) -> None:
     """Say whether MODEL is in the cache, and if not, which part of its key differs.
 
     Options are those of `jitcl run`; the key is made of them, the model's content, the device with
     its driver, and jitcl's own code.
     """
+    import numpy as np
+
     from jitcl.cli.console import print_json
+    from jitcl.cli.feeds import Scaling, read_feeds
     opened = open_with(model, device, precision, memory, tuning, cache_dir)
-    answer = opened.why(full_shapes(opened, named_shapes(opened, shapes)))
+    fixed = named_shapes(opened, shapes)
+    feeds = read_feeds(opened, given, Scaling(), fixed)
+    wanted = full_shapes(opened, fixed, known=tuple(feeds))
+    answer = opened.why({**feeds, **{n: np.broadcast_to(0, shape) for n, shape in wanted.items()}})
     if not as_json:
         click.echo(str(answer))
         return

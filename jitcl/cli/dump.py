@@ -12,6 +12,7 @@ from jitcl.cli.options import (
     model_options,
     named_shapes,
     open_with,
+    value_option,
 )
 
 EPILOG = """\b
@@ -36,9 +37,7 @@ Files of -o DIR:
 
 @click.command(epilog=EPILOG)
 @model_options
-@click.option("-i", "--input", "given", multiple=True, metavar="NAME=VALUE",
-              help="The value of an input that decides shapes (a Reshape's target): a .npy, or "
-              "numbers such as [1, -1].")
+@value_option
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write files into this folder.")
 @click.option("--after", metavar="PASS",

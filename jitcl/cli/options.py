@@ -52,6 +52,10 @@ _SHARED = (
     click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
                  help="The kernel cache; default: JITCL_CACHE_DIR, or the user's cache directory."),
 )
+value_option = click.option(
+    "-i", "--input", "given", multiple=True, metavar="NAME=VALUE",
+    help="The value of an input that decides shapes (a Reshape's target): a .npy, or numbers such "
+    "as [1, -1].")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 

@@ -1,0 +1,91 @@
+"""What the documents say is still there: rooms, files, links, commands, the page of use."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click import Context, Group
+
+import jitcl
+from jitcl import config
+from jitcl.cli.main import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+ROOMS = re.findall(r"^\| `([a-z/]+)/` \|.*\| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(),
+                   re.MULTILINE)
+
+
+def test_the_map_shows_every_room():
+    named = {room.split("/")[0] for room, _ in ROOMS}
+    there = {p.name for p in (ROOT / "jitcl").iterdir() if p.is_dir() and any(p.glob("**/*.py"))}
+    assert there <= named
+
+
+@pytest.mark.parametrize(("room", "begin"), ROOMS)
+def test_where_to_begin_reading(room, begin):
+    for name in re.findall(r"`([a-z_.]+)`", begin):
+        assert (ROOT / "jitcl" / room / name).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_paths_exist(page):
+    """Backticked paths of the repository's own folders."""
+    for name in re.findall(r"`((?:tests|docs|benchmarks|examples)/[\w./-]*)`", page.read_text()):
+        assert (ROOT / name).exists(), name
+
+
+def examples(command: Group, context: Context) -> list[list[str]]:
+    """The command lines of all help pages and documents."""
+    pages = [p.read_text() for p in PAGES] + [command.get_help(context)] + [
+        c.get_help(Context(c, parent=context)) for c in command.commands.values()]
+    lines = [line.split("#")[0].split("  ")[0] for page in pages
+             for line in re.findall(r"^ *(jitcl [a-z].*)$", page.replace("  jitcl", "\njitcl"),
+                                    re.MULTILINE)]
+    return [shlex.split(line.split("|")[0].split(">")[0])[1:] for line in lines]
+
+
+def test_commands_in_help_and_documents_parse():
+    """Every example uses options that exist; nothing is run."""
+    context = Context(cli, info_name="jitcl")
+    found = [words for words in examples(cli, context) if words[0] in cli.commands]
+    assert len(found) > 20
+    for words in found:
+        command = cli.commands[words[0]]
+        rest = words[1:]
+        if isinstance(command, Group):
+            command, rest = command.commands[rest[0]], rest[1:]
+        command.make_context(words[0], rest)
+
+
+def test_the_readmes_page_of_use_runs(monkeypatch, tmp_path, capsys):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    monkeypatch.setenv("JITCL_DEVICE", "cpu")
+    text = code[1].replace("model.onnx", str(ROOT / "examples" / "superres-x3.onnx"))
+    scope = {"array": np.zeros((1, 3, 8, 8), np.float32)}
+    exec(compile(text, "README.md", "exec"), scope)
+    assert scope["result"]["upscaled"].shape == (1, 3, 24, 24)
+    assert "none on the host" in capsys.readouterr().out
+
+
+def test_the_readme_tells_all_options_of_compile():
+    names = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    parameters = inspect.signature(jitcl.compile).parameters
+    assert set(parameters) - {"model", "strict"} <= set(names)
+
+
+def test_variables_are_in_the_help():
+    text = cli.get_help(Context(cli, info_name="jitcl"))
+    assert [v.name for v in config.VARIABLES if v.name not in text] == []
