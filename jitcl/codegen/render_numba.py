@@ -12,6 +12,7 @@ import math
 
 from jitcl.codegen.loops import linear_in
 from jitcl.codegen.render import flat, render
+from jitcl.codegen.transpose import TILE, turned
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -22,7 +23,8 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=",
 _FLOATS = ("f32", "f64")
 _ORDERED = ("lt", "le", "gt", "ge")
 MIN_PIECES = 8          # fewer independent pieces than this are not worth splitting by whole rows
-PIECES = 128            # as many are enough for any number of threads
+PIECES = 64             # as many are enough for the threads
+VECTOR = 16             # elements that innermost loops should run over without interruption
 
 
 def public(name: str) -> str:
@@ -36,6 +38,7 @@ class NumbaRenderer:
     def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...] = ()) -> None:
         self.kernel = kernel
         self.shapes = {b.name: b.shape for b in (*kernel.buffers, *scratch)}
+        self.scratch = {b.name for b in scratch}
 
     # ---- expressions
 
@@ -118,6 +121,9 @@ class NumbaRenderer:
     def loop(self, s: For, indent: int) -> list[str]:
         """A loop; a guard that all its statements share becomes its range, as far as it is one."""
         pad = "    " * indent
+        tile = turned(s)
+        if tile is not None and set(tile) <= self.scratch:
+            return [f"{pad}transpose({tile[0]}, {tile[1]}, {TILE})"]
         guard = common_guard(s)
         if guard is None:
             return [f"{pad}for {s.var.value} in range({s.extent}):", *self.block(s.body, indent + 1)]
@@ -164,10 +170,8 @@ class NumbaRenderer:
 
     def split(self, loop: For) -> list[str]:
         """Split the outermost loops that are pieces enough; a loop that LLVM vectorises only if there is no other."""
-        nest = [loop]
-        while len(nest[-1].body) == 1 and _is_parallel(nest[-1].body[0]):
-            nest.append(nest[-1].body[0])  # type: ignore[arg-type]
-        outer = nest[:-1] if len(nest) > 1 and _is_leaf(nest[-1]) else nest
+        nest = parallel_nest(loop)
+        outer = nest[:outer_loops(nest)]
         depth = 1
         while depth < len(outer) and math.prod(f.extent for f in outer[:depth]) < PIECES:
             depth += 1
@@ -206,9 +210,22 @@ def _is_parallel(s: Stmt) -> bool:
     return isinstance(s, For) and s.kind == "parallel"
 
 
-def _is_leaf(loop: For) -> bool:
-    """An innermost loop without loops inside is what LLVM vectorises."""
-    return not any(isinstance(s, For) for s in loop.body)
+def parallel_nest(loop: For) -> list[For]:
+    """A parallel loop and those that are perfectly nested inside it."""
+    nest = [loop]
+    while len(nest[-1].body) == 1 and _is_parallel(nest[-1].body[0]):
+        nest.append(nest[-1].body[0])  # type: ignore[arg-type]
+    return nest
+
+
+def outer_loops(nest: list[For]) -> int:
+    """How many loops of a nest threads may take apart: not the innermost that LLVM makes vectors of."""
+    if len(nest) == 1 or any(isinstance(s, For) for s in nest[-1].body):
+        return len(nest)
+    outer, inside = len(nest) - 1, nest[-1].extent
+    while outer > 1 and inside < VECTOR:
+        outer, inside = outer - 1, inside * nest[outer - 1].extent
+    return outer
 
 
 # ---- guards that are ranges

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from jitcl.codegen.interchange import Rows, interchange, keep_rows
-from jitcl.codegen.loops import flatten, inline_lets, merge_loops
-from jitcl.codegen.render_numba import render_kernel
+from jitcl.codegen.interchange import Rows, interchange, keep_rows, reciprocals
+from jitcl.codegen.loops import Body, Names, flatten, inline_lets, merge_loops, renest, strip
+from jitcl.codegen.render_numba import PIECES, outer_loops, parallel_nest, render_kernel
 from jitcl.codegen.share import share
 from jitcl.codegen.split import split_at_conditions, strip_divisions
-from jitcl.ir.kernel import Buffer, Kernel
+from jitcl.codegen.transpose import tile_transposes
+from jitcl.ir.kernel import Buffer, For, Kernel, Stmt
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,45 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     body = strip_divisions(body, names)
     body = interchange(body, rows)
     body = keep_rows(body, rows)
+    body = reciprocals(body)
+    body = tile_transposes(body, rows)
+    body = share_out(body, names)
     scratch = tuple(rows.buffers)
     shared = share(Kernel(kernel.name, kernel.buffers, body), frozenset(b.name for b in scratch), False)
     return Scheduled(shared, scratch)
+
+
+def share_out(body: Body, names: Names) -> Body:
+    """Outer parallel loops cut into a number of pieces that suits threads, each with long loops inside.
+
+        for c < 4 { for p < 3136 { for j < 8 { .. } } }
+        =>  for c < 4 { for o < 16 { for p < 196 { for j < 8 { .. } } } }     the renderer splits c and o
+
+    Pieces are numbered and taken apart by division, so they should be few, and a loop cut so stays one that is
+    vectorised with the short loop inside it.
+    """
+    out: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, For) and stmt.kind == "parallel":
+            nest = parallel_nest(stmt)
+            before, k = 1, 0
+            while k < len(nest) - 1 and before * nest[k].extent < PIECES:
+                before, k = before * nest[k].extent, k + 1
+            width = _cut(nest[k].extent, -(-PIECES // before)) if k < outer_loops(nest) else None
+            if width is not None:
+                body_inside = nest[k].body
+                cut = strip(For(nest[k].var, "parallel", body_inside), width, next(names))
+                stmt = renest(nest[:k], (cut,))
+                assert isinstance(stmt, For)
+        out.append(stmt)
+    return tuple(out)
+
+
+def _cut(extent: int, pieces: int) -> int | None:
+    """The widest strips of which there are `pieces` or a few more; None where such don't divide the extent."""
+    if extent < 4 * pieces:
+        return None
+    return next((extent // n for n in range(pieces, 4 * pieces) if extent % n == 0), None)
 
 
 def loops_for_cpu(kernel: Kernel, entry: str) -> str:

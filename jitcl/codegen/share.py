@@ -36,12 +36,14 @@ class _Sharer:
     def block(self, body: tuple[Stmt, ...], outside: frozenset[str]) -> tuple[Stmt, ...]:
         """Name what is used twice within this block (inner loops included) and does not vary inside it."""
         uses: Counter[Expr] = Counter()
+        seen: set[Expr] = set()
         for stmt in _all(body):
             for e in expressions(stmt):
                 uses[e] += 1
-                for sub in E.walk(e):
-                    for arg in sub.args:
-                        uses[arg] += 1
+                for sub in () if e in seen else E.walk(e):
+                    if sub not in seen:
+                        seen.add(sub)
+                        uses.update(sub.args)
         inner = {s.var.value for s in _all(body) if isinstance(s, For)}
         deep = {v for s in body if isinstance(s, For) for v in _declared(s.body)}
         names: dict[Expr, Expr] = {}

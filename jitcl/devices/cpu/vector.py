@@ -309,6 +309,41 @@ lanes_max = _reduction("max", "Largest lane; NaN if any is NaN.")
 lanes_min = _reduction("min", "Smallest lane; NaN if any is NaN.")
 
 
+@intrinsic(prefer_literal=True)
+def transpose(typingctx, target, source, lanes):
+    """`lanes` (a literal power of two) rows of as many elements, from one tile of memory to another
+    with rows and columns exchanged, in registers."""
+    n = lanes.literal_value
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        at = [constant(I64, k * n) for k in range(n)]
+        rows = [load_at(b, sig.args[1], v[1], i, n) for i in at]
+        for i, row in zip(at, _transposed(b, rows)):
+            store_at(b, sig.args[0], v[0], i, row)
+        return context.get_dummy_value()
+
+    return types.void(target, source, lanes), codegen
+
+
+def _transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+    """Exchanges off-diagonal blocks of 1, 2, 4 ... rows and columns in turn."""
+    n, size = len(rows), 1
+    while size < n:
+        low = [k + n - size if k & size else k for k in range(n)]
+        high = [k + n if k & size else k + size for k in range(n)]
+        pairs = {}
+        for r in range(n):
+            if not r & size:
+                x, y = rows[r], rows[r + size]
+                pairs[r], pairs[r + size] = (
+                    b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, n), mask))
+                    for mask in (low, high)
+                )
+        rows = [pairs[r] for r in range(n)]
+        size *= 2
+    return rows
+
+
 # -------------------------------------------------------------------------------------------- casts
 def _cast_to(dtype: str) -> Any:
     target = DTYPES[dtype]
@@ -400,6 +435,7 @@ __all__ = [
     "splat",
     "lane",
     "lane_index",
+    "transpose",
     "lanes_add",
     "lanes_max",
     "lanes_min",
