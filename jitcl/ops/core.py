@@ -139,7 +139,8 @@ def onnx_rule(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
 
     `node` is the frontend's neutral view: `.op_type`, `.inputs` (Nodes; None where left out),
     `.attrs` (plain Python values), `.opset`, `.n_outputs`, `.input(i)` (None where left out),
-    `.static(i)` (its value as an ndarray).
+    `.static(i)` (its value as an ndarray). It is in the newest opset's form. A rule that returns
+    NotImplemented leaves the node to the function body that ONNX defines the op by.
     """
     def enter(rule: Rule) -> Rule:
         for op_type in op_types:

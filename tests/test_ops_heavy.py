@@ -1,0 +1,248 @@
+"""Import of the heavy ops against onnx's reference evaluator, over attributes that node tests miss;
+and that what templates and fusion look for is what import makes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from jitcl.errors import JitclError, ModelError, ShapeError
+from jitcl.frontends.onnx import import_model, load
+from jitcl.ir.graph import Graph
+from jitcl.ops.builder import evaluate
+from jitcl.ops.contraction import parse_equation
+from jitcl.ops.resize import COORDINATES
+
+RNG = np.random.default_rng(7)
+
+
+def model(
+    op: str, arrays: list[np.ndarray | None], constants: dict[int, np.ndarray], **attrs: Any
+) -> Any:
+    """One node on random inputs; `constants` are initialisers at these input numbers."""
+    names = ["" if a is None and i not in constants else f"x{i}" for i, a in enumerate(arrays)]
+    node = helper.make_node(op, names, ["y"], **attrs)
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in zip(names, arrays)
+        if a is not None
+    ]
+    graph = helper.make_graph(
+        [node],
+        "one",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(a, f"x{i}") for i, a in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def imported(built: Any, arrays: list[np.ndarray | None]) -> tuple[Graph, np.ndarray]:
+    feeds = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
+    graph = import_model(load(built), {n: a.shape for n, a in feeds.items()})
+    return graph, evaluate(graph.outputs[0][1], {n: feeds[n.attr("name")] for n in graph.inputs})
+
+
+def check(
+    op: str,
+    arrays: list[np.ndarray | None],
+    constants: dict[int, np.ndarray] | None = None,
+    **attrs: Any,
+) -> Graph:
+    """Import and references against onnx's evaluator."""
+    built = model(op, arrays, constants or {}, **attrs)
+    graph, got = imported(built, arrays)
+    feeds = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
+    (want,) = ReferenceEvaluator(built).run(None, feeds)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(
+        got, want, rtol=2e-4, atol=1e-5 * max(1, np.abs(want).max(initial=0))
+    )
+    return graph
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+# ---- Resize
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("scales", [(2.0, 3.0), (0.6, 1.3), (1.5, 0.7)])
+def test_resize_scales(coordinates: str, mode: str, scales: tuple[float, float]) -> None:
+    roi = np.array([0, 0, 0.1, 0.2, 1, 1, 0.9, 1.3], np.float32)
+    constants = {1: roi, 2: np.array([1, 1, *scales], np.float32)}
+    check(
+        "Resize",
+        [f32(1, 2, 5, 7), None, None],
+        constants,
+        mode=mode,
+        coordinate_transformation_mode=coordinates,
+        extrapolation_value=3.5,
+    )
+
+
+@pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("sizes", [(10, 14), (3, 5), (7, 4)])
+def test_resize_nearest_modes(nearest: str, sizes: tuple[int, int]) -> None:
+    check(
+        "Resize",
+        [f32(1, 2, 5, 7), None, None, None],
+        {3: np.array([1, 2, *sizes])},
+        mode="nearest",
+        nearest_mode=nearest,
+        coordinate_transformation_mode="half_pixel",
+    )
+
+
+@pytest.mark.parametrize(
+    "mode, outside, antialias", [*itertools.product(["linear", "cubic"], [0, 1], [0, 1])]
+)
+def test_resize_borders(mode: str, outside: int, antialias: int) -> None:
+    check(
+        "Resize",
+        [f32(1, 1, 9, 8), None, None],
+        {2: np.array([1, 1, 0.4, 1.7], np.float32)},
+        mode=mode,
+        exclude_outside=outside,
+        antialias=antialias,
+        cubic_coeff_a=-0.5,
+    )
+
+
+def test_nearest_is_arithmetic() -> None:
+    graph = check(
+        "Resize",
+        [f32(1, 3, 4, 4), None, None],
+        {2: np.array([1, 1, 2, 2], np.float32)},
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+    assert [n.op for n in graph.nodes] == ["input", "resize_nearest"]
+    assert graph.outputs[0][1].attr("steps")[2:] == ((1, 0, 2), (1, 0, 2))
+
+
+# ---- convolutions and pooling
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_conv_auto_pad(auto_pad: str, stride: int) -> None:
+    graph = check(
+        "Conv", [f32(1, 2, 9, 8), f32(3, 2, 3, 4), f32(3)], strides=[stride, 1], auto_pad=auto_pad
+    )
+    assert graph.outputs[0][1].op == "add"  # the bias, for fusion to take
+
+
+def test_conv_transpose() -> None:
+    attrs: dict[str, Any] = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 0, 1, 1]}
+    check("ConvTranspose", [f32(1, 4, 4, 5), f32(4, 3, 3, 2)], **attrs)
+
+
+@pytest.mark.parametrize("auto_pad, pads", [("NOTSET", [0, 1, 0, 0]), ("SAME_UPPER", [0, 0, 0, 1])])
+def test_conv_transpose_output_shape(auto_pad: str, pads: list[int]) -> None:
+    """The odd element of padding goes behind with SAME_UPPER, else in front."""
+    x, w = f32(1, 2, 4, 5), f32(2, 3, 3, 3)
+    wanted = {"strides": [2, 3], "output_shape": [9, 14], "auto_pad": auto_pad}
+    _, got = imported(model("ConvTranspose", [x, w], {}, **wanted), [x, w])
+    _, want = imported(model("ConvTranspose", [x, w], {}, strides=[2, 3], pads=pads), [x, w])
+    assert got.shape == (1, 3, 9, 14)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("ceil, pads", itertools.product([0, 1], [[0, 0, 0, 0], [1, 0, 1, 1]]))
+def test_pooling(op: str, ceil: int, pads: list[int]) -> None:
+    check(op, [f32(1, 2, 9, 8)], kernel_shape=[3, 2], strides=[2, 2], pads=pads, ceil_mode=ceil)
+
+
+def test_pooling_3d() -> None:
+    check("MaxPool", [f32(1, 1, 5, 6, 4)], kernel_shape=[2, 3, 2], strides=[1, 2, 2])
+    check(
+        "AveragePool",
+        [f32(1, 1, 5, 6, 4)],
+        kernel_shape=[2, 3, 2],
+        count_include_pad=1,
+        pads=[1, 1, 0, 0, 1, 1],
+    )
+
+
+def test_windows_that_do_not_fit() -> None:
+    for attrs, text in (
+        ({"kernel_shape": [3, 3]}, "contradicts the weight"),
+        ({"strides": [0, 1]}, "must be positive"),
+        ({"pads": [1, 1]}, "2 values, wanted 4"),
+        ({"auto_pad": "MAYBE"}, "auto_pad='MAYBE'"),
+    ):
+        x, w = f32(1, 2, 6, 6), f32(3, 2, 2, 2)
+        with pytest.raises(ModelError, match=text):
+            imported(model("Conv", [x, w], {}, **attrs), [x, w])
+    x, w = f32(1, 4, 6, 6), f32(3, 2, 2, 2)
+    with pytest.raises(ShapeError, match="has 3 outputs, not a multiple of 2 groups"):
+        imported(model("Conv", [x, w], {}, group=2), [x, w])
+
+
+# ---- contractions
+
+EQUATIONS = [
+    ("bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
+    ("bij,bkj->bik", (2, 3, 4), (2, 5, 4)),
+    ("ij,kj", (3, 4), (5, 4)),
+    ("bhqd,bhkd->bhqk", (2, 2, 3, 4), (2, 2, 5, 4)),
+    ("i,j->ji", (3,), (4,)),
+    ("...i,...i", (2, 3), (2, 3)),
+    ("iij,jk->ik", (3, 3, 4), (4, 2)),
+    ("ij,ij->", (3, 4), (3, 4)),
+    ("i...,j...->ij...", (2, 3), (4, 3)),
+]
+
+
+@pytest.mark.parametrize("equation, a, b", EQUATIONS, ids=[e for e, *_ in EQUATIONS])
+def test_einsum(equation: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    check("Einsum", [f32(*a), f32(*b)], equation=equation)
+
+
+def test_einsum_of_two_matrices_is_a_matmul() -> None:
+    for equation, a, b in EQUATIONS[:2]:
+        graph = check("Einsum", [f32(*a), f32(*b)], equation=equation)
+        assert "matmul" in [n.op for n in graph.nodes]
+        assert "einsum" not in [n.op for n in graph.nodes]
+
+
+@pytest.mark.parametrize(
+    "equation, ranks",
+    [("ij,jk->ik", (2,)), ("ij->ij", (3,)), ("ij->ii", (2,)), ("ij->k", (2,)), ("i;j->i", (3,))],
+)
+def test_malformed_equations(equation: str, ranks: tuple[int, ...]) -> None:
+    with pytest.raises(JitclError, match="einsum"):
+        parse_equation(equation, ranks)
+
+
+@pytest.mark.parametrize(
+    "a, b", [((3,), (3,)), ((3,), (2, 3, 4)), ((2, 4, 3), (3,)), ((1, 2, 3), (4, 3, 5))]
+)
+def test_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    check("MatMul", [f32(*a), f32(*b)])
+
+
+def test_matmul_shapes_that_do_not_fit() -> None:
+    a, b = f32(2, 3), f32(4, 5)
+    with pytest.raises(
+        ShapeError, match=r"'a' f32\[2,3\] has 3 columns, but 'b' f32\[4,5\] has 4 rows"
+    ):
+        imported(model("MatMul", [a, b], {}), [a, b])
+
+
+def test_gemm() -> None:
+    for t, u in itertools.product([0, 1], [0, 1]):
+        a, b = f32(*((4, 3) if t else (3, 4))), f32(*((5, 4) if u else (4, 5)))
+        check("Gemm", [a, b, f32(5)], transA=t, transB=u, alpha=0.5, beta=2.0)
+        check("Gemm", [a, b], transA=t, transB=u)
