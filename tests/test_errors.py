@@ -14,6 +14,8 @@ from onnx.helper import make_tensor_value_info as value
 
 import jitcl
 from jitcl.devices.cpu.device import CpuDevice
+from jitcl.devices.select import open_device
+from tests.devices import present
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -237,6 +239,18 @@ def test_a_tensor_that_is_too_large_for_the_device():
     text = refused(jitcl.OutOfMemoryError, data, device=small)
     assert "the plan needs 2861 MiB, this machine 1024" in text
     assert "memory='low'" in text
+
+
+@pytest.mark.skipif("opencl:pocl" not in present(), reason="PoCL is not installed here")
+@pytest.mark.parametrize("limit", ["global_memory", "max_allocation"])
+def test_a_tensor_that_is_too_large_for_an_opencl_device(limit):
+    small = open_device("opencl:pocl")
+    small.target = dataclasses.replace(small.target, **{limit: 1 << 30})
+    data = model(make_node("Expand", ["x", "s"], ["y"]), x=[1],
+                 s=(I64, [2], [30_000, 25_000]))
+    text = refused(jitcl.OutOfMemoryError, data, device=small)
+    assert "2861 MiB" in text and "1024 MiB" in text
+    assert "Use smaller inputs or batches, or another device." in text
 
 
 def test_text_that_does_not_parse():
