@@ -159,7 +159,8 @@ def test_conv_transpose_output_shape(auto_pad: str, pads: list[int]) -> None:
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize("ceil, pads", itertools.product([0, 1], [[0, 0, 0, 0], [1, 0, 1, 1]]))
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 0, 1, 1]])
+@pytest.mark.parametrize("ceil", [0, 1])
 def test_pooling(op: str, ceil: int, pads: list[int]) -> None:
     check(op, [f32(1, 2, 9, 8)], kernel_shape=[3, 2], strides=[2, 2], pads=pads, ceil_mode=ceil)
 

@@ -197,12 +197,10 @@ def _kept(s: KernelBuilder, i: Expr, size: int, padding: str, align: bool) -> Ex
 @onnx_rule("GridSample")
 def _grid_sample(g: GraphBuilder, node: Any) -> Node:
     x, grid = node.inputs[:2]
-    mode = node.attrs.get("mode", "linear")
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)  # names until opset 19
     return g.grid_sample(
         x,
         grid,
-        mode=mode,
+        mode=node.attrs.get("mode", "linear"),
         padding=node.attrs.get("padding_mode", "zeros"),
         align=bool(node.attrs.get("align_corners", 0)),
     )

@@ -115,6 +115,13 @@ def _scatter(g: Any, node: OnnxNode) -> OnnxNode:
     return node.with_(op_type="ScatterElements")
 
 
+def _grid_sample(g: Any, node: OnnxNode) -> OnnxNode:
+    """bilinear and bicubic became linear and cubic, as there may be three axes."""
+    mode = node.attrs.get("mode", "bilinear")
+    renamed = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    return node.with_(attrs={**node.attrs, "mode": renamed})
+
+
 Change = Callable[[Any, OnnxNode], OnnxNode]
 CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
     "Upsample": ((99, _upsample),),
@@ -125,6 +132,7 @@ CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
     "RoiAlign": ((16, _roi_align),),
     "GroupNormalization": ((21, _group_norm),),
     "Scatter": ((99, _scatter),),
+    "GridSample": ((20, _grid_sample),),
 }
 
 
