@@ -44,17 +44,19 @@ _INTEGER = {
     "min": "return a < b ? a : b;",
     "sign": "return (T)(a > 0) - (T)(a < 0);",
     "abs": "return a < 0 ? (T)-a : a;",
-    # never a trap: x / 0 is 0, lowest / -1 wraps
+    # never a trap: x / 0 is 0, lowest / -1 wraps (the lines with SIGNED are for signed types)
     "div": """if (b == 0) return 0;
-    if (b == (T)-1 && (T)-1 < 0) return (T)(0 - a);
+    SIGNED if (b == -1) return (T)(0 - a);
     return a / b;""",
-    "fmod": """if (b == 0 || (b == (T)-1 && (T)-1 < 0)) return 0;
+    "fmod": """if (b == 0) return 0;
+    SIGNED if (b == -1) return 0;
     return a % b;""",
     "floordiv": """if (b == 0) return 0;
-    if (b == (T)-1 && (T)-1 < 0) return (T)(0 - a);
+    SIGNED if (b == -1) return (T)(0 - a);
     T q = a / b;
     return (a % b != 0 && (a < 0) != (b < 0)) ? (T)(q - 1) : q;""",
-    "mod": """if (b == 0 || (b == (T)-1 && (T)-1 < 0)) return 0;
+    "mod": """if (b == 0) return 0;
+    SIGNED if (b == -1) return 0;
     T r = a % b;
     return (r != 0 && (r < 0) != (b < 0)) ? (T)(r + b) : r;""",
     "shl": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b);",
@@ -117,13 +119,26 @@ def _body(name: str) -> str:
             wide=wide,
             lowest=lowest,
         )
+    if "x" in dtype:
+        return _vector_body(name, op, dtype)
     texts = _FLOAT if dtypes.is_float(dtype) else _INTEGER
     if op not in texts:
         raise JitclError(f"no OpenCL helper '{name}'")
     ctype = CTYPE[dtype]
     arguments = f"{ctype} a" if op in _UNARY else f"{ctype} a, {ctype} b"
     text = _typed(texts[op], ctype)
+    text = re.sub(r"SIGNED " if dtype.startswith("i") else r" *SIGNED .*\n", "", text)
     return f"{ctype} jitcl_{name}({arguments})\n{{\n    {text}\n}}"
+
+
+def _vector_body(name: str, op: str, dtype: str) -> str:
+    """max and min of vectors: "max_f32x16"."""
+    lanes = dtype.rpartition("x")[2]
+    test = "isgreater" if op == "max" else "isless"
+    return (
+        f"float{lanes} jitcl_{name}(float{lanes} a, float{lanes} b)\n{{\n"
+        f"    return select(b, a, {test}(a, b) | isnan(a));\n}}"
+    )
 
 
 def _typed(text: str, ctype: str) -> str:

@@ -72,9 +72,7 @@ class OpenClRenderer:
         self.half = computes_in_half(kernel)
         self.helpers: dict[str, None] = {}
         self.doubles = False
-        largest = max((b.size for b in kernel.buffers), default=0)
-        trips = max((t for _, t in statements(kernel.body)), default=1)
-        self.index = "long" if max(largest, trips) >= _BIG else "int"
+        self.index = "long" if any(b.size >= _BIG for b in kernel.buffers) else "int"
 
     # ---- types and literals
 
@@ -357,5 +355,9 @@ class OpenClRenderer:
 
 def computes_in_half(kernel: Kernel) -> bool:
     """Whether any arithmetic of the kernel is on f16 values."""
-    return any(e.op in SCALARS and any(a.dtype == "f16" for a in e.args)
-               for stmt, _ in statements(kernel.body) for x in expressions(stmt) for e in E.walk(x))
+    return any(
+        e.op in SCALARS and any(a.dtype == "f16" for a in e.args)
+        for stmt, _ in statements(kernel.body)
+        for x in expressions(stmt)
+        for e in E.walk(x)
+    )

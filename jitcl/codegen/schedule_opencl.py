@@ -1,10 +1,9 @@
 """Which work-item computes what: a lowered kernel's loops spread over an OpenCL device.
 
-    a CPU device     one work-item a group; each takes some thousand operations' worth of
-                     neighbouring elements, and its innermost loop runs along memory
-    a GPU, elements  one element a work-item, in the order of memory, so that loads coalesce
-    a GPU, rows      one row a work-group: its lanes share reductions (partial results, then a
-                     tree in local memory) and the loops over the row's elements
+a CPU device     one work-item a group, each with its share of the loops (schedule_opencl_cpu)
+a GPU, elements  one element a work-item, in the order of memory, so that loads coalesce
+a GPU, rows      one row a work-group: its lanes share reductions (partial results, then a
+                 tree in local memory) and the loops over the row's elements
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from dataclasses import dataclass
 from jitcl.codegen.opencl_helpers import CTYPE
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
+from jitcl.codegen.schedule_opencl_cpu import cpu_form
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions, statements
 from jitcl.ir.scalar import identity
 from jitcl.target import Target
 
-CPU_WORK = 4096  # statements a work-item of a CPU should run, about 2 us
-PIECES = 4  # work-items a core of a CPU, so that cores finish together
 GROUP = 128  # work-items a group of a GPU, one element each
 SMALL_GROUP = 64  # where local memory is emulated (Mali): reductions in small groups
 ROW_GROUP = 256  # at most, one row each
@@ -41,11 +39,11 @@ class Scheduled:
 
 def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     """Spread a lowered kernel over the target's work-items and render it."""
+    if target.device_type == "cpu":
+        text, items = cpu_form(kernel, entry, target)
+        return Scheduled(text, (items,), (1,))
     renderer = OpenClRenderer(kernel, target.fp64)
     nest, inner = parallel_nest(kernel.body)
-    if target.device_type == "cpu":
-        lines, pieces = CpuForm(renderer, target).lines(nest, inner)
-        return Scheduled(renderer.kernel_text(entry, lines), (pieces,), (1,))
     group = ROW_GROUP if target.local_is_real else SMALL_GROUP
     form = RowForm(renderer, min(group, target.max_work_group))
     if form.suits(nest, inner):
@@ -78,11 +76,6 @@ def decoded(renderer: OpenClRenderer, nest: list[For], position: str, pad: str) 
     return lines
 
 
-def work(body: tuple[Stmt, ...]) -> int:
-    """Statements that one pass over the body runs."""
-    return sum(trips for s, trips in statements(body) if not isinstance(s, For))
-
-
 # ---- elements of a GPU
 
 
@@ -97,58 +90,6 @@ def element_lines(
     if len(nest) > 1:
         lines += decoded(r, nest, name, "    ")
     return lines + r.block(inner, 1)
-
-
-# ---- CPU devices
-
-
-@dataclass
-class CpuForm:
-    """Pieces of the iteration space, one a work-item; the innermost loops run inside it."""
-
-    renderer: OpenClRenderer
-    target: Target
-
-    def lines(self, nest: list[For], inner: tuple[Stmt, ...]) -> tuple[list[str], int]:
-        """(statements, work-items)."""
-        r = self.renderer
-        wanted = PIECES * self.target.compute_units
-        outer, cost = list(nest), max(1, work(inner))
-        inside: list[For] = []
-        while outer and cost < CPU_WORK and math.prod(f.extent for f in outer[:-1]) >= wanted:
-            inside.insert(0, outer.pop())
-            cost *= inside[0].extent
-        pieces = math.prod(f.extent for f in outer)
-        if not inside and nest:
-            return self._chunked(nest, inner, cost, wanted)
-        body: tuple[Stmt, ...] = inner
-        for f in reversed(inside):
-            body = (For(f.var, "loop", body),)
-        lines = [f"    {r.index} p = get_global_id(0);"] if outer else []
-        return lines + decoded(r, outer, "p", "    ") + r.block(body, 1), pieces
-
-    def _chunked(
-        self, nest: list[For], inner: tuple[Stmt, ...], cost: int, wanted: int
-    ) -> tuple[list[str], int]:
-        """Cut the innermost loop into chunks of whole vectors; the loops around it are decoded."""
-        r, last, outer = self.renderer, nest[-1], nest[:-1]
-        around = math.prod(f.extent for f in outer)
-        fair = -(-last.extent * around // wanted)  # elements a piece, if all were to be busy
-        chunk = min(max(CPU_WORK // cost, 1), max(fair, 1), last.extent)
-        chunk = min(-(-chunk // 16) * 16, last.extent)
-        count = -(-last.extent // chunk)
-        lines = [f"    {r.index} p = get_global_id(0);"]
-        if count == 1:
-            return lines + decoded(r, outer, "p", "    ") + r.loop(
-                For(last.var, "loop", inner), 1
-            ), around
-        lines.append(f"    {r.index} first = p {f'% {count} ' if outer else ''}* {chunk};")
-        lines += [
-            line.replace("= p", f"= (p / {count})", 1) for line in decoded(r, outer, "p", "    ")
-        ]
-        end = f"min(first + {chunk}, {last.extent})" if last.extent % chunk else f"first + {chunk}"
-        lines.append(f"    {r.index} end = {end};")
-        return lines + r.loop(For(last.var, "loop", inner), 1, "first", "end"), around * count
 
 
 # ---- rows of a GPU
