@@ -121,9 +121,15 @@ def test_softmax_over_another_axis_stores_its_reductions() -> None:
     assert [sum(n.op.startswith("reduce") for n in group.members) for group in groups] == [1, 1, 0]
 
 
+def test_the_end_of_a_stored_reduction_is_computed_with_it() -> None:
+    x = tensor("x", 6, 40, 30)
+    y = g.div(x, g.sqrt(g.add(g.reduce_sum(g.mul(x, x), axes=(1,)), 1e-5)))
+    assert shown(fused(y)) == ["mul [reduce_sum] add sqrt reciprocal", "mul"]
+
+
 def test_one_long_row_is_no_row_wise_group() -> None:
     groups = fused(g.softmax(tensor("x", 1, 100_000), axis=-1))
-    assert shown(groups) == ["[reduce_max]", "sub exp [reduce_sum]", "sub exp div"]
+    assert shown(groups) == ["[reduce_max]", "sub exp [reduce_sum] reciprocal", "sub exp mul"]
 
 
 def test_a_dear_prologue_of_a_row_is_stored() -> None:
@@ -154,7 +160,7 @@ def test_attention() -> None:
     y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), shape=(2, 6, 32))
     groups = fused(g.matmul(y, weight(32, 32)))
     assert len([group for group in groups if group.anchor is not None]) == 6
-    assert "reduce_max sub exp reduce_sum div" in shown(groups)
+    assert "reduce_max sub exp reduce_sum reciprocal mul" in shown(groups)
 
 
 def test_concat_copies_only_what_is_stored_for_others() -> None:

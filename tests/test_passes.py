@@ -36,6 +36,7 @@ from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import half_arithmetic
 from jitcl.passes.specialise import specialise
+from jitcl.passes.verify import check
 from jitcl.target import Target
 
 CASES = Path(__file__).parent / "passes"
@@ -137,7 +138,7 @@ def test_case(case: Case) -> None:
             run_passes(graph, passes_of(case))
         assert all(t in str(e.value) for t in case.errors)
         return
-    result = run_passes(graph, passes_of(case))
+    result = run_passes(graph, passes_of(case), verify=check)
     assert_checks(case, print_graph(result).split("\n", 1)[1])         # without the head
     exact = case.passes == ["canonicalise"] or case.passes == ["fold-constants"]
     half = case.options.get("precision", "high") != "high"
@@ -177,7 +178,7 @@ def small_network() -> Graph:
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 def test_the_pipeline_keeps_values(precision: str) -> None:
     graph = small_network()
-    result = run_passes(graph, pipeline(TARGET, Options(precision=precision)))
+    result = run_passes(graph, pipeline(TARGET, Options(precision=precision)), verify=check)
     assert_same_values(graph, result, 1e-5 if precision == "high" else 5e-3)
     assert any(n.type.dtype == "f16" for n in result.nodes) == (precision != "high")
     again = run_passes(result, pipeline(TARGET, Options()))

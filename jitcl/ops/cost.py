@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from jitcl import dtypes
 from jitcl.ir import expr as E
@@ -29,16 +30,21 @@ class _Probe:
         return E.load(self.name, at, self.dtype)
 
 
-@functools.lru_cache(maxsize=4096)
 def element_cost(node: Node) -> int:
     """FLOPs of one element of an elementwise node, by its body's scalar operations."""
-    op = lookup(node.op)
+    return _cost(node.op, node.type, tuple(i.type for i in node.inputs), node.attrs)
+
+
+@functools.lru_cache(maxsize=4096)               # of types: a cache of nodes would keep weights
+def _cost(name: str, out: TensorType, types: tuple[TensorType, ...],
+          attrs: tuple[tuple[str, Any], ...]) -> int:
+    op = lookup(name)
     if op.kind != "elementwise" or op.body is None:
         return 0
     s = KernelBuilder()
-    s.out = node.type
-    ix = tuple(E.var(f"i{a}", extent=max(d, 2)) for a, d in enumerate(node.type.dims))
-    value = op.body(s, ix, *(_Probe(f"x{k}", i.type) for k, i in enumerate(node.inputs)), **node.kwargs)
+    s.out = out
+    ix = tuple(E.var(f"i{a}", extent=max(d, 2)) for a, d in enumerate(out.dims))
+    value = op.body(s, ix, *(_Probe(f"x{k}", t) for k, t in enumerate(types)), **dict(attrs))
     return expr_cost(value)
 
 

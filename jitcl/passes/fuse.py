@@ -127,7 +127,17 @@ class _Fuser:
             return False
         if node in self.regions.tails and not self._row_path(node, home):
             return False
+        if node in self.regions.behind and self._belongs_to_reduction(node, home):
+            return False
         return not self._dear_broadcast(node)
+
+    def _belongs_to_reduction(self, node: Node, home: _Home) -> bool:
+        """The end of a reduction that will be stored, read by larger nodes: computed once there."""
+        reduction = self.regions.behind[node]
+        if all(r.type.size == node.type.size for r in self.readers[node]):
+            return False
+        return reduction not in self.regions.rows or home.root.type.layout != ROW or (
+            home.anchor is not None and self.regions.heavy(home.anchor))
 
     def _room(self, node: Node, home: _Home) -> bool:
         reads = home.reads_with(node)

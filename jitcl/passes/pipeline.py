@@ -9,7 +9,15 @@ from jitcl.passes.fold import FoldConstants
 from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
 from jitcl.passes.precision import AssignPrecision, CheckTypes
-from jitcl.passes.simplify import FoldPad, FoldScale, FoldScaleBefore, MergeBounds, NameActivations
+from jitcl.passes.simplify import (
+    DivideOnce,
+    FoldPad,
+    FoldScale,
+    FoldScaleBefore,
+    MergeBounds,
+    NameActivations,
+)
+from jitcl.passes.views import ViewsLast
 from jitcl.target import Target
 
 
@@ -22,11 +30,13 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         Decompose(),
         Canonicalise(),
         FoldConstants(),
+        ViewsLast(),
         FoldScale(),
         FoldScaleBefore(),
         FoldPad(),
         MergeBounds(),
         NameActivations(),
+        DivideOnce(),
         Canonicalise(),
         FoldConstants(),
         CheckTypes(target),

@@ -41,7 +41,8 @@ class Regions:
 
     `cost`: FLOPs of one element with all that would be inlined into it. `rows`: of reductions
     that may be computed once a row. `epilogues`: elementwise nodes that end in one value computed
-    from a heavy node. `tails`: elementwise nodes behind a row's reductions.
+    from a heavy node; `behind`: the same for reductions, each with its reduction. `tails`:
+    elementwise nodes behind a row's reductions.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -53,6 +54,8 @@ class Regions:
         self.cost = self._costs()
         self.rows = self._rows()
         self.epilogues = {e for n in self.order if self.heavy(n) for e in self._epilogue(n)}
+        self.behind = {e: n for n in self.order if self.kind[n] == "reduction"
+                       for e in self._epilogue(n)}
         self.tails = self._tails()
 
     def heavy(self, node: Node) -> bool:

@@ -176,6 +176,30 @@ def _along_inputs(node: Node, w: Node, values: Array) -> Array:
     return per_output.reshape(outputs, each, *(1,) * (w.type.rank - 2))
 
 
+@dataclass(frozen=True)
+class DivideOnce(RewritePass):
+    """What a norm divides by is one value for many elements: take its reciprocal, and multiply.
+
+        %1 = sqrt(%variance)                %1 = sqrt(%variance)
+        %2 = div(%x, %1)            =>      %2 = reciprocal(%1)
+                                            %3 = mul(%x, %2)
+
+    Of sums and square roots only: the reciprocal of a number below 1e-38 would be infinite.
+    """
+
+    times: int = 4                        # elements that share a divisor, at least
+
+    def rewrite(self, node: Node, g: Rewriter) -> Node | None:
+        if node.op != "div" or node.type.dtype not in ("f32", "f64"):
+            return None
+        x, divisor = node.inputs
+        if divisor.op not in ("sqrt", "reduce_sum"):
+            return None
+        if x.type != node.type or self.times * divisor.type.size > node.type.size:
+            return None
+        return g.mul(x, g.reciprocal(divisor))
+
+
 # ---- padding
 
 @dataclass(frozen=True)
@@ -332,4 +356,5 @@ def _erf_of(node: Node) -> Node | None:
     return scaled.inputs[0] if close else None
 
 
-__all__ = ["FoldPad", "FoldScale", "FoldScaleBefore", "MergeBounds", "NameActivations"]
+__all__ = ["DivideOnce", "FoldPad", "FoldScale", "FoldScaleBefore", "MergeBounds",
+           "NameActivations"]
