@@ -130,6 +130,35 @@ def test_depthwise_convolution(name):
     check(*conv_case(**DEPTHWISE[name]), "depthwise_cpu")
 
 
+TRANSPOSED = {
+    "stride 2": dict(x=(1, 32, 9, 8), k=24, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), extra=(1, 1)),
+    "kernel 2": dict(x=(1, 16, 9, 8), k=1, kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0)),
+    "kernel 4, blocks": dict(x=(2, 32, 9, 8), k=32, kernel=(4, 4), strides=(2, 2), pads=(1, 1, 1, 1), halo=1),
+    "stride beyond kernel": dict(x=(1, 16, 5, 5), k=16, kernel=(2, 1), strides=(3, 3), pads=(0, 0, 0, 0), halo=0),
+    "big pads": dict(x=(1, 16, 7, 7), k=16, kernel=(5, 5), strides=(2, 3), pads=(3, 4, 2, 1)),
+    "few channels": dict(x=(1, 3, 7, 7), k=16, kernel=(3, 3), strides=(2, 2), pads=(0, 0, 1, 1)),
+    "1-D": dict(x=(1, 16, 20), k=16, kernel=(4,), strides=(2,), pads=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolution(name):
+    spec = TRANSPOSED[name]
+    rank = len(spec["kernel"])
+    x = graph_input("x", TensorType("f32", spec["x"]))
+    rng = np.random.default_rng(3)
+    w = const(rng.standard_normal((spec["x"][1], spec["k"], *spec["kernel"])).astype("f4") / 8)
+    bias = const(rng.standard_normal((1, spec["k"]) + (1,) * rank).astype("f4"))
+    y = b.conv_transpose(x, w, strides=spec["strides"], pads=spec["pads"], dilations=(1,) * rank, group=1,
+                         output_padding=spec.get("extra", (0,) * rank))
+    if "halo" in spec:
+        y = laid_out(y, blocks(spec["halo"]))
+        y = laid_out(b.add(y, bias), blocks(spec["halo"]))
+        check([b.exp(y), b.neg(y)], [x], "f32", "conv_transpose_cpu")
+    else:
+        check([b.relu(b.add(y, bias))], [x], "f32", "conv_transpose_cpu")
+
+
 @pytest.mark.parametrize("op", ["max_pool", "average_pool"])
 @pytest.mark.parametrize("channels", [32, 24])
 def test_windows_over_blocks_of_channels(op, channels):

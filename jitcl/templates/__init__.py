@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from jitcl.templates.base import Template
 from jitcl.templates.conv_cpu.template import ConvCpu
+from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
 from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
 from jitcl.templates.gemm_cpu.template import GemmCpu
 
-TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), GemmCpu())
+TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu())
 
 __all__ = ["TEMPLATES", "Template"]

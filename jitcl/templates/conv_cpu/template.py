@@ -17,7 +17,7 @@ from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = ("n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image", "a_first", "a_row",
           "n0", "n1", "n2", "n3", "last", "s0", "s1", "s2", "wt_group", "y_first", "y_block", "y_width", "y_height",
-          "kgs_per_group", "a_group")
+          "kgs_per_group", "a_group", "y_top", "y_left")
 FEW_CHANNELS = 8                 # fewer than this are read as planes, not as a block that is mostly padding
 L2_BYTES = 384 << 10             # weights below this stay in the second-level cache together with the rows in work
 
@@ -106,12 +106,24 @@ class ConvCpu:
         return s
 
     def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
-        return _Writer(s, hooks).emit()
+        node = hooks.group.anchor.inputs[0]
+        before, a, physical, inset = padded_input(s, node, hooks, planes=s.c < FEW_CHANNELS)
+        return [*before, Writer(s, hooks).write(a, physical, inset)]
 
 
-class _Writer:
-    def __init__(self, s: ConvShape, hooks: Any) -> None:
-        self.s, self.hooks = s, hooks
+@dataclass(frozen=True)
+class Phase:
+    """Where outputs go: pixel (h, w) of the sum is pixel (h * up[0] + first[0], w * up[1] + first[1]) of y."""
+
+    up: tuple[int, int]
+    first: tuple[int, int]
+
+
+class Writer:
+    """Writes the kernel of one convolution (or of one phase of a transposed one)."""
+
+    def __init__(self, s: ConvShape, hooks: Any, phase: Phase | None = None) -> None:
+        self.s, self.hooks, self.phase = s, hooks, phase
         self.group: Group = hooks.group
         assert self.group.anchor is not None
         self.x, self.w = self.group.anchor.inputs
@@ -120,9 +132,9 @@ class _Writer:
         self.planes = s.c < FEW_CHANNELS
         self.halo = self.root.layout.halo if self.root.layout.kind == "NCHWc" else 0
 
-    def emit(self) -> list[Emitted]:
+    def write(self, a: Argument, physical: tuple[int, ...], inset: tuple[int, int]) -> Emitted:
+        """`a`: the padded input, of blocks (or planes) [N, blocks, H, W], with pixel (0, 0) at `inset`."""
         s, width = self.s, self.width
-        before, a, physical, inset = padded_input(s, self.x, self.hooks, planes=self.planes)
         left = "channels - kb * %d" % width if s.k % width else ""
         flat = self.may_flatten(physical) and self.hooks.vector_epilogue(width, flat_space=True, channels_left=left)
         vector = flat or self.hooks.vector_epilogue(width, flat_space=False, channels_left=left)
@@ -132,36 +144,42 @@ class _Writer:
         tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1)
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = [] if vector else self.hooks.scalar_epilogue(width)
-        packed = self.packed(tile)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
         order = [("ct", "column_tiles"), ("rt", "row_tiles")]
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
         operands = self.operands(vector or scalar)
+        first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
             "conv_cpu/numba.py.j2", entry=ENTRY, a_dtype=self.x.type.dtype, y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, ROWS=tile.rows,
             COLUMNS=tile.columns, NB=tile.blocks, W=width, PX=s.strides[1] * (1 if self.planes else width),
-            halo=self.halo, halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1, uneven=per_group % tile.blocks != 0, order=order,
-            groups_inner=inner, vector_lines=vector or [], scalar_lines=scalar,
-            clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0)
+            halo=self.halo if first else 0, halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1,
+            uneven=per_group % tile.blocks != 0, order=order, groups_inner=inner, vector_lines=vector or [],
+            scalar_lines=scalar, clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
+            up=self.phase.up if self.phase else None)
         params = self.params(physical, inset, tile, rows, columns, kbs, kgs, bool(flat))
-        arguments: tuple[Argument, ...] = (a, packed, *operands, self.group.root)
-        stem = f"conv_{tile.rows}x{tile.columns}x{tile.blocks}"
-        return [*before, Emitted(stem, body, arguments, (self.group.root,), params)]
+        arguments: tuple[Argument, ...] = (a, self.packed(tile), *operands, self.group.root)
+        kind = "conv" if self.phase is None else "conv_transpose"
+        stem = f"{kind}_{tile.rows}x{tile.columns}x{tile.blocks}"
+        return Emitted(stem, body, arguments, (self.group.root,), params)
 
     def may_flatten(self, physical: tuple[int, ...]) -> bool:
         """1x1, unstrided, no gaps between rows on either side: all pixels are one row."""
         s = self.s
-        return (s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads) and self.halo == 0
+        return (self.phase is None and s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads) and self.halo == 0
                 and physical[2:] == s.size and s.out[0] > 1)
 
     def packed(self, tile: Tile) -> Packed:
         s = self.s
-        block = s.c // s.groups if self.planes else self.width
-        key = f"conv {self.width} {tile.blocks} {s.groups} {block}"
-        return Packed(self.w, key, partial(pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups,
-                                           c_block=1 if self.planes else self.width))
+        block = 1 if self.planes else self.width
+        pack = partial(pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=block)
+        key = f"conv {self.width} {tile.blocks} {s.groups} {block} {self.phase or ''}"
+        return Packed(self.w, key, lambda w: pack(self.weights(w)))
+
+    def weights(self, w: np.ndarray) -> np.ndarray:
+        """The filters as [K, C, kh, kw]."""
+        return w
 
     def operands(self, lines: list[str]) -> list[Node]:
         """What the epilogue reads."""
@@ -181,6 +199,9 @@ class _Writer:
         joined = dw == 1 and (left == lanes or kw == 1)
         n2, n3, last = (1, kw * lanes, kw * left) if joined else (kw, lanes, left)
         oh, ow = s.out
+        y_top, y_left = self.phase.first if self.phase else (0, 0)
+        if self.phase:
+            oh, ow = (d for d in (1, *self.root.dims[2:])[-2:])
         y_width, y_height = ow + 2 * self.halo, oh + 2 * (self.halo if self.root.rank == 4 else 0)
         y_first = ((self.halo if self.root.rank == 4 else 0) * y_width + self.halo) * self.width
         values = dict(
@@ -189,6 +210,7 @@ class _Writer:
             a_first=((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes, a_row=0 if flat else sh * row,
             n0=n0, n1=kh, n2=n2, n3=n3, last=last, s0=block, s1=dh * row, s2=dw * lanes,
             wt_group=c * kh * kw * tile.blocks * self.width, y_first=y_first, y_block=y_height * y_width * self.width,
-            y_width=y_width, y_height=y_height, kgs_per_group=kgs // s.groups, a_group=n0 * block)
+            y_width=y_width, y_height=y_height, kgs_per_group=kgs // s.groups, a_group=n0 * block,
+            y_top=y_top, y_left=y_left)
         return tuple(values[name] for name in PARAMS)
 
