@@ -18,6 +18,7 @@ from jitcl.passes.simplify import (
     NameActivations,
 )
 from jitcl.passes.views import ViewsLast
+from jitcl.passes.wide_softmax import WidenSoftmax
 from jitcl.target import Target
 
 
@@ -27,6 +28,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
     """
     return (
         FoldConstants(),                # shape arithmetic, reshaped weights
+        *((WidenSoftmax(),) if options.precision == "high" else ()),
         Decompose(),
         Canonicalise(),
         FoldConstants(),
