@@ -1,18 +1,18 @@
-"""How tensors lie in memory: chosen over the whole graph, because a conversion between two layouts costs a kernel.
+"""How tensors lie in memory, chosen over the whole graph: a conversion costs a kernel.
 
-A layout is part of a node's type; ops infer row-major types, and every op reads any layout (the loader maps the
-logical index). So a layout is set by making the node again with another type:
+A layout is part of a node's type; ops infer row-major types, and every op reads any layout (the
+loader maps the logical index). So a layout is set by making the node again with another type:
 
     Node.make(n.op, n.inputs, n.kwargs, type=n.type.with_(layout=...))
 
 What is to be weighed, in bytes moved:
-- a blocked layout (NCHW16c) makes a direct convolution's inner loop one contiguous vector load a tap;
-- the first and last layers pay for the change: inputs and outputs of the graph stay row-major, and so does what is
-  read by ops that walk rows (matmul over the last axis, softmax, reshape), where blocks would be strided;
-- pointwise groups don't care, so a layout spreads through them at no cost; elementwise nodes take the layout of
-  their largest operand;
-- a conversion reads and writes the tensor once, unless a producer's epilogue can store the new layout at once,
-  which it can for every generated kernel and template here: then only strided access is lost.
+- a blocked layout (NCHW16c) makes a direct convolution's inner loop one contiguous vector load;
+- the first and last layers pay for the change: inputs and outputs of the graph stay row-major,
+  and so does what is read by ops that walk rows (matmul, softmax, reshape);
+- pointwise groups don't care, so a layout spreads through them at no cost; elementwise nodes take
+  the layout of their largest operand;
+- a conversion reads and writes the tensor once, unless the producer's epilogue stores the new
+  layout at once, which each kernel here can: then only strided access is lost.
 Passes behind this one keep layouts: they make nodes from existing types, never by inference.
 """
 
@@ -28,7 +28,7 @@ from jitcl.target import Target
 
 @dataclass(frozen=True)
 class AssignLayouts(Pass):
-    """Choose each node's layout for the target; targets that have no kernels for blocked layouts keep row-major.
+    """Choose each node's layout; targets without kernels for blocked layouts keep row-major.
 
         %1 = conv(%x, %w) : f32[1,64,56,56]     =>     %1 = conv(%x, %w) : f32[1,64,56,56; NCHW16c]
     """
