@@ -27,8 +27,8 @@ Examples:
 Files of -o DIR:
   00-import.jitcl ...    the graph after each pass that changed it, fit for `jitcl run`; large
                          constants lie beside it in .jitcl.npz
-  kernels/004-conv_4.py  source of each kernel (.cl for OpenCL), with what it does above it
-  loops/004-conv_4.txt   the kernel before it was scheduled, as kernel IR
+  kernels/007-conv_4.py  source of launch 7's kernel (.cl for OpenCL), what it does above it
+  loops/conv_4.jitcl     the kernel before it was scheduled, as kernel IR
   steps.txt              launches: kernel, buffers, parameters, geometry
   memory.txt, memory.svg where each buffer lives, and when
   groups.dot             which kernel reads what, for Graphviz: dot -Tsvg groups.dot

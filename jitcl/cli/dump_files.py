@@ -8,6 +8,7 @@ from pathlib import Path
 from jitcl.cli.drawings import groups_dot, memory_svg
 from jitcl.cli.lowered import FUSE, LoweredModel
 from jitcl.cli.overview import buffer_text, launch_text, unshared_bytes
+from jitcl.codegen.generate import COMMENT
 from jitcl.codegen.plan import KernelSource, Step
 from jitcl.codegen.text import amount
 from jitcl.errors import OptionError
@@ -15,7 +16,6 @@ from jitcl.ir.printer import print_kernel, save_graph
 from jitcl.runtime.memory import lives
 
 SUFFIX = {"numba": ".py", "opencl": ".cl", "jitcl": ".jitcl"}
-COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
 
 
 def write(lowered: LoweredModel, folder: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def _texts(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
     for g in lowered.groups:
         if g.steps:
             text = print_kernel(g.kernel_ir().kernel)
-            yield folder / "loops" / f"{g.number:03}-{g.name}.txt", text
+            yield folder / "loops" / f"{g.name}.jitcl", text
     yield folder / "steps.txt", steps_text(lowered)
     yield folder / "memory.txt", memory_text(lowered)
     yield folder / "memory.svg", memory_svg(lowered.plan)
@@ -59,12 +59,10 @@ def _texts(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
 def _kernels(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
     """One file a launch: its head comment and source; a kernel used before is referred to."""
     first: dict[str, str] = {}
-    for g in lowered.groups:
-        for step in g.steps:
-            source = lowered.kernels[step.kernel]
-            name = f"{g.number:03}-{step.name}{SUFFIX[source.language]}"
-            yield folder / name, kernel_text(step, source, first.setdefault(step.kernel, name),
-                                             name)
+    for k, step in enumerate(lowered.plan.steps):
+        source = lowered.kernels[step.kernel]
+        name = f"{k:03}-{step.name}{SUFFIX[source.language]}"
+        yield folder / name, kernel_text(step, source, first.setdefault(step.kernel, name), name)
 
 
 def kernel_text(step: Step, source: KernelSource, first: str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,7 +118,7 @@ def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],
 
 
 def _launched(number: int, group: Group, plan: Plan) -> Launched:
-    """A group with its steps, whose names are the group's: conv_4, and conv_4_1 for a second."""
-    name = re.escape(Launched(number, group, ()).name)
-    steps = [s for s in plan.steps if re.fullmatch(rf"{name}(_\d+)?", s.name)]
+    """A group with its steps: one called like the group, before it those that arrange operands."""
+    name = Launched(number, group, ()).name
+    steps = [s for s in plan.steps if s.name == name or s.name.startswith(f"{name}_")]
     return Launched(number, group, tuple(steps))

@@ -1,6 +1,7 @@
-"""A fused graph becomes a plan: kernels written, launches listed, buffers named. Memory is planned by the runtime.
+"""A fused graph becomes a plan: kernels written, launches listed, buffers named.
 
-Equal kernel bodies are one kernel, however many layers use it; names of the model stand in each step's head.
+Equal kernel bodies are one kernel, however many layers use it; names of the model stand in each
+step's head.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.codegen.hooks import Hooks
 from jitcl.codegen.lower import Lowered, lower
-from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.codegen.plan import (
+    BufferKind,
+    BufferSpec,
+    KernelSource,
+    Language,
+    Plan,
+    Step,
+    TensorSpec,
+)
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.text import amount
 from jitcl.errors import JitclError
@@ -27,7 +36,8 @@ from jitcl.templates import TEMPLATES
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
 
 COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
-LANGUAGE = {"cpu": "numba", "opencl": "opencl", "reference": "jitcl"}    # of a kind of device
+LANGUAGE: dict[str, Language] = {           # of a kind of device
+    "cpu": "numba", "opencl": "opencl", "reference": "jitcl"}
 
 
 @dataclass
@@ -61,14 +71,14 @@ class _Generator:
     places: dict[object, int] = field(default_factory=dict)   # Node, (Node, pack key) -> buffer
 
     @property
-    def language(self) -> str:
+    def language(self) -> Language:
         return LANGUAGE[self.target.kind]
 
     def run(self, groups: list[Group]) -> Generated:
         inputs = []
         for node in self.graph.inputs:
             self.places[node] = self.buffer(str(node.attr("name")), node, "input")
-            inputs.append(TensorSpec(str(node.attr("name")), node.type.dtype, node.type.dims, self.places[node]))
+            inputs.append(self.output(str(node.attr("name")), node))
         outputs = {n for _, n in self.graph.outputs}
         lowered: list[Lowered | None] = []
         for number, group in enumerate(groups):
@@ -80,12 +90,12 @@ class _Generator:
             empty = group.root.type.size == 0                 # nothing to launch
             lowered.append(None if empty else self.write(group, number))
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
-        plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps), tuple(self.buffers),
-                    (), self.constants)
+        plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps),
+                    tuple(self.buffers), (), self.constants)
         return Generated(plan, groups, lowered)
 
     def output(self, name: str, node: Node) -> TensorSpec:
-        """An output's place; graph inputs and constants among the outputs keep their own buffers."""
+        """A tensor's place; inputs and constants among the outputs keep their own buffers."""
         if node.op == "const":
             self.argument(node)
         return TensorSpec(name, node.type.dtype, node.type.dims, self.places[node])
@@ -103,7 +113,7 @@ class _Generator:
 
     def array(self, name: str, array: np.ndarray, dtype: str) -> int:
         self.buffers.append(BufferSpec(name, dtype, array.shape, array.nbytes, "const"))
-        bits = array.view(np.uint16) if dtype == "bf16" else array      # plans hold plain NumPy types
+        bits = array.view(np.uint16) if dtype == "bf16" else array     # plans hold NumPy's types
         self.constants[len(self.buffers) - 1] = bits
         return len(self.buffers) - 1
 
@@ -124,7 +134,8 @@ class _Generator:
             if arg not in self.places:
                 if arg.op != "const":
                     raise JitclError(f"'{arg.op}' {arg.type} is read before any kernel writes it")
-                self.places[arg] = self.array(f"const_{len(self.constants)}", arg.data, arg.type.dtype)
+                name = f"const_{len(self.constants)}"
+                self.places[arg] = self.array(name, arg.data, arg.type.dtype)
             return self.places[arg]
         if isinstance(arg, Packed):
             key: object = (arg.node, arg.key)
@@ -152,41 +163,50 @@ class _Generator:
                 continue
             match = template.accepts(group, self.target)
             if match is not None:
-                for k, emitted in enumerate(template.emit(match, Hooks(group, self.target))):
-                    self.launch(name if not k else f"{name}_{k}", group, emitted, template.name, None)
+                *before, last = template.emit(match, Hooks(group, self.target))
+                for k, emitted in enumerate(before):
+                    helper = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
+                    self.launch(helper, group, emitted, template.name, 0, prepares=name)
+                self.launch(name, group, last, template.name, group_flops(group))
                 return None
         lowered = lower(group, name, half=self.half)
-        self.launch(name, group, generic_kernel(lowered, group, self.target), "", lowered.kernel)
+        generic = generic_kernel(lowered, group, self.target)
+        self.launch(name, group, generic, "", kernel_flops(lowered.kernel))
         return lowered
 
-    def launch(self, name: str, group: Group, emitted: Emitted, template: str, kernel: Kernel | None) -> None:
+    def launch(self, name: str, group: Group, emitted: Emitted, template: str, flops: int,
+               prepares: str = "") -> None:
+        """One step. One that only arranges operands `prepares` the group's main step, where all
+        FLOPs are counted."""
         digest = hashlib.sha256((emitted.body + repr(emitted.options)).encode()).hexdigest()[:10]
         entry = f"{emitted.stem}_{digest}"
         if entry not in self.kernels:
-            self.kernels[entry] = KernelSource(entry, emitted.body.replace(ENTRY, entry), self.language,  # type: ignore
-                                               emitted.options, template)
+            body = emitted.body.replace(ENTRY, entry)
+            self.kernels[entry] = KernelSource(entry, body, self.language, emitted.options,
+                                               template)
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
-        flops = kernel_flops(kernel) if kernel is not None else group_flops(group)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
-        origins = self.origins(group)
-        self.steps.append(Step(name, entry, buffers, emitted.params, emitted.global_size, emitted.local_size,
-                               self.head(name, group, flops, moved, template), origins, flops, moved, writes))
+        work = f"{amount(flops, 'FLOP')}, {amount(moved, 'B')}"
+        how = f"template {template}" if template else "generated loops"
+        head = self.head(name, group, prepares) + f"{COMMENT[self.language]} {work}; {how}\n"
+        self.steps.append(Step(
+            name, entry, buffers, emitted.params, emitted.global_size, emitted.local_size, head,
+            self.origins(group), flops, moved, writes))
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
-        found = {(o.name, o.op_type): None for n in group.members if (o := self.graph.origins.get(n))}
-        return tuple(found)
+        found = (self.graph.origins.get(n) for n in group.members)
+        return tuple(dict.fromkeys((o.name, o.op_type) for o in found if o is not None))
 
-    def head(self, name: str, group: Group, flops: int, moved: int, template: str) -> str:
-        """The comment that stands above a kernel in dumps: what, from where, shapes, work."""
+    def head(self, name: str, group: Group, prepares: str) -> str:
+        """The comment that stands above a kernel in dumps: what, from where, shapes."""
         mark = COMMENT[self.language]
         ops = " + ".join(n.op for n in group.members)
-        names = ", ".join(f"'{n}' ({t})" for n, t in self.origins(group))
-        reads = ", ".join(f"x{k} {n.type}" for k, n in enumerate(group.operands))
-        how = f"template {template}" if template else "generated loops"
-        return (f"{mark} {name}: {ops}\n{mark} from {names or 'the graph'}\n"
-                f"{mark} {reads or 'no operands'} -> y {group.root.type}\n"
-                f"{mark} {amount(flops, 'FLOP')}, {amount(moved, 'B')}; {how}\n")
+        names = ", ".join(f"'{n}' ({t})" for n, t in self.origins(group)) or "the graph"
+        reads = ", ".join(f"x{k} {n.type}" for k, n in enumerate(group.operands)) or "no operands"
+        what = f"arranges operands for {prepares}: {ops}" if prepares else ops
+        return (f"{mark} {name}: {what}\n{mark} from {names}\n"
+                f"{mark} {reads} -> y {group.root.type}\n")
 
 
 def kernel_flops(kernel: Kernel) -> int:

@@ -2,8 +2,8 @@
 
     inputs  --copy-->  buffers  --steps (kernel, arguments)-->  buffers  --copy-->  outputs
 
-A plan knows its peak memory before anything is allocated, and holds no device handle, so that it can be
-cached on disk and loaded by a fresh process without importing the model again.
+A plan knows its peak memory before anything is allocated, and holds no device handle, so that it
+can be cached on disk and loaded by a fresh process without importing the model again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Literal
 import numpy as np
 
 BufferKind = Literal["input", "output", "const", "temp"]
+Language = Literal["opencl", "numba", "jitcl"]      # jitcl: kernel IR as text
 
 
 @dataclass(frozen=True)
 class KernelSource:
     """One generated kernel. Two layers with equal `body` share it: it is built once.
 
-    `head` is a comment in the kernel's language that names the model's nodes, shapes, FLOPs and bytes; it is
-    for readers of `jitcl dump` and is no part of the key.
+    Names of the model's nodes stand in the steps' heads, never here.
     """
 
-    entry: str                              # function name in `body`; derived from the ops and a digest
+    entry: str                              # function's name in `body`: ops and a digest
     body: str                               # compilable text
-    language: Literal["opencl", "numba", "jitcl"]   # jitcl: text IR
+    language: Language
     options: tuple[str, ...] = ()           # build options (OpenCL)
     template: str = ""                      # "" = generated loops
 
@@ -37,12 +37,12 @@ class Step:
 
     name: str                               # "conv_17": for people and profiles
     kernel: str                             # KernelSource.entry
-    buffers: tuple[int, ...]                # indices into Plan.buffers, in the kernel's argument order
+    buffers: tuple[int, ...]                # indices into Plan.buffers, in the arguments' order
     params: tuple[int, ...] = ()            # integer arguments behind the buffers
     global_size: tuple[int, ...] = ()       # work-items (OpenCL), a multiple of local_size
     local_size: tuple[int, ...] = ()        # () lets the driver choose
     head: str = ""                          # the head comment of this use of the kernel
-    origins: tuple[tuple[str, str], ...] = ()   # (node name, ONNX op type) of all that is fused here
+    origins: tuple[tuple[str, str], ...] = ()   # (node name, ONNX op type) of all fused here
     flops: int = 0
     bytes: int = 0                          # read and written, each buffer counted once
     writes: tuple[int, ...] = ()            # those of `buffers` that are written
