@@ -19,7 +19,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group, is_literal
-from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store
+from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, expressions, statements
 from jitcl.ir.types import ROW, Layout, TensorType
 from jitcl.ops.builder import lookup
 
@@ -153,9 +153,13 @@ def lower(group: Group, name: str, *, half: bool = False) -> Lowered:
         s.place(len(s.scopes) - 1, *body)
         body = (s.close(),)
     s.place(0, *body)
+    done = tuple(s.scopes[0].stmts)
+    read = {e.value for stmt, _ in statements(done) for x in expressions(stmt)
+            for e in E.walk(x) if e.op == "load"}
+    operands = [n for n in operands if names[n] in read]     # of some, only the shape matters
     buffers = [Buffer(names[n], n.type.dtype, types(n).physical) for n in operands]
     buffers.append(Buffer("y", out.dtype, out.physical, "out"))
-    return Lowered(share(Kernel(name, tuple(buffers), tuple(s.scopes[0].stmts))), tuple(operands))
+    return Lowered(share(Kernel(name, tuple(buffers), done)), tuple(operands))
 
 
 def merge_axes(group: Group) -> dict[Node, TensorType] | None:

@@ -34,6 +34,7 @@ from jitcl.ir.scalar import SCALARS
 
 # C's precedence: a child is put in parentheses where it binds less than its place wants
 ATOM, UNARY, MUL, ADD, SHIFT, RELATION, EQUALITY, LOGIC, CHOICE = 16, 14, 13, 12, 11, 10, 9, 5, 3
+_BITS = 8  # this and less: operators that are easily misread beside each other
 _INFIX = {
     "add": ("+", ADD),
     "sub": ("-", ADD),
@@ -47,7 +48,7 @@ _INFIX = {
     "xor": ("!=", EQUALITY),
     "and": ("&&", LOGIC),
     "or": ("||", LOGIC - 1),
-    "bitand": ("&", 8),
+    "bitand": ("&", _BITS),
     "bitxor": ("^", 7),
     "bitor": ("|", 6),
 }
@@ -157,10 +158,18 @@ class OpenClRenderer:
 
     def _infix(self, x: Expr) -> Text:
         sign, binds = _INFIX[x.op]
-        left = self.operand(x.args[0], binds)
         exact = x.op in _COMMUTES and not dtypes.is_float(x.args[0].dtype)
-        right = self.operand(x.args[1], binds if exact else binds + 1)
+        left = self._beside(x.args[0], binds, binds)
+        right = self._beside(x.args[1], binds, binds if exact else binds + 1)
         return f"{left} {sign} {right}", binds
+
+    def _beside(self, x: Expr, sign: int, wanted: int) -> str:
+        """An operand of an infix operator; && within ||, and mixed & | ^, get parentheses that C
+        does not need and readers (and compilers' warnings) ask for.
+        """
+        text, binds = self.text(x)
+        mixed = binds != sign and sign <= _BITS and binds <= _BITS
+        return f"({text})" if mixed or binds < wanted else text
 
     def _narrowed(self, text: Text, x: Expr) -> Text:
         """C computes narrow integers as int: back to their type, so that they wrap."""
@@ -183,7 +192,7 @@ class OpenClRenderer:
         }.get(x.op)
         if form is None:
             raise JitclError(f"scalar '{x.op}' of bool has no meaning")
-        return form.format(*args), LOGIC - 1
+        return form.format(*args), LOGIC if "&&" in form else LOGIC - 1
 
     def _call(self, x: Expr) -> Text:
         kind = x.args[0].dtype
@@ -259,6 +268,8 @@ class OpenClRenderer:
     def load(self, x: Expr) -> Text:
         at = self.expr(flat(self.shapes[x.value], x.indices))
         value = self._element(x.value, at)
+        if x.dtype == "f16" and self.half and self.stored[x.value] == "f32":
+            value = f"convert_half({value})"  # a private row holds floats
         if x.guard is None:
             return value, ATOM
         assert x.other is not None

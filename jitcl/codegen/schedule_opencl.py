@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jitcl.codegen.opencl_helpers import CTYPE
+from jitcl.codegen.loops import inline_lets
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_opencl_cpu import cpu_form
+from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions, statements
@@ -43,7 +44,7 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
         text, items = cpu_form(kernel, entry, target)
         return Scheduled(text, (items,), (1,))
     renderer = OpenClRenderer(kernel, target.fp64)
-    nest, inner = parallel_nest(kernel.body)
+    nest, inner = parallel_nest(kernel)
     group = ROW_GROUP if target.local_is_real else SMALL_GROUP
     form = RowForm(renderer, min(group, target.max_work_group))
     if form.suits(nest, inner):
@@ -56,13 +57,17 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     return Scheduled(renderer.kernel_text(entry, lines), (-(-total // local) * local,), (local,))
 
 
-def parallel_nest(body: tuple[Stmt, ...]) -> tuple[list[For], tuple[Stmt, ...]]:
-    """The outer loops that are independent and perfectly nested, and what stands inside them."""
+def parallel_nest(kernel: Kernel) -> tuple[list[For], tuple[Stmt, ...]]:
+    """The outer independent loops, and what stands inside them.
+
+    Values that were named between the loops move into the innermost, so that the nest is perfect.
+    """
     nest: list[For] = []
+    body = inline_lets(kernel.body)
     while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
         nest.append(body[0])
         body = body[0].body
-    return nest, body
+    return nest, share(Kernel(kernel.name, kernel.buffers, body)).body
 
 
 def decoded(renderer: OpenClRenderer, nest: list[For], position: str, pad: str) -> list[str]:
@@ -127,7 +132,8 @@ class RowForm:
             for v in accumulators(s)
         }
         lines = [
-            f"    __local {_local(v.dtype)} part_{v.value}[{self.lanes}];" for v in reduced.values()
+            f"    __local {_local(r, v.dtype)} part_{v.value}[{self.lanes}];"
+            for v in reduced.values()
         ]
         lines += [
             f"    {r.index} lane = get_local_id(0);",
@@ -199,9 +205,9 @@ class RowForm:
         ]
 
 
-def _local(dtype: str) -> str:
+def _local(renderer: OpenClRenderer, dtype: str) -> str:
     """The type that local memory holds a value in."""
-    return "uchar" if dtype == "bool" else CTYPE[dtype]
+    return "uchar" if dtype == "bool" else renderer.ctype(dtype)
 
 
 def accumulators(loop: For) -> list[Expr]:
@@ -240,7 +246,7 @@ def trips_of(loop: For) -> int:
 
 
 def along_rows(kernel: Kernel, nest: list[For], reductions: list[For]) -> bool:
-    """Whether the reductions read memory along their own loops rather than along the innermost
+    """Whether the reductions read memory along their own loops, and nothing along the innermost
     parallel one.
     """
     column = nest[-1].var if nest else None
@@ -253,4 +259,4 @@ def along_rows(kernel: Kernel, nest: list[For], reductions: list[For]) -> bool:
                 strides, _ = E.linear(flat(shapes[x.value], x.indices))
                 rows += any(strides.get(v) == 1 for v in inside)
                 columns += column is not None and strides.get(column) == 1
-    return rows > columns
+    return rows > 0 and columns == 0
