@@ -1,0 +1,223 @@
+"""Generated OpenCL C: each form of schedule gives the right results, on the drivers present.
+
+The forms for GPUs are run on CPU drivers, by a target that says it is a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jitcl import dtypes
+from jitcl.codegen.generate import generate
+from jitcl.codegen.lower import lower
+from jitcl.codegen.opencl_helpers import helper
+from jitcl.codegen.schedule_opencl import schedule
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.group import Group
+from jitcl.ir.types import TensorType
+from jitcl.ops import OPS
+from jitcl.ops.builder import GraphBuilder, reference
+from jitcl.passes.decompose import Decompose
+from jitcl.passes.fuse import fuse
+from jitcl.runtime.memory import plan_memory
+from jitcl.target import Target
+from tests.devices import device, present
+from tests.test_ops import assert_close, case, computes
+
+G = GraphBuilder()
+DRIVERS = [s for s in present() if s.startswith("opencl")]
+pytestmark = pytest.mark.skipif(not DRIVERS, reason="no OpenCL driver")
+
+GPU = {"device_type": "gpu", "local_is_real": True}
+MALI = {"device_type": "gpu", "local_is_real": False, "max_work_group": 64}
+CPU_8 = {"device_type": "cpu", "vector_width": 8, "max_vector_width": 8}
+FORMS = {"gpu": GPU, "mali": MALI, "cpu-8": CPU_8}
+
+
+def x(*shape: int, dtype: str = "f32", name: str = "x") -> Node:
+    return graph_input(name, TensorType(dtype, shape))
+
+
+def run_form(form: str, graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The graph's outputs on the first driver, with kernels as for the form's device."""
+    place = device(DRIVERS[0])
+    assert place is not None
+    target = replace(place.target, **FORMS[form])
+    graph = Decompose().run(graph)
+    plan = generate(graph, fuse(graph), target, templates=False).plan
+    plan = plan_memory(plan, place.memory_mode, alignment=target.alignment)
+    outputs = place.load(plan).run([feeds[t.name] for t in plan.inputs])
+    return {t.name: v for t, v in zip(plan.outputs, outputs)}
+
+
+KINDS = (
+    "softmax",
+    "layer_normalization",
+    "reduce_sum",
+    "reduce_max",
+    "argmax",
+    "conv",
+    "matmul",
+    "concat",
+    "cumsum",
+    "max_pool",
+    "sort_rank",
+    "where",
+    "cast",
+    "gather",
+    "all",
+    "any",
+    "reduce_mean",
+    "pad",
+)
+
+
+@pytest.mark.parametrize("name", [n for n in KINDS if n in OPS])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, name: str) -> None:
+    op = OPS[name]
+    rows = [
+        (*case(op, sample, k), sample)
+        for k, sample in enumerate(op.samples)
+        if computes(DRIVERS[0], sample)
+    ]
+    feeds = {key: array for _, fed, _ in rows for key, array in fed.items()}
+    inputs = {n.attr("name"): n for node, _, _ in rows for n in node.inputs}
+    outputs = tuple((f"y{k}", node) for k, (node, _, _) in enumerate(rows))
+    got = run_form(form, Graph(name, tuple(inputs.values()), outputs), feeds)
+    for k, (node, fed, sample) in enumerate(rows):
+        want = reference(node, *(fed[n.attr("name")] for n in node.inputs))
+        assert_close(got[f"y{k}"], want, sample.rtol)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(3, 1000), (1, 257), (700, 33), (2, 5, 64), (1, 1)])
+def test_rows(form: str, shape: tuple[int, ...]) -> None:
+    """Softmax and a norm by hand: several reductions a row, shared by lanes or vectors."""
+    data = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    node = x(*shape)
+    centred = G.sub(node, G.reduce_mean(node, axes=(-1,), keepdims=True))
+    graph = Graph(
+        "rows",
+        (node,),
+        (
+            ("s", G.softmax(node, axis=-1)),
+            ("c", centred),
+            ("m", G.reduce_max(node, axes=(-1,), keepdims=False)),
+        ),
+    )
+    got = run_form(form, graph, {"x": data})
+    e = np.exp(data - data.max(-1, keepdims=True))
+    np.testing.assert_allclose(got["s"], e / e.sum(-1, keepdims=True), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(got["c"], data - data.mean(-1, keepdims=True), atol=1e-6)
+    np.testing.assert_array_equal(got["m"], data.max(-1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nan_stays(form: str) -> None:
+    """fmax would drop it; ONNX wants Relu(NaN) = NaN, and a maximum over NaN to be NaN."""
+    data = np.full((4, 200), -1, np.float32)
+    data[1, 150] = data[2, 0] = np.nan
+    node = x(4, 200)
+    graph = Graph(
+        "nan", (node,), (("r", G.relu(node)), ("m", G.reduce_max(node, axes=(1,), keepdims=False)))
+    )
+    got = run_form(form, graph, {"x": data})
+    np.testing.assert_array_equal(np.isnan(got["r"]), np.isnan(data))
+    np.testing.assert_array_equal(np.isnan(got["m"]), [False, True, True, False])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_rounds_to_nearest_even(form: str) -> None:
+    """Through storage and through a cast in between, without half arithmetic."""
+    rng = np.random.default_rng(1)
+    data = np.concatenate(
+        [
+            rng.standard_normal(500) * 10.0 ** rng.integers(-9, 6, 500),
+            [
+                65504,
+                65519.9,
+                65520,
+                1e-8,
+                2.0**-25,
+                2.0**-24 * 1.5,
+                0.0,
+                -0.0,
+                np.inf,
+                np.nan,
+                1 + 2.0**-11,
+                1 + 3 * 2.0**-11,
+            ],
+        ]
+    ).astype(np.float32)
+    node = x(data.size)
+    half = G.cast(node, to="f16")
+    graph = Graph("half", (node,), (("h", half), ("w", G.cast(half, to="f32"))))
+    got = run_form(form, graph, {"x": data})
+    with np.errstate(over="ignore"):
+        want = data.astype(np.float16)
+    np.testing.assert_array_equal(got["h"], want)
+    np.testing.assert_array_equal(got["w"], want.astype(np.float32))
+
+
+@pytest.mark.parametrize("to", ["i8", "u8", "i16", "i32", "i64", "u64", "bool"])
+def test_floats_become_integers_as_in_numpy(to: str) -> None:
+    data = np.array([0.0, -0.5, 1.99, -1.99, 100.5, -100.5, 2.0**30, -(2.0**31)], np.float32)
+    node = x(data.size)
+    got = run_form("gpu", Graph("c", (node,), (("y", G.cast(node, to=to)),)), {"x": data})["y"]
+    kept = data if to in ("i32", "i64") else data[:4] if to[0] in "bu" else data[:6]
+    kept = kept[kept >= 0] if to[0] == "u" else kept
+    want = kept.astype(dtypes.to_numpy(to))
+    np.testing.assert_array_equal(got[np.isin(data, kept)], want)
+
+
+def test_integer_division_never_traps() -> None:
+    a = np.array([7, -7, 7, -7, 5, -(2**31)], np.int32)
+    b = np.array([2, 2, -2, -2, 0, -1], np.int32)
+    p, q = x(6, dtype="i32", name="p"), x(6, dtype="i32", name="q")
+    got = run_form("gpu", Graph("d", (p, q), (("y", G.div(p, q)),)), {"p": a, "q": b})["y"]
+    np.testing.assert_array_equal(got, [3, -3, -3, 3, 0, -(2**31)])
+
+
+# ---- the text
+
+
+def text_of(node: Node, target: Target) -> str:
+    return schedule(lower(Group(node, frozenset()), "k").kernel, "entry", target).body
+
+
+def target_of(**fields: object) -> Target:
+    return Target(
+        "opencl", "device", device_type="gpu", local_is_real=True, max_work_group=256, **fields
+    )  # type: ignore[arg-type]
+
+
+def test_text_is_readable() -> None:
+    text = text_of(G.mul(G.add(x(8), x(8, name="z")), x(8)), target_of())
+    assert "__kernel void entry(\n    __global const float *restrict x0,    // f32[8]\n" in text
+    assert "    if (i0 >= 8) return;\n    y[i0] = x0[i0] * x1[i0];\n" in text
+
+
+def test_literals_carry_their_type() -> None:
+    text = text_of(G.mul(x(8), G.const(np.float32(1e-5))), target_of())
+    assert "x0[i0] * 1e-05f" in text
+
+
+def test_small_groups_where_local_memory_is_emulated() -> None:
+    node = G.softmax(x(4, 1000), axis=-1)
+    graph = Decompose().run(Graph("g", (x(4, 1000),), (("y", node),)))
+    target = replace(target_of(), local_is_real=False)
+    (group,) = fuse(graph)
+    done = schedule(lower(group, "k").kernel, "entry", target)
+    assert done.local_size == (64,) and done.global_size == (4 * 64,)
+
+
+def test_helpers_are_guarded() -> None:
+    """Kernels with the same helper may be one program, whose macros are all jitcl's own."""
+    for name in ("max_f32", "floordiv_i64", "int_from_f64", "round_f16", "to_bf16", "min_f32x8"):
+        lines = helper(name).splitlines()
+        assert lines[0] == f"#ifndef JITCL_{name.upper()}" and lines[-1] == "#endif"
+        assert f"jitcl_{name}(" in lines[2]
