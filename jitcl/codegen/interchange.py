@@ -1,13 +1,14 @@
 """Reductions turned inside out, where the output's axis is the better one to vectorise.
 
     for w < 768 {                            for w < 768 { acc[w] = 0 }
-      let acc = 0                            for r < 512 { for w < 768 { acc[w] = acc[w] + x[768 r + w] } }
-      for r < 512 { acc add= x[768 r + w] }  for w < 768 { y[w] = acc[w] }
-      y[w] = acc                       =>
+      let acc = 0                            for r < 512 {
+      for r < 512 { acc add= x[768 r + w] }    for w < 768 { acc[w] = acc[w] + x[768 r + w] } }
+      y[w] = acc                       =>    for w < 768 { y[w] = acc[w] }
     }
 
-`acc` is a row of scratch memory that stays in L1. Each element still sums its terms in the same order. A term that
-a guard makes neutral (padding under a window) is left out: the loop over w runs where the guard holds.
+`acc` is a row of scratch memory that stays in L1. Each element still sums its terms in the same
+order. A term that a guard makes neutral (padding under a window) is left out: the loop over w runs
+where the guard holds.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def interchange(body: Body, rows: Rows, pieces: int = 1) -> Body:
 # ---- whether
 
 def pays(loop: For) -> bool:
-    """Whether vectors along the loop read memory better than vectors along the reductions inside."""
+    """Whether vectors along the loop read memory better than vectors along its reductions."""
     reductions = [s for s in loop.body if isinstance(s, For)]
     if not reductions or loop.extent < SHORTEST:
         return False
@@ -155,7 +156,9 @@ class _Spread:
     def store(self, stmt: Stmt, guard: Expr | None) -> Store:
         """One scalar statement as a store, under a condition."""
         if isinstance(stmt, Store):
-            own = stmt.guard if guard is None else guard if stmt.guard is None else guard & stmt.guard
+            own = stmt.guard if guard is None else guard
+            if guard is not None and stmt.guard is not None:
+                own = guard & stmt.guard
             at = tuple(substitute(i, self.reads) for i in stmt.indices)
             return Store(stmt.buffer, at, substitute(stmt.value, self.reads), own)
         assert isinstance(stmt, (Let, Accum))
@@ -171,7 +174,10 @@ class _Spread:
 
 
 def neutral_unless(value: Expr, combine: str) -> Expr | None:
-    """A condition without which a term changes nothing: a guarded load's, of the neutral element or a factor 0."""
+    """A condition without which a term changes nothing.
+
+    It is the guard of a load that otherwise gives the neutral element, or the factor 0.
+    """
     if value.op == "cast" and dtypes.is_float(value.dtype) and dtypes.is_float(value.args[0].dtype):
         return neutral_unless(value.args[0], combine)
     if value.op == "load" and value.guarded:
@@ -199,20 +205,20 @@ def unguarded(value: Expr, condition: Expr) -> Expr:
 # ---- rows that are kept
 
 def keep_rows(body: Body, rows: Rows) -> Body:
-    """Dear values that a reduction computes and a later loop of the block computes again are kept in a row.
+    """Dear values of a reduction that a later loop of the block computes again are kept in a row.
 
-        for r { acc add= exp(x[r] - m) }            for r { row[r] = exp(x[r] - m);  acc add= row[r] }
-        for j { y[j] = exp(x[j] - m) / acc }   =>   for j { y[j] = row[j] / acc }
+        for r { acc add= exp(x[r] - m) }           for r { row[r] = exp(x[r] - m); acc add= row[r] }
+        for j { y[j] = exp(x[j] - m) / acc }   =>  for j { y[j] = row[j] / acc }
     """
     out = [For(s.var, s.kind, keep_rows(s.body, rows)) if isinstance(s, For) else s for s in body]
     for k, first in enumerate(out):
-        if not isinstance(first, For) or first.extent > CACHE or any(isinstance(s, For) for s in first.body):
+        if not isinstance(first, For) or first.extent > CACHE:
             continue
         for value in _dear(first):
-            later = [(n, s) for n, s in enumerate(out[k + 1:], k + 1)
+            later = [(n, s, substitute(value, {first.var.value: s.var}))
+                     for n, s in enumerate(out[k + 1:], k + 1)
                      if isinstance(s, For) and s.extent == first.extent]
-            again = [(n, s, e) for n, s in later
-                     if (e := substitute(value, {first.var.value: s.var})) in set(subexpressions(s.body))]
+            again = [(n, s, e) for n, s, e in later if e in set(subexpressions(s.body))]
             if not again:
                 continue
             row = rows.new(value.dtype, first.extent)
@@ -225,8 +231,10 @@ def keep_rows(body: Body, rows: Rows) -> Body:
 
 
 def reciprocals(body: Body) -> Body:
-    """Divisions of a row's elements by one number that reductions gave (the sum of a softmax, a deviation) become
-    products with its reciprocal, which is taken once: a vector division costs as much as 16 products.
+    """Divisions of a row by one number that reductions gave become products with its reciprocal.
+
+    So it is with the sum of a softmax and with deviations; the reciprocal is taken once, where a
+    division of vectors costs as much as 16 products.
 
     The result may differ by one unit in the last place.
     """
@@ -246,7 +254,9 @@ def reciprocals(body: Body) -> Body:
 
 
 def _dear(loop: For) -> list[Expr]:
-    """The largest subexpressions of a loop that cost much and depend on its variable."""
+    """The largest subexpressions of a reduction that cost much and depend on its variable."""
+    if not all(isinstance(s, (Accum, Store)) for s in loop.body):
+        return []
     if not any(isinstance(s, Accum) for s in loop.body):
         return []
     own = {s.var.value for s in loop.body if isinstance(s, (Accum, Let))}
@@ -257,8 +267,8 @@ def _dear(loop: For) -> list[Expr]:
             cost[e] = max([cost[a] for a in e.args], default=0)
             if scalar is not None and e.dtype != "index":
                 cost[e] = max(cost[e], scalar.cost)
-    dear = [e for e, c in cost.items() if c >= CACHED and loop.var.value in e.free and not e.free & own
-            and e.dtype in ("f32", "f64")]
+    dear = [e for e, c in cost.items() if c >= CACHED and e.dtype in ("f32", "f64")
+            and loop.var.value in e.free and not e.free & own]
     below = {a for e in dear for a in e.args}
     return [e for e in dear if e not in below]
 

@@ -1,6 +1,7 @@
-"""What loop transformations are made of: substitution, flat addresses, strides, merged and split loops.
+"""What loop transformations are made of: substitution, flat addresses, strides, merging, splitting.
 
-Kernels here are *flat*: every buffer has one axis, so that an address is one linear expression of the loop variables.
+Kernels here are *flat*: every buffer has one axis, so that an address is one linear expression of
+the loop variables.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace as changed
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, expressions
+from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions
 from jitcl.ir.scalar import SCALARS
 
 Body = tuple[Stmt, ...]
@@ -36,7 +37,7 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
 
 
 def substitute(x: Expr, values: Mapping[str, Expr]) -> Expr:
-    """x with variables exchanged by name, simplified again under what is now known of their ranges."""
+    """x with variables exchanged by name, simplified again under what is now known of them."""
     if not values or not (x.free & values.keys()):
         return x
     memo: dict[Expr, Expr] = {}
@@ -51,7 +52,7 @@ def substitute(x: Expr, values: Mapping[str, Expr]) -> Expr:
 
 
 def rewrite(stmt: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
-    """The statement with `fn` applied to each expression that it (and what is inside it) evaluates."""
+    """The statement with `fn` applied to each expression that it, or one inside it, evaluates."""
     if isinstance(stmt, For):
         return For(stmt.var, stmt.kind, tuple(rewrite(s, fn) for s in stmt.body))
     if isinstance(stmt, Let):
@@ -119,7 +120,7 @@ def renest(nest: list[For], body: Body) -> Stmt:
 
 
 def inline_lets(body: Body) -> Body:
-    """Statements without `let`s of values (accumulators keep theirs): transformations see whole expressions."""
+    """Statements without `let`s but of accumulators: transformations see whole expressions."""
     accumulators = {s.var.value for s in inside(body) if isinstance(s, Accum)}
     return _inline(body, accumulators, {})
 
@@ -180,7 +181,7 @@ class _Apart(Exception):
 
 
 def merge(outer: For, inner: For, number: int) -> For | None:
-    """`for i < I { for j < J }` as one loop over p = i * J + j, where all that i and j do is to form i * J + j."""
+    """`for i < I { for j < J }` as one over p = i * J + j; None unless that is all their use."""
     i, j = outer.var, inner.var
     p = E.var(f"p{number}", extent=outer.extent * inner.extent)
     memo: dict[Expr, Expr] = {}
@@ -189,8 +190,8 @@ def merge(outer: For, inner: For, number: int) -> For | None:
         if not (x.free & {i.value, j.value}):
             return x
         if x not in memo:
-            memo[x] = index(x) if x.dtype == "index" and x.op in ("add", "sub", "mul", "var") else rebuild(
-                x, tuple(fold(a) for a in x.args))
+            sums = x.dtype == "index" and x.op in ("add", "sub", "mul", "var")
+            memo[x] = index(x) if sums else rebuild(x, tuple(fold(a) for a in x.args))
         return memo[x]
 
     def index(x: Expr) -> Expr:

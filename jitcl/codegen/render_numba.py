@@ -1,7 +1,7 @@
 """Kernel IR -> Numba source over the intrinsics of `jitcl.devices.cpu.vector`.
 
-The outermost parallel loops are split among threads by index, so that results do not depend on their number; the
-innermost loop is left whole for LLVM to vectorise.
+The outermost parallel loops are split among threads by index, so that results do not depend on
+their number; the innermost loop is left whole for LLVM to vectorise.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-          "eq": "==", "ne": "!="}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">",
+          "ge": ">=", "eq": "==", "ne": "!="}
 _FLOATS = ("f32", "f64")
 _ORDERED = ("lt", "le", "gt", "ge")
 MIN_PIECES = 8          # fewer independent pieces than this are not worth splitting by whole rows
@@ -61,11 +61,11 @@ class NumbaRenderer:
             return f"{self.operand(x.args[0])} {_INFIX[x.op]} {self.operand(x.args[1])}"
         name = x.op
         if kind == "index" and name in ("floordiv", "mod") and E.bounds(x.args[0])[0] >= 0:
-            name = "div" if name == "floordiv" else "fmod"      # no fix-up for negative operands needed
+            name = "div" if name == "floordiv" else "fmod"      # no operand is negative
         return f"{public(name)}({', '.join(self.expr(a) for a in x.args)})"
 
     def fma(self, x: Expr) -> str:
-        """a * b + c, rounded once: said here, because LLVM would fuse differently in vectors and in scalars."""
+        """a * b + c, rounded once. LLVM, left to itself, fuses vectors and scalars differently."""
         product, other = x.args if x.args[0].op == "mul" else x.args[::-1]
         a, b = product.args
         if x.op == "sub":
@@ -77,8 +77,7 @@ class NumbaRenderer:
 
     def operand(self, x: Expr) -> str:
         text = self.expr(x)
-        infix = x.op in _INFIX and " " in text and not text.endswith(")") or (x.guarded and x.op == "load")
-        return f"({text})" if infix or (x.op in _INFIX and " " in text) else text
+        return f"({text})" if x.op in _INFIX and " " in text else text
 
     def literal(self, x: Expr) -> str:
         if x.dtype == "index":
@@ -126,18 +125,22 @@ class NumbaRenderer:
             return [f"{pad}transpose({tile[0]}, {tile[1]}, {TILE})"]
         guard = common_guard(s)
         if guard is None:
-            return [f"{pad}for {s.var.value} in range({s.extent}):", *self.block(s.body, indent + 1)]
+            head = f"{pad}for {s.var.value} in range({s.extent}):"
+            return [head, *self.block(s.body, indent + 1)]
         low, high, outside, rest = guard_range(guard, s.var)
-        body = tuple(Store(b.buffer, b.indices, b.value, rest) for b in s.body if isinstance(b, Store))
+        stores = (b for b in s.body if isinstance(b, Store))
+        body = tuple(Store(b.buffer, b.indices, b.value, rest) for b in stores)
         lines = []
         if outside is not None:
             lines.append(f"{pad}if {self.expr(outside)}:")
             indent += 1
-        lines.append("    " * indent + f"for {s.var.value} in range({self.expr(low)}, {self.expr(high)}):")
+        span = f"{self.expr(low)}, {self.expr(high)}"
+        lines.append("    " * indent + f"for {s.var.value} in range({span}):")
         return lines + self.block(body, indent + 1)
 
     def store(self, s: Store, pad: str) -> list[str]:
-        value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
+        narrow = s.value.op == "cast" and s.value.dtype in ("f16", "bf16")
+        value = s.value.args[0] if narrow else s.value         # the store itself rounds
         at = self.expr(flat(self.shapes[s.buffer], s.indices))
         line = f"store({s.buffer}, {at}, {self.expr(value)})"
         if s.guard is None:
@@ -152,7 +155,7 @@ class NumbaRenderer:
     def body(self) -> list[str]:
         """The kernel's statements, each outermost parallel nest split among the threads.
 
-        What stands before a parallel nest (a reduction over everything) is computed by every thread.
+        What stands before a parallel nest (a reduction over everything), every thread computes.
         """
         lines: list[str] = []
         stmts = self.kernel.body
@@ -169,7 +172,10 @@ class NumbaRenderer:
         return lines
 
     def split(self, loop: For) -> list[str]:
-        """Split the outermost loops that are pieces enough; a loop that LLVM vectorises only if there is no other."""
+        """Split the outermost loops that are pieces enough.
+
+        A loop that LLVM vectorises is split only if there is no other.
+        """
         nest = parallel_nest(loop)
         outer = nest[:outer_loops(nest)]
         depth = 1
@@ -219,7 +225,7 @@ def parallel_nest(loop: For) -> list[For]:
 
 
 def outer_loops(nest: list[For]) -> int:
-    """How many loops of a nest threads may take apart: not the innermost that LLVM makes vectors of."""
+    """How many loops of a nest threads may take apart: not those that LLVM makes vectors of."""
     if len(nest) == 1 or any(isinstance(s, For) for s in nest[-1].body):
         return len(nest)
     outer, inside = len(nest) - 1, nest[-1].extent
@@ -237,7 +243,10 @@ def common_guard(loop: For) -> Expr | None:
 
 
 def guard_range(guard: Expr, var: Expr) -> tuple[Expr, Expr, Expr | None, Expr | None]:
-    """(low, high, outside, rest): guard = low <= var < high and outside and rest; only rest depends on var."""
+    """(low, high, outside, rest): guard = low <= var < high and outside and rest.
+
+    Only `rest` depends on var; None where there is nothing to test.
+    """
     assert var.extent is not None
     low, high = E.index(0), E.index(var.extent)
     outside: Expr | None = None
@@ -273,4 +282,5 @@ def render_kernel(kernel: Kernel, entry: str, scratch: tuple[Buffer, ...] = ()) 
     `scratch`: memory of each thread's own that the kernel writes and reads, beside its buffers.
     """
     renderer = NumbaRenderer(kernel, scratch)
-    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, scratch=scratch, lines=renderer.body())
+    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, scratch=scratch,
+                  lines=renderer.body())

@@ -1,4 +1,4 @@
-"""The schedule of generated loops on the CPU: which loops, in which order, so that LLVM vectorises the innermost."""
+"""The schedule of generated loops on the CPU: which loops in which order LLVM gets to vectorise."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from jitcl.ir.kernel import Buffer, For, Kernel, Stmt
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A kernel over flat buffers, and the scratch rows that it keeps on the stack (`shape` in elements)."""
+    """A kernel over flat buffers, and the scratch rows that each thread keeps on its stack."""
 
     kernel: Kernel
     scratch: tuple[Buffer, ...]
 
 
 def schedule_cpu(kernel: Kernel) -> Scheduled:
-    """Transform a lowered kernel for the CPU. Results are those of the kernel as it was, bit for bit but for the
-    order of vectorised sums, and do not depend on how many threads share the parallel loops."""
+    """Transform a lowered kernel for the CPU.
+
+    Results are those of the kernel as it was, but for the order of vectorised sums and one rounding
+    in `reciprocals`; they do not depend on how many threads share the parallel loops.
+    """
     names = itertools.count()
     rows = Rows(names)
     kernel = flatten(kernel)
@@ -38,18 +41,19 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     body = tile_transposes(body, rows)
     body = share_out(body, names)
     scratch = tuple(rows.buffers)
-    shared = share(Kernel(kernel.name, kernel.buffers, body), frozenset(b.name for b in scratch), False)
-    return Scheduled(shared, scratch)
+    changing = frozenset(b.name for b in scratch)
+    done = share(Kernel(kernel.name, kernel.buffers, body), changing, addresses=False)
+    return Scheduled(done, scratch)
 
 
 def share_out(body: Body, names: Names) -> Body:
-    """Outer parallel loops cut into a number of pieces that suits threads, each with long loops inside.
+    """Outer parallel loops cut into as many pieces as suit threads, each with long loops inside.
 
         for c < 4 { for p < 3136 { for j < 8 { .. } } }
-        =>  for c < 4 { for o < 16 { for p < 196 { for j < 8 { .. } } } }     the renderer splits c and o
+        =>  for c < 4 { for o < 16 { for p < 196 { for j < 8 { .. } } } }    c and o are shared out
 
-    Pieces are numbered and taken apart by division, so they should be few, and a loop cut so stays one that is
-    vectorised with the short loop inside it.
+    Pieces are numbered and taken apart by division, so they should be few, and a loop cut so stays
+    one that is vectorised with the short loop inside it.
     """
     out: list[Stmt] = []
     for stmt in body:
@@ -69,7 +73,7 @@ def share_out(body: Body, names: Names) -> Body:
 
 
 def _cut(extent: int, pieces: int) -> int | None:
-    """The widest strips of which there are `pieces` or a few more; None where such don't divide the extent."""
+    """The widest strips of which there are `pieces` or a few more; None where none divide."""
     if extent < 4 * pieces:
         return None
     return next((extent // n for n in range(pieces, 4 * pieces) if extent % n == 0), None)

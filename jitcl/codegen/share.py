@@ -1,8 +1,10 @@
 """Shared subexpressions become `let`s, so that generated code computes and reads each value once.
 
-    y[i] = exp(x[i] - m) / (1.0 + exp(x[i] - m))    =>    let t0 = exp(x[i] - m);  y[i] = t0 / (1.0 + t0)
+    y[i] = exp(x[i] - m) / (1.0 + exp(x[i] - m))
+    =>  let t0 = exp(x[i] - m);  y[i] = t0 / (1.0 + t0)
 
-A `let` stands in the block where all its uses are visible and its operands are known, right before the first use.
+A `let` stands in the block where all its uses are visible and its operands are known, right before
+the first use.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions
 def share(kernel: Kernel, changing: frozenset[str] = frozenset(), addresses: bool = True) -> Kernel:
     """The kernel with every value that is used more than once named by a `let`.
 
-    What is read from a `changing` buffer (scratch memory that the kernel writes) is not named. Without `addresses`,
-    neither are sums and products of loop variables, nor comparisons of them: compilers do that themselves, and
-    guards stay what they are.
+    What is read from a `changing` buffer (scratch memory that the kernel writes) is not named.
+    Without `addresses`, neither are sums and products of loop variables, nor comparisons of them:
+    compilers do that themselves, and guards stay what they are.
     """
-    return Kernel(kernel.name, kernel.buffers, _Sharer(kernel, changing, addresses).block(kernel.body, frozenset()))
+    sharer = _Sharer(kernel, changing, addresses)
+    return Kernel(kernel.name, kernel.buffers, sharer.block(kernel.body))
 
 
 _CHEAP = ("add", "sub", "mul", "const", "var", "lt", "le", "gt", "ge", "and")
@@ -33,8 +36,8 @@ class _Sharer:
         self.changing, self.addresses = changing, addresses
         self.accumulators = {s.var.value for s in _all(kernel.body) if isinstance(s, Accum)}
 
-    def block(self, body: tuple[Stmt, ...], outside: frozenset[str]) -> tuple[Stmt, ...]:
-        """Name what is used twice within this block (inner loops included) and does not vary inside it."""
+    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """Name what is used twice in this block or loops inside it, and does not vary there."""
         uses: Counter[Expr] = Counter()
         seen: set[Expr] = set()
         for stmt in _all(body):
@@ -59,7 +62,7 @@ class _Sharer:
                 out.append(Let(name, value))
             stmt = _rewrite(stmt, names)
             if isinstance(stmt, For):
-                stmt = For(stmt.var, stmt.kind, self.block(stmt.body, outside))
+                stmt = For(stmt.var, stmt.kind, self.block(stmt.body))
             out.append(stmt)
         return tuple(out)
 
@@ -67,6 +70,8 @@ class _Sharer:
         """Subexpressions of the statement that deserve a name in this block, operands first."""
         found: dict[Expr, None] = {}
         for s in _all((stmt,)):
+            if isinstance(s, Store) and s.guard is not None:
+                continue                     # its loads are safe behind the guard only
             for e in expressions(s):
                 for sub in E.walk(e):
                     if uses[sub] > 1 and self._worth(sub) and not (sub.free & varying) and (
@@ -84,7 +89,8 @@ class _Sharer:
 
     def _lasts(self, x: Expr) -> bool:
         """Whether x reads no changing buffer."""
-        return not self.changing or all(e.op != "load" or e.value not in self.changing for e in E.walk(x))
+        return not self.changing or all(
+            e.op != "load" or e.value not in self.changing for e in E.walk(x))
 
 
 def _all(body: tuple[Stmt, ...]) -> list[Stmt]:
@@ -113,7 +119,8 @@ def _rewrite(stmt: Stmt, names: dict[Expr, Expr]) -> Stmt:
         return Accum(stmt.var, stmt.combine, replace(stmt.value, names))
     if isinstance(stmt, Store):
         guard = None if stmt.guard is None else replace(stmt.guard, names)
-        return Store(stmt.buffer, tuple(replace(i, names) for i in stmt.indices), replace(stmt.value, names), guard)
+        at = tuple(replace(i, names) for i in stmt.indices)
+        return Store(stmt.buffer, at, replace(stmt.value, names), guard)
     return stmt
 
 

@@ -1,7 +1,8 @@
-"""Loops split where a condition changes, and stripped where an index is divided: what is left needs no test.
+"""Loops split where a condition changes, and stripped where an index is divided.
 
-    for c < 128 { y[c, ..] = c < 64 ? a[c, ..] : b[c - 64, ..] }     for c < 64 { y[c, ..] = a[c, ..] }
-                                                                =>   for c < 64 { y[c + 64, ..] = b[c, ..] }
+    for c < 128 { y[c, ..] = c < 64 ? a[c, ..] : b[c - 64, ..] }
+    =>  for c < 64 { y[c, ..] = a[c, ..] }
+        for c < 64 { y[c + 64, ..] = b[c, ..] }
 
     for w < 52 { y[w] = x[w // 2] }    =>    for w < 26 { for v < 2 { y[2 w + v] = x[w] } }
 """
@@ -38,7 +39,8 @@ def _split(loop: For, names: Names, budget: int) -> Body:
     for low, high in zip([0, *cuts], [*cuts, loop.extent]):
         for part in piece(loop, low, high, names):
             if isinstance(part, For):
-                part = For(part.var, part.kind, split_at_conditions(part.body, names, budget // parts))
+                inner = split_at_conditions(part.body, names, budget // parts)
+                part = For(part.var, part.kind, inner)
             out.append(part)
     return tuple(out)
 
@@ -71,7 +73,7 @@ def _decided(compare: Expr, var: Expr) -> tuple[int, int] | None:
 
 
 def strip_divisions(body: Body, names: Names) -> Body:
-    """Loops over v as two, where v // width or v % width is computed and width divides the extent."""
+    """Loops over v as two, where v // width or v % width is computed and width divides."""
     out: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, For):

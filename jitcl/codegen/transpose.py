@@ -1,4 +1,4 @@
-"""Transposes in tiles: what is read along one axis and written along another goes through registers.
+"""Transposes in tiles: what is read along one axis and written along another turns in registers.
 
     for i < 1024 { for j < 1024 { y[1024 i + j] = x[1024 j + i] } }
     =>
@@ -7,8 +7,8 @@
       for ii < 16 { for jj < 16 { turned[16 ii + jj] = tile[16 jj + ii] } }
       for ii < 16 { for jj < 16 { y[1024 (16 io + ii) + 16 jo + jj] = turned[16 ii + jj] } } } }
 
-Both passes over memory are vectors, and the renderer writes the middle one as shuffles of registers. What is left
-over at the ends of the two axes keeps its loops.
+Both passes over memory are vectors, and the renderer writes the middle one as shuffles of
+registers. What is left over at the ends of the two axes keeps its loops.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _transposed(nest: list[For], store: Store) -> int | None:
 
 
 def _pieces(nest: list[For], k: int, rows: Rows) -> Body:
-    """The nest over whole tiles, then what is left of axis k, then what is left of the last axis."""
+    """The nest over whole tiles, then what is left of the last axis, then of axis k."""
     across, along = nest[k].extent, nest[-1].extent
     main_i, main_j = across - across % TILE, along - along % TILE
     out = [_tile(_cut(nest, k, 0, main_i, len(nest) - 1, 0, main_j, rows), k, rows)]

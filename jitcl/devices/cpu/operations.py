@@ -24,8 +24,9 @@ Generate = Callable[
     [ir.IRBuilder, Any, list[ir.Value]], ir.Value
 ]  # (builder, element type, operands)
 # No contraction by LLVM: which products of a*b + c*d it fuses differs between a loop's vectors and
-# its scalar rest, so that results would depend on the thread count. Kernels say fma where they mean it.
-EXACT = ()
+# its scalar rest, so that results would depend on the thread count. Kernels say fma where they mean
+# it.
+EXACT: tuple[str, ...] = ()
 REDUCE = ("reassoc",)  # of a sum's order LLVM may dispose (so that it vectorises)
 
 
