@@ -1,0 +1,106 @@
+# conv_0_arranged: arranges operands for conv_0: conv + add + relu
+# from the graph
+# x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+# 0 FLOP, 28.9 kB; template conv_cpu
+
+from math import inf, nan
+from jitcl.devices.cpu.vector import *
+
+
+def arranged_dcd1b236ae(args, tid, nthreads):
+    x0 = ptr(args, 0, "f32")    # in f32[1,16,14,14]
+    y = ptr(args, 1, "f32")    # out f32[1,2,16,16,8]
+    for p in range(share(32, tid, nthreads), share(32, tid + 1, nthreads)):
+        i0 = p // 16
+        i1 = (p) % 16
+        t0 = i1 + -1
+        for i2 in range(16):
+            t1 = i2 + -1
+            for i3 in range(8):
+                store(y, (((i0 * 2048) + (i1 * 128)) + (i2 * 8)) + i3, (load(x0, (((i0 * 1568) + (i3 * 196)) + (t0 * 14)) + t1) if and_(and_(and_(t0 >= 0, t0 < 14), t1 >= 0), t1 < 14) else f32(0.0)))
+
+# conv_0: conv + add + relu
+# from the graph
+# x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+# 1.82 MFLOP, 60 kB; template conv_cpu
+# launch: params 1, 32, 4, 2, 14, 14, 14, 3, 4096, 0, 128, 2, 3, 1, 24, 24, 2048, 128, 8, 2304, 0, 1568, 14, 14, 2, 4096, 0, 0
+
+from math import inf, nan
+from jitcl.devices.cpu.tiles import tile
+from jitcl.devices.cpu.vector import *
+
+
+def conv_1x5x2_57b655f04a(args, tid, nthreads):
+    a = ptr(args, 0, "f32")
+    wt = ptr(args, 1, "f32")
+    x2 = ptr(args, 2, "f32")
+    y = ptr(args, 3, "f32")
+    n_count = param(args, 4)
+    channels = param(args, 5)
+    kbs = param(args, 6)
+    kgs = param(args, 7)
+    oh = param(args, 8)
+    ow = param(args, 9)
+    row_tiles = param(args, 10)
+    column_tiles = param(args, 11)
+    a_image = param(args, 12)
+    a_first = param(args, 13)
+    a_row = param(args, 14)
+    n0 = param(args, 15)
+    n1 = param(args, 16)
+    n2 = param(args, 17)
+    n3 = param(args, 18)
+    last = param(args, 19)
+    s0 = param(args, 20)
+    s1 = param(args, 21)
+    s2 = param(args, 22)
+    wt_group = param(args, 23)
+    y_first = param(args, 24)
+    y_block = param(args, 25)
+    y_width = param(args, 26)
+    y_height = param(args, 27)
+    kgs_per_group = param(args, 28)
+    a_group = param(args, 29)
+    y_top = param(args, 30)
+    y_left = param(args, 31)
+    acc = scratch(80, "f32")
+
+    tasks = n_count * kgs * row_tiles * column_tiles
+    first = share(tasks, tid, nthreads)
+    rest = first
+    kg = fmod(rest, kgs)
+    rest = div(rest, kgs)
+    ct = fmod(rest, column_tiles)
+    rest = div(rest, column_tiles)
+    rt = fmod(rest, row_tiles)
+    rest = div(rest, row_tiles)
+    n = fmod(rest, n_count)
+    rest = div(rest, n_count)
+    for task in range(first, share(tasks, tid + 1, nthreads)):
+        top = min_(rt * 1, oh - 1)
+        left = min_(ct * 5, ow - 5)
+        source = n * a_image + a_first + top * a_row + left * 8
+        tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+             1, 5, 2, 1, 8, 8)
+        for j in range(2):
+            kb = kg * 2 + j
+            if True:
+                block = y_first + (n * kbs + kb) * y_block
+                for lane in range(min_(channels - kb * 8, 8)):
+                    for r in range(1):
+                        h = top + r
+                        for c in range(5):
+                            w = left + c
+                            v = load(acc, ((j * 1 + r) * 5 + c) * 8 + lane)
+                            t0 = (kb * 8) + lane
+                            store(y, ((t0 * 196) + (h * 14)) + w, max_(v + load(x2, t0), f32(0.0)))
+        kg += 1
+        if kg == kgs:
+            kg = 0
+            ct += 1
+            if ct == column_tiles:
+                ct = 0
+                rt += 1
+                if rt == row_tiles:
+                    rt = 0
+                    n += 1

@@ -1,0 +1,70 @@
+# conv_0_arranged: arranges operands for conv_0: conv
+# from the graph
+# x0 f32[1,16,14,14], x1 f32[16,1,3,3] -> y f32[1,16,14,14]
+# 0 FLOP, 28.9 kB; template depthwise_cpu
+
+from math import inf, nan
+from jitcl.devices.cpu.vector import *
+
+
+def arranged_dcd1b236ae(args, tid, nthreads):
+    x0 = ptr(args, 0, "f32")    # in f32[1,16,14,14]
+    y = ptr(args, 1, "f32")    # out f32[1,2,16,16,8]
+    for p in range(share(32, tid, nthreads), share(32, tid + 1, nthreads)):
+        i0 = p // 16
+        i1 = (p) % 16
+        t0 = i1 + -1
+        for i2 in range(16):
+            t1 = i2 + -1
+            for i3 in range(8):
+                store(y, (((i0 * 2048) + (i1 * 128)) + (i2 * 8)) + i3, (load(x0, (((i0 * 1568) + (i3 * 196)) + (t0 * 14)) + t1) if and_(and_(and_(t0 >= 0, t0 < 14), t1 >= 0), t1 < 14) else f32(0.0)))
+
+# conv_0: conv
+# from the graph
+# x0 f32[1,16,14,14], x1 f32[16,1,3,3] -> y f32[1,16,14,14]
+# 56.4 kFLOP, 29.5 kB; template depthwise_cpu
+# launch: params 1, 16, 2, 14, 14, 1, 2048, 0, 128, 3, 128, 0, 1568, 14, 14
+
+from math import inf, nan
+from jitcl.devices.cpu.tiles import lane_tile
+from jitcl.devices.cpu.vector import *
+
+
+def depthwise_14_b08f0aff40(args, tid, nthreads):
+    a = ptr(args, 0, "f32")
+    wt = ptr(args, 1, "f32")
+    y = ptr(args, 2, "f32")
+    n_count = param(args, 3)
+    channels = param(args, 4)
+    kbs = param(args, 5)
+    oh = param(args, 6)
+    ow = param(args, 7)
+    column_tiles = param(args, 8)
+    a_block = param(args, 9)
+    a_first = param(args, 10)
+    a_row = param(args, 11)
+    taps = param(args, 12)
+    tap_row = param(args, 13)
+    y_first = param(args, 14)
+    y_block = param(args, 15)
+    y_width = param(args, 16)
+    y_height = param(args, 17)
+    acc = scratch(112, "f32")
+
+    tasks = n_count * kbs * oh
+    for task in range(share(tasks, tid, nthreads), share(tasks, tid + 1, nthreads)):
+        image = div(task, oh)
+        h = task - image * oh
+        n = div(image, kbs)
+        kb = image - n * kbs
+        source = image * a_block + a_first + h * a_row
+        for tile in range(column_tiles):
+            left = min_(tile * 14, ow - 14)
+            lane_tile(acc, offset(a, source + left * 8), offset(wt, kb * taps * 24), taps, tap_row,
+                      14, 3, 1, 1, 8)
+            row = y_first + image * y_block + (h * y_width + left) * 8
+            for lane in range(min_(channels - kb * 8, 8)):
+                for c in range(14):
+                    w = left + c
+                    v = load(acc, c * 8 + lane)
+                    store(y, (((kb * 1568) + (lane * 196)) + (h * 14)) + w, v)

@@ -1,0 +1,84 @@
+# matmul_0_arranged: arranges operands for matmul_0: matmul + add
+# from the graph
+# x0 f32[64,96], x1 f32[96,40], x2 f32[40] -> y f32[64,40]
+# 0 FLOP, 49.9 kB; template gemm_cpu
+
+from math import inf, nan
+from jitcl.devices.cpu.vector import *
+
+
+def arranged_c5dc70af83(args, tid, nthreads):
+    x0 = ptr(args, 0, "f32")    # in f32[64,96]
+    y = ptr(args, 1, "f32")    # out f32[1,6,96,11]
+    for i0 in range(6):
+        for i1 in range(share(96, tid, nthreads), share(96, tid + 1, nthreads)):
+            for i2 in range(11):
+                store(y, ((i0 * 1056) + (i1 * 11)) + i2, load(x0, ((min_(i0 * 11, 53) * 96) + (i2 * 96)) + i1))
+
+# matmul_0: matmul + add
+# from the graph
+# x0 f32[64,96], x1 f32[96,40], x2 f32[40] -> y f32[64,40]
+# 494 kFLOP, 51.1 kB; template gemm_cpu
+# launch: params 1, 64, 40, 96, 5, 6, 6, 5, 6336, 1056, 0, 768
+
+from math import inf, nan
+from jitcl.devices.cpu.tiles import tile
+from jitcl.devices.cpu.vector import *
+
+
+def gemm_11x1_a32588623b(args, tid, nthreads):
+    a = ptr(args, 0, "f32")
+    b = ptr(args, 1, "f32")
+    x2 = ptr(args, 2, "f32")
+    y = ptr(args, 3, "f32")
+    batch = param(args, 4)
+    m_count = param(args, 5)
+    n_count = param(args, 6)
+    k_count = param(args, 7)
+    nbs = param(args, 8)
+    m_tiles = param(args, 9)
+    m_block = param(args, 10)
+    panels = param(args, 11)
+    a_image = param(args, 12)
+    a_tile = param(args, 13)
+    b_image = param(args, 14)
+    b_panel = param(args, 15)
+    acc = scratch(88, "f32")
+    tasks = batch * m_tiles * panels
+    task = share(tasks, tid, nthreads)
+    stop = share(tasks, tid + 1, nthreads)
+    i = div(task, m_tiles * panels)
+    within = task - i * m_tiles * panels
+    block = div(within, m_block * panels)
+    within -= block * m_block * panels
+    begin = block * m_block
+    end = min_(begin + m_block, m_tiles)
+    panel = div(within, end - begin)
+    mt = begin + within - panel * (end - begin)
+    while task < stop:
+        first = min_(mt * 11, m_count - 11)
+        tile(acc, offset(a, i * a_image + mt * a_tile),
+             offset(b, i * b_image + panel * b_panel), (1, 1, 1, k_count, k_count), (0, 0, 0, k_count),
+             1, 11, 1, 11, 1, 8)
+        for j in range(1):
+            nb = panel * 1 + j
+            if nb < nbs:
+                for c in range(11):
+                    row = i * m_count + first + c
+                    for lane in range(min_(n_count - nb * 8, 8)):
+                        v = load(acc, (j * 11 + c) * 8 + lane)
+                        t0 = (nb * 8) + lane
+                        store(y, (row * 40) + t0, v + load(x2, t0))
+        task += 1
+        mt += 1
+        if mt == end:
+            mt = begin
+            panel += 1
+            if panel == panels:
+                panel = 0
+                begin = end
+                if begin == m_tiles:
+                    begin = 0
+                    i += 1
+                end = min_(begin + m_block, m_tiles)
+                mt = begin

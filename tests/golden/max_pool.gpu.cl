@@ -1,0 +1,31 @@
+// max_pool_0: max_pool
+// from the graph
+// x0 f32[1,16,14,14] -> y f32[1,16,7,7]
+// 3.14 kFLOP, 15.7 kB; generated loops
+// launch: 896 by 128
+
+#ifndef JITCL_MAX_F32
+#define JITCL_MAX_F32
+float jitcl_max_f32(float a, float b)
+{
+    return (a > b || a != a) ? a : b;
+}
+#endif
+
+__kernel void max_pool_750b3873c2(
+    __global const float *restrict x0,    // f32[1,16,14,14]
+    __global float *restrict y)    // f32[1,16,7,7]
+{
+    int p = get_global_id(0);
+    if (p >= 784) return;
+    int i0 = p / 49;
+    int i1 = p / 7 % 7;
+    int i2 = p % 7;
+    float acc0 = -INFINITY;
+    for (int r0 = 0; r0 < 2; ++r0) {
+        for (int r1 = 0; r1 < 2; ++r1) {
+            acc0 = jitcl_max_f32(acc0, x0[i0 * 196 + i1 * 28 + r0 * 14 + i2 * 2 + r1]);
+        }
+    }
+    y[i0 * 49 + i1 * 7 + i2] = acc0;
+}

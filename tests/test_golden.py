@@ -1,0 +1,103 @@
+"""Kernels as people will read them: the source of small graphs, compared with tests/golden/.
+
+`pytest tests/test_golden.py --update-golden` writes the files anew; read the diff then. The targets
+are written down here, so that the sources are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jitcl import config
+from jitcl.cli.dump_files import kernel_text
+from jitcl.codegen.generate import generate
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from jitcl.passes.base import run_passes
+from jitcl.passes.fuse import fuse
+from jitcl.passes.options import Options
+from jitcl.passes.pipeline import pipeline
+from jitcl.target import Target
+
+FOLDER = Path(__file__).parent / "golden"
+
+CPU = Target("cpu", "golden", vendor="x86_64", compute_units=4, vector_width=8, max_vector_width=8,
+             registers=16, fast_fma=True, isa=("avx", "avx2", "f16c", "fma"))
+GPU = Target("opencl", "golden", vendor="golden", device_type="gpu", compute_units=8,
+             vector_width=4, local_memory=32 << 10, local_is_real=True, max_work_group=256,
+             max_work_item_sizes=(256, 256, 64), fp64=False)
+TARGETS = {"cpu.py": CPU, "gpu.cl": GPU}
+
+g = GraphBuilder()
+
+
+def x(name: str, *shape: int, dtype: str = "f32") -> Node:
+    return graph_input(name, TensorType(dtype, shape))
+
+
+def weights(*shape: int, seed: int = 0) -> Node:
+    """A constant; its elements do not show in the source."""
+    return g.const(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def conv(data: Node, w: Node, **attrs: object) -> Node:
+    rank = data.type.rank - 2
+    return g.conv(data, w, **{"strides": (1,) * rank, "pads": (1, 1) * rank,
+                              "dilations": (1,) * rank, "group": 1, **attrs})
+
+
+GRAPHS: dict[str, Callable[[], Node]] = {
+    "elementwise": lambda: g.relu(g.add(g.mul(x("a", 4, 33), x("b", 33)), 1.0)),
+    "half": lambda: g.tanh(g.add(x("a", 4, 33, dtype="f16"), x("b", 33, dtype="f16"))),
+    "softmax": lambda: g.softmax(x("scores", 8, 100), axis=-1),
+    "layer_norm": lambda: g.layer_norm(x("x", 8, 96), weights(96), weights(96, seed=1), axis=-1,
+                                       epsilon=1e-5),
+    "conv_bias_relu": lambda: g.relu(g.add(conv(x("x", 1, 16, 14, 14), weights(32, 16, 3, 3)),
+                                           weights(32, 1, 1))),
+    "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
+    "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
+    "max_pool": lambda: g.max_pool(x("x", 1, 16, 14, 14), kernel=(2, 2), strides=(2, 2),
+                                   pads=(0, 0, 0, 0), dilations=(1, 1), ceil=False),
+    "transpose": lambda: g.transpose(x("x", 2, 24, 40), perm=(0, 2, 1)),
+    "concat": lambda: g.concat(x("a", 2, 3, 8), x("b", 2, 5, 8), axis=1),
+}
+
+
+def source(graph: Graph, target: Target) -> str:
+    """All launches of a graph with their kernels, as `jitcl dump` writes them."""
+    graph = run_passes(graph, pipeline(target, Options()))
+    plan = generate(graph, fuse(graph), target).plan
+    kernels = {k.entry: k for k in plan.kernels}
+    first: dict[str, str] = {}
+    texts = [kernel_text(s, kernels[s.kernel], first.setdefault(s.kernel, s.name), s.name)
+             for s in plan.steps]
+    return "\n".join(texts).rstrip() + "\n"
+
+
+@pytest.mark.parametrize("suffix", TARGETS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sources_are_as_they_were(name, suffix, request):
+    y = GRAPHS[name]()
+    inputs = tuple(n for n in Graph("", (), (("y", y),)).nodes if n.op == "input")
+    with config.override(templates=True, cpu_width=None):
+        text = source(Graph(name, inputs, (("y", y),)), TARGETS[suffix])
+    if suffix.endswith(".py"):
+        ast.parse(text)
+    path = FOLDER / f"{name}.{suffix}"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert path.exists(), "no golden source yet: pytest tests/test_golden.py --update-golden"
+    assert text == path.read_text(encoding="utf-8"), (
+        "if that was meant: pytest tests/test_golden.py --update-golden, and read the diff")
+
+
+def test_every_golden_source_has_its_graph():
+    wanted = {f"{name}.{suffix}" for name in GRAPHS for suffix in TARGETS}
+    assert {p.name for p in FOLDER.iterdir()} == wanted
