@@ -18,7 +18,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, expressions, statements
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Emitted, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
 
 
 class Hooks:
@@ -70,6 +70,27 @@ class Hooks:
             return EpilogueRenderer(
                 self._buffers(root), physical_index(layout, root.type.dims, ix), value, lane, lane_width,
                 channels_left=channels_left, space=("h", "w") if flat_space else ()).lines()
+        except NotVectorisable:
+            return None
+
+    def pixel_epilogue(self, width: int, *, flat_space: bool) -> list[str] | None:
+        """Lines that store a row-major root at address `yo` from the vector `v` of `count` pixels along a row.
+
+        Variables in scope: n, ch (the channel), h, w (of the first pixel; neither if `flat_space`), v, yo, count.
+        """
+        root = self.group.root.type
+        if root.layout.kind != "row" or root.rank not in (3, 4) or root.dims[-1] == 1:
+            return None
+        lane = E.var("lane", extent=width)
+        n, channel, *space = self._pixel(lane, width)
+        if not channel.is_const:
+            channel = E.var("ch", extent=root.dims[1])
+        ix = (n, channel, *space[:-1], E.var("w") + lane)
+        value = self.epilogue(ix, E.var("v", "f32"))
+        try:
+            return EpilogueRenderer(
+                self._buffers(self.group.root), ix, value, lane, width, channels_left="count", partial=True,
+                space=("h", "w") if flat_space else ()).lines()
         except NotVectorisable:
             return None
 
@@ -175,7 +196,11 @@ class Hooks:
         buffers = (*(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
                    Buffer("y", dtype, shape, "out"))
         kernel = share(Kernel("arranged", buffers, tuple(s.scopes[0].stmts)))
-        return copy, Emitted("arranged", render_kernel(kernel, ENTRY), (*operands, copy), (copy,))
+        return copy, self.emitted(kernel, (*operands, copy), copy)
+
+    def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
+        """The launch of a copying kernel."""
+        return Emitted("arranged", render_kernel(kernel, ENTRY), arguments, (copy,))
 
 
 def names_read(stmt: Stmt) -> set[str]:

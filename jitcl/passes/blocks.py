@@ -12,6 +12,7 @@ from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
 from jitcl.target import Target
 
+SPATIAL = ("resize_nearest", "interpolate")      # they move pixels, never channels
 WINDOWS = ("max_pool", "average_pool", "lp_pool")
 MAX_HALO = 8                   # a wider padding is copied instead: a halo costs memory on all four sides
 
@@ -48,8 +49,10 @@ class _Blocks:
         if t.rank not in (3, 4) or t.dtype not in ("f32", "f16") or t.size == 0:
             return False
         if node.op == "conv":
-            return self._conv(node)
-        if node.op in WINDOWS:
+            return self._wide(node) and self._conv(node)
+        if node.op == "conv_transpose":
+            return self._wide(node) and self._transposed(node)
+        if node.op in WINDOWS or node.op in SPATIAL:
             return node.inputs[0] in blocked
         kind = lookup(node.op).kind
         if kind == "elementwise":
@@ -60,29 +63,46 @@ class _Blocks:
                 i in blocked and i.type.dims[1] % self.width == 0 for i in node.inputs)
         return False
 
+    def _wide(self, node: Node) -> bool:
+        """Whether its channels fill at least half a block."""
+        return node.type.dims[1] >= self.width // 2
+
     def _conv(self, node: Node) -> bool:
-        """Dense, by whole blocks of channels, or depthwise; and wide enough for a block not to be mostly padding."""
+        """Whether it computes on blocks: dense, grouped by whole blocks, or depthwise."""
         x, w = node.inputs
-        group, k = node.attr("group"), node.type.dims[1]
-        if w.op != "const" or k < self.width // 2:
+        group, k, c = node.attr("group"), node.type.dims[1], x.type.dims[1]
+        if w.op != "const":
             return False
-        c = x.type.dims[1]
-        if group == 1:
-            return True
-        if group == c == k:
+        if group == 1 or group == c == k:
             return True
         return c // group % self.width == 0 and k // group % self.width == 0
 
+    def _transposed(self, node: Node) -> bool:
+        return (
+            node.inputs[1].op == "const"
+            and node.attr("group") == 1
+            and all(d == 1 for d in node.attr("dilations"))
+        )
+
     def _wants(self, reader: Node, blocked: set[Node]) -> bool:
         """Whether a reader is faster on blocks."""
-        return reader in blocked or reader.op == "conv" and self._conv(reader) or reader.op == "reduce_mean"
+        if reader.op == "conv":
+            return reader in blocked or self._conv(reader)
+        return reader in blocked or reader.op == "reduce_mean" or (
+            reader.op == "conv_transpose" and self._transposed(reader))
 
     def _halo(self, node: Node) -> int:
         widest = 0
         for reader in self.readers[node]:
-            if reader.op == "conv" and reader.inputs[0] is node:
+            if reader.inputs[0] is not node:
+                continue
+            pads = 0
+            if reader.op == "conv":
                 pads = max(reader.attr("pads"), default=0)
-                widest = max(widest, pads if pads <= MAX_HALO else 0)
+            elif reader.op == "conv_transpose" and self._transposed(reader):
+                sizes = zip(reader.inputs[1].type.dims[2:], reader.attr("strides"))
+                pads = max(-(-k // stride) for k, stride in sizes)
+            widest = max(widest, pads if pads <= MAX_HALO else 0)
         return widest
 
 

@@ -136,19 +136,23 @@ class Writer:
         """`a`: the padded input, of blocks (or planes) [N, blocks, H, W], with pixel (0, 0) at `inset`."""
         s, width = self.s, self.width
         left = "channels - kb * %d" % width if s.k % width else ""
-        flat = self.may_flatten(physical) and self.hooks.vector_epilogue(width, flat_space=True, channels_left=left)
-        vector = flat or self.hooks.vector_epilogue(width, flat_space=False, channels_left=left)
+        vector, pixels, flat = None, None, self.may_flatten(physical)
+        for flat in (True, False) if flat else (False,):
+            vector = self.hooks.vector_epilogue(width, flat_space=flat, channels_left=left)
+            pixels = self.hooks.pixel_epilogue(width, flat_space=flat) if self.phase is None else None
+            if vector or pixels:
+                break
         rows, columns = (1, s.out[0] * s.out[1]) if flat else s.out
         kbs = -(-s.k // width)
         per_group = kbs // s.groups
         tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1)
         kgs = -(-per_group // tile.blocks) * s.groups
-        scalar = [] if vector else self.hooks.scalar_epilogue(width)
+        scalar = [] if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
         order = [("ct", "column_tiles"), ("rt", "row_tiles")]
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
-        operands = self.operands(vector or scalar)
+        operands = self.operands(vector or pixels or scalar)
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
             "conv_cpu/numba.py.j2", entry=ENTRY, a_dtype=self.x.type.dtype, y_dtype=self.root.dtype,
@@ -156,9 +160,9 @@ class Writer:
             COLUMNS=tile.columns, NB=tile.blocks, W=width, PX=s.strides[1] * (1 if self.planes else width),
             halo=self.halo if first else 0, halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1,
             uneven=per_group % tile.blocks != 0, order=order, groups_inner=inner, vector_lines=vector or [],
-            scalar_lines=scalar, clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
+            pixel_lines=pixels or [], scalar_lines=scalar, clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
             up=self.phase.up if self.phase else None)
-        params = self.params(physical, inset, tile, rows, columns, kbs, kgs, bool(flat))
+        params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
         arguments: tuple[Argument, ...] = (a, self.packed(tile), *operands, self.group.root)
         kind = "conv" if self.phase is None else "conv_transpose"
         stem = f"{kind}_{tile.rows}x{tile.columns}x{tile.blocks}"

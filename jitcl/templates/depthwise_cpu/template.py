@@ -57,8 +57,9 @@ class DepthwiseCpu:
         before, a, physical, inset = padded_input(s, x, hooks, planes=False)
         left = f"channels - kb * {width}" if s.k % width else ""
         vector = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
-        scalar = [] if vector else hooks.scalar_epilogue(width)
-        read = set(re.findall(r"\bx\d+\b", "\n".join(vector or scalar)))
+        pixels = None if vector else hooks.pixel_epilogue(width, flat_space=False)
+        scalar = [] if vector or pixels else hooks.scalar_epilogue(width)
+        read = set(re.findall(r"\bx\d+\b", "\n".join(vector or pixels or scalar)))
         operands = [n for n, name in hooks.names.items() if name in read]
         halo = root.layout.halo if root.layout.kind == "NCHWc" else 0
         columns = row_columns(s.out[1])
@@ -67,7 +68,7 @@ class DepthwiseCpu:
             "depthwise_cpu/numba.py.j2", entry=ENTRY, a_dtype=x.type.dtype, y_dtype=root.dtype,
             operands=[(hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, COLUMNS=columns, W=width,
             kw=s.kernel[1], step=s.strides[1], dilation=s.dilations[1], halo=halo, halo_rows=halo_rows,
-            vector_lines=vector or [], scalar_lines=scalar,
+            vector_lines=vector or [], pixel_lines=pixels or [], scalar_lines=scalar,
             clear_lanes=root.layout.kind == "NCHWc" and s.k % width != 0)
         _, blocks, a_height, a_width = physical
         oh, ow = s.out

@@ -1,0 +1,219 @@
+"""Convolution in 1 and 2 dimensions, for OpenCL devices without local memory worth staging into.
+
+    1x1, unstrided    a matrix product of weights and planes
+    direct            taps in loops over padded planes; vectors of neighbours in a row
+    patches           a matrix product over rows of taps, where rows are too short for vectors
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.codegen.opencl_helpers import STORED
+from jitcl.ir.expr import Expr
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.conv_cpu.template import Shape, shape_of
+from jitcl.templates.gemm_opencl.product import (
+    Operand, Product, apart, counter, emit_product, fits_int, pack_rows, real)
+from jitcl.templates.opencl.tiling import Tile, choose_tile, launch
+
+PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "c_count", "kh", "kw", "oh",
+          "ow", "vectors", "row_vectors", "h_step", "ky_step", "dw", "plane", "x_image", "groups",
+          "wt_group", "wt_tile")
+PATCHES = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
+           "top", "left")
+COPY = 32                      # multiply-adds done in the time of copying one element
+
+
+@dataclass(frozen=True)
+class Match:
+    """A convolution, how it is computed, and the tile."""
+
+    s: Shape
+    form: str                                    # "flat", "direct" or "patches"
+    tile: Tile
+
+
+class ConvOpenCl:
+    """conv of f32 or f16 storage, sums in f32."""
+
+    name = "conv_opencl"
+    language = "opencl"
+
+    def accepts(self, group: Group, target: Target) -> Match | None:
+        node = group.anchor
+        if node is None or node.op != "conv" or node.type.rank not in (3, 4) or real(target):
+            return None
+        if node.type.dtype not in ("f32", "f16") or 0 in (node.type.size, node.inputs[0].type.size):
+            return None
+        if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
+            return None
+        if node.inputs[0] not in group.operands or node.inputs[1] not in group.operands:
+            return None                          # views of either are for generated loops
+        s = shape_of(node)
+        if not fits_int(node.type.size, s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
+                        s.n * s.c * padded(s)[0] * padded(s)[1]):
+            return None
+        return choose_form(s, node.inputs[1].op == "const", target)
+
+    def emit(self, match: Match, hooks: Any) -> list[Emitted]:
+        return _Writer(match, hooks).emit()
+
+
+def pixels(s: Shape) -> int:
+    return s.out[0] * s.out[1]
+
+
+def padded(s: Shape) -> tuple[int, int]:
+    """Height and width of padded planes; a strided row is read in pairs, one beyond its end."""
+    return (s.size[0] + s.pads[0] + s.pads[2],
+            s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
+
+
+def choose_form(s: Shape, const_weights: bool, target: Target) -> Match | None:
+    """The form with the least work: multiply-adds of its tiles, and elements that it copies."""
+    batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
+    flat = choose_tile(batch, m, total, lambda w: -(-total // w), target)
+    if flat is None:
+        return None
+    if s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads):
+        return Match(s, "flat", flat)
+    oh, ow = s.out
+    direct = choose_tile(batch, m, ow, lambda w: oh * -(-ow // w), target)
+    if direct is None or not const_weights or s.strides[1] > 2:
+        return Match(s, "patches", flat)
+    width = min(target.vector_width, target.max_vector_width)
+
+    def waste(vectors: int, used: Tile) -> float:
+        return vectors * width / total * (1 + (used.rows < 4 and m >= 4))
+
+    patches = waste(-(-total // flat.width), flat) + COPY / m
+    if waste(oh * -(-ow // direct.width), direct) <= patches:
+        return Match(s, "direct", direct)
+    return Match(s, "patches", flat)
+
+
+def pack_taps(w: np.ndarray, groups: int, rows: int) -> np.ndarray:
+    """[K, C, kh, kw] -> f32 [groups, K / groups / rows, C * kh * kw, rows]."""
+    return pack_rows(w.reshape(groups, w.shape[0] // groups, -1), rows)
+
+
+class _Writer:
+    def __init__(self, match: Match, hooks: Any) -> None:
+        self.s, self.form, self.tile, self.hooks = match.s, match.form, match.tile, hooks
+        self.x, self.w = hooks.group.anchor.inputs
+        self.m = self.s.k // self.s.groups
+
+    def emit(self) -> list[Emitted]:
+        return self.direct(self.hooks) if self.form == "direct" else self.product()
+
+    # ---- as a matrix product
+
+    def product(self) -> list[Emitted]:
+        """Weights times planes or patches, pixels as one axis."""
+        s = self.s
+        taps = s.c // s.groups * s.kernel[0] * s.kernel[1]
+
+        def index(image: Expr, m: Expr, n: Expr) -> tuple[Expr, ...]:
+            return (*self.channel(image, m), n)
+
+        types = self.hooks.flat_pixels()
+        p = Product(s.n * s.groups, self.m, pixels(s), taps, self.weights,
+                    lambda _: self.planes(taps), index, types)
+        if types is None:
+            return apart(self.hooks, lambda alone: _Writer(Match(s, self.form, self.tile),
+                                                           alone).emit())
+        return emit_product(p, self.tile, self.hooks)
+
+    def channel(self, image: Expr, m: Expr) -> tuple[Expr, Expr]:
+        """(n, channel) of row `m` of an image, which counts groups too."""
+        if self.s.groups == 1:
+            return image, m
+        return image // self.s.groups, image % self.s.groups * self.m + m
+
+    def weights(self, tile: Tile) -> tuple[list[Emitted], Operand]:
+        s = self.s
+        taps = self.w.type.size // s.k
+        if self.w.op != "const":
+            return [], Operand(self.w, False, self.m * taps, s.groups)
+        size = -(-self.m // tile.rows) * tile.rows * taps
+        return [], Operand(self.packed(tile), True, size, s.groups)
+
+    def packed(self, tile: Tile) -> Packed:
+        return Packed(self.w, f"taps {self.s.groups} {tile.rows}",
+                      partial(pack_taps, groups=self.s.groups, rows=tile.rows))
+
+    def planes(self, taps: int) -> tuple[list[Emitted], Operand]:
+        """The product's right side: planes as they lie, or rows of taps."""
+        s = self.s
+        size = taps * pixels(s)
+        if self.form == "flat":
+            return [], Operand(self.x, False, size)
+        copy, emitted = self.patches(s.kernel, s.strides, s.dilations, s.out)
+        return [emitted], Operand(copy, False, size)
+
+    def patches(self, kernel: tuple[int, int], strides: tuple[int, int],
+                dilations: tuple[int, int], out: tuple[int, int]) -> tuple[Scratch, Emitted]:
+        """Rows of taps; with a kernel of one tap, planes with the padding written out."""
+        s, dtype = self.s, self.x.type.dtype
+        planes = s.n * s.c
+        rows = planes * kernel[0] * kernel[1] * out[0]
+        copy = Scratch(f"patches {self.x.type} {kernel} {strides} {dilations} {s.pads}", dtype,
+                       (planes, *kernel, *out))
+        body = self.hooks.render("conv_opencl/patches.cl.j2", entry=ENTRY, type=STORED[dtype],
+                                 params=PATCHES)
+        each, sizes, local = launch(rows, self.hooks.target)
+        params = (each, rows, *s.size, *out, *kernel, *strides, *dilations, s.pads[0], s.pads[1])
+        stem = "padded" if kernel == (1, 1) and strides == (1, 1) else "patches"
+        return copy, Emitted(stem, body, (self.x, copy), (copy,), params, sizes, local)
+
+    # ---- direct
+
+    def source(self) -> tuple[list[Emitted], Argument, tuple[int, int]]:
+        """(kernels before, planes without a tap outside, their height and width)."""
+        s = self.s
+        size = padded(s)
+        if size == s.size:
+            return [], self.x, size
+        copy, emitted = self.patches((1, 1), (1, 1), (1, 1), size)
+        return [emitted], copy, size
+
+    def direct(self, hooks: Any) -> list[Emitted]:
+        s, tile = self.s, self.tile
+        oh, ow = s.out
+        n, channel = self.channel(counter("image", s.n * s.groups), counter("m", self.m))
+        space = (counter("h", oh), counter("w", ow)) if self.x.type.rank == 4 else (
+            counter("w", ow),)
+        epilogue = hooks.epilogue_lines((n, channel, *space), tile.width)
+        if epilogue is None:
+            return apart(hooks, lambda alone: _Writer(Match(s, self.form, tile), alone).emit())
+        before, x, (height, width) = self.source()
+        dtype = x.type.dtype if x is self.x else x.dtype  # type: ignore[union-attr]
+        body = hooks.render(
+            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
+            ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
+            x_type=STORED[dtype], fma=hooks.target.fast_fma)
+        row_vectors = -(-ow // tile.width)
+        m_tiles, n_tiles = -(-self.m // tile.rows), -(-oh * row_vectors // tile.vectors)
+        tasks = s.n * s.groups * m_tiles * n_tiles
+        each, sizes, local = launch(tasks, hooks.target)
+        c, (kh, kw) = s.c // s.groups, s.kernel
+        taps = c * kh * kw
+        params = dict(
+            each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles,
+            m_inner=int(self.m * kh * kw < height * width), m_count=self.m, c_count=c, kh=kh,
+            kw=kw, oh=oh, ow=ow, vectors=oh * row_vectors, row_vectors=row_vectors,
+            h_step=s.strides[0] * width, ky_step=s.dilations[0] * width, dw=s.dilations[1],
+            plane=height * width, x_image=c * height * width, groups=s.groups,
+            wt_group=m_tiles * tile.rows * taps, wt_tile=tile.rows * taps)
+        stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
+        arguments: tuple[Argument, ...] = (x, self.packed(tile), *epilogue.nodes, hooks.group.root)
+        return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
+                                 tuple(params[name] for name in PARAMS), sizes, local)]

@@ -1,0 +1,134 @@
+"""The launch of a matrix product over operands that lie ready: what matmul and conv share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitcl.codegen.opencl_helpers import STORED
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.types import TensorType
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, launch
+
+PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "n_count", "k_count",
+          "a_image", "a_tile", "a_period", "b_image", "b_panel")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix, or one for each image, in memory. `image`: elements from one to the next."""
+
+    argument: Argument
+    packed: bool                                 # in the tiles or panels of the kernel
+    image: int
+    period: int = 1                              # of A: images that have matrices of their own
+
+    @property
+    def ctype(self) -> str:
+        """The C type of its elements."""
+        if isinstance(self.argument, Packed):
+            return "float"
+        node = self.argument
+        return STORED[node.type.dtype if isinstance(node, Node) else node.dtype]
+
+
+@dataclass(frozen=True)
+class Product:
+    """`batch` products of [m, k] and [k, n]. `index`: the root's logical index of lane 0 of the
+    vector at (image, m, n); `types`: the shapes that the index is in, where not the root's own.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a: Callable[[Tile], tuple[list[Emitted], Operand]]
+    b: Callable[[Tile], tuple[list[Emitted], Operand]]
+    index: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
+    types: dict[Node, TensorType] | None = None
+
+
+def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
+    """The kernels of a product: operands arranged where needed, then the product itself."""
+    places = (counter("image", p.batch), counter("m", p.m), counter("n", p.n))
+    epilogue = hooks.epilogue_lines(p.index(*places), tile.width, p.types)
+    if epilogue is None:
+        return apart(hooks, lambda alone: emit_product(p, tile, alone))
+    before, a = p.a(tile)
+    more, b = p.b(tile)
+    body = hooks.render(
+        "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
+        VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=a.ctype, b_packed=b.packed,
+        b_type=b.ctype, fma=hooks.target.fast_fma)
+    arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
+    m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
+    tasks = p.batch * m_tiles * n_tiles
+    each, sizes, local = launch(tasks, hooks.target)
+    values = dict(
+        each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles, m_inner=int(p.m < p.n),
+        m_count=p.m, n_count=p.n, k_count=p.k, a_image=a.image, a_tile=p.k * tile.rows,
+        a_period=a.period, b_image=b.image, b_panel=p.k * tile.span)
+    stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
+    return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
+                                    tuple(values[name] for name in PARAMS), sizes, local)]
+
+
+def apart(hooks: Any, emit: Callable[[Any], list[Emitted]]) -> list[Emitted]:
+    """The anchor alone into temporary memory, its epilogue as generated loops."""
+    value, alone, finish = hooks.apart()
+    anchor = alone.group.root
+
+    def moved(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        return tuple(value if a is anchor else a for a in arguments)
+
+    kernels = [dataclasses.replace(e, arguments=moved(e.arguments), writes=moved(e.writes))
+               for e in emit(alone)]
+    return [*kernels, finish]
+
+
+def counter(name: str, extent: int) -> Expr:
+    """The kernel's variable for an axis; 0 where the axis has one place."""
+    return E.index(0) if extent == 1 else E.var(name, extent=extent)
+
+
+def fits_int(*sizes: int) -> bool:
+    """Whether buffers of so many elements can be indexed by int."""
+    return max(sizes) < MAX_INDEX
+
+
+def overlapping(count: int, size: int) -> np.ndarray:
+    """Row numbers of tiles of `size` rows, [tiles, size]; the last tile overlaps the one before."""
+    first = np.minimum(np.arange(0, count, size), count - size)
+    return first[:, None] + np.arange(size)
+
+
+def pack_rows(a: np.ndarray, rows: int) -> np.ndarray:
+    """[image, M, K] -> f32 [image, M / rows, K, rows]."""
+    tiles = a.astype(np.float32)[:, overlapping(a.shape[1], rows)]
+    return np.ascontiguousarray(tiles.transpose(0, 1, 3, 2))
+
+
+def column_numbers(n: int, tile: Tile) -> np.ndarray:
+    """The column of each place in the panels, [panels, span]: vectors overlap at the edge."""
+    panels = -(-n // tile.span)
+    first = np.minimum(np.arange(panels * tile.vectors) * tile.width, n - tile.width)
+    return (first[:, None] + np.arange(tile.width)).reshape(panels, tile.span)
+
+
+def pack_columns(b: np.ndarray, tile: Tile) -> np.ndarray:
+    """[image, K, N] -> f32 [image, panels, K, span]."""
+    panels = b.astype(np.float32)[:, :, column_numbers(b.shape[2], tile)]
+    return np.ascontiguousarray(panels.transpose(0, 2, 1, 3))
+
+
+def real(target: Target) -> bool:
+    """Whether the target stages tiles in local memory instead (template gemm_tiled_opencl)."""
+    return target.device_type != "cpu" and target.local_is_real

@@ -1,0 +1,167 @@
+"""Matrix products in registers, for OpenCL devices without local memory worth staging into."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.base import Emitted, Packed
+from jitcl.templates.gemm_opencl.product import (
+    Operand, Product, emit_product, fits_int, pack_columns, pack_rows, real)
+from jitcl.templates.opencl.tiling import Tile, choose_tile
+
+PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
+NARROW = 4                     # fewer columns are dot products: generated loops do those
+
+
+@dataclass(frozen=True)
+class Shape:
+    """batch products of [m, k] and [k, n]. `merged`: b has no batch, so a's counts as rows."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    merged: bool
+    tile: Tile
+
+
+class GemmOpenCl:
+    """matmul of f32 or f16 storage, sums in f32."""
+
+    name = "gemm_opencl"
+    language = "opencl"
+
+    def accepts(self, group: Group, target: Target) -> Shape | None:
+        node, root = group.anchor, group.root.type
+        if node is None or node.op != "matmul" or real(target) or node.type.size == 0:
+            return None
+        a, b = (i.type for i in node.inputs)
+        if node.type.dtype not in ("f32", "f16") or root.dims != node.type.dims:
+            return None
+        if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
+            return None
+        *leading, m, n = node.type.dims
+        if a.rank < 2 or b.rank < 2 or a.dims[-1] == 0 or n < NARROW:
+            return None
+        merged, batch = math.prod(b.dims[:-2]) == 1, math.prod(leading)
+        if merged:
+            batch, m = 1, m * batch
+        sizes = (batch * (m + 8) * a.dims[-1], batch * a.dims[-1] * (n + 48), batch * m * n)
+        tile = choose_tile(batch, m, n, lambda w: -(-n // w), target)
+        if tile is None or not fits_int(*sizes, *(x.type.size for x in group.operands)):
+            return None
+        return Shape(batch, m, n, a.dims[-1], merged, tile)
+
+    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
+        return _Writer(s, hooks).emit()
+
+
+class _Writer:
+    def __init__(self, s: Shape, hooks: Any) -> None:
+        self.s, self.hooks = s, hooks
+        anchor = hooks.group.anchor
+        self.a, self.b = anchor.inputs
+        self.leading, self.height = anchor.type.dims[:-2], anchor.type.dims[-2]
+
+    def emit(self) -> list[Emitted]:
+        s = self.s
+        return emit_product(Product(s.batch, s.m, s.n, s.k, self.rows, self.columns, self.index),
+                            s.tile, self.hooks)
+
+    def index(self, image: Expr, m: Expr, n: Expr) -> tuple[Expr, ...]:
+        """The result's index at row `m` of an image, which counts over all leading axes."""
+        dims = (*self.leading, self.height) if self.s.merged else self.leading
+        leading = decoded(m if self.s.merged else image, dims)
+        return (*leading, n) if self.s.merged else (*leading, m, n)
+
+    def whole(self, node: Node) -> bool:
+        """Whether the operand has a matrix for each image, in their order."""
+        return self.s.merged or node.type.dims[:-2] == self.leading
+
+    def in_place(self, node: Node) -> bool:
+        return node in self.hooks.names and node.type.layout == ROW
+
+    def rows(self, tile: Tile) -> tuple[list[Emitted], Operand]:
+        """a where it lies; constants and views packed in tiles."""
+        s, alone = self.s, math.prod(self.a.type.dims[:-2]) == 1
+        period = 1 if alone else s.batch
+        if self.a.op == "const" and (self.whole(self.a) or alone):
+            make = partial(pack_matrices, rows=tile.rows, shape=(period, s.m, s.k))
+            packed = Packed(self.a, f"gemm rows {tile.rows} {s.m}", make)
+            return [], Operand(packed, True, packed_size(s.m, tile.rows) * s.k, period)
+        if self.in_place(self.a) and (self.whole(self.a) or alone):
+            return [], Operand(self.a, False, s.m * s.k, period)
+        height = tile.rows
+        shape = (s.batch, -(-s.m // height), s.k, height)
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
+            return (*self.operand(self.a, at[0], row), at[2]), E.const(True, "bool")
+
+        copy, emitted = self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape,
+                                            where)
+        return [emitted], Operand(copy, True, math.prod(shape[1:]), s.batch)
+
+    def columns(self, tile: Tile) -> tuple[list[Emitted], Operand]:
+        """b packed in panels: at compile time, or where it is read often enough; else in place."""
+        s = self.s
+        whole = self.whole(self.b)
+        panels = -(-s.n // tile.span)
+        size = panels * tile.span * s.k
+        if self.b.op == "const" and whole:
+            make = partial(pack_panels, tile=tile, shape=(-1, s.k, s.n))
+            return [], Operand(Packed(self.b, f"gemm columns {tile}", make), True, size)
+        many = s.m >= PACK_FROM * tile.rows and s.n >= 4 * tile.span
+        if self.in_place(self.b) and whole and not many:
+            return [], Operand(self.b, False, s.k * s.n)
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            vector = at[1] * tile.vectors + at[3] // tile.width
+            first = E.call("min", vector * tile.width, E.index(s.n - tile.width))
+            leading = self.operand(self.b, at[0], E.index(0))[:-1]
+            return (*leading, at[2], first + at[3] % tile.width), E.const(True, "bool")
+
+        copy, emitted = self.hooks.arranged(
+            self.b, f"panels {tile} {self.b.type}", "f32", (s.batch, panels, s.k, tile.span), where)
+        return [emitted], Operand(copy, True, size)
+
+    def operand(self, node: Node, image: Expr, row: Expr) -> list[Expr]:
+        """The indices of an operand but the last, at a row of an image of the result."""
+        dims = (*self.leading, self.height)
+        ix = decoded(row, dims) if self.s.merged else [*decoded(image, self.leading), row]
+        ix = ix[len(ix) - (node.type.rank - 1):]
+        return [E.index(0) if d == 1 else i for i, d in zip(ix, node.type.dims[:-1])]
+
+
+def decoded(position: Expr, dims: tuple[int, ...]) -> list[Expr]:
+    """The index of a row-major position."""
+    ix: list[Expr] = []
+    rest = math.prod(dims)
+    for d in dims:
+        rest //= d
+        ix.append(E.index(0) if d == 1 else (position // rest) % d)
+    return ix
+
+
+def packed_size(m: int, rows: int) -> int:
+    """Rows of all tiles, those that overlap counted twice."""
+    return -(-m // rows) * rows
+
+
+def pack_matrices(a: np.ndarray, rows: int, shape: tuple[int, ...]) -> np.ndarray:
+    return pack_rows(a.reshape(shape), rows)
+
+
+def pack_panels(b: np.ndarray, tile: Tile, shape: tuple[int, ...]) -> np.ndarray:
+    return pack_columns(b.reshape(shape), tile)

@@ -1,0 +1,69 @@
+"""Register tiles of a work-item, and how tiles are dealt out to work-items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jitcl.target import Target
+
+WIDTHS = (16, 8, 4, 2, 1)
+SHARES = 4                     # work-items a core of a CPU, so that cores finish together
+GROUP = 64                     # work-items a group of a GPU
+MAX_INDEX = 1 << 31            # kernels count in int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`rows` rows times `vectors` vectors of `width` neighbours."""
+
+    rows: int
+    vectors: int
+    width: int
+
+    @property
+    def span(self) -> int:
+        """Columns."""
+        return self.vectors * self.width
+
+
+def choose_tile(batch: int, rows: int, most: int, vectors: Callable[[int], int],
+                target: Target) -> Tile | None:
+    """The tile that is done soonest. `vectors(width)`: how many vectors a row of the result has,
+    `most`: the widest that fits it. None where there is no such vector.
+
+    Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
+    """
+    cpu = target.device_type == "cpu"
+    widest = min(most, target.max_vector_width, target.vector_width)
+    best: tuple[float, Tile] | None = None
+    for width in (w for w in WIDTHS if w <= widest):
+        for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
+            for count in (3, 2, 1) if cpu else (2, 1):
+                if cpu and height * count + count + 1 > target.registers:
+                    continue
+                tiles = batch * -(-rows // height) * -(-vectors(width) // count)
+                cost = _cost(tiles, height, count, target)
+                if best is None or cost < best[0]:
+                    best = cost, Tile(height, count, width)
+    return best[1] if best else None
+
+
+def _cost(tiles: int, rows: int, vectors: int, target: Target) -> float:
+    """Cycles of a step of the sum over all tiles: two multiply-adds or two loads a cycle, and at
+    least four cycles, in which the tile before this one is awaited."""
+    step = max(rows * vectors / 2, (rows + vectors) / 2, 4)
+    if target.device_type == "cpu":
+        return -(-tiles // target.compute_units) * step
+    lanes = target.compute_units * 4 * GROUP     # what keeps a GPU busy
+    return max(tiles, lanes) * (rows * vectors + 2 * rows + 2 * vectors)
+
+
+def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """(tasks a work-item, global size, local size)."""
+    if target.device_type == "cpu":
+        items = min(tasks, SHARES * target.compute_units)
+        each = -(-tasks // items)
+        return each, (-(-tasks // each),), (1,)
+    local = min(GROUP, target.max_work_group)
+    return 1, (-(-tasks // local) * local,), (local,)
