@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import lark
 import numpy as np
-from lark.visitors import VisitError
+from lark.exceptions import VisitError
 
 from jitcl.errors import ParseError
 from jitcl.ir.graph import Graph
