@@ -1,4 +1,5 @@
-"""The CPU's templates against the ops' NumPy references, over layouts, shapes and fused epilogues."""
+"""The CPU's templates against the ops' NumPy references, over layouts, shapes and fused epilogues.
+The CPU's templates against the ops' NumPy references, over layouts, shapes and fused epilogues."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def run(graph: Graph, arrays, template: str | None):
 def check(outputs, inputs, dtype, template, seed=0):
     """Build a graph of `outputs`, feed it random arrays, compare with the references."""
     rng = np.random.default_rng(seed)
-    arrays = [rng.standard_normal(i.type.dims).astype("f4" if dtype == "f32" else "f2") for i in inputs]
+    arrays = [
+        rng.standard_normal(i.type.dims).astype("f4" if dtype == "f32" else "f2") for i in inputs
+    ]
     graph = Graph("t", tuple(inputs), tuple((f"y{k}", n) for k, n in enumerate(outputs)))
     results = run(graph, arrays, template)
     for node, got in zip(outputs, results):
@@ -49,41 +52,139 @@ def check(outputs, inputs, dtype, template, seed=0):
 
 
 CONVS = {
-    "1x1": dict(x=(1, 64, 14, 14), k=64, kernel=(1, 1)),
-    "1x1 flat, residual": dict(x=(1, 32, 14, 14), k=64, kernel=(1, 1), source=0, halo=0, residual=True),
-    "3x3": dict(x=(1, 64, 14, 14), k=64, kernel=(3, 3), source=1, halo=1),
-    "odd sizes, batch": dict(x=(2, 24, 13, 9), k=40, kernel=(3, 3), source=1, halo=2, residual=True, act="tanh"),
-    "row-major both sides": dict(x=(2, 24, 13, 9), k=40, kernel=(3, 3), residual=True, act="sigmoid"),
-    "few channels": dict(x=(1, 3, 32, 30), k=32, kernel=(3, 3), strides=(2, 2), halo=1),
-    "stem 7x7": dict(x=(1, 3, 35, 32), k=32, kernel=(7, 7), strides=(2, 2), pads=(3, 3, 2, 3), halo=0),
-    "groups": dict(x=(1, 64, 12, 12), k=64, kernel=(3, 3), group=64 // WIDTH, source=1, halo=0),
-    "dilated": dict(x=(1, 64, 12, 12), k=48, kernel=(3, 3), dilations=(2, 3), source=3, halo=0),
-    "asymmetric": dict(x=(1, 30, 12, 12), k=48, kernel=(3, 2), dilations=(2, 3), pads=(0, 1, 2, 3)),
-    "odd count of blocks": dict(x=(1, 144, 7, 7), k=16, kernel=(1, 1), source=0, halo=0),
-    "one pixel, few outputs": dict(x=(1, 16, 1, 1), k=5, kernel=(1, 1), source=0, halo=0),
-    "one output": dict(x=(1, 16, 6, 6), k=1, kernel=(3, 3), source=1, halo=0, act="relu"),
-    "strided 1x1": dict(x=(1, 64, 14, 14), k=64, kernel=(1, 1), strides=(2, 2), source=0, halo=0),
-    "half, row-major": dict(x=(1, 16, 9, 9), k=5, kernel=(3, 3), dtype="f16", residual=True),
-    "half, blocks": dict(x=(1, 32, 9, 9), k=64, kernel=(3, 3), dtype="f16", source=1, halo=1),
-    "1-D": dict(x=(2, 24, 50), k=40, kernel=(5,), source=2, halo=1, residual=True),
-    "1-D row-major": dict(x=(1, 24, 50), k=33, kernel=(3,), strides=(2,)),
+    "1x1": {"x": (1, 64, 14, 14), "k": 64, "kernel": (1, 1)},
+    "1x1 flat, residual": {
+        "x": (1, 32, 14, 14),
+        "k": 64,
+        "kernel": (1, 1),
+        "source": 0,
+        "halo": 0,
+        "residual": True,
+    },
+    "3x3": {"x": (1, 64, 14, 14), "k": 64, "kernel": (3, 3), "source": 1, "halo": 1},
+    "odd sizes, batch": {
+        "x": (2, 24, 13, 9),
+        "k": 40,
+        "kernel": (3, 3),
+        "source": 1,
+        "halo": 2,
+        "residual": True,
+        "act": "tanh",
+    },
+    "row-major both sides": {
+        "x": (2, 24, 13, 9),
+        "k": 40,
+        "kernel": (3, 3),
+        "residual": True,
+        "act": "sigmoid",
+    },
+    "few channels": {"x": (1, 3, 32, 30), "k": 32, "kernel": (3, 3), "strides": (2, 2), "halo": 1},
+    "stem 7x7": {
+        "x": (1, 3, 35, 32),
+        "k": 32,
+        "kernel": (7, 7),
+        "strides": (2, 2),
+        "pads": (3, 3, 2, 3),
+        "halo": 0,
+    },
+    "groups": {
+        "x": (1, 64, 12, 12),
+        "k": 64,
+        "kernel": (3, 3),
+        "group": 64 // WIDTH,
+        "source": 1,
+        "halo": 0,
+    },
+    "dilated": {
+        "x": (1, 64, 12, 12),
+        "k": 48,
+        "kernel": (3, 3),
+        "dilations": (2, 3),
+        "source": 3,
+        "halo": 0,
+    },
+    "asymmetric": {
+        "x": (1, 30, 12, 12),
+        "k": 48,
+        "kernel": (3, 2),
+        "dilations": (2, 3),
+        "pads": (0, 1, 2, 3),
+    },
+    "odd count of blocks": {"x": (1, 144, 7, 7), "k": 16, "kernel": (1, 1), "source": 0, "halo": 0},
+    "one pixel, few outputs": {
+        "x": (1, 16, 1, 1),
+        "k": 5,
+        "kernel": (1, 1),
+        "source": 0,
+        "halo": 0,
+    },
+    "one output": {
+        "x": (1, 16, 6, 6),
+        "k": 1,
+        "kernel": (3, 3),
+        "source": 1,
+        "halo": 0,
+        "act": "relu",
+    },
+    "strided 1x1": {
+        "x": (1, 64, 14, 14),
+        "k": 64,
+        "kernel": (1, 1),
+        "strides": (2, 2),
+        "source": 0,
+        "halo": 0,
+    },
+    "half, row-major": {
+        "x": (1, 16, 9, 9),
+        "k": 5,
+        "kernel": (3, 3),
+        "dtype": "f16",
+        "residual": True,
+    },
+    "half, blocks": {
+        "x": (1, 32, 9, 9),
+        "k": 64,
+        "kernel": (3, 3),
+        "dtype": "f16",
+        "source": 1,
+        "halo": 1,
+    },
+    "1-D": {"x": (2, 24, 50), "k": 40, "kernel": (5,), "source": 2, "halo": 1, "residual": True},
+    "1-D row-major": {"x": (1, 24, 50), "k": 33, "kernel": (3,), "strides": (2,)},
 }
 
 
-def conv_case(x, k, kernel, strides=None, pads=None, dilations=None, group=1, act="relu", residual=False,
-              source=None, halo=None, dtype="f32"):
-    """(outputs, inputs) of conv + bias [+ residual] + act; `source` and `halo` block its input and result."""
+def conv_case(
+    x,
+    k,
+    kernel,
+    strides=None,
+    pads=None,
+    dilations=None,
+    group=1,
+    act="relu",
+    residual=False,
+    source=None,
+    halo=None,
+    dtype="f32",
+):
+    """(outputs, inputs) of conv + bias [+ residual] + act; `source` and `halo` block its input and
+    result."""
     rank = len(kernel)
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     pads = pads or tuple((n - 1) // 2 * d for n, d in zip(kernel, dilations)) * 2
     rng = np.random.default_rng(1)
     kind = "f4" if dtype == "f32" else "f2"
     inputs = [graph_input("x", TensorType(dtype, x))]
-    w = (rng.standard_normal((k, x[1] // group, *kernel)) / np.sqrt(x[1] // group * np.prod(kernel))).astype(kind)
+    w = (
+        rng.standard_normal((k, x[1] // group, *kernel)) / np.sqrt(x[1] // group * np.prod(kernel))
+    ).astype(kind)
     bias = const(rng.standard_normal((1, k) + (1,) * rank).astype(kind))
     data = inputs[0] if source is None else laid_out(b.neg(inputs[0]), blocks(source))
     layout = ROW if halo is None else blocks(halo)
-    y = laid_out(b.conv(data, const(w), strides=strides, pads=pads, dilations=dilations, group=group), layout)
+    y = laid_out(
+        b.conv(data, const(w), strides=strides, pads=pads, dilations=dilations, group=group), layout
+    )
     y = laid_out(b.add(y, bias), layout)
     if residual:
         inputs.append(graph_input("r", y.type.with_(layout=ROW)))
@@ -110,18 +211,59 @@ def test_nan_passes_a_convolution_and_relu():
     outputs, inputs, _ = conv_case(x=(1, 16, 5, 5), k=16, kernel=(1, 1))
     x = np.zeros((1, 16, 5, 5), np.float32)
     x[0, 3, 2, 2] = np.nan
-    y, = run(Graph("t", tuple(inputs), (("y", outputs[0]),)), [x], "conv_cpu")
-    assert np.isnan(y[0, :, 2, 2]).all() and np.isfinite(np.delete(y.reshape(16, 25), 12, axis=1)).all()
+    (y,) = run(Graph("t", tuple(inputs), (("y", outputs[0]),)), [x], "conv_cpu")
+    assert (
+        np.isnan(y[0, :, 2, 2]).all()
+        and np.isfinite(np.delete(y.reshape(16, 25), 12, axis=1)).all()
+    )
 
 
 DEPTHWISE = {
-    "3x3": dict(x=(1, 32, 15, 17), k=32, kernel=(3, 3), group=32, source=1, halo=1),
-    "strided": dict(x=(1, 48, 15, 17), k=48, kernel=(3, 3), group=48, strides=(2, 2), source=1, halo=0),
-    "odd channels, batch": dict(x=(2, 24, 9, 9), k=24, kernel=(5, 5), group=24, source=2, halo=1, residual=True),
-    "row-major both sides": dict(x=(1, 24, 9, 30), k=24, kernel=(3, 3), group=24, act="tanh"),
-    "dilated": dict(x=(1, 32, 12, 12), k=32, kernel=(3, 3), group=32, dilations=(2, 3), source=3, halo=0),
-    "half": dict(x=(1, 32, 9, 9), k=32, kernel=(3, 3), group=32, dtype="f16", source=1, halo=0),
-    "1-D": dict(x=(2, 24, 50), k=24, kernel=(5,), group=24, source=2, halo=1),
+    "3x3": {"x": (1, 32, 15, 17), "k": 32, "kernel": (3, 3), "group": 32, "source": 1, "halo": 1},
+    "strided": {
+        "x": (1, 48, 15, 17),
+        "k": 48,
+        "kernel": (3, 3),
+        "group": 48,
+        "strides": (2, 2),
+        "source": 1,
+        "halo": 0,
+    },
+    "odd channels, batch": {
+        "x": (2, 24, 9, 9),
+        "k": 24,
+        "kernel": (5, 5),
+        "group": 24,
+        "source": 2,
+        "halo": 1,
+        "residual": True,
+    },
+    "row-major both sides": {
+        "x": (1, 24, 9, 30),
+        "k": 24,
+        "kernel": (3, 3),
+        "group": 24,
+        "act": "tanh",
+    },
+    "dilated": {
+        "x": (1, 32, 12, 12),
+        "k": 32,
+        "kernel": (3, 3),
+        "group": 32,
+        "dilations": (2, 3),
+        "source": 3,
+        "halo": 0,
+    },
+    "half": {
+        "x": (1, 32, 9, 9),
+        "k": 32,
+        "kernel": (3, 3),
+        "group": 32,
+        "dtype": "f16",
+        "source": 1,
+        "halo": 0,
+    },
+    "1-D": {"x": (2, 24, 50), "k": 24, "kernel": (5,), "group": 24, "source": 2, "halo": 1},
 }
 
 
@@ -131,13 +273,52 @@ def test_depthwise_convolution(name):
 
 
 TRANSPOSED = {
-    "stride 2": dict(x=(1, 32, 9, 8), k=24, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), extra=(1, 1)),
-    "kernel 2": dict(x=(1, 16, 9, 8), k=1, kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0)),
-    "kernel 4, blocks": dict(x=(2, 32, 9, 8), k=32, kernel=(4, 4), strides=(2, 2), pads=(1, 1, 1, 1), halo=1),
-    "stride beyond kernel": dict(x=(1, 16, 5, 5), k=16, kernel=(2, 1), strides=(3, 3), pads=(0, 0, 0, 0), halo=0),
-    "big pads": dict(x=(1, 16, 7, 7), k=16, kernel=(5, 5), strides=(2, 3), pads=(3, 4, 2, 1)),
-    "few channels": dict(x=(1, 3, 7, 7), k=16, kernel=(3, 3), strides=(2, 2), pads=(0, 0, 1, 1)),
-    "1-D": dict(x=(1, 16, 20), k=16, kernel=(4,), strides=(2,), pads=(1, 1)),
+    "stride 2": {
+        "x": (1, 32, 9, 8),
+        "k": 24,
+        "kernel": (3, 3),
+        "strides": (2, 2),
+        "pads": (1, 1, 1, 1),
+        "extra": (1, 1),
+    },
+    "kernel 2": {
+        "x": (1, 16, 9, 8),
+        "k": 1,
+        "kernel": (2, 2),
+        "strides": (2, 2),
+        "pads": (0, 0, 0, 0),
+    },
+    "kernel 4, blocks": {
+        "x": (2, 32, 9, 8),
+        "k": 32,
+        "kernel": (4, 4),
+        "strides": (2, 2),
+        "pads": (1, 1, 1, 1),
+        "halo": 1,
+    },
+    "stride beyond kernel": {
+        "x": (1, 16, 5, 5),
+        "k": 16,
+        "kernel": (2, 1),
+        "strides": (3, 3),
+        "pads": (0, 0, 0, 0),
+        "halo": 0,
+    },
+    "big pads": {
+        "x": (1, 16, 7, 7),
+        "k": 16,
+        "kernel": (5, 5),
+        "strides": (2, 3),
+        "pads": (3, 4, 2, 1),
+    },
+    "few channels": {
+        "x": (1, 3, 7, 7),
+        "k": 16,
+        "kernel": (3, 3),
+        "strides": (2, 2),
+        "pads": (0, 0, 1, 1),
+    },
+    "1-D": {"x": (1, 16, 20), "k": 16, "kernel": (4,), "strides": (2,), "pads": (1, 1)},
 }
 
 
@@ -149,8 +330,15 @@ def test_transposed_convolution(name):
     rng = np.random.default_rng(3)
     w = const(rng.standard_normal((spec["x"][1], spec["k"], *spec["kernel"])).astype("f4") / 8)
     bias = const(rng.standard_normal((1, spec["k"]) + (1,) * rank).astype("f4"))
-    y = b.conv_transpose(x, w, strides=spec["strides"], pads=spec["pads"], dilations=(1,) * rank, group=1,
-                         output_padding=spec.get("extra", (0,) * rank))
+    y = b.conv_transpose(
+        x,
+        w,
+        strides=spec["strides"],
+        pads=spec["pads"],
+        dilations=(1,) * rank,
+        group=1,
+        output_padding=spec.get("extra", (0,) * rank),
+    )
     if "halo" in spec:
         y = laid_out(y, blocks(spec["halo"]))
         y = laid_out(b.add(y, bias), blocks(spec["halo"]))
@@ -164,12 +352,14 @@ def test_transposed_convolution(name):
 def test_windows_over_blocks_of_channels(op, channels):
     x = graph_input("x", TensorType("f32", (1, channels, 9, 10)))
     data = laid_out(b.neg(x), blocks(1))
-    window = dict(strides=(2, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+    window = {"strides": (2, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
     y = laid_out(b.op(op, data, kernel=(3, 3), **window), blocks(1))
     check([b.exp(y), b.neg(y)], [x], "f32", None)
 
 
-def gemm_case(a, shape, *, const_b=True, transposed=False, bias=False, residual=False, act=None, dtype="f32"):
+def gemm_case(
+    a, shape, *, const_b=True, transposed=False, bias=False, residual=False, act=None, dtype="f32"
+):
     rng = np.random.default_rng(1)
     kind = "f4" if dtype == "f32" else "f2"
     inputs = [graph_input("a", TensorType(dtype, a))]
@@ -190,19 +380,36 @@ def gemm_case(a, shape, *, const_b=True, transposed=False, bias=False, residual=
 
 
 GEMMS = {
-    "constant": dict(a=(128, 64), shape=(64, 96)),
-    "odd sizes, bias, residual": dict(a=(130, 33), shape=(33, 100), bias=True, act="relu", residual=True),
-    "two inputs": dict(a=(130, 33), shape=(33, 100), bias=True, act="tanh", const_b=False),
-    "batched": dict(a=(2, 3, 20, 16), shape=(2, 3, 16, 40), const_b=False, residual=True),
-    "transposed": dict(a=(2, 3, 20, 16), shape=(2, 3, 40, 16), const_b=False, transposed=True),
-    "batch times constant": dict(a=(2, 3, 20, 16), shape=(16, 40), bias=True),
-    "broadcast batches": dict(a=(2, 1, 20, 16), shape=(3, 16, 40), const_b=False),
-    "one row": dict(a=(1, 64), shape=(64, 96), bias=True),
-    "few rows": dict(a=(3, 64), shape=(64, 97), bias=True, act="sigmoid"),
-    "few columns": dict(a=(5, 64), shape=(64, 9), bias=True, act="sigmoid"),
-    "half": dict(a=(2, 20, 16), shape=(16, 40), bias=True, dtype="f16"),
-    "one product": dict(a=(7, 1), shape=(1, 40), bias=True),
-    "blocks of rows": dict(a=(700, 300), shape=(300, 64), const_b=False),
+    "constant": {"a": (128, 64), "shape": (64, 96)},
+    "odd sizes, bias, residual": {
+        "a": (130, 33),
+        "shape": (33, 100),
+        "bias": True,
+        "act": "relu",
+        "residual": True,
+    },
+    "two inputs": {
+        "a": (130, 33),
+        "shape": (33, 100),
+        "bias": True,
+        "act": "tanh",
+        "const_b": False,
+    },
+    "batched": {"a": (2, 3, 20, 16), "shape": (2, 3, 16, 40), "const_b": False, "residual": True},
+    "transposed": {
+        "a": (2, 3, 20, 16),
+        "shape": (2, 3, 40, 16),
+        "const_b": False,
+        "transposed": True,
+    },
+    "batch times constant": {"a": (2, 3, 20, 16), "shape": (16, 40), "bias": True},
+    "broadcast batches": {"a": (2, 1, 20, 16), "shape": (3, 16, 40), "const_b": False},
+    "one row": {"a": (1, 64), "shape": (64, 96), "bias": True},
+    "few rows": {"a": (3, 64), "shape": (64, 97), "bias": True, "act": "sigmoid"},
+    "few columns": {"a": (5, 64), "shape": (64, 9), "bias": True, "act": "sigmoid"},
+    "half": {"a": (2, 20, 16), "shape": (16, 40), "bias": True, "dtype": "f16"},
+    "one product": {"a": (7, 1), "shape": (1, 40), "bias": True},
+    "blocks of rows": {"a": (700, 300), "shape": (300, 64), "const_b": False},
 }
 
 

@@ -22,7 +22,8 @@ from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
 
 
 class Hooks:
-    """Names the group's operands (`x0`, `x1`, ... in the order of `group.operands`) and builds expressions on them."""
+    """Names the group's operands (`x0`, `x1`, ... in the order of `group.operands`) and builds
+    expressions on them."""
 
     def __init__(self, group: Group, target: Target) -> None:
         self.group, self.target = group, target
@@ -35,7 +36,8 @@ class Hooks:
         return self.loads.value(node, ix)
 
     def epilogue(self, ix: tuple[Expr, ...], value: Expr) -> Expr:
-        """The root's value at logical index `ix`, given the anchor's `value` there; in its compute type."""
+        """The root's value at logical index `ix`, given the anchor's `value` there; in its compute
+        type."""
         anchor = self.group.anchor
         assert anchor is not None
         self.loads.preset(anchor, ix, value)
@@ -54,11 +56,15 @@ class Hooks:
         """The text of a file of `jitcl/templates` with its variables filled in."""
         return render(template, **values)
 
-    def vector_epilogue(self, lane_width: int, *, flat_space: bool, channels_left: str = "") -> list[str] | None:
-        """Lines that store the root at address `yo` from the vector `v` of channels kb * lane_width + lane.
+    def vector_epilogue(
+        self, lane_width: int, *, flat_space: bool, channels_left: str = ""
+    ) -> list[str] | None:
+        """Lines that store the root at address `yo` from the vector `v` of channels kb * lane_width
+        + lane.
 
-        Variables in scope: n, kb, h, w (h and w not if `flat_space`), v, yo. None where the epilogue is no function
-        of whole vectors, or the root's layout is not in blocks of `lane_width` channels.
+        Variables in scope: n, kb, h, w (h and w not if `flat_space`), v, yo. None where the
+        epilogue is no function of whole vectors, or the root's layout is not in blocks of
+        `lane_width` channels.
         """
         root, layout = self.group.root, self.group.root.type.layout
         if layout.kind != "NCHWc" or layout.block != lane_width:
@@ -68,15 +74,23 @@ class Hooks:
         value = self.epilogue(ix, E.var("v", "f32"))
         try:
             return EpilogueRenderer(
-                self._buffers(root), physical_index(layout, root.type.dims, ix), value, lane, lane_width,
-                channels_left=channels_left, space=("h", "w") if flat_space else ()).lines()
+                self._buffers(root),
+                physical_index(layout, root.type.dims, ix),
+                value,
+                lane,
+                lane_width,
+                channels_left=channels_left,
+                space=("h", "w") if flat_space else (),
+            ).lines()
         except NotVectorisable:
             return None
 
     def pixel_epilogue(self, width: int, *, flat_space: bool) -> list[str] | None:
-        """Lines that store a row-major root at address `yo` from the vector `v` of `count` pixels along a row.
+        """Lines that store a row-major root at address `yo` from the vector `v` of `count` pixels
+        along a row.
 
-        Variables in scope: n, ch (the channel), h, w (of the first pixel; neither if `flat_space`), v, yo, count.
+        Variables in scope: n, ch (the channel), h, w (of the first pixel; neither if `flat_space`),
+        v, yo, count.
         """
         root = self.group.root.type
         if root.layout.kind != "row" or root.rank not in (3, 4) or root.dims[-1] == 1:
@@ -89,13 +103,21 @@ class Hooks:
         value = self.epilogue(ix, E.var("v", "f32"))
         try:
             return EpilogueRenderer(
-                self._buffers(self.group.root), ix, value, lane, width, channels_left="count", partial=True,
-                space=("h", "w") if flat_space else ()).lines()
+                self._buffers(self.group.root),
+                ix,
+                value,
+                lane,
+                width,
+                channels_left="count",
+                partial=True,
+                space=("h", "w") if flat_space else (),
+            ).lines()
         except NotVectorisable:
             return None
 
     def scalar_epilogue(self, lane_width: int) -> list[str]:
-        """Lines that store the root's element of channel kb * lane_width + lane from the scalar `v`, in any layout.
+        """Lines that store the root's element of channel kb * lane_width + lane from the scalar
+        `v`, in any layout.
 
         Variables in scope: n, kb, lane, h, w, v. The channel exists.
         """
@@ -116,14 +138,17 @@ class Hooks:
         return (batch, channel, *pixel)
 
     def _buffers(self, root: Node) -> tuple[Buffer, ...]:
-        operands = (Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items())
+        operands = (
+            Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items()
+        )
         return (*operands, Buffer("y", root.type.dtype, root.type.physical, "out"))
 
     def row_epilogue(self, width: int) -> list[str] | None:
-        """Lines that store the root at address `yo` from the vector `v` of columns nb * width + lane of row `row`.
+        """Lines that store the root at address `yo` from the vector `v` of columns nb * width +
+        lane of row `row`.
 
-        The root is row-major; `row` counts over all its axes but the last. The last vector of a row may be partial.
-        None where the epilogue is no function of whole vectors.
+        The root is row-major; `row` counts over all its axes but the last. The last vector of a row
+        may be partial. None where the epilogue is no function of whole vectors.
         """
         columns = self.group.root.type.dims[-1]
         lane = E.var("lane", extent=width)
@@ -131,8 +156,15 @@ class Hooks:
         value = self.epilogue(at, E.var("v", "f32"))
         left = f"{columns} - nb * {width}" if columns % width else ""
         try:
-            return EpilogueRenderer(self._buffers(self.group.root), at, value, lane, width, channels_left=left,
-                                    partial=True).lines()
+            return EpilogueRenderer(
+                self._buffers(self.group.root),
+                at,
+                value,
+                lane,
+                width,
+                channels_left=left,
+                partial=True,
+            ).lines()
         except NotVectorisable:
             return None
 
@@ -145,7 +177,8 @@ class Hooks:
         return NumbaRenderer(kernel).block(kernel.body, 0)
 
     def _row_place(self, lane: Expr, width: int) -> tuple[Expr, ...]:
-        """The root's index at row `row` (over all axes but the last) and column nb * width + lane."""
+        """The root's index at row `row` (over all axes but the last) and column nb * width + lane.
+        The root's index at row `row` (over all axes but the last) and column nb * width + lane."""
         *leading, columns = self.group.root.type.dims
         rest = math.prod(leading)
         row = E.var("row", extent=rest)
@@ -156,10 +189,11 @@ class Hooks:
         return (*ix, E.index(0) if columns == 1 else E.var("nb") * width + lane)
 
     def blocked(self, node: Node, width: int, pads: tuple[int, ...]) -> tuple[Scratch, Emitted]:
-        """A kernel that copies an operand into zero-padded blocks of `width` channels (0: planes, channels apart).
+        """A kernel that copies an operand into zero-padded blocks of `width` channels (0: planes,
+        channels apart).
 
-        pads = (before and after of each spatial axis). Gives the copy, [N, C/width, spatial..., width] in elements of
-        the operand's dtype, and the launch that writes it.
+        pads = (before and after of each spatial axis). Gives the copy, [N, C/width, spatial...,
+        width] in elements of the operand's dtype, and the launch that writes it.
         """
         dims, rank = node.type.dims, node.type.rank - 2
         spatial = [dims[2 + a] + pads[a] + pads[rank + a] for a in range(rank)]
@@ -173,12 +207,21 @@ class Hooks:
                 inside = inside & (i >= 0) & (i < d)
             return (at[0], channel, *space), inside
 
-        return self.arranged(node, f"blocked {node.type} {pads}", node.type.dtype, tuple(shape), where)
+        return self.arranged(
+            node, f"blocked {node.type} {pads}", node.type.dtype, tuple(shape), where
+        )
 
-    def arranged(self, node: Node, key: str, dtype: str, shape: tuple[int, ...],
-                 where: Callable[[tuple[Expr, ...]], tuple[tuple[Expr, ...], Expr]]) -> tuple[Scratch, Emitted]:
-        """A kernel that copies an operand into an arrangement of `shape`: element `at` is the operand's at the logical
-        index where(at)[0] if where(at)[1] holds, else 0. Gives the copy and the launch that writes it."""
+    def arranged(
+        self,
+        node: Node,
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        where: Callable[[tuple[Expr, ...]], tuple[tuple[Expr, ...], Expr]],
+    ) -> tuple[Scratch, Emitted]:
+        """A kernel that copies an operand into an arrangement of `shape`: element `at` is the
+        operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Gives the copy
+        and the launch that writes it."""
         copy = Scratch(key, dtype, shape)
         s = KernelBuilder()
         loads = Loads(s, self.group, self.names)
@@ -193,8 +236,10 @@ class Hooks:
         s.place(0, *body)
         read = set().union(*(names_read(stmt) for stmt in s.scopes[0].stmts))
         operands = tuple(n for n, name in self.names.items() if name in read)
-        buffers = (*(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
-                   Buffer("y", dtype, shape, "out"))
+        buffers = (
+            *(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
+            Buffer("y", dtype, shape, "out"),
+        )
         kernel = share(Kernel("arranged", buffers, tuple(s.scopes[0].stmts)))
         return copy, self.emitted(kernel, (*operands, copy), copy)
 
@@ -205,4 +250,10 @@ class Hooks:
 
 def names_read(stmt: Stmt) -> set[str]:
     """Names of the buffers that a statement and those inside it load from."""
-    return {x.value for s, _ in statements((stmt,)) for e in expressions(s) for x in E.walk(e) if x.op == "load"}
+    return {
+        x.value
+        for s, _ in statements((stmt,))
+        for e in expressions(s)
+        for x in E.walk(e)
+        if x.op == "load"
+    }

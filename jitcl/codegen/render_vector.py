@@ -1,7 +1,8 @@
 """Kernel IR -> Numba source over vectors: one lane a channel of a blocked layout (NCHW16c).
 
-A blocked buffer's innermost axis is `width` channels, which take the same path through a kernel. So the loop over
-them becomes one vector: loads along it are vector loads, loads that do not depend on it scalars that are broadcast.
+A blocked buffer's innermost axis is `width` channels, which take the same path through a kernel. So
+the loop over them becomes one vector: loads along it are vector loads, loads that do not depend on
+it scalars that are broadcast.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, statements
 
-
 _COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _INFIX = {"lt": "<", "ge": ">="}
 
 
 class NotVectorisable(JitclError):
-    """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code."""
+    """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code.
+    The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code."""
 
 
 class VectorRenderer(NumbaRenderer):
@@ -29,7 +30,7 @@ class VectorRenderer(NumbaRenderer):
     def __init__(self, kernel: Kernel, lane: Expr, width: int, wide: tuple[str, ...] = ()) -> None:
         super().__init__(kernel)
         self.lane, self.width = lane, width
-        self.wide: set[str] = {lane.value, *wide}         # variables whose values are vectors
+        self.wide: set[str] = {lane.value, *wide}  # variables whose values are vectors
         changed = True
         while changed:
             before = len(self.wide)
@@ -58,8 +59,11 @@ class VectorRenderer(NumbaRenderer):
         if a.dtype == "index" and x.op in ("lt", "ge"):
             terms, constant = E.linear(E.call("sub", a, b))
             rest = {t: k for t, k in terms.items() if t is not self.lane}
-            if terms.get(self.lane) == 1 and not any(t.free & self.wide for t in rest) and not any(
-                    k % self.width for k in (constant, *rest.values())):
+            if (
+                terms.get(self.lane) == 1
+                and not any(t.free & self.wide for t in rest)
+                and not any(k % self.width for k in (constant, *rest.values()))
+            ):
                 return f"({self.expr(E.from_linear(rest, constant))}) {_INFIX[x.op]} 0"
         return f"{x.op}({self.expr(a)}, {self.expr(b)})"
 
@@ -76,8 +80,13 @@ class VectorRenderer(NumbaRenderer):
         assert x.other is not None
         wide, narrow = self.split_guard(x.guard)
         if wide and not (self.shapes[x.value][-1] == self.width and x.indices[-1] is self.lane):
-            raise NotVectorisable("a guard depends on the lane")    # else all lanes of a block may be read
-        text, other = self.along(x.value, x.indices), f"splat({self.literal(x.other)}, {self.width})"
+            raise NotVectorisable(
+                "a guard depends on the lane"
+            )  # else all lanes of a block may be read
+        text, other = (
+            self.along(x.value, x.indices),
+            f"splat({self.literal(x.other)}, {self.width})",
+        )
         for condition in wide:
             text = f"select({condition}, {text}, {other})"
         return f"({text} if {' and '.join(narrow)} else {other})" if narrow else text
@@ -116,7 +125,11 @@ class VectorRenderer(NumbaRenderer):
     def store(self, s: Store, pad: str) -> list[str]:
         if s.guard is not None and self.is_wide(s.guard):
             raise NotVectorisable("a guard depends on the lane")
-        value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
+        value = (
+            s.value.args[0]
+            if s.value.op == "cast" and s.value.dtype in ("f16", "bf16")
+            else s.value
+        )
         base = self.base(flat(self.shapes[s.buffer], s.indices))
         line = f"store({s.buffer}, {base}, {self.splat(value)})"
         if s.guard is None:
@@ -126,14 +139,18 @@ class VectorRenderer(NumbaRenderer):
     def split(self, loop: For) -> list[str]:
         """Split the loops around the lanes."""
         nest = [loop]
-        while len(nest[-1].body) == 1 and isinstance(nest[-1].body[0], For) and (
-                nest[-1].body[0].kind == "parallel" and nest[-1].body[0].var is not self.lane):
+        while (
+            len(nest[-1].body) == 1
+            and isinstance(nest[-1].body[0], For)
+            and (nest[-1].body[0].kind == "parallel" and nest[-1].body[0].var is not self.lane)
+        ):
             nest.append(nest[-1].body[0])
         return self.split_many(nest)
 
 
 def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
-    """The kernel with its innermost parallel loop as vectors; None where that loop is not `width` lanes."""
+    """The kernel with its innermost parallel loop as vectors; None where that loop is not `width`
+    lanes."""
     body = kernel.body
     lane: Expr | None = None
     depth = 0
@@ -149,18 +166,35 @@ def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
 
 
 class EpilogueRenderer(VectorRenderer):
-    """Statements that store a template's result: `y[indices] = value`, a function of the vector variable `v`.
+    """Statements that store a template's result: `y[indices] = value`, a function of the vector
+    variable `v`.
 
-    Operands of y's shape, read at y's indices, are read at y's own address (the text `at`), so that the kernel serves
-    any size. `channels_left` is the text of how many channels a block has, where the last one may have fewer than
-    `width`: its other lanes are stored as 0, or with `partial` not at all. Names in `space` are spatial indices that the
-    kernel does not have (it flattens them): any other dependence on them is refused.
+    Operands of y's shape, read at y's indices, are read at y's own address (the text `at`), so that
+    the kernel serves any size. `channels_left` is the text of how many channels a block has, where
+    the last one may have fewer than `width`: its other lanes are stored as 0, or with `partial` not
+    at all. Names in `space` are spatial indices that the kernel does not have (it flattens them):
+    any other dependence on them is refused.
     """
 
-    def __init__(self, buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr, lane: Expr, width: int,
-                 *, at: str = "yo", channels_left: str = "", space: tuple[str, ...] = (),
-                 partial: bool = False) -> None:
-        self.y, self.at, self.channels_left, self.space = buffers[-1], at, channels_left, frozenset(space)
+    def __init__(
+        self,
+        buffers: tuple[Buffer, ...],
+        indices: tuple[Expr, ...],
+        value: Expr,
+        lane: Expr,
+        width: int,
+        *,
+        at: str = "yo",
+        channels_left: str = "",
+        space: tuple[str, ...] = (),
+        partial: bool = False,
+    ) -> None:
+        self.y, self.at, self.channels_left, self.space = (
+            buffers[-1],
+            at,
+            channels_left,
+            frozenset(space),
+        )
         self.partial = partial
         self.indices = indices
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
@@ -179,7 +213,9 @@ class EpilogueRenderer(VectorRenderer):
         return super().load(x)
 
     def is_same(self, x: Expr) -> bool:
-        return x.guard is None and self.shapes[x.value] == self.y.shape and x.indices == self.indices
+        return (
+            x.guard is None and self.shapes[x.value] == self.y.shape and x.indices == self.indices
+        )
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         base = self.base(flat(self.shapes[buffer], indices))
@@ -188,7 +224,11 @@ class EpilogueRenderer(VectorRenderer):
         return f"vload({buffer}, {base}, {self.width})"
 
     def store(self, s: Store, pad: str) -> list[str]:
-        value = s.value.args[0] if s.value.op == "cast" and s.value.dtype in ("f16", "bf16") else s.value
+        value = (
+            s.value.args[0]
+            if s.value.op == "cast" and s.value.dtype in ("f16", "bf16")
+            else s.value
+        )
         text = self.splat(value)
         if self.channels_left and self.partial:
             return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]

@@ -1,7 +1,8 @@
 """Blocked layouts for targets whose kernels compute on blocks of channels (the CPU's vectors).
 
-Convolutions and pooling want NCHW16c; elementwise nodes and concatenations between them go along. A tensor whose
-readers pad gets a halo of zeros as wide as the widest padding, so that no reader copies it.
+Convolutions and pooling want NCHW16c; elementwise nodes and concatenations between them go along. A
+tensor whose readers pad gets a halo of zeros as wide as the widest padding, so that no reader
+copies it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
 from jitcl.target import Target
 
-SPATIAL = ("resize_nearest", "interpolate")      # they move pixels, never channels
+SPATIAL = ("resize_nearest", "interpolate")  # they move pixels, never channels
 WINDOWS = ("max_pool", "average_pool", "lp_pool")
-MAX_HALO = 8                   # a wider padding is copied instead: a halo costs memory on all four sides
+MAX_HALO = 8  # a wider padding is copied instead: a halo costs memory on all four sides
 
 
 def block_channels(graph: Graph, target: Target) -> Graph:
@@ -22,8 +23,15 @@ def block_channels(graph: Graph, target: Target) -> Graph:
     chosen = _Blocks(graph, target.vector_width).chosen()
     if not chosen:
         return graph
-    return rebuild(graph, lambda node, inputs: Node.make(
-        node.op, inputs, node.kwargs, type=node.type.with_(layout=chosen.get(node, node.type.layout))))
+    return rebuild(
+        graph,
+        lambda node, inputs: Node.make(
+            node.op,
+            inputs,
+            node.kwargs,
+            type=node.type.with_(layout=chosen.get(node, node.type.layout)),
+        ),
+    )
 
 
 class _Blocks:
@@ -36,10 +44,10 @@ class _Blocks:
     def chosen(self) -> dict[Node, Layout]:
         """Node -> its blocked layout."""
         blocked: set[Node] = set()
-        for node in self.order:                                   # forwards: who could be blocked
+        for node in self.order:  # forwards: who could be blocked
             if node not in self.outputs and self._possible(node, blocked):
                 blocked.add(node)
-        for node in reversed(self.order):                         # backwards: who has a reader that wants it
+        for node in reversed(self.order):  # backwards: who has a reader that wants it
             if node in blocked and not any(self._wants(r, blocked) for r in self.readers[node]):
                 blocked.discard(node)
         return {n: Layout("NCHWc", self.width, self._halo(n)) for n in blocked}
@@ -60,7 +68,8 @@ class _Blocks:
             return bool(full) and all(i in blocked for i in full) and dtypes.is_float(t.dtype)
         if node.op == "concat":
             return node.attr("axis") == 1 and all(
-                i in blocked and i.type.dims[1] % self.width == 0 for i in node.inputs)
+                i in blocked and i.type.dims[1] % self.width == 0 for i in node.inputs
+            )
         return False
 
     def _wide(self, node: Node) -> bool:
@@ -88,8 +97,11 @@ class _Blocks:
         """Whether a reader is faster on blocks."""
         if reader.op == "conv":
             return reader in blocked or self._conv(reader)
-        return reader in blocked or reader.op == "reduce_mean" or (
-            reader.op == "conv_transpose" and self._transposed(reader))
+        return (
+            reader in blocked
+            or reader.op == "reduce_mean"
+            or (reader.op == "conv_transpose" and self._transposed(reader))
+        )
 
     def _halo(self, node: Node) -> int:
         widest = 0
@@ -104,5 +116,3 @@ class _Blocks:
                 pads = max(-(-k // stride) for k, stride in sizes)
             widest = max(widest, pads if pads <= MAX_HALO else 0)
         return widest
-
-

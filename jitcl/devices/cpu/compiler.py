@@ -110,7 +110,7 @@ def _context() -> tuple[Any, Any]:
 
 
 def _flags() -> Any:
-    flags = compiler.Flags()
+    flags: Any = compiler.Flags()
     flags.no_cpython_wrapper = True
     flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"

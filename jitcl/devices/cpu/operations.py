@@ -68,19 +68,16 @@ def make(name: str, arity: int, generate: Generate, result: Any = None, doc: str
 
         return out(*operands), codegen
 
-    if arity == 1:
+    def op1(typingctx, x):
+        return typed(x)
 
-        def op(typingctx, x):
-            return typed(x)
-    elif arity == 2:
+    def op2(typingctx, x, y):
+        return typed(x, y)
 
-        def op(typingctx, x, y):
-            return typed(x, y)
-    else:
+    def op3(typingctx, x, y, z):
+        return typed(x, y, z)
 
-        def op(typingctx, x, y, z):
-            return typed(x, y, z)
-
+    op: Any = {1: op1, 2: op2, 3: op3}[arity]
     op.__name__ = op.__qualname__ = public(name)
     op.__doc__ = doc or f"Scalar operation `{name}`."
     return intrinsic(op)

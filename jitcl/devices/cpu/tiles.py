@@ -141,9 +141,11 @@ class _Tile:
 
 @intrinsic(prefer_literal=True)
 def lane_tile(typingctx, acc, a, w, taps, row_stride, columns, kw, step, dilation, lanes):
-    """Depthwise: acc[c][:] = sum over y < taps, x < kw of a[y*row_stride + c*step + x*dilation][:] * w[y][x][:].
+    """Depthwise: acc[c][:] = sum over y < taps, x < kw of a[y*row_stride + c*step + x*dilation][:]
+    * w[y][x][:].
 
-    step and dilation (literals, in vectors) lie between columns and between taps of a row; row_stride is in elements.
+    step and dilation (literals, in vectors) lie between columns and between taps of a row;
+    row_stride is in elements.
     """
     shape = [t.literal_value for t in (columns, kw, step, dilation, lanes)]
 
@@ -151,9 +153,7 @@ def lane_tile(typingctx, acc, a, w, taps, row_stride, columns, kw, step, dilatio
         _lane_tile(b, sig.args[:3], values[:3], values[3], values[4], *shape)
         return context.get_dummy_value()
 
-    result = types.void(
-        acc, a, w, types.int64, types.int64, columns, kw, step, dilation, lanes
-    )
+    result = types.void(acc, a, w, types.int64, types.int64, columns, kw, step, dilation, lanes)
     return result, codegen
 
 
@@ -177,9 +177,11 @@ def _lane_tile(
     with cgutils.for_range(b, taps) as y:
         row = b.mul(y.index, row_stride)
         first = b.mul(y.index, constant(I64, kw * lanes))
-        seen: dict[int, ir.Value] = {}                  # a pixel is loaded once for all its taps
+        seen: dict[int, ir.Value] = {}  # a pixel is loaded once for all its taps
         for x in range(kw):
-            weight = load_at(b, kinds[2], pointers[2], b.add(first, constant(I64, x * lanes)), lanes)
+            weight = load_at(
+                b, kinds[2], pointers[2], b.add(first, constant(I64, x * lanes)), lanes
+            )
             for c, s in enumerate(sums):
                 at = c * step + x * dilation
                 if at not in seen:

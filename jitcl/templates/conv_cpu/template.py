@@ -1,4 +1,5 @@
-"""Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole blocks."""
+"""Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole blocks.
+Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +16,40 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
-PARAMS = ("n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image", "a_first", "a_row",
-          "n0", "n1", "n2", "n3", "last", "s0", "s1", "s2", "wt_group", "y_first", "y_block", "y_width", "y_height",
-          "kgs_per_group", "a_group", "y_top", "y_left")
-FEW_CHANNELS = 8                 # fewer than this are read as planes, not as a block that is mostly padding
-L2_BYTES = 384 << 10             # weights below this stay in the second-level cache together with the rows in work
+PARAMS = (
+    "n_count",
+    "channels",
+    "kbs",
+    "kgs",
+    "oh",
+    "ow",
+    "row_tiles",
+    "column_tiles",
+    "a_image",
+    "a_first",
+    "a_row",
+    "n0",
+    "n1",
+    "n2",
+    "n3",
+    "last",
+    "s0",
+    "s1",
+    "s2",
+    "wt_group",
+    "y_first",
+    "y_block",
+    "y_width",
+    "y_height",
+    "kgs_per_group",
+    "a_group",
+    "y_top",
+    "y_left",
+)
+FEW_CHANNELS = 8  # fewer than this are read as planes, not as a block that is mostly padding
+L2_BYTES = (
+    384 << 10
+)  # weights below this stay in the second-level cache together with the rows in work
 
 
 @dataclass(frozen=True)
@@ -27,14 +57,14 @@ class ConvShape:
     """A convolution as numbers. A 1-D one has one row."""
 
     n: int
-    c: int                       # input channels
+    c: int  # input channels
     k: int
-    size: tuple[int, int]        # input height and width
+    size: tuple[int, int]  # input height and width
     out: tuple[int, int]
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]      # top, left, bottom, right
+    pads: tuple[int, int, int, int]  # top, left, bottom, right
     groups: int
 
 
@@ -48,35 +78,58 @@ def shape_of(node: Node) -> ConvShape:
 
     pads = node.attr("pads")
     four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
-    return ConvShape(x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
-                 two(node.attr("strides"), 1), two(node.attr("dilations"), 1), four, node.attr("group"))
+    return ConvShape(
+        x[0],
+        x[1],
+        w[0],
+        two(x[2:], 1),
+        two(node.type.dims[2:], 1),
+        two(w[2:], 1),
+        two(node.attr("strides"), 1),
+        two(node.attr("dilations"), 1),
+        four,
+        node.attr("group"),
+    )
 
 
 def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: int) -> np.ndarray:
-    """[K, C, kh, kw] -> [groups * kgs][C / c_block][kh][kw][c_block][blocks][width] as one flat f32 stream.
+    """[K, C, kh, kw] -> [groups * kgs][C / c_block][kh][kw][c_block][blocks][width] as one flat f32
+    stream.
 
-    Channels beyond C are left out of the stream (its last block is shorter); outputs beyond K are zeros.
+    Channels beyond C are left out of the stream (its last block is shorter); outputs beyond K are
+    zeros.
     """
     k, c, kh, kw = w.shape if w.ndim == 4 else (*w.shape[:2], 1, w.shape[2])
     w = w.reshape(groups, k // groups, c, kh, kw).astype(np.float32)
     kgs = -(-(k // groups) // (width * blocks))
     full = np.zeros((groups, kgs * blocks * width, c, kh, kw), np.float32)
-    full[:, :k // groups] = w
+    full[:, : k // groups] = w
     full = full.reshape(groups * kgs, blocks, width, c, kh, kw)
-    parts = [full[:, :, :, i:i + c_block].transpose(0, 4, 5, 3, 1, 2).reshape(groups * kgs, -1)
-             for i in range(0, c, c_block)]
+    parts = [
+        full[:, :, :, i : i + c_block].transpose(0, 4, 5, 3, 1, 2).reshape(groups * kgs, -1)
+        for i in range(0, c, c_block)
+    ]
     return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
 
-def padded_input(s: ConvShape, node: Node, hooks: Any, *, planes: bool
-                 ) -> tuple[list[Emitted], Argument, tuple[int, ...], tuple[int, int]]:
-    """(kernels that run before, the padded input, its shape [N, blocks, H, W], where pixel (0, 0) lies in it).
+def padded_input(
+    s: ConvShape, node: Node, hooks: Any, *, planes: bool
+) -> tuple[list[Emitted], Argument, tuple[int, ...], tuple[int, int]]:
+    """(kernels that run before, the padded input, its shape [N, blocks, H, W], where pixel (0, 0)
+    lies in it).
 
-    The operand itself, where it lies in blocks (or planes) and its halo is as wide as the padding; else a copy.
+    The operand itself, where it lies in blocks (or planes) and its halo is as wide as the padding;
+    else a copy.
     """
     x, pads, width = node.type, s.pads, hooks.target.vector_width
     one, layout, stored = x.rank == 3, x.layout, node in hooks.names
-    if not planes and stored and layout.kind == "NCHWc" and layout.block == width and layout.halo >= max(pads):
+    if (
+        not planes
+        and stored
+        and layout.kind == "NCHWc"
+        and layout.block == width
+        and layout.halo >= max(pads)
+    ):
         shape = x.physical[:-1]
         inset = (0 if one else layout.halo, layout.halo)
         return [], node, (*shape[:2], 1, shape[2]) if one else shape, inset
@@ -95,10 +148,20 @@ class ConvCpu:
 
     def accepts(self, group: Group, target: Target) -> ConvShape | None:
         node = group.anchor
-        if node is None or node.op != "conv" or node.type.rank not in (3, 4) or target.kind != "cpu":
+        if (
+            node is None
+            or node.op != "conv"
+            or node.type.rank not in (3, 4)
+            or target.kind != "cpu"
+        ):
             return None
         x, w = node.inputs
-        if w.op != "const" or x.type.dtype not in ("f32", "f16") or node.type.size == 0 or x.type.size == 0:
+        if (
+            w.op != "const"
+            or x.type.dtype not in ("f32", "f16")
+            or node.type.size == 0
+            or x.type.size == 0
+        ):
             return None
         s, width = shape_of(node), target.vector_width
         if s.groups > 1 and (s.c // s.groups % width or s.k // s.groups % width):
@@ -113,7 +176,8 @@ class ConvCpu:
 
 @dataclass(frozen=True)
 class Phase:
-    """Where outputs go: pixel (h, w) of the sum is pixel (h * up[0] + first[0], w * up[1] + first[1]) of y."""
+    """Where outputs go: pixel (h, w) of the sum is pixel (h * up[0] + first[0], w * up[1] +
+    first[1]) of y."""
 
     up: tuple[int, int]
     first: tuple[int, int]
@@ -133,13 +197,13 @@ class Writer:
         self.halo = self.root.layout.halo if self.root.layout.kind == "NCHWc" else 0
 
     def write(self, a: Argument, physical: tuple[int, ...], inset: tuple[int, int]) -> Emitted:
-        """`a`: the padded input, of blocks (or planes) [N, blocks, H, W], with pixel (0, 0) at `inset`."""
+        """`a`: the padded input, of blocks (or planes) [N, blocks, H, W], with pixel (0, 0) at
+        `inset`."""
         s, width = self.s, self.width
-        left = "channels - kb * %d" % width if s.k % width else ""
-        vector, pixels, flat = None, None, self.may_flatten(physical)
-        for flat in (True, False) if flat else (False,):
+        left = f"channels - kb * {width}" if s.k % width else ""
+        for flat in (True, False) if self.may_flatten(physical) else (False,):
             vector = self.hooks.vector_epilogue(width, flat_space=flat, channels_left=left)
-            pixels = self.hooks.pixel_epilogue(width, flat_space=flat) if self.phase is None else None
+            pixels = self.pixel_lines(flat)
             if vector or pixels:
                 break
         rows, columns = (1, s.out[0] * s.out[1]) if flat else s.out
@@ -155,29 +219,61 @@ class Writer:
         operands = self.operands(vector or pixels or scalar)
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
-            "conv_cpu/numba.py.j2", entry=ENTRY, a_dtype=self.x.type.dtype, y_dtype=self.root.dtype,
-            operands=[(self.hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, ROWS=tile.rows,
-            COLUMNS=tile.columns, NB=tile.blocks, W=width, PX=s.strides[1] * (1 if self.planes else width),
-            halo=self.halo if first else 0, halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1,
-            uneven=per_group % tile.blocks != 0, order=order, groups_inner=inner, vector_lines=vector or [],
-            pixel_lines=pixels or [], scalar_lines=scalar, clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
-            up=self.phase.up if self.phase else None)
+            "conv_cpu/numba.py.j2",
+            entry=ENTRY,
+            a_dtype=self.x.type.dtype,
+            y_dtype=self.root.dtype,
+            operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
+            params=PARAMS,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            NB=tile.blocks,
+            W=width,
+            PX=s.strides[1] * (1 if self.planes else width),
+            halo=self.halo if first else 0,
+            halo_rows=self.halo if self.root.rank == 4 else 0,
+            grouped=s.groups > 1,
+            uneven=per_group % tile.blocks != 0,
+            order=order,
+            groups_inner=inner,
+            vector_lines=vector or [],
+            pixel_lines=pixels or [],
+            scalar_lines=scalar,
+            clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
+            up=self.phase.up if self.phase else None,
+        )
         params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
         arguments: tuple[Argument, ...] = (a, self.packed(tile), *operands, self.group.root)
         kind = "conv" if self.phase is None else "conv_transpose"
         stem = f"{kind}_{tile.rows}x{tile.columns}x{tile.blocks}"
         return Emitted(stem, body, arguments, (self.group.root,), params)
 
+    def pixel_lines(self, flat: bool) -> list[str] | None:
+        """The epilogue for row-major results; phases store every second pixel, one by one."""
+        if self.phase is not None:
+            return None
+        lines: list[str] | None = self.hooks.pixel_epilogue(self.width, flat_space=flat)
+        return lines
+
     def may_flatten(self, physical: tuple[int, ...]) -> bool:
         """1x1, unstrided, no gaps between rows on either side: all pixels are one row."""
         s = self.s
-        return (self.phase is None and s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads) and self.halo == 0
-                and physical[2:] == s.size and s.out[0] > 1)
+        return (
+            self.phase is None
+            and s.kernel == (1, 1)
+            and s.strides == (1, 1)
+            and not any(s.pads)
+            and self.halo == 0
+            and physical[2:] == s.size
+            and s.out[0] > 1
+        )
 
     def packed(self, tile: Tile) -> Packed:
         s = self.s
         block = 1 if self.planes else self.width
-        pack = partial(pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=block)
+        pack = partial(
+            pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=block
+        )
         key = f"conv {self.width} {tile.blocks} {s.groups} {block} {self.phase or ''}"
         return Packed(self.w, key, lambda w: pack(self.weights(w)))
 
@@ -190,8 +286,17 @@ class Writer:
         read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
         return [n for n, name in self.hooks.names.items() if name in read]
 
-    def params(self, physical: tuple[int, ...], inset: tuple[int, int], tile: Tile, rows: int, columns: int, kbs: int,
-               kgs: int, flat: bool) -> tuple[int, ...]:
+    def params(
+        self,
+        physical: tuple[int, ...],
+        inset: tuple[int, int],
+        tile: Tile,
+        rows: int,
+        columns: int,
+        kbs: int,
+        kgs: int,
+        flat: bool,
+    ) -> tuple[int, ...]:
         s, lanes = self.s, 1 if self.planes else self.width
         _, blocks, height, width = physical
         row, block = width * lanes, height * width * lanes
@@ -208,13 +313,34 @@ class Writer:
             oh, ow = (d for d in (1, *self.root.dims[2:])[-2:])
         y_width, y_height = ow + 2 * self.halo, oh + 2 * (self.halo if self.root.rank == 4 else 0)
         y_first = ((self.halo if self.root.rank == 4 else 0) * y_width + self.halo) * self.width
-        values = dict(
-            n_count=s.n, channels=s.k, kbs=kbs, kgs=kgs, oh=rows, ow=columns, row_tiles=-(-rows // tile.rows),
-            column_tiles=-(-columns // tile.columns), a_image=blocks * block,
-            a_first=((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes, a_row=0 if flat else sh * row,
-            n0=n0, n1=kh, n2=n2, n3=n3, last=last, s0=block, s1=dh * row, s2=dw * lanes,
-            wt_group=c * kh * kw * tile.blocks * self.width, y_first=y_first, y_block=y_height * y_width * self.width,
-            y_width=y_width, y_height=y_height, kgs_per_group=kgs // s.groups, a_group=n0 * block,
-            y_top=y_top, y_left=y_left)
+        values = {
+            "n_count": s.n,
+            "channels": s.k,
+            "kbs": kbs,
+            "kgs": kgs,
+            "oh": rows,
+            "ow": columns,
+            "row_tiles": -(-rows // tile.rows),
+            "column_tiles": -(-columns // tile.columns),
+            "a_image": blocks * block,
+            "a_first": ((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes,
+            "a_row": 0 if flat else sh * row,
+            "n0": n0,
+            "n1": kh,
+            "n2": n2,
+            "n3": n3,
+            "last": last,
+            "s0": block,
+            "s1": dh * row,
+            "s2": dw * lanes,
+            "wt_group": c * kh * kw * tile.blocks * self.width,
+            "y_first": y_first,
+            "y_block": y_height * y_width * self.width,
+            "y_width": y_width,
+            "y_height": y_height,
+            "kgs_per_group": kgs // s.groups,
+            "a_group": n0 * block,
+            "y_top": y_top,
+            "y_left": y_left,
+        }
         return tuple(values[name] for name in PARAMS)
-

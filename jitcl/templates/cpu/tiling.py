@@ -8,24 +8,26 @@ from dataclasses import dataclass
 from jitcl.target import Target
 
 MOST_COLUMNS = 28
-LATENCY = 4.5                    # cycles a step needs at least: the chain of one FMA
+LATENCY = 4.5  # cycles a step needs at least: the chain of one FMA
 
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x columns pixels (or rows of a matrix) times `blocks` vectors; all sums stay in registers."""
+    """rows x columns pixels (or rows of a matrix) times `blocks` vectors; all sums stay in
+    registers."""
 
     rows: int
     columns: int
     blocks: int
 
 
-def choose_tile(rows: int, columns: int, blocks: int, target: Target, *, even: bool = False,
-                most_rows: int = 4) -> Tile:
+def choose_tile(
+    rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4
+) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
-    Modelled are two FMAs and two loads a cycle, with some overhead for every address and block. `even`: its blocks
-    must divide the output's.
+    Modelled are two FMAs and two loads a cycle, with some overhead for every address and block.
+    `even`: its blocks must divide the output's.
     """
     free = target.registers - (2 if target.vector_width == 16 else 3)
     best, least = Tile(1, 1, 1), math.inf
@@ -37,7 +39,9 @@ def choose_tile(rows: int, columns: int, blocks: int, target: Target, *, even: b
                 pixels = tr * tc
                 if (pixels + 1) * nb > free or (nb > 4 and pixels > 2):
                     continue
-                cycles = max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tr + 0.4
+                cycles = (
+                    max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tr + 0.4
+                )
                 total = cycles * -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
                 if total < least:
                     best, least = Tile(tr, tc, nb), total

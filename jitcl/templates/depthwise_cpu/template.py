@@ -13,8 +13,23 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
 
-PARAMS = ("n_count", "channels", "kbs", "oh", "ow", "column_tiles", "a_block", "a_first", "a_row", "taps", "tap_row",
-          "y_first", "y_block", "y_width", "y_height")
+PARAMS = (
+    "n_count",
+    "channels",
+    "kbs",
+    "oh",
+    "ow",
+    "column_tiles",
+    "a_block",
+    "a_first",
+    "a_row",
+    "taps",
+    "tap_row",
+    "y_first",
+    "y_block",
+    "y_width",
+    "y_height",
+)
 MOST_COLUMNS = 14
 
 
@@ -39,10 +54,20 @@ class DepthwiseCpu:
 
     def accepts(self, group: Group, target: Target) -> ConvShape | None:
         node = group.anchor
-        if node is None or node.op != "conv" or node.type.rank not in (3, 4) or target.kind != "cpu":
+        if (
+            node is None
+            or node.op != "conv"
+            or node.type.rank not in (3, 4)
+            or target.kind != "cpu"
+        ):
             return None
         x, w = node.inputs
-        if w.op != "const" or x.type.dtype not in ("f32", "f16") or node.type.size == 0 or x.type.size == 0:
+        if (
+            w.op != "const"
+            or x.type.dtype not in ("f32", "f16")
+            or node.type.size == 0
+            or x.type.size == 0
+        ):
             return None
         s = shape_of(node)
         if s.groups != s.c or s.k != s.c or s.c < target.vector_width // 2 or s.kernel[1] > 16:
@@ -65,21 +90,44 @@ class DepthwiseCpu:
         columns = row_columns(s.out[1])
         halo_rows = halo if root.rank == 4 else 0
         body = hooks.render(
-            "depthwise_cpu/numba.py.j2", entry=ENTRY, a_dtype=x.type.dtype, y_dtype=root.dtype,
-            operands=[(hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, COLUMNS=columns, W=width,
-            kw=s.kernel[1], step=s.strides[1], dilation=s.dilations[1], halo=halo, halo_rows=halo_rows,
-            vector_lines=vector or [], pixel_lines=pixels or [], scalar_lines=scalar,
-            clear_lanes=root.layout.kind == "NCHWc" and s.k % width != 0)
+            "depthwise_cpu/numba.py.j2",
+            entry=ENTRY,
+            a_dtype=x.type.dtype,
+            y_dtype=root.dtype,
+            operands=[(hooks.names[n], n.type.dtype) for n in operands],
+            params=PARAMS,
+            COLUMNS=columns,
+            W=width,
+            kw=s.kernel[1],
+            step=s.strides[1],
+            dilation=s.dilations[1],
+            halo=halo,
+            halo_rows=halo_rows,
+            vector_lines=vector or [],
+            pixel_lines=pixels or [],
+            scalar_lines=scalar,
+            clear_lanes=root.layout.kind == "NCHWc" and s.k % width != 0,
+        )
         _, blocks, a_height, a_width = physical
         oh, ow = s.out
         y_width, y_height = ow + 2 * halo, oh + 2 * halo_rows
-        values = dict(
-            n_count=s.n, channels=s.k, kbs=blocks, oh=oh, ow=ow, column_tiles=-(-ow // columns),
-            a_block=a_height * a_width * width,
-            a_first=((inset[0] - s.pads[0]) * a_width + inset[1] - s.pads[1]) * width,
-            a_row=s.strides[0] * a_width * width, taps=s.kernel[0], tap_row=s.dilations[0] * a_width * width,
-            y_first=(halo_rows * y_width + halo) * width, y_block=y_height * y_width * width, y_width=y_width,
-            y_height=y_height)
+        values = {
+            "n_count": s.n,
+            "channels": s.k,
+            "kbs": blocks,
+            "oh": oh,
+            "ow": ow,
+            "column_tiles": -(-ow // columns),
+            "a_block": a_height * a_width * width,
+            "a_first": ((inset[0] - s.pads[0]) * a_width + inset[1] - s.pads[1]) * width,
+            "a_row": s.strides[0] * a_width * width,
+            "taps": s.kernel[0],
+            "tap_row": s.dilations[0] * a_width * width,
+            "y_first": (halo_rows * y_width + halo) * width,
+            "y_block": y_height * y_width * width,
+            "y_width": y_width,
+            "y_height": y_height,
+        }
         packed = Packed(w, f"depthwise {width}", partial(pack_filters, width=width))
         arguments: tuple[Argument, ...] = (a, packed, *operands, group.root)
         params = tuple(values[name] for name in PARAMS)

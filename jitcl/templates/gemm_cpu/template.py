@@ -19,15 +19,28 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
-PARAMS = ("batch", "m_count", "n_count", "k_count", "nbs", "m_tiles", "m_block", "panels", "a_image", "a_tile",
-          "b_image", "b_panel")
-L2_BYTES = 448 << 10             # packed rows of a that are worked on while b's panels go by
-IN_PLACE = 4                     # up to so many rows, a is read where it lies: packing would cost more
+PARAMS = (
+    "batch",
+    "m_count",
+    "n_count",
+    "k_count",
+    "nbs",
+    "m_tiles",
+    "m_block",
+    "panels",
+    "a_image",
+    "a_tile",
+    "b_image",
+    "b_panel",
+)
+L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
+IN_PLACE = 4  # up to so many rows, a is read where it lies: packing would cost more
 
 
 @dataclass(frozen=True)
 class Shape:
-    """batch products of [m, k] and [k, n]. `merged`: b has no batch, so that a's batch counts as rows."""
+    """batch products of [m, k] and [k, n]. `merged`: b has no batch, so that a's batch counts as
+    rows."""
 
     batch: int
     m: int
@@ -57,9 +70,18 @@ class GemmCpu:
         if node is None or node.op != "matmul" or target.kind != "cpu" or node.type.size == 0:
             return None
         a, b = (i.type for i in node.inputs)
-        if node.type.dtype not in ("f32", "f16") or root.dims != node.type.dims or root.layout != ROW:
+        if (
+            node.type.dtype not in ("f32", "f16")
+            or root.dims != node.type.dims
+            or root.layout != ROW
+        ):
             return None
-        if a.rank < 2 or b.rank < 2 or a.dims[-1] == 0 or node.type.dims[-1] < target.vector_width // 2:
+        if (
+            a.rank < 2
+            or b.rank < 2
+            or a.dims[-1] == 0
+            or node.type.dims[-1] < target.vector_width // 2
+        ):
             return None
         *leading, m, n = node.type.dims
         merged = math.prod(b.dims[:-2]) == 1
@@ -82,8 +104,12 @@ class _Writer:
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
         nbs = -(-s.n // width)
-        in_place = s.m <= IN_PLACE and self.a in self.hooks.names and self.a.type.layout == ROW and (
-            s.merged or self.a.type.dims[:-2] == self.leading)
+        in_place = (
+            s.m <= IN_PLACE
+            and self.a in self.hooks.names
+            and self.a.type.layout == ROW
+            and (s.merged or self.a.type.dims[:-2] == self.leading)
+        )
         tile = choose_tile(1, s.m, nbs, self.hooks.target)
         if in_place:
             tile = Tile(tile.columns, 1, tile.blocks)
@@ -98,23 +124,45 @@ class _Writer:
         read = set(re.findall(r"\bx\d+\b", "\n".join(vector or scalar)))
         operands: list[Node] = [n for n, name in self.hooks.names.items() if name in read]
         body = self.hooks.render(
-            "gemm_cpu/numba.py.j2", entry=ENTRY, packed=not in_place,
-            a_dtype=self.a.type.dtype if in_place else "f32", y_dtype=self.group.root.type.dtype,
-            operands=[(self.hooks.names[n], n.type.dtype) for n in operands], params=PARAMS, ROWS=tile.rows,
-            COLUMNS=tile.columns, NB=tile.blocks, W=width, vector_lines=vector or [], scalar_lines=scalar)
+            "gemm_cpu/numba.py.j2",
+            entry=ENTRY,
+            packed=not in_place,
+            a_dtype=self.a.type.dtype if in_place else "f32",
+            y_dtype=self.group.root.type.dtype,
+            operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
+            params=PARAMS,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            NB=tile.blocks,
+            W=width,
+            vector_lines=vector or [],
+            scalar_lines=scalar,
+        )
         arguments: tuple[Argument, ...] = (a, b, *operands, self.group.root)
         stem = f"gemm_{tile.rows * tile.columns}x{tile.blocks}"
-        return [*before, Emitted(stem, body, arguments, (self.group.root,), self.params(tile, nbs, in_place))]
+        return [
+            *before,
+            Emitted(stem, body, arguments, (self.group.root,), self.params(tile, nbs, in_place)),
+        ]
 
     def params(self, tile: Tile, nbs: int, in_place: bool) -> tuple[int, ...]:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = s.k * tile.blocks * self.width
-        values = dict(
-            batch=s.batch, m_count=s.m, n_count=s.n, k_count=s.k, nbs=nbs, m_tiles=m_tiles,
-            m_block=max(1, min(m_tiles, L2_BYTES // (4 * s.k * rows))), panels=panels,
-            a_image=s.m * s.k if in_place else m_tiles * s.k * rows, a_tile=s.k * rows,
-            b_image=0 if s.merged else panels * panel, b_panel=panel)
+        values = {
+            "batch": s.batch,
+            "m_count": s.m,
+            "n_count": s.n,
+            "k_count": s.k,
+            "nbs": nbs,
+            "m_tiles": m_tiles,
+            "m_block": max(1, min(m_tiles, L2_BYTES // (4 * s.k * rows))),
+            "panels": panels,
+            "a_image": s.m * s.k if in_place else m_tiles * s.k * rows,
+            "a_tile": s.k * rows,
+            "b_image": 0 if s.merged else panels * panel,
+            "b_panel": panel,
+        }
         return tuple(values[name] for name in PARAMS)
 
     def rows(self, height: int) -> tuple[Argument, Emitted]:
@@ -129,31 +177,35 @@ class _Writer:
         return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape, where)
 
     def operand_index(self, node: Node, row: Expr) -> list[Expr]:
-        """The leading indices of an operand at a row of the result (counted over all axes but the last)."""
-        leading, m = self.leading, self.group.anchor.type.dims[-2]      # type: ignore[union-attr]
+        """The leading indices of an operand at a row of the result (counted over all axes but the
+        last)."""
+        leading, m = self.leading, self.group.anchor.type.dims[-2]  # type: ignore[union-attr]
         ix: list[Expr] = []
         rest = math.prod(leading) * m
         for d in (*leading, m):
             rest //= d
             ix.append((row // rest) % d)
-        ix = ix[len(ix) - (node.type.rank - 1):]
+        ix = ix[len(ix) - (node.type.rank - 1) :]
         return [E.index(0) if d == 1 else i for i, d in zip(ix, node.type.dims[:-1])]
 
     def columns(self, blocks: int, before: list[Emitted]) -> Argument:
-        """b in panels of `blocks` vectors, [batch or 1][panels][K][blocks * width]; constants are packed now."""
+        """b in panels of `blocks` vectors, [batch or 1][panels][K][blocks * width]; constants are
+        packed now."""
         s, panel = self.s, blocks * self.width
         whole = s.merged or self.b.type.dims[:-2] == self.leading
         if self.b.op == "const" and whole:
             make = partial(pack_columns, width=self.width, blocks=blocks)
             return Packed(self.b, f"gemm {self.width} {blocks}", make)
         shape = (1 if s.merged else s.batch, -(-s.n // panel), s.k, panel)
-        m = self.group.anchor.type.dims[-2]                             # type: ignore[union-attr]
+        m = self.group.anchor.type.dims[-2]  # type: ignore[union-attr]
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
             column = at[1] * panel + at[3]
             leading = self.operand_index(self.b, at[0] * m)[:-1]
             return (*leading, at[2], column), column < s.n
 
-        copy, emitted = self.hooks.arranged(self.b, f"panels {panel} {self.b.type}", "f32", shape, where)
+        copy, emitted = self.hooks.arranged(
+            self.b, f"panels {panel} {self.b.type}", "f32", shape, where
+        )
         before.append(emitted)
         return copy
