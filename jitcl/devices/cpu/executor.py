@@ -107,7 +107,8 @@ _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def _address(name: str) -> int:
-    library = getattr(ctypes, "WinDLL")("kernel32")  # noqa: B009 if sys.platform == "win32" else ctypes.CDLL(None)
+    windows = sys.platform == "win32"
+    library = getattr(ctypes, "WinDLL")("kernel32") if windows else ctypes.CDLL(None)  # noqa: B009
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
