@@ -13,6 +13,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.hooks import Hooks
+from jitcl.codegen.hooks_opencl import OpenClHooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import (
     BufferKind,
@@ -163,7 +164,7 @@ class _Generator:
                 continue
             match = template.accepts(group, self.target)
             if match is not None:
-                *before, last = template.emit(match, Hooks(group, self.target))
+                *before, last = template.emit(match, self.hooks(group))
                 for k, emitted in enumerate(before):
                     helper = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
                     self.launch(helper, group, emitted, template.name, 0, prepares=name)
@@ -173,6 +174,10 @@ class _Generator:
         generic = generic_kernel(lowered, group, self.target)
         self.launch(name, group, generic, "", kernel_flops(lowered.kernel))
         return lowered
+
+    def hooks(self, group: Group) -> Hooks:
+        opencl = self.language == "opencl"
+        return OpenClHooks(group, self.target) if opencl else Hooks(group, self.target)
 
     def launch(self, name: str, group: Group, emitted: Emitted, template: str, flops: int,
                prepares: str = "") -> None:

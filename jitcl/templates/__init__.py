@@ -5,9 +5,12 @@ from __future__ import annotations
 from jitcl.templates.base import Template
 from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
+from jitcl.templates.conv_opencl.template import ConvOpenCl
 from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
 from jitcl.templates.gemm_cpu.template import GemmCpu
+from jitcl.templates.gemm_opencl.template import GemmOpenCl
 
-TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu())
+TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
+                                   ConvOpenCl(), GemmOpenCl())
 
 __all__ = ["TEMPLATES", "Template"]

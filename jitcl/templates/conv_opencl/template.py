@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from jitcl.codegen.opencl_helpers import STORED
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
-from jitcl.templates.conv_cpu.template import Shape, shape_of
+from jitcl.templates.conv_cpu.template import ConvShape, shape_of
 from jitcl.templates.gemm_opencl.product import (
     Operand, Product, apart, counter, emit_product, fits_int, pack_rows, real)
 from jitcl.templates.opencl.tiling import Tile, choose_tile, launch
@@ -36,7 +35,7 @@ COPY = 32                      # multiply-adds done in the time of copying one e
 class Match:
     """A convolution, how it is computed, and the tile."""
 
-    s: Shape
+    s: ConvShape
     form: str                                    # "flat", "direct" or "patches"
     tile: Tile
 
@@ -58,6 +57,8 @@ class ConvOpenCl:
         if node.inputs[0] not in group.operands or node.inputs[1] not in group.operands:
             return None                          # views of either are for generated loops
         s = shape_of(node)
+        if s.groups > 1 and s.groups == s.c:
+            return None                          # depthwise: nothing is read twice
         if not fits_int(node.type.size, s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
                         s.n * s.c * padded(s)[0] * padded(s)[1]):
             return None
@@ -67,17 +68,17 @@ class ConvOpenCl:
         return _Writer(match, hooks).emit()
 
 
-def pixels(s: Shape) -> int:
+def pixels(s: ConvShape) -> int:
     return s.out[0] * s.out[1]
 
 
-def padded(s: Shape) -> tuple[int, int]:
+def padded(s: ConvShape) -> tuple[int, int]:
     """Height and width of padded planes; a strided row is read in pairs, one beyond its end."""
     return (s.size[0] + s.pads[0] + s.pads[2],
             s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
 
 
-def choose_form(s: Shape, const_weights: bool, target: Target) -> Match | None:
+def choose_form(s: ConvShape, const_weights: bool, target: Target) -> Match | None:
     """The form with the least work: multiply-adds of its tiles, and elements that it copies."""
     batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
     flat = choose_tile(batch, m, total, lambda w: -(-total // w), target)
@@ -167,7 +168,7 @@ class _Writer:
         rows = planes * kernel[0] * kernel[1] * out[0]
         copy = Scratch(f"patches {self.x.type} {kernel} {strides} {dilations} {s.pads}", dtype,
                        (planes, *kernel, *out))
-        body = self.hooks.render("conv_opencl/patches.cl.j2", entry=ENTRY, type=STORED[dtype],
+        body = self.hooks.render("conv_opencl/patches.cl.j2", entry=ENTRY, type=self.hooks.ctype(dtype),
                                  params=PATCHES)
         each, sizes, local = launch(rows, self.hooks.target)
         params = (each, rows, *s.size, *out, *kernel, *strides, *dilations, s.pads[0], s.pads[1])
@@ -199,7 +200,7 @@ class _Writer:
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
-            x_type=STORED[dtype], fma=hooks.target.fast_fma)
+            x_type=hooks.ctype(dtype), fma=hooks.target.fast_fma)
         row_vectors = -(-ow // tile.width)
         m_tiles, n_tiles = -(-self.m // tile.rows), -(-oh * row_vectors // tile.vectors)
         tasks = s.n * s.groups * m_tiles * n_tiles

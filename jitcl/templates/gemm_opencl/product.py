@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from jitcl.codegen.opencl_helpers import STORED
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
@@ -32,12 +31,11 @@ class Operand:
     period: int = 1                              # of A: images that have matrices of their own
 
     @property
-    def ctype(self) -> str:
-        """The C type of its elements."""
-        if isinstance(self.argument, Packed):
-            return "float"
-        node = self.argument
-        return STORED[node.type.dtype if isinstance(node, Node) else node.dtype]
+    def dtype(self) -> str:
+        """Of its elements; packed matrices are f32."""
+        if isinstance(self.argument, Node):
+            return self.argument.type.dtype
+        return "f32" if isinstance(self.argument, Packed) else self.argument.dtype
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
     more, b = p.b(tile)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
-        VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=a.ctype, b_packed=b.packed,
-        b_type=b.ctype, fma=hooks.target.fast_fma)
+        VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype), b_packed=b.packed,
+        b_type=hooks.ctype(b.dtype), fma=hooks.target.fast_fma)
     arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles

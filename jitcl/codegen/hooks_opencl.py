@@ -1,0 +1,139 @@
+"""What OpenCL templates read fused prologues and write fused epilogues through."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jitcl.codegen.hooks import Hooks
+from jitcl.codegen.lower import Loads, lower
+from jitcl.codegen.opencl_helpers import STORED, helper
+from jitcl.codegen.schedule import generic_kernel
+from jitcl.codegen.schedule_opencl import schedule
+from jitcl.codegen.vector_opencl import EpilogueRenderer, NotVectorisable
+from jitcl.ir import expr as E
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.kernel import Buffer, Kernel
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import lookup
+from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The body of a function that stores one vector of the result, and what it reads."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[str, ...]                     # texts of functions that the lines call
+    operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
+    nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
+    y_type: str                                  # C type of the result's elements
+
+
+class OpenClHooks(Hooks):
+    """Names the group's operands and writes their loads and the epilogue as OpenCL C."""
+
+    def ctype(self, dtype: str) -> str:
+        """The C type of a buffer's elements."""
+        return STORED[dtype]
+
+    def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
+                       types: dict[Node, TensorType] | None = None) -> Epilogue | None:
+        """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved
+        along by `lane` in its last component) from the vector `v`, at element `at` of y.
+
+        `types`: the shapes that the group's tensors are seen in. None where the epilogue is no
+        function of whole vectors.
+        """
+        seen: Callable[[Node], TensorType] = (lambda n: types[n]) if types else (lambda n: n.type)
+        anchor, root = self.group.anchor, self.group.root
+        assert anchor is not None
+        lane = E.var("lane", extent=width)
+        if width > 1:
+            ix = (*ix[:-1], ix[-1] + lane)
+        loads = Loads(KernelBuilder(), self.group, self.names, seen)
+        loads.preset(anchor, ix, E.var("v", "f32"))
+        value = loads.value(root, ix)
+        nodes = self._outside()
+        buffers = (*(Buffer(self.names[n], n.type.dtype, seen(n).physical) for n in nodes),
+                   Buffer("y", root.type.dtype, seen(root).physical, "out"))
+        renderer = EpilogueRenderer(buffers, ix, value, lane, width)
+        try:
+            lines = renderer.lines()
+        except NotVectorisable:
+            return None
+        read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
+        used = tuple(n for n in nodes if self.names[n] in read)
+        return Epilogue(tuple(lines), tuple(map(helper, renderer.helpers)),
+                        tuple((self.names[n], STORED[n.type.dtype]) for n in used), used,
+                        STORED[root.type.dtype])
+
+    def flat_pixels(self) -> dict[Node, TensorType] | None:
+        """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
+        H*W]. None where something in it tells the axes apart."""
+        root = self.group.root.type
+        if root.rank == 3:
+            return {n: n.type for n in (*self._below(), *self._outside())}
+        spatial = root.dims[2:]
+        found: dict[Node, TensorType] = {}
+        for node in (*self._below(), *self._outside()):
+            inner = node is not self.group.anchor and node not in self.names
+            if inner and lookup(node.op).kind != "elementwise":
+                return None
+            dims = (1,) * (root.rank - node.type.rank) + node.type.dims
+            ones = all(d == 1 for d in dims[2:])
+            if len(dims) != root.rank or not (ones or dims[2:] == spatial):
+                return None
+            pixels = 1
+            for d in dims[2:]:
+                pixels *= d
+            found[node] = node.type.with_(shape=(*dims[:2], pixels))
+        literals = {i for n in self._below() if n is not self.group.anchor
+                    for i in n.inputs if i not in found}
+        return found | {n: n.type for n in literals}
+
+    def _below(self) -> list[Node]:
+        """Members that the root is computed from without looking behind the anchor, with it."""
+        found: dict[Node, None] = {}
+        stack = [self.group.root]
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found[node] = None
+            if node is not self.group.anchor:
+                stack.extend(i for i in node.inputs if i in self.group.inlined)
+        return list(found)
+
+    def _outside(self) -> list[Node]:
+        """The buffers that the epilogue reads."""
+        read = {i for n in self._below() if n is not self.group.anchor for i in n.inputs}
+        return [n for n in self.names if n in read]
+
+    # ---- kernels beside the template's own
+
+    def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
+        """The launch of a copying kernel."""
+        done = schedule(kernel, ENTRY, self.target)
+        return Emitted("arranged", done.body, arguments, (copy,), (), done.global_size,
+                       done.local_size)
+
+    def apart(self) -> tuple[Scratch, OpenClHooks, Emitted]:
+        """The epilogue as a kernel of generated loops, for where a template can't write it: the
+        memory that it reads the anchor's value from, hooks of the anchor alone, the launch.
+        """
+        group, anchor = self.group, self.group.anchor
+        assert anchor is not None
+        behind = frozenset(self._below()) - {anchor, group.root}
+        rest = Group(group.root, behind, None)
+        emitted = generic_kernel(lower(rest, "epilogue"), rest, self.target)
+        value = Scratch(f"{anchor.op} {anchor.type}", anchor.type.dtype, anchor.type.physical)
+        arguments = tuple(value if a is anchor else a for a in emitted.arguments)
+        alone = Group(anchor, group.inlined - behind - {anchor}, anchor)
+        return value, OpenClHooks(alone, self.target), dataclasses.replace(
+            emitted, arguments=arguments)

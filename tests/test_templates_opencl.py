@@ -1,0 +1,153 @@
+"""The OpenCL templates against the ops' NumPy references, over shapes and fused epilogues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jitcl.codegen.generate import generate
+from jitcl.ir.graph import Graph, Node, const, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.passes.fuse import fuse
+from jitcl.runtime.memory import plan_memory
+from tests.devices import device, present
+
+DEVICES = [s for s in present() if s.startswith("opencl")]
+TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
+b = GraphBuilder()
+rng = np.random.default_rng(3)
+
+pytestmark = pytest.mark.skipif(not DEVICES, reason="no OpenCL device")
+
+
+def run(spec: str, graph: Graph, arrays, template: str | None, templates: bool = True):
+    """Outputs on a device; asserts that `template` wrote one of the kernels."""
+    place = device(spec)
+    plan = generate(graph, fuse(graph), place.target, templates=templates).plan
+    plan = plan_memory(plan, place.memory_mode, "normal", max(64, place.target.alignment))
+    if templates and template is not None:
+        assert any(k.template.startswith(template) for k in plan.kernels)
+    return place.load(plan).run(arrays)
+
+
+def check(spec: str, outputs: list[Node], inputs: list[Node], dtype: str, template: str | None):
+    """Feed random arrays; compare with the references, and with generated loops."""
+    arrays = [rng.standard_normal(n.type.dims).astype("f4" if n.type.dtype == "f32" else "f2")
+              for n in inputs]
+    graph = Graph("t", tuple(inputs), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
+    results = run(spec, graph, arrays, template)
+    loops = run(spec, graph, arrays, template, templates=False)
+    for node, got, other in zip(outputs, results, loops):
+        want = evaluate(node, dict(zip(inputs, arrays))).astype(np.float64)
+        bound = TOLERANCE[dtype] * max(1.0, np.abs(want).max())
+        assert np.abs(got - want).max() <= bound
+        assert np.abs(got.astype(np.float64) - other).max() <= bound
+    return results
+
+
+CONVS = {
+    "1x1": dict(x=(1, 64, 14, 14), k=64, kernel=(1, 1), residual=True),
+    "1x1, a bias over pixels": dict(x=(1, 16, 5, 7), k=9, kernel=(1, 1), bias=(1, 9, 1, 7)),
+    "3x3": dict(x=(1, 16, 20, 33), k=24, kernel=(3, 3), residual=True),
+    "3x3, short rows": dict(x=(1, 64, 7, 7), k=40, kernel=(3, 3), residual=True),
+    "odd sizes, batch": dict(x=(2, 24, 13, 19), k=41, kernel=(3, 3), residual=True, act="tanh"),
+    "few channels": dict(x=(1, 3, 32, 50), k=32, kernel=(3, 3), strides=(2, 2), act="sigmoid"),
+    "stem 7x7": dict(x=(1, 3, 35, 42), k=32, kernel=(7, 7), strides=(2, 2), pads=(3, 3, 2, 3)),
+    "groups": dict(x=(1, 64, 12, 18), k=48, kernel=(3, 3), group=4),
+    "groups of few pixels": dict(x=(2, 24, 5, 5), k=36, kernel=(3, 3), group=3, residual=True),
+    "dilated": dict(x=(1, 20, 17, 24), k=48, kernel=(3, 3), dilations=(2, 3)),
+    "asymmetric": dict(x=(1, 30, 12, 19), k=48, kernel=(3, 2), dilations=(2, 3), pads=(0, 1, 2, 3)),
+    "one pixel, few outputs": dict(x=(1, 16, 1, 1), k=5, kernel=(1, 1)),
+    "one output": dict(x=(1, 16, 6, 18), k=1, kernel=(3, 3)),
+    "strided 1x1": dict(x=(1, 64, 14, 14), k=64, kernel=(1, 1), strides=(2, 2)),
+    "stride 3": dict(x=(1, 6, 19, 40), k=10, kernel=(3, 3), strides=(3, 3)),
+    "weights not constant": dict(x=(1, 6, 9, 10), k=10, kernel=(3, 3), constant=False),
+    "half": dict(x=(1, 16, 9, 19), k=5, kernel=(3, 3), dtype="f16", residual=True),
+    "half, 1x1": dict(x=(1, 32, 9, 9), k=20, kernel=(1, 1), dtype="f16"),
+    "half, strided": dict(x=(1, 8, 9, 39), k=20, kernel=(3, 3), strides=(2, 2), dtype="f16"),
+    "1-D": dict(x=(2, 24, 50), k=40, kernel=(5,), residual=True),
+    "1-D strided": dict(x=(1, 24, 51), k=33, kernel=(3,), strides=(2,)),
+}
+
+
+def conv_case(x, k, kernel, strides=None, pads=None, dilations=None, group=1, act="relu",
+              residual=False, bias=None, constant=True, dtype="f32"):
+    """(output, inputs) of conv + bias [+ residual] + act."""
+    rank = len(kernel)
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
+    pads = pads or tuple((n - 1) // 2 * d for n, d in zip(kernel, dilations)) * 2
+    kind = "f4" if dtype == "f32" else "f2"
+    inputs = [graph_input("x", TensorType(dtype, x))]
+    taps = x[1] // group * np.prod(kernel)
+    w = (rng.standard_normal((k, x[1] // group, *kernel)) / np.sqrt(taps)).astype(kind)
+    weights = const(w) if constant else graph_input("w", TensorType(dtype, w.shape))
+    inputs += [] if constant else [weights]
+    y = b.conv(inputs[0], weights, strides=strides, pads=pads, dilations=dilations, group=group)
+    shape = bias or (1, k) + (1,) * rank
+    y = b.add(y, const(rng.standard_normal(shape).astype(kind)))
+    if residual:
+        inputs.append(graph_input("r", y.type))
+        y = b.add(y, inputs[-1])
+    return b.op(act, y), inputs, dtype
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+@pytest.mark.parametrize("name", CONVS)
+def test_convolution(name, spec):
+    y, inputs, dtype = conv_case(**CONVS[name])
+    check(spec, [y], inputs, dtype, "conv_opencl")
+
+
+def matrix(name: str, *shape: int, dtype: str = "f32") -> Node:
+    return graph_input(name, TensorType(dtype, shape))
+
+
+def weights(*shape: int, dtype: str = "f32") -> Node:
+    values = rng.standard_normal(shape) / np.sqrt(shape[-2])
+    return const(values.astype("f4" if dtype == "f32" else "f2"))
+
+
+def heads(name: str) -> tuple[Node, Node]:
+    """[batch, rows, heads * width] as [batch, heads, rows, width], and the input behind it."""
+    x = matrix(name, 2, 13, 60)
+    return b.transpose(b.reshape(x, shape=(2, 13, 3, 20)), perm=(0, 2, 1, 3)), x
+
+
+def attention() -> tuple[Node, list[Node]]:
+    (q, a), (k, c) = heads("q"), heads("k")
+    scores = b.matmul(q, b.transpose(k, perm=(0, 1, 3, 2)))
+    mask = matrix("mask", 2, 1, 1, 13)
+    return b.add(b.mul(scores, 0.25), mask), [a, c, mask]
+
+
+GEMMS = {
+    "constant": lambda: (b.relu(b.add(b.matmul(x := matrix("a", 37, 64), weights(64, 50)),
+                                      weights(1, 50))), [x]),
+    "one row": lambda: (b.matmul(x := matrix("a", 1, 64), weights(64, 70)), [x]),
+    "narrow": lambda: (b.matmul(x := matrix("a", 19, 30), weights(30, 5)), [x]),
+    "both read": lambda: (b.matmul(x := matrix("a", 33, 64), y := matrix("b", 64, 65)), [x, y]),
+    "large": lambda: (b.matmul(x := matrix("a", 300, 64), y := matrix("b", 64, 300)), [x, y]),
+    "transposed": lambda: (b.mul(b.matmul(b.transpose(x := matrix("a", 40, 18), perm=(1, 0)),
+                                          b.transpose(y := matrix("b", 21, 40), perm=(1, 0))),
+                                 0.5), [x, y]),
+    "batch, merged": lambda: (b.add(b.tanh(b.matmul(x := matrix("a", 3, 7, 32), weights(32, 24))),
+                                    y := matrix("r", 3, 7, 24)), [x, y]),
+    "batch": lambda: (b.matmul(x := matrix("a", 3, 7, 32), y := matrix("b", 3, 32, 24)), [x, y]),
+    "batch of b": lambda: (b.matmul(x := matrix("a", 7, 32), y := matrix("b", 3, 32, 24)), [x, y]),
+    "constant a": lambda: (b.matmul(weights(17, 32), y := matrix("b", 3, 32, 24)), [y]),
+    "attention": attention,
+    "mask of truth": lambda: (b.where(b.less(b.matmul(x := matrix("a", 9, 16), weights(16, 20)),
+                                             0.0), 0.0, y := matrix("r", 9, 20)), [x, y]),
+    "half": lambda: (b.add(b.matmul(x := matrix("a", 9, 32, dtype="f16"),
+                                    weights(32, 20, dtype="f16")), weights(1, 20, dtype="f16")), [x]),
+    "half, both read": lambda: (b.matmul(x := matrix("a", 9, 32, dtype="f16"),
+                                         y := matrix("b", 32, 20, dtype="f16")), [x, y]),
+}
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+@pytest.mark.parametrize("name", GEMMS)
+def test_matrix_product(name, spec):
+    y, inputs = GEMMS[name]()
+    check(spec, [y], inputs, y.type.dtype, "gemm_opencl")
