@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -405,6 +406,18 @@ def test_outputs_are_fresh_and_inputs_are_copied(device):
     first = executable.run([x])[0]
     x[:] = 5
     assert (first == 3).all() and (executable.run([x])[0] == 8).all() and (first == 3).all()
+
+
+def test_an_input_may_be_an_output_and_lie_anywhere(device):
+    plan = chain(2, n=64)
+    both = replace(plan, outputs=(*plan.outputs, TensorSpec("same", "f32", (64,), 0)))
+    executable = loaded(device, both)
+    x = np.arange(128, dtype=np.float32)[::2]
+    for array in (x, x.copy(), x + 1):
+        y, same = executable.run([array])
+        assert (same == array).all() and (y == array + 2).all() and same.base is not array
+    odd = np.frombuffer(b"x" + x.tobytes(), np.float32, 64, 1) if x.size else x
+    assert (executable.run([odd])[0] == x + 2).all()
 
 
 def test_models_in_several_python_threads(device):

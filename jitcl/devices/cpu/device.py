@@ -103,6 +103,11 @@ class CpuExecutable:
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._args, self._steps = self._tables()
+        returned = {t.buffer for t in plan.outputs}
+        self._input_places = [
+            None if t.buffer in returned else self._places(t.buffer) for t in plan.inputs
+        ]
+        self._output_places = [self._output_place(t.buffer) for t in plan.outputs]
         self._lock = threading.Lock()
 
     def _place(self, i: int) -> np.ndarray:
@@ -116,6 +121,21 @@ class CpuExecutable:
 
     def _view(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         return self._memory[buffer].view(dtypes.to_numpy(dtype)).reshape(shape)
+
+    def _places(self, buffer: int) -> np.ndarray:
+        """Where the address of a buffer stands in the argument table."""
+        found, at = [], 0
+        for step in self.plan.steps:
+            found += [at + k for k, b in enumerate(step.buffers) if b == buffer]
+            at += len(step.buffers) + len(step.params)
+        return np.array(found, np.int64)
+
+    def _output_place(self, buffer: int) -> np.ndarray | None:
+        """The same for an output that is nothing else: no input, constant or second output."""
+        alone = [t.buffer for t in self.plan.outputs].count(buffer) == 1
+        if not alone or self.plan.buffers[buffer].kind != "output":
+            return None
+        return self._places(buffer)
 
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:
         """(argument tables of all steps in one array, the executor's step table)."""
@@ -131,15 +151,36 @@ class CpuExecutable:
         return args, np.array(steps, np.int64).reshape(-1, 3)
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape exactly the
-        plan's)."""
+        """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's).
+
+        Inputs are read where they lie until this returns, and outputs written to the arrays that
+        it returns; only what is not contiguous or aligned is copied.
+        """
         self._check(arrays)
         with self._lock:
-            for view, array in zip(self._inputs, arrays):
-                np.copyto(view, array)
+            for view, places, array in zip(self._inputs, self._input_places, arrays):
+                if places is not None and array.flags.c_contiguous and array.flags.aligned:
+                    self._args[places] = array.__array_interface__["data"][0]
+                else:
+                    np.copyto(view, array)
+                    if places is not None:
+                        self._args[places] = view.__array_interface__["data"][0]
+            outputs = [self._fresh(i) for i in range(len(self._outputs))]
             if len(self._steps):
                 self._executor.run(self._steps, self._threads())
-            return [view.copy() for view in self._outputs]
+            return [
+                view.copy() if out is None else out for view, out in zip(self._outputs, outputs)
+            ]
+
+    def _fresh(self, i: int) -> np.ndarray | None:
+        """A new array that output i is written to; None where its buffer has another use too."""
+        places = self._output_places[i]
+        if places is None:
+            return None
+        view = self._outputs[i]
+        out = aligned_empty(view.nbytes).view(view.dtype).reshape(view.shape)
+        self._args[places] = out.__array_interface__["data"][0]
+        return out
 
     def _check(self, arrays: Sequence[np.ndarray]) -> None:
         if len(arrays) != len(self._inputs):
@@ -161,8 +202,13 @@ class CpuExecutable:
         best = [float("inf")] * len(self._steps)
         with self._lock:
             for _ in range(repeats):
-                for view, array in zip(self._inputs, arrays):
+                for view, places, array in zip(self._inputs, self._input_places, arrays):
                     np.copyto(view, array)
+                    if places is not None:
+                        self._args[places] = view.ctypes.data
+                for i, view in enumerate(self._outputs):
+                    if self._output_places[i] is not None:
+                        self._args[self._output_places[i]] = view.ctypes.data
                 for i in range(len(self._steps)):
                     start = time.perf_counter()
                     self._executor.run(self._steps[i : i + 1], self._threads())
