@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.generated import clang
+from tests.generated import clang, oclgrind
 from tests.generated.kernels import MODELS, TARGETS, model_kernels, op_kernels
 
 needs_clang = pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
@@ -71,3 +71,40 @@ KERNEL = HALVES + "__kernel void k(__global const float *x, __global {0} *y) {{ 
 def test_clang_finds_what_is_planted(type: str, body: str, fp16: bool, found: str) -> None:
     said = clang.diagnose(KERNEL.format(type, body), fp16=fp16)
     assert found in said if found else said == ""
+
+# -- Oclgrind ----------------------------------------------------------------------------------
+
+needs_oclgrind = pytest.mark.skipif(not oclgrind.LIBRARY.exists(),
+                                    reason="oclgrind is not installed")
+SIMULATED = [("ops", "gpu"), ("ops", "cpu"), ("graphs", "gpu"), ("graphs", "cpu")]
+
+
+@needs_oclgrind
+@pytest.mark.parametrize(("kind", "target"), SIMULATED)
+def test_kernels_access_what_is_theirs(kind: str, target: str) -> None:
+    check_simulated(kind, target)
+
+
+@needs_oclgrind
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [t for t in TARGETS if t not in ("gpu", "cpu")])
+@pytest.mark.parametrize("kind", ["ops", "graphs"])
+def test_kernels_of_more_devices_access_what_is_theirs(kind: str, target: str) -> None:
+    check_simulated(kind, target)
+
+
+def check_simulated(kind: str, target: str) -> None:
+    found = oclgrind.objections([kind, target])
+    assert len(found) >= 25
+    assert {name: text[:2000] for name, text in found.items() if text} == {}
+
+
+@needs_oclgrind
+def test_oclgrind_finds_what_is_planted() -> None:
+    wanted = {"sound": "", "race": "data race", "groups race": "data race",
+              "read": "Invalid read", "write": "Invalid write",
+              "unset": "depends on uninitialized value"}
+    found = oclgrind.objections(["faults", "gpu"])
+    assert found.keys() == wanted.keys()
+    assert {name: wanted[name] in text and bool(wanted[name]) == bool(text)
+            for name, text in found.items()} == dict.fromkeys(wanted, True)

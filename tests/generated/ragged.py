@@ -1,0 +1,102 @@
+"""Small graphs with ragged sizes: what templates and schedules get wrong first is the remainder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.ir.graph import Graph, Node, const, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+
+G = GraphBuilder()
+
+
+def x(*shape: int, dtype: str = "f32", name: str = "x") -> Node:
+    return graph_input(name, TensorType(dtype, shape))
+
+
+def w(*shape: int, dtype: str = "f32", seed: int = 0) -> Node:
+    """A constant: templates pack them."""
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return const(values.astype(dtypes.to_numpy(dtype)))
+
+
+def graph(*outputs: Node) -> Graph:
+    """The graph of these outputs; its inputs are found."""
+    named = tuple((f"y{k}", node) for k, node in enumerate(outputs))
+    inputs, seen, stack = [], set(), list(outputs)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        stack += node.inputs
+        if node.op == "input":
+            inputs.append(node)
+    return Graph("ragged", tuple(sorted(inputs, key=lambda n: str(n.attr("name")))), named)
+
+
+def feeds_of(g: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    return {str(n.attr("name")):
+            rng.standard_normal(n.type.dims).astype(dtypes.to_numpy(n.type.dtype))
+            for n in g.inputs}
+
+
+def conv(channels: int, kernels: int, size: tuple[int, ...], window: tuple[int, ...],
+         dtype: str = "f32", **attrs: Any) -> Graph:
+    """Convolution with bias and relu over a constant weight."""
+    rank = len(size)
+    attrs = {"strides": (1,) * rank, "pads": (0,) * 2 * rank, "dilations": (1,) * rank,
+             "group": 1, **attrs}
+    weight = w(kernels, channels // attrs["group"], *window, dtype=dtype)
+    y = G.conv(x(1, channels, *size, dtype=dtype), weight, **attrs)
+    bias = w(1, kernels, *[1] * rank, dtype=dtype, seed=1)
+    return graph(G.relu(G.add(y, bias)))
+
+
+def matmul(m: int, k: int, n: int, dtype: str = "f32", weight: bool = True) -> Graph:
+    """Product with a bias; the right side a constant or an input."""
+    right = w(k, n, dtype=dtype) if weight else x(k, n, dtype=dtype, name="z")
+    return graph(G.add(G.matmul(x(m, k, dtype=dtype), right), w(n, dtype=dtype, seed=1)))
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "conv-3x3": lambda: conv(5, 7, (9, 11), (3, 3), pads=(1, 1, 1, 1)),
+    "conv-3x3-blocks": lambda: conv(16, 24, (7, 9), (3, 3), pads=(1, 1, 1, 1)),
+    "conv-5x3-strided": lambda: conv(3, 9, (13, 10), (5, 3), strides=(2, 3), pads=(2, 0, 1, 1)),
+    "conv-dilated": lambda: conv(4, 6, (11, 9), (3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
+    "conv-groups": lambda: conv(12, 8, (6, 7), (3, 3), group=4, pads=(1, 1, 1, 1)),
+    "conv-1x1": lambda: conv(13, 19, (5, 7), (1, 1)),
+    "conv-1x1-blocks": lambda: conv(32, 16, (5, 3), (1, 1)),
+    "conv-1d": lambda: conv(6, 10, (17,), (4,), strides=(2,), pads=(1, 2)),
+    "conv-3d": lambda: conv(2, 3, (4, 5, 6), (2, 3, 2), pads=(1, 0, 0, 0, 1, 1)),
+    "conv-f16": lambda: conv(5, 7, (6, 7), (3, 3), "f16", pads=(1, 1, 1, 1)),
+    "depthwise": lambda: conv(9, 9, (8, 7), (3, 3), group=9, pads=(1, 1, 1, 1)),
+    "depthwise-strided": lambda: conv(16, 16, (9, 11), (5, 5), group=16, strides=(2, 2),
+                                      pads=(2, 2, 2, 2)),
+    "gemm": lambda: matmul(17, 13, 29),
+    "gemm-row": lambda: matmul(1, 31, 23),
+    "gemm-blocks": lambda: matmul(16, 32, 32),
+    "gemm-inputs": lambda: matmul(11, 19, 7, weight=False),
+    "gemm-f16": lambda: matmul(9, 21, 13, "f16"),
+    "matmul-batched": lambda: graph(G.matmul(x(3, 5, 7), x(3, 7, 9, name="z"))),
+    "softmax": lambda: graph(G.softmax(x(5, 31), axis=-1)),
+    "softmax-columns": lambda: graph(G.softmax(x(31, 5), axis=0)),
+    "sum-long": lambda: graph(G.reduce_sum(x(3, 301), axes=(1,))),
+    "sum-all": lambda: graph(G.reduce_sum(x(7, 29, 3), axes=(0, 1, 2))),
+    "max-columns": lambda: graph(G.reduce_max(x(67, 3), axes=(0,))),
+    "argmax": lambda: graph(G.argmax(x(3, 97), axis=1)),
+    "max-pool": lambda: graph(G.max_pool(x(1, 3, 9, 11), kernel=(3, 3), strides=(2, 2),
+                                         pads=(1, 1, 1, 1), dilations=(1, 1))),
+    "average-pool": lambda: graph(G.average_pool(x(1, 17, 7, 5), kernel=(2, 3), strides=(1, 2),
+                                                 pads=(0, 1, 1, 1), dilations=(1, 1))),
+    "transpose": lambda: graph(G.transpose(x(7, 19, 5), perm=(2, 0, 1))),
+    "concat": lambda: graph(G.concat(x(3, 5), x(3, 13, name="z"), axis=1)),
+    "elementwise": lambda: graph(G.mul(G.sigmoid(x(3, 7, 11)), x(3, 7, 11))),
+    "elementwise-f16": lambda: graph(G.add(x(37, dtype="f16"), x(37, dtype="f16", name="z"))),
+}

@@ -1,0 +1,107 @@
+"""What runs inside Oclgrind: small graphs, compiled for one of TARGETS, and planted faults."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.devices.opencl.device import OpenClDevice
+from jitcl.devices.select import open_device
+from jitcl.ir.graph import Graph
+from jitcl.ops.builder import evaluate
+from jitcl.runtime.memory import plan_memory
+from tests.generated.kernels import TARGETS, op_graphs, plan_for
+from tests.generated.ragged import GRAPHS, feeds_of
+
+
+@dataclass
+class Case:
+    """A plan, what to feed it, and what it must give; `want` None where that is not the point."""
+
+    plan: Plan
+    feeds: dict[str, np.ndarray]
+    graph: Graph | None = None
+
+
+@functools.cache
+def simulator() -> OpenClDevice:
+    return open_device("opencl:oclgrind")  # type: ignore[return-value]
+
+
+# Oclgrind 21.10 takes what was known of a freed buffer for the state of the next in its place.
+_kept: list[Any] = []
+
+
+def run_case(case: Case) -> str:
+    """Runs a case in the simulator; says which outputs are wrong ('' if none)."""
+    plan = plan_memory(case.plan, "slots")
+    executable = simulator().load(plan)
+    _kept.append(executable)
+    outputs = executable.run([case.feeds[t.name] for t in plan.inputs])
+    if case.graph is None:
+        return ""
+    feeds = {n: case.feeds[str(n.attr("name"))] for n in case.graph.inputs}
+    return "".join(f"output {name} is wrong\n"
+                   for (name, node), got in zip(case.graph.outputs, outputs)
+                   if not close(got, evaluate(node, feeds)))
+
+
+def close(got: np.ndarray, want: np.ndarray) -> bool:
+    """Equal but for rounding, NaN and infinities in the same places."""
+    if not dtypes.is_float(dtypes.from_numpy(want.dtype)):
+        return np.array_equal(got, want)
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(want)
+    scale = np.abs(want[finite]).max(initial=1e-30)
+    return (np.array_equal(got[~finite], want[~finite], equal_nan=True)
+            and bool((np.abs(got[finite] - want[finite]) <= 5e-3 * scale).all()))
+
+
+# -- cases -------------------------------------------------------------------------------------
+
+
+def of_ops(target: str) -> Iterator[tuple[str, Case]]:
+    for name, (graph, feeds) in op_graphs(TARGETS[target]).items():
+        yield name, Case(plan_for(graph, TARGETS[target]), feeds, graph)
+
+
+def of_graphs(target: str) -> Iterator[tuple[str, Case]]:
+    for name, make in GRAPHS.items():
+        graph = make()
+        yield name, Case(plan_for(graph, TARGETS[target]), feeds_of(graph), graph)
+
+
+PLANTED = {
+    "sound": "__local float s[8]; int i = get_local_id(0); s[i] = x[i];"
+             " barrier(CLK_LOCAL_MEM_FENCE); y[i] = s[7 - i];",
+    "race": "__local float s[8]; int i = get_local_id(0); s[i] = x[i];"
+            " barrier(CLK_LOCAL_MEM_FENCE); s[i] = s[7 - i]; y[i] = s[i];",
+    "groups race": "y[get_local_id(0)] = x[get_global_id(0)];",
+    "read": "int i = get_local_id(0); y[i] = x[i + 1];",
+    "write": "int i = get_local_id(0); y[i + 1] = x[i];",
+    "unset": "__local float s[8]; int i = get_local_id(0); if (i < 4) s[i] = x[i];"
+             " barrier(CLK_LOCAL_MEM_FENCE); if (s[7 - i] > 0) y[i] = 1;",
+}
+
+
+def of_faults(target: str) -> Iterator[tuple[str, Case]]:
+    """Hand-written kernels over 8 floats, all but one of them wrong."""
+    for name, body in PLANTED.items():
+        entry, items = name.replace(" ", "_"), 4 if "groups" in name else 8
+        text = f"__kernel void {entry}(__global const float *x, __global float *y)\n{{ {body} }}\n"
+        buffers = (BufferSpec("x", "f32", (8,), 32, "input"),
+                   BufferSpec("y", "f32", (8,), 32, "output"))
+        plan = Plan((TensorSpec("x", "f32", (8,), 0),), (TensorSpec("y", "f32", (8,), 1),),
+                    (KernelSource(entry, text, "opencl"),),
+                    (Step(name, entry, (0, 1), (), (8,), (items,), writes=(1,)),), buffers, ())
+        yield name, Case(plan, {"x": np.arange(8, dtype=np.float32)})
+
+
+CASES: dict[str, Callable[[str], Iterator[tuple[str, Case]]]] = {
+    "ops": of_ops, "graphs": of_graphs, "faults": of_faults}
