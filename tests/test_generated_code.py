@@ -4,10 +4,12 @@ Oclgrind's checks of every access, and guard zones around the buffers of the CPU
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tests.generated import clang, oclgrind
-from tests.generated.kernels import MODELS, TARGETS, model_kernels, op_kernels
+from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
+from tests.generated import clang, guarded, oclgrind, ragged
+from tests.generated.kernels import MODELS, TARGETS, model_plan, op_graphs, op_kernels
 
 needs_clang = pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
 needs_models = pytest.mark.skipif(not MODELS.is_dir(),
@@ -49,7 +51,8 @@ def test_kernels_of_more_models_pass_clang(name: str, target: str) -> None:
 def check_model(name: str, target: str) -> None:
     fp16 = TARGETS[target].fp16_arithmetic
     for precision in ("high", "low"):
-        assert clang.objections(model_kernels(name, target, precision), fp16=fp16) == ""
+        plan, _ = model_plan(name, TARGETS[target], precision)
+        assert clang.objections(plan.kernels, fp16=fp16) == ""
 
 
 HALVES = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
@@ -108,3 +111,64 @@ def test_oclgrind_finds_what_is_planted() -> None:
     assert found.keys() == wanted.keys()
     assert {name: wanted[name] in text and bool(wanted[name]) == bool(text)
             for name, text in found.items()} == dict.fromkeys(wanted, True)
+
+# -- guard zones on the CPU --------------------------------------------------------------------
+
+OPS_ON_CPU = op_graphs(guarded.DEVICE.target)
+
+
+@pytest.mark.parametrize("name", OPS_ON_CPU)
+def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
+    guarded.check(*OPS_ON_CPU[name])
+
+
+@pytest.mark.parametrize("templates", [True, False], ids=["templates", "loops"])
+@pytest.mark.parametrize("name", ragged.GRAPHS)
+def test_cpu_kernels_of_ragged_sizes_stay_inside(name: str, templates: bool) -> None:
+    graph = ragged.GRAPHS[name]()
+    guarded.check(graph, ragged.feeds_of(graph), templates=templates)
+
+
+@needs_models
+@pytest.mark.parametrize("name", ["mnist8", "squeezenet1.0_fp16"])
+def test_cpu_kernels_of_a_model_stay_inside(name: str) -> None:
+    guarded.check_plan(*model_plan(name, guarded.DEVICE.target))
+
+
+@needs_models
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_cpu_kernels_of_more_models_stay_inside(name: str) -> None:
+    guarded.check_plan(*model_plan(name, guarded.DEVICE.target))
+
+
+FAULTY = """
+from jitcl.devices.cpu.native import *
+
+def {name}(args, tid, nthreads):
+    x = peek(args, 0)
+    y = peek(args, 1)
+    for i in range({first}, {end}):
+        poke(y, i, peek(x, i{shift}))
+"""
+
+
+@pytest.mark.parametrize(("name", "first", "end", "shift", "found"), [
+    ("sound", 0, 8, "", None),
+    ("writes_behind", 0, 9, "", r"assert \[.*\] == \[\]"),
+    ("writes_before", -1, 8, "", r"assert \[.*\] == \[\]"),
+    ("reads_behind", 0, 8, " + 1", "outside its operands"),
+    ("leaves_a_hole", 0, 7, "", "never written"),
+])
+def test_guard_zones_find_what_is_planted(name: str, first: int, end: int, shift: str,
+                                          found: str | None) -> None:
+    body = FAULTY.format(name=name, first=first, end=end, shift=shift)
+    plan = Plan((TensorSpec("x", "i64", (8,), 0),), (TensorSpec("y", "i64", (8,), 1),),
+                (KernelSource(name, body, "numba"),), (Step(name, name, (0, 1), writes=(1,)),),
+                (BufferSpec("x", "i64", (8,), 64, "input"),
+                 BufferSpec("y", "i64", (8,), 64, "output")), ())
+    feeds = {"x": np.arange(8)}
+    if found is None:
+        return guarded.check_plan(plan, feeds)
+    with pytest.raises(AssertionError, match=found):
+        guarded.check_plan(plan, feeds)

@@ -14,7 +14,7 @@ import numpy as np
 from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.ir.graph import Graph, Node, graph_input
-from jitcl.ir.types import Sym, TensorType
+from jitcl.ir.types import TensorType
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import Sample
@@ -96,13 +96,10 @@ def op_kernels(target_name: str, precision: str = "high") -> tuple[KernelSource,
                     for graph, _ in op_graphs(target).values())
 
 
-def model_kernels(name: str, target_name: str, precision: str = "high") -> tuple[KernelSource, ...]:
-    """Every kernel of a real model for one of TARGETS, at the shapes of its first golden run."""
-    source = open_source(MODELS / f"{name}.onnx")
+def model_plan(name: str, target: Target, precision: str = "high"
+               ) -> tuple[Plan, dict[str, np.ndarray]]:
+    """The plan of a real model for its first golden run, and what that run is fed."""
     golden = np.load(sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0])
     feeds = {k.split(":", 1)[1]: golden[k] for k in golden.files if k.startswith("in")}
-    for tensor in source.signature()[0]:
-        assert tensor.optional or tensor.name in feeds or not any(
-            isinstance(d, Sym) for d in tensor.shape), tensor
-    graph = source.graph({n: a.shape for n, a in feeds.items()}, {})
-    return plan_for(graph, TARGETS[target_name], precision=precision).kernels
+    graph = open_source(MODELS / f"{name}.onnx").graph({n: a.shape for n, a in feeds.items()}, {})
+    return plan_for(graph, target, precision=precision), feeds
