@@ -155,8 +155,8 @@ def {name}(args, tid, nthreads):
 
 @pytest.mark.parametrize(("name", "first", "end", "shift", "found"), [
     ("sound", 0, 8, "", None),
-    ("writes_behind", 0, 9, "", r"assert \[.*\] == \[\]"),
-    ("writes_before", -1, 8, "", r"assert \[.*\] == \[\]"),
+    ("writes_behind", 0, 9, "", "stored outside"),
+    ("writes_before", -1, 8, "", "stored outside"),
     ("reads_behind", 0, 8, " + 1", "outside its operands"),
     ("leaves_a_hole", 0, 7, "", "never written"),
 ])

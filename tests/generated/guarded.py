@@ -66,7 +66,8 @@ def run(plan: Plan, feeds: Mapping[str, np.ndarray], fill: int) -> list[np.ndarr
         patch.setattr(cpu, "_aligned", guards.copy)
         executable = DEVICE.load(apart(plan), kernel_cache().for_target(DEVICE.target))
     outputs = executable.run([feeds[t.name] for t in plan.inputs])
-    assert guards.broken() == []
+    broken = guards.broken()
+    assert not broken, f"stored outside of buffers, at bytes {broken} of guard zones"
     return outputs
 
 
