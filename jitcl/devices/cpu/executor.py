@@ -1,12 +1,16 @@
-"""Runs a whole plan as one call without the GIL per thread: a pool of waiting threads, spin
-barriers between steps.
+"""Runs a whole plan as one call without the GIL per thread: a pool of waiting threads.
 
-    Executor(cache, target_key).run(steps, count, nthreads)
+    Executor(cache, target_key).run(steps, nthreads)
 
-`steps` is an int64 table, three a step: kernel address, argument table, flags. Thread 0 is the
-caller's. The others are Python threads that sit in one native loop: they spin for some microseconds
-after a run, then sleep (a futex on Linux, a Python semaphore elsewhere), so that idle models cost
-nothing.
+`steps` is an int64 table, three a step: kernel address, argument table, flags. A step is cut into
+a few pieces a thread; each thread takes its own share first (what it wrote last is in its caches),
+then what is left of others'. Nobody waits for a thread, only for pieces: one that the system runs
+late, or not at all, costs its share of the work and no more. As kernels split work by index alone,
+results are the same whoever runs which piece.
+
+Thread 0 is the caller's. The others are Python threads that sit in one native loop: they spin for
+some microseconds after a run, then sleep (a futex on Linux, a Python semaphore elsewhere), so that
+idle models cost nothing.
 """
 
 from __future__ import annotations
@@ -32,36 +36,60 @@ _STEPS = '''
 from jitcl.devices.cpu.native import *
 
 def jitcl_steps(args, tid, nthreads):
-    """args: steps, count, address of the barrier's counter, address of sched_yield."""
+    """args: steps, count, counters, address of sched_yield, pieces a thread.
+
+    Counters, a cache line each: of every step, pieces done, then pieces claimed of each thread's
+    share.
+    """
     steps = peek(args, 0)
     count = peek(args, 1)
-    counter = peek(args, 2)
-    yield_address = peek(args, 3)
+    counters = peek(args, 2)
+    pieces = peek(args, 4)
+    total = nthreads * pieces
+    stride = 8 * (nthreads + 1)
+    met = 0
     for i in range(count):
+        function = peek(steps, 3 * i)
+        operands = peek(steps, 3 * i + 1)
         flags = peek(steps, 3 * i + 2)
+        if nthreads == 1:
+            call_kernel(function, operands, 0, 1)
+            continue
+        done = i * stride
         if flags & 1 == 0:
-            call_kernel(peek(steps, 3 * i), peek(steps, 3 * i + 1), tid, nthreads)
+            for turn in range(nthreads):
+                owner = tid + turn
+                if owner >= nthreads:
+                    owner -= nthreads
+                claimed = done + 8 * (owner + 1)
+                while load_acquire(counters, claimed) < pieces:
+                    piece = fetch_add(counters, claimed, 1)
+                    if piece < pieces:
+                        call_kernel(function, operands, owner * pieces + piece, total)
+                        fetch_add(counters, done, 1)
         elif tid == 0:
-            call_kernel(peek(steps, 3 * i), peek(steps, 3 * i + 1), 0, 1)
-        if flags & 2 != 0 and nthreads > 1:
-            goal = fetch_add(counter, 0, 1) // nthreads * nthreads + nthreads
-            spins = 0
-            while load_acquire(counter, 0) < goal:
-                pause()
-                spins += 1
-                if spins > 2000:
-                    call_yield(yield_address)
-                    spins = 0
+            call_kernel(function, operands, 0, 1)
+            fetch_add(counters, done, total)
+        if flags & 2 != 0 or i == count - 1:
+            for k in range(met, i + 1):
+                spins = 0
+                while load_acquire(counters, k * stride) < total:
+                    pause()
+                    spins += 1
+                    if spins > 2000:
+                        call_yield(peek(args, 3))
+                        spins = 0
+            met = i + 1
 '''
 
-# pool table: 0 generation, 1 job's function, 2 job's args, 3 job's threads, 4 finished, 5 sleepers,
-# 6 stop,             7 sched_yield, 8 syscall, 9 SYS_futex, 10 spins before sleep; 16 and 32: own
-# cache lines of 4 and 5
+# pool table: 0 generation, 1 job's function, 2 job's args, 3 job's threads, 6 stop, 7 sched_yield,
+# 8 syscall, 9 SYS_futex, 10 spins before sleep, 16 generation that may be joined (0: none), 24
+# threads inside, 32 sleepers
 _POOL = '''
 from jitcl.devices.cpu.native import *
 
 def jitcl_worker(args, tid, nthreads):
-    """A pool thread's life: wait for the next generation, run the job, say so."""
+    """A pool thread's life: wait for a new generation, join its job unless it is over already."""
     seen = 0
     while True:
         spins = 0
@@ -74,23 +102,28 @@ def jitcl_worker(args, tid, nthreads):
                     futex(peek(args, 8), peek(args, 9), args, 0, 128, seen)
                 fetch_add(args, 32, -1)
                 spins = 0
-        seen += 1
+        seen = load_acquire(args, 0)
         if peek(args, 6) != 0:
             return
-        call_kernel(peek(args, 1), peek(args, 2), tid, peek(args, 3))
-        fetch_add(args, 16, 1)
+        fetch_add(args, 24, 1)
+        if load_acquire(args, 16) == seen:
+            call_kernel(peek(args, 1), peek(args, 2), tid, peek(args, 3))
+        fetch_add(args, 24, -1)
 
 def jitcl_launch(args, tid, nthreads):
-    """The caller's side: post the job, wake sleepers, take part as thread 0, wait for all."""
-    goal = load_acquire(args, 16) + nthreads - 1
+    """The caller's side: open a job, wake sleepers, take part as thread 0, close, wait for who is
+    inside."""
+    generation = load_acquire(args, 0) + 1
+    fetch_add(args, 16, generation)
     fetch_add(args, 0, 1)
     if load_acquire(args, 32) > 0:
         futex(peek(args, 8), peek(args, 9), args, 0, 129, 2147483647)
     if peek(args, 6) != 0:
         return
     call_kernel(peek(args, 1), peek(args, 2), 0, nthreads)
+    fetch_add(args, 16, -generation)
     spins = 0
-    while load_acquire(args, 16) < goal:
+    while load_acquire(args, 24) > 0:
         pause()
         spins += 1
         if spins > 2000:
@@ -103,6 +136,7 @@ RUNTIME = tuple(
 )
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98, "i686": 240}
 _SPINS = 3000  # 50 to 100 microseconds awake between runs
+_PIECES = 2  # each thread's share of a step: the second half may be taken by whoever is idle
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -219,15 +253,17 @@ class Executor:
             finally:
                 self._lock.release()
             return
-        args = np.array((steps.ctypes.data, len(steps), 0, self._yield), np.int64)
+        args = np.array((steps.ctypes.data, len(steps), 0, self._yield, 1), np.int64)
         self._steps(args.ctypes.data, 0, 1)
 
     def _run_parallel(self, steps: np.ndarray, nthreads: int) -> None:
         if self._pool is None or self._pool.nthreads != nthreads:
             self.stop()
             self._pool = _make_pool(self.kernels, nthreads)
-        counter = _aligned(8)
-        args = np.array((steps.ctypes.data, len(steps), counter.ctypes.data, self._yield), np.int64)
+        counters = _aligned(8 * len(steps) * (nthreads + 1))
+        args = np.array(
+            (steps.ctypes.data, len(steps), counters.ctypes.data, self._yield, _PIECES), np.int64
+        )
         self._pool.run(self.kernels["jitcl_steps"], args.ctypes.data)
 
     def stop(self) -> None:

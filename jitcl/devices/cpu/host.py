@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from jitcl import config
 from jitcl.target import Target
 
+_LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "tiles", "vector", "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
 _RELEVANT = ("avx512f", "avx512vl", "avx2", "avx", "fma", "f16c", "sse4.1", "neon", "fp-armv8")
 
@@ -39,9 +42,18 @@ def _memory() -> int:
 
 
 def versions() -> str:
-    """The compilers that object code depends on; read from package metadata, nothing is imported.
-    The compilers that object code depends on; read from package metadata, nothing is imported."""
-    return f"numba {version('numba')} llvmlite {version('llvmlite')}"
+    """What object code depends on beside the kernel's text: compilers, and the operations that texts
+    name. Read from files and package metadata; nothing is imported."""
+    return f"numba {version('numba')} llvmlite {version('llvmlite')} operations {_operations()}"
+
+
+@functools.cache
+def _operations() -> str:
+    """Digest of the modules that give a kernel's text its meaning."""
+    digest = hashlib.sha256()
+    for name in _LANGUAGE:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def probe_target() -> Target:

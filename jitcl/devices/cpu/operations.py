@@ -109,6 +109,21 @@ def _llvm(float_name: str, signed: str = "", unsigned: str = "") -> Generate:
     return generate
 
 
+def _extreme(predicate: str, of_integers: Generate) -> Generate:
+    """min and max: NaN where either operand is NaN. One instruction where the second is a literal,
+    three elsewhere; llvm.maximum takes six, for the sign of zero, but LLVM knows it in reductions
+    (`sum_max`)."""
+
+    def generate(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
+        if not _is_float(element):
+            return of_integers(b, element, x)
+        first, second = x
+        chosen = b.select(b.fcmp_ordered(predicate, second, first), second, first)
+        return b.select(b.fcmp_unordered("uno", second, second), second, chosen)
+
+    return generate
+
+
 def _identity_for_ints(generate: Generate) -> Generate:
     return lambda b, element, x: generate(b, element, x) if _is_float(element) else x[0]
 
@@ -315,8 +330,8 @@ TABLE: dict[str, tuple[int, Generate, Any]] = {
     "mod": (2, _divide("mod"), None),
     "fmod": (2, _divide("fmod"), None),
     "pow": (2, _pow, None),
-    "min": (2, _llvm("minimum", "smin", "umin"), None),
-    "max": (2, _llvm("maximum", "smax", "umax"), None),
+    "min": (2, _extreme("<", _llvm("minimum", "smin", "umin")), None),
+    "max": (2, _extreme(">", _llvm("maximum", "smax", "umax")), None),
     "neg": (1, _neg, None),
     "abs": (1, _abs, None),
     "sign": (1, _sign, None),
@@ -351,6 +366,8 @@ TABLE: dict[str, tuple[int, Generate, Any]] = {
     "sum_add": (2, _arith("fadd", "add", REDUCE), None),
     "sum_fma": (3, _sum_fma, None),
     "sum_mul": (2, _arith("fmul", "mul", REDUCE), None),
+    "sum_min": (2, _llvm("minimum", "smin", "umin"), None),
+    "sum_max": (2, _llvm("maximum", "smax", "umax"), None),
 }
 OPERATIONS = {
     public(name): make(name, arity, generate, result)
