@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -21,22 +23,34 @@ rng = np.random.default_rng(3)
 pytestmark = pytest.mark.skipif(not DEVICES, reason="no OpenCL device")
 
 
-def run(spec: str, graph: Graph, arrays, template: str | None, templates: bool = True):
+# The same devices, posing as GPUs: without local memory worth using (as Mali), and with
+POSES = {
+    "cpu": {},
+    "mali": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False),
+    "gpu": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=True,
+                local_memory=32 << 10, max_work_group=256),
+}
+
+
+def run(spec: str, graph: Graph, arrays, template: str | None, templates: bool = True,
+        pose: str = "cpu"):
     """Outputs on a device; asserts that `template` wrote one of the kernels."""
     place = device(spec)
-    plan = generate(graph, fuse(graph), place.target, templates=templates).plan
+    target = dataclasses.replace(place.target, **POSES[pose])
+    plan = generate(graph, fuse(graph), target, templates=templates).plan
     plan = plan_memory(plan, place.memory_mode, "normal", max(64, place.target.alignment))
     if templates and template is not None:
         assert any(k.template.startswith(template) for k in plan.kernels)
     return place.load(plan).run(arrays)
 
 
-def check(spec: str, outputs: list[Node], inputs: list[Node], dtype: str, template: str | None):
+def check(spec: str, outputs: list[Node], inputs: list[Node], dtype: str, template: str | None,
+          pose: str = "cpu"):
     """Feed random arrays; compare with the references, and with generated loops."""
     arrays = [rng.standard_normal(n.type.dims).astype("f4" if n.type.dtype == "f32" else "f2")
               for n in inputs]
     graph = Graph("t", tuple(inputs), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
-    results = run(spec, graph, arrays, template)
+    results = run(spec, graph, arrays, template, pose=pose)
     loops = run(spec, graph, arrays, template, templates=False)
     for node, got, other in zip(outputs, results, loops):
         want = evaluate(node, dict(zip(inputs, arrays))).astype(np.float64)
@@ -92,11 +106,13 @@ def conv_case(x, k, kernel, strides=None, pads=None, dilations=None, group=1, ac
     return b.op(act, y), inputs, dtype
 
 
+@pytest.mark.parametrize("pose", POSES)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name", CONVS)
-def test_convolution(name, spec):
+def test_convolution(name, spec, pose):
     y, inputs, dtype = conv_case(**CONVS[name])
-    check(spec, [y], inputs, dtype, "conv_opencl")
+    template = "gemm_tiled_opencl" if pose == "gpu" else "conv_opencl"
+    check(spec, [y], inputs, dtype, template, pose)
 
 
 def matrix(name: str, *shape: int, dtype: str = "f32") -> Node:
@@ -146,8 +162,10 @@ GEMMS = {
 }
 
 
+@pytest.mark.parametrize("pose", POSES)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name", GEMMS)
-def test_matrix_product(name, spec):
+def test_matrix_product(name, spec, pose):
     y, inputs = GEMMS[name]()
-    check(spec, [y], inputs, y.type.dtype, "gemm_opencl")
+    template = "gemm_tiled_opencl" if pose == "gpu" else "gemm_opencl"
+    check(spec, [y], inputs, y.type.dtype, template, pose)

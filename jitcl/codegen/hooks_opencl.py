@@ -8,20 +8,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitcl.codegen.hooks import Hooks
-from jitcl.codegen.lower import Loads, lower
+from jitcl.codegen.lower import Loads, NodeLoader, lower
 from jitcl.codegen.opencl_helpers import STORED, helper
+from jitcl.codegen.render import flat
+from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_opencl import schedule
+from jitcl.codegen.share import share
 from jitcl.codegen.vector_opencl import EpilogueRenderer, NotVectorisable
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Buffer, Kernel
+from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Lines that load one element of a tile into local memory, and what they read."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    fast_k: bool                                 # elements along k are neighbours in memory
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,30 @@ class OpenClHooks(Hooks):
         return Epilogue(tuple(lines), tuple(map(helper, renderer.helpers)),
                         tuple((self.names[n], STORED[n.type.dtype]) for n in used), used,
                         STORED[root.type.dtype])
+
+    def load_lines(self, node: Node, tile: str, shape: tuple[int, ...], ix: list[Expr],
+                   *inside: Expr) -> Loader:
+        """Code that puts the element at `ix` of a node, seen in a `shape`, into place `to` of a
+        tile in local memory, 0 where not `inside`. Variables are those of `ix`; `k` counts terms.
+        """
+        seen = node.type.with_(shape=shape)
+        loads = Loads(KernelBuilder(), self.group, self.names,
+                      lambda n: seen if n is node else n.type)
+        guard = E.const(True, "bool")
+        for condition in inside:
+            guard = guard & condition
+        value = NodeLoader(loads, node)(*ix, guard=guard)
+        shapes = {name: loads.types(n).physical for n, name in self.names.items()}
+        buffers = tuple(Buffer(name, n.type.dtype, shapes[name]) for n, name in self.names.items())
+        store = Store(tile, (E.var("to"),), E.cast(value, "f32"))
+        out = Buffer(tile, "f32", (1 << 12,), "out")
+        kernel = share(Kernel("load", (*buffers, out), (store,)), addresses=False)
+        renderer = OpenClRenderer(kernel, fp64=False)
+        lines = renderer.block(kernel.body, 0)
+        read = {x.value: x for x in E.walk(value) if x.op == "load"}
+        nodes = tuple(n for n, name in self.names.items() if name in read)
+        fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())
+        return Loader(tuple(lines), tuple(map(helper, renderer.helpers)), nodes, fast)
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
@@ -137,3 +174,10 @@ class OpenClHooks(Hooks):
         alone = Group(anchor, group.inlined - behind - {anchor}, anchor)
         return value, OpenClHooks(alone, self.target), dataclasses.replace(
             emitted, arguments=arguments)
+
+
+def _stride(load: Expr, shape: tuple[int, ...], var: str) -> int:
+    """Elements that the load's address moves by for a step of a variable; 0 where it is no sum of
+    multiples of variables."""
+    terms, _ = E.linear(flat(shape, load.indices))
+    return next((k for a, k in terms.items() if a.op == "var" and a.value == var), 0)

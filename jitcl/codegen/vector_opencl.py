@@ -8,6 +8,8 @@ is none of these is refused, and the template computes its epilogue in a kernel 
 
 from __future__ import annotations
 
+import re
+
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import ATOM, CHOICE, LOGIC, MUL, UNARY, OpenClRenderer, Text
 from jitcl.codegen.share import share
@@ -45,7 +47,11 @@ class EpilogueRenderer(OpenClRenderer):
 
     def lines(self) -> list[str]:
         """The statements; raises NotVectorisable."""
-        lines = self.block(self.kernel.body, 1)
+        lines: list[str] = []
+        for s in reversed(self.kernel.body):     # what is read at y's address needs no index
+            name = s.var.value if isinstance(s, Let) else ""
+            if not name or re.search(rf"\b{name}\b", "\n".join(lines)):
+                lines = self.stmt(s, 1) + lines
         if self.doubles:
             raise NotVectorisable("double precision")
         return lines

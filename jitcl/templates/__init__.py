@@ -9,8 +9,9 @@ from jitcl.templates.conv_opencl.template import ConvOpenCl
 from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
 from jitcl.templates.gemm_cpu.template import GemmCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
+from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 
 TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
-                                   ConvOpenCl(), GemmOpenCl())
+                                   ConvOpenCl(), GemmOpenCl(), GemmTiledOpenCl())
 
 __all__ = ["TEMPLATES", "Template"]

@@ -1,0 +1,230 @@
+"""Matrix products and convolutions on GPUs whose local memory is worth staging tiles into.
+
+A convolution is a product too, of weights [m, taps] and pixels [taps, n], whose right side is never
+stored: the loader of a tile finds each tap's pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+from jitcl.templates.gemm_opencl.product import counter, fits_int, real
+from jitcl.templates.gemm_opencl.template import decoded
+
+GROUPS = 2                     # work-groups a core that keep it busy
+LEAST_K = 128                  # terms of a part of a sum that is split
+MAX_SPLITS = 16
+JOIN = 128                     # work-items a group of the kernel that joins the parts
+TRUE = E.const(True, "bool")
+
+Place = tuple[list[Expr], Expr]                  # an operand's index, and whether it is inside
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Work-group tile, terms at a time, work-item tile."""
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+
+    @property
+    def items(self) -> int:
+        """Work-items of a group."""
+        return self.bm // self.tm * (self.bn // self.tn)
+
+
+LARGE = Tiling(128, 128, 16, 8, 8)
+MIDDLE = Tiling(64, 64, 16, 4, 4)
+SMALL = Tiling(32, 32, 32, 4, 4)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A product: where the nodes A (seen in `a_shape`) and B are read at (image, row or column,
+    k), and where C is stored."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    nodes: tuple[Node, Node]
+    a_shape: tuple[int, ...]
+    a: Callable[[Expr, Expr, Expr], Place]
+    b: Callable[[Expr, Expr, Expr], Place]
+    c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
+
+
+class GemmTiledOpenCl:
+    """matmul and conv of f32 or f16 storage, sums in f32."""
+
+    name = "gemm_tiled_opencl"
+    language = "opencl"
+
+    def accepts(self, group: Group, target: Target) -> Match | None:
+        node = group.anchor
+        if node is None or not real(target) or target.max_work_group < SMALL.items:
+            return None
+        if node.op not in ("matmul", "conv") or node.type.dtype not in ("f32", "f16"):
+            return None
+        if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
+            return None
+        if 0 in (node.type.size, *(i.type.size for i in node.inputs)):
+            return None
+        if not fits_int(MAX_SPLITS * node.type.size, *(n.type.size for n in group.operands)):
+            return None
+        if node.op == "matmul":
+            return matmul(node)
+        return conv(node) if node.inputs[1] in group.operands else None
+
+    def emit(self, match: Match, hooks: Any) -> list[Emitted]:
+        return _Writer(match, hooks).emit()
+
+
+def matmul(node: Node) -> Match | None:
+    """The product of a matmul; leading axes are rows where b has none."""
+    a, b = node.inputs
+    if a.type.rank < 2 or b.type.rank < 2:
+        return None
+    *leading, height, n = node.type.dims
+    merged = math.prod(b.type.dims[:-2]) == 1
+    batch = 1 if merged else math.prod(leading)
+
+    def rows(image: Expr, m: Expr) -> list[Expr]:
+        return decoded(m, (*leading, height)) if merged else [*decoded(image, tuple(leading)), m]
+
+    def fitted(operand: Node, ix: list[Expr]) -> list[Expr]:
+        dims = operand.type.dims[:-2]
+        ix = ix[len(ix) - len(dims):]
+        return [E.index(0) if d == 1 else i for i, d in zip(ix, dims)]
+
+    def left(image: Expr, m: Expr, k: Expr) -> Place:
+        *outer, row = rows(image, m)
+        return [*fitted(a, outer), row, k], TRUE
+
+    def right(image: Expr, n: Expr, k: Expr) -> Place:
+        outer = decoded(image, tuple(leading)) if not merged else [E.index(0)] * len(leading)
+        return [*fitted(b, outer), k, n], TRUE
+
+    rows_in_all = math.prod(leading) * height if merged else height
+    return Match(batch, rows_in_all, n, a.type.dims[-1], (a, b), a.type.dims, left, right,
+                 lambda image, m, n: (*rows(image, m), n))
+
+
+def conv(node: Node) -> Match | None:
+    """Weights times pixels, an image a group of channels; None where groups are tiny."""
+    x, w = node.inputs
+    groups = node.attr("group")
+    if groups > 1 and w.type.dims[1] * w.type.dims[0] // groups < 16:
+        return None
+    kernel, out, spatial = w.type.dims[2:], node.type.dims[2:], x.type.dims[2:]
+    strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
+    m, c = w.type.dims[0] // groups, w.type.dims[1]
+
+    def channel(image: Expr, offset: Expr, size: int) -> list[Expr]:
+        if groups == 1:
+            return [image, offset]
+        return [image // groups, image % groups * size + offset]
+
+    def left(image: Expr, m_: Expr, k: Expr) -> Place:
+        row = m_ if groups == 1 else image % groups * m + m_
+        return [row, k], TRUE
+
+    def right(image: Expr, n: Expr, k: Expr) -> Place:
+        tap, *ks = decoded(k, (c, *kernel))
+        at = [o * strides[d] + q * dilations[d] - pads[d]
+              for d, (o, q) in enumerate(zip(decoded(n, out), ks))]
+        inside = TRUE
+        for i, extent in zip(at, spatial):
+            inside = inside & (i >= 0) & (i < extent)
+        return [*channel(image, tap, c), *at], inside
+
+    taps = c * math.prod(kernel)
+    shape = (w.type.dims[0], taps)
+    return Match(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shape, left, right,
+                 lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)))
+
+
+class _Writer:
+    def __init__(self, match: Match, hooks: Any) -> None:
+        self.p, self.hooks = match, hooks
+        self.tiling = self.choose_tiling()
+        t, p = self.tiling, match
+        self.groups = p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
+        self.splits, self.part = self.split()
+
+    def choose_tiling(self) -> Tiling:
+        """The largest tile of which there are enough to keep the device busy."""
+        p, target = self.p, self.hooks.target
+        for t in (LARGE, MIDDLE):
+            tiles = p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
+            local = 4 * t.bk * (t.bm + t.bn + 8)
+            if t.items > target.max_work_group or local > target.local_memory:
+                continue
+            if tiles >= 2 * target.compute_units or (t is MIDDLE and min(p.m, p.n) > 32):
+                return t
+        return SMALL
+
+    def split(self) -> tuple[int, int]:
+        """(parts that sums are split in, terms of a part): more groups where there are few."""
+        p, wanted = self.p, GROUPS * self.hooks.target.compute_units
+        most = min(MAX_SPLITS, max(1, p.k // LEAST_K))
+        splits = min(most, -(-wanted // self.groups)) if 2 * self.groups <= wanted else 1
+        part = -(-p.k // splits)
+        part = -(-part // self.tiling.bk) * self.tiling.bk
+        return -(-p.k // part), part
+
+    def emit(self) -> list[Emitted]:
+        p, t, hooks = self.p, self.tiling, self.hooks
+        places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
+        epilogue = hooks.epilogue_lines(p.c(*places), 1)
+        a_node, b_node = p.nodes
+        left = hooks.load_lines(a_node, "a_tile", p.a_shape, *p.a(*self.at("m", p.m, t.bm)),
+                                self.inside("m", p.m, t.bm))
+        right = hooks.load_lines(b_node, "b_tile", b_node.type.dims,
+                                 *p.b(*self.at("n", p.n, t.bn)), self.inside("n", p.n, t.bn))
+        whole = self.splits == 1
+        nodes = dict.fromkeys((*left.nodes, *right.nodes, *(epilogue.nodes if whole else ())))
+        sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
+        helpers = dict.fromkeys((*left.helpers, *right.helpers))
+        sizes = dict(BATCH=p.batch, M=p.m, N=p.n, SPLITS=self.splits)
+        body = hooks.render(
+            "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
+            helpers=list(helpers), a_load=left, b_load=right, K=p.k, K_PART=self.part,
+            BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, M_TILES=-(-p.m // t.bm),
+            N_TILES=-(-p.n // t.bn), **sizes)
+        root = hooks.group.root
+        total = p.batch * p.m * p.n
+        y: Argument = root if whole else Scratch(
+            f"parts of {root.type}", "f32", (self.splits, total))
+        stem = f"gemm_tiled_{t.bm}x{t.bn}"
+        product = Emitted(stem, body, (*nodes, y), (y,), (),
+                          (self.splits * self.groups * t.items,), (t.items,))
+        if whole:
+            return [product]
+        body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue, **sizes)
+        joined = Emitted("join", body, (y, *epilogue.nodes, root), (root,), (),
+                         (-(-total // JOIN) * JOIN,), (JOIN,))
+        return [product, joined]
+
+    def at(self, side: str, count: int, tile: int) -> tuple[Expr, Expr, Expr]:
+        """The variables of a loader: they run to the end of the last tile."""
+        k = E.var("k", extent=-(-self.p.k // self.tiling.bk) * self.tiling.bk)
+        return counter("image", self.p.batch), E.var(side, extent=-(-count // tile) * tile), k
+
+    def inside(self, side: str, count: int, tile: int) -> Expr:
+        """Whether an element of a tile exists."""
+        _, i, k = self.at(side, count, tile)
+        return (i < count) & (k < self.p.k)
