@@ -224,6 +224,48 @@ def merge_loops(body: Body, names: Names) -> Body:
     return tuple(out)
 
 
+def distribute(body: Body, enough: int = 16) -> Body:
+    """Parallel loops around several loops as one around each, while threads want for pieces.
+
+        for c < 2 { for p < 9 { y[..] = 0 }  for h < 400 { .. } }
+        =>  for c < 2 { for p < 9 { y[..] = 0 } }   for c < 2 { for h < 400 { .. } }
+    """
+    out: list[Stmt] = []
+    for stmt in body:
+        if not isinstance(stmt, For) or stmt.kind != "parallel" or stmt.extent >= enough:
+            out.append(stmt)
+            continue
+        inner = distribute(stmt.body, -(-enough // max(stmt.extent, 1)))
+        apart = len(inner) > 1 and all(isinstance(s, Store) or (
+            isinstance(s, For) and s.kind == "parallel") for s in inner)
+        out.extend(For(stmt.var, stmt.kind, (s,)) for s in inner) if apart else out.append(
+            For(stmt.var, stmt.kind, inner))
+    return tuple(out)
+
+
+def drop_unused(body: Body) -> Body:
+    """Without the reductions that nothing reads (a value that is 0 in this piece of a loop)."""
+    while True:
+        read = {name for s in inside(body) for e in expressions(s) for name in e.free}
+        kept = _without(body, {s.var.value for s in inside(body) if isinstance(s, Let)} - read)
+        if kept == body:
+            return body
+        body = kept
+
+
+def _without(body: Body, names: set[str]) -> Body:
+    out: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, For):
+            stmt = For(stmt.var, stmt.kind, _without(stmt.body, names))
+            if not stmt.body:
+                continue
+        elif isinstance(stmt, (Let, Accum)) and stmt.var.value in names:
+            continue
+        out.append(stmt)
+    return tuple(out)
+
+
 # ---- splitting loops
 
 def strip(loop: For, width: int, number: int) -> For:

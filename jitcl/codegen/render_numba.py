@@ -38,7 +38,7 @@ class NumbaRenderer:
     def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...] = ()) -> None:
         self.kernel = kernel
         self.shapes = {b.name: b.shape for b in (*kernel.buffers, *scratch)}
-        self.scratch = {b.name for b in scratch}
+        self.rows, self.scratch = scratch, {b.name for b in scratch}
 
     # ---- expressions
 
@@ -107,15 +107,17 @@ class NumbaRenderer:
         if isinstance(s, Let):
             return [f"{pad}{s.var.value} = {self.expr(s.value)}"]
         if isinstance(s, Accum):
-            float_sum = s.combine in ("add", "mul") and s.var.dtype in _FLOATS
-            if float_sum and s.combine == "add" and s.value.op == "mul":
-                terms = ", ".join(self.expr(a) for a in (*s.value.args, s.var))
-                return [f"{pad}{s.var.value} = sum_fma({terms})"]
-            name = f"sum_{s.combine}" if float_sum else public(s.combine)
-            return [f"{pad}{s.var.value} = {name}({s.var.value}, {self.expr(s.value)})"]
+            return [f"{pad}{s.var.value} = {self.combined(s)}"]
         if isinstance(s, Store):
             return self.store(s, pad)
         raise JitclError(f"the CPU renderer has no form for a {type(s).__name__} statement")
+
+    def combined(self, s: Accum) -> str:
+        """An accumulator and one more term; of floats in a form that LLVM knows as a reduction."""
+        if s.var.dtype in _FLOATS and s.combine == "add" and s.value.op == "mul":
+            return f"sum_fma({', '.join(self.expr(a) for a in (*s.value.args, s.var))})"
+        name = f"sum_{s.combine}" if s.var.dtype in _FLOATS else public(s.combine)
+        return f"{name}({s.var.value}, {self.expr(s.value)})"
 
     def loop(self, s: For, indent: int) -> list[str]:
         """A loop; a guard that all its statements share becomes its range, as far as it is one."""
@@ -276,11 +278,12 @@ def _conjuncts(x: Expr) -> list[Expr]:
     return [part for a in x.args for part in _conjuncts(a)] if x.op == "and" else [x]
 
 
-def render_kernel(kernel: Kernel, entry: str, scratch: tuple[Buffer, ...] = ()) -> str:
+def render_kernel(kernel: Kernel, entry: str, scratch: tuple[Buffer, ...] = (),
+                  renderer: type[NumbaRenderer] = NumbaRenderer) -> str:
     """The kernel as a Numba module's text with one function `entry(args, tid, nthreads)`.
 
     `scratch`: memory of each thread's own that the kernel writes and reads, beside its buffers.
     """
-    renderer = NumbaRenderer(kernel, scratch)
+    lines = renderer(kernel, scratch).body()
     return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, scratch=scratch,
-                  lines=renderer.body())
+                  lines=lines)

@@ -114,6 +114,11 @@ class VectorRenderer(NumbaRenderer):
             raise NotVectorisable("lanes do not lie side by side")
         return self.expr(E.from_linear(rest, constant))
 
+    def combined(self, s: Accum) -> str:
+        if s.var.value in self.wide and s.combine in ("max", "min"):
+            return f"{s.combine}_({s.var.value}, {self.expr(s.value)})"    # lane by lane
+        return super().combined(s)
+
     def stmt(self, s: Stmt, indent: int) -> list[str]:
         pad = "    " * indent
         if isinstance(s, For) and s.var is self.lane:

@@ -6,11 +6,29 @@ import itertools
 from dataclasses import dataclass
 
 from jitcl.codegen.interchange import Rows, interchange, keep_rows, reciprocals
-from jitcl.codegen.loops import Body, Names, flatten, inline_lets, merge_loops, renest, strip
-from jitcl.codegen.render_numba import PIECES, outer_loops, parallel_nest, render_kernel
+from jitcl.codegen.loops import (
+    Body,
+    Names,
+    distribute,
+    drop_unused,
+    flatten,
+    inline_lets,
+    merge_loops,
+    renest,
+    strip,
+)
+from jitcl.codegen.render_numba import (
+    PIECES,
+    NumbaRenderer,
+    outer_loops,
+    parallel_nest,
+    render_kernel,
+)
+from jitcl.codegen.render_vector import VectorRenderer
 from jitcl.codegen.share import share
 from jitcl.codegen.split import split_at_conditions, strip_divisions
 from jitcl.codegen.transpose import tile_transposes
+from jitcl.codegen.vectors import short_vectors
 from jitcl.ir.kernel import Buffer, For, Kernel, Stmt
 
 
@@ -33,6 +51,7 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     kernel = flatten(kernel)
     body = inline_lets(kernel.body)
     body = split_at_conditions(body, names)
+    body = drop_unused(distribute(body))
     body = merge_loops(body, names)
     body = strip_divisions(body, names)
     body = interchange(body, rows)
@@ -40,6 +59,7 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     body = reciprocals(body)
     body = tile_transposes(body, rows)
     body = share_out(body, names)
+    body = short_vectors(body, names)
     scratch = tuple(rows.buffers)
     changing = frozenset(b.name for b in scratch)
     done = share(Kernel(kernel.name, kernel.buffers, body), changing, addresses=False)
@@ -82,4 +102,14 @@ def _cut(extent: int, pieces: int) -> int | None:
 def loops_for_cpu(kernel: Kernel, entry: str) -> str:
     """The text of a lowered kernel, scheduled and rendered."""
     scheduled = schedule_cpu(kernel)
-    return render_kernel(scheduled.kernel, entry, scheduled.scratch)
+    return render_kernel(scheduled.kernel, entry, scheduled.scratch, LoopRenderer)
+
+
+class LoopRenderer(NumbaRenderer):
+    """Renders `vec` loops as vectors."""
+
+    def loop(self, s: For, indent: int) -> list[str]:
+        if s.kind != "vec":
+            return super().loop(s, indent)
+        alone = Kernel("lanes", (*self.kernel.buffers, *self.rows), (s,))
+        return VectorRenderer(alone, s.var, s.extent).stmt(s, indent)

@@ -73,15 +73,25 @@ def _decided(compare: Expr, var: Expr) -> tuple[int, int] | None:
 
 
 def strip_divisions(body: Body, names: Names) -> Body:
-    """Loops over v as two, where v // width or v % width is computed and width divides."""
+    """Loops over v as two, where v // width or v % width is computed.
+
+    Where the width doesn't divide the loop, what is left over becomes a loop of its own.
+    """
     out: list[Stmt] = []
     for stmt in body:
-        if isinstance(stmt, For):
-            while (width := _width(stmt)) is not None:
-                stmt = strip(stmt, width, next(names))
-            stmt = For(stmt.var, stmt.kind, strip_divisions(stmt.body, names))
-        out.append(stmt)
+        out.extend(_stripped(stmt, names) if isinstance(stmt, For) else (stmt,))
     return tuple(out)
+
+
+def _stripped(loop: For, names: Names) -> Body:
+    width = _width(loop)
+    if width is None:
+        return (For(loop.var, loop.kind, strip_divisions(loop.body, names)),)
+    whole = loop.extent - loop.extent % width
+    if whole == loop.extent:
+        return _stripped(strip(loop, width, next(names)), names)
+    parts = (*piece(loop, 0, whole, names), *piece(loop, whole, loop.extent, names))
+    return strip_divisions(parts, names)
 
 
 def _width(loop: For) -> int | None:
@@ -89,8 +99,10 @@ def _width(loop: For) -> int | None:
     widths: set[int] = set()
     for e in subexpressions(loop.body):
         if e.op in ("floordiv", "mod") and e.dtype == "index" and e.args[1].is_const:
-            k = E.linear(e.args[0])[0].get(loop.var, 0)
-            width = e.args[1].value // k if k > 0 and e.args[1].value % k == 0 else 1
-            if 1 < width < loop.extent and loop.extent % width == 0:
+            terms, offset = E.linear(e.args[0])
+            k, c = terms.get(loop.var, 0), e.args[1].value
+            width = c // k if k > 0 and c % k == 0 else 1
+            if 1 < width < loop.extent and (loop.extent % width == 0 or (
+                    loop.extent >= 4 * width and len(terms) == 1 and offset == 0)):
                 widths.add(width)
     return max(widths, default=None)

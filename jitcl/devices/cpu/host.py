@@ -42,8 +42,10 @@ def _memory() -> int:
 
 
 def versions() -> str:
-    """What object code depends on beside the kernel's text: compilers, and the operations that texts
-    name. Read from files and package metadata; nothing is imported."""
+    """What object code depends on beside the kernel's text: compilers, and what operations mean.
+
+    Read from files and package metadata; nothing is imported.
+    """
     return f"numba {version('numba')} llvmlite {version('llvmlite')} operations {_operations()}"
 
 
