@@ -431,3 +431,22 @@ def test_rows_of_scratch_are_not_read_as_constants() -> None:
 
 def _all(body: tuple[Stmt, ...]) -> list[Stmt]:
     return [t for s in body for t in ([s, *_all(s.body)] if isinstance(s, For) else [s])]
+
+
+def test_short_loops_are_vectors() -> None:
+    text = loops_for_cpu(lowered(G.add(x(40, 29), x(29, name="b"))).kernel, "k")
+    assert [f", {lanes})" in text for lanes in (16, 8, 4)] == [True, True, True]
+
+
+def test_borders_are_loops_of_their_own_for_threads() -> None:
+    """Two blocks of channels are too few pieces: rows are shared out, beside the halo's zeros."""
+    text = loops_for_cpu(lowered(to_blocks_with_a_halo()).kernel, "k")
+    spans = [line for line in text.splitlines() if line.startswith("    for ") and "share(" in line]
+    assert len(spans) > 2
+
+
+def test_what_nothing_reads_is_not_computed() -> None:
+    table = {"index": x(8, 2, dtype="i32", name="i"), "weight": x(8, 2, name="w")}
+    node = laid_out(G.interpolate(x(1, 20, 4, 5, layout=C16), *table.values(), axis=3), C16)
+    text = loops_for_cpu(lowered(node).kernel, "k")
+    assert "fma(f32(0.0)" not in text

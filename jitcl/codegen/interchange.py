@@ -40,7 +40,7 @@ PIECES = 16                    # independent pieces that are enough for the thre
 SHORTEST = 8                   # shorter loops are not worth a vector
 HORIZONTAL = 16                # what the end of a vector reduction costs, in loads
 CACHED = 8                     # FLOPs of a value that is kept rather than computed again
-CACHE = 16384                  # elements of a row that may be kept
+CACHE = 16384                  # elements of all rows that may be kept: they are on the stack
 
 
 @dataclass
@@ -212,9 +212,11 @@ def keep_rows(body: Body, rows: Rows) -> Body:
     """
     out = [For(s.var, s.kind, keep_rows(s.body, rows)) if isinstance(s, For) else s for s in body]
     for k, first in enumerate(out):
-        if not isinstance(first, For) or first.extent > CACHE:
+        if not isinstance(first, For):
             continue
         for value in _dear(first):
+            if sum(b.size for b in rows.buffers) + first.extent > CACHE:
+                break
             later = [(n, s, substitute(value, {first.var.value: s.var}))
                      for n, s in enumerate(out[k + 1:], k + 1)
                      if isinstance(s, For) and s.extent == first.extent]

@@ -35,10 +35,16 @@ MOST = 4                       # tiles of one loop nest
 
 
 def tile_transposes(body: Body, rows: Rows) -> Body:
-    """The outermost loop nests of a kernel, in tiles where they transpose."""
+    """Parallel loop nests in tiles, where they transpose."""
     out: list[Stmt] = []
     for stmt in body:
-        out.extend(_tiled(nest_of(stmt), rows) if isinstance(stmt, For) else (stmt,))
+        nest = nest_of(stmt) if isinstance(stmt, For) and stmt.kind == "parallel" else None
+        if nest is None:
+            out.append(stmt)
+        elif any(isinstance(s, For) for s in nest[-1].body):
+            out.append(renest(nest, tile_transposes(nest[-1].body, rows)))
+        else:
+            out.extend(_tiled(nest, rows))
     return tuple(out)
 
 
