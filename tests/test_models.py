@@ -126,7 +126,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, **model.cache.stats.as
 
 
 def first_result(name: str, device: str, cache: Path) -> dict[str, object]:
-    """Seconds to the first result in a fresh process, imports included, and the cache's counters."""
+    """Seconds to the first result in a fresh process, with imports; and the cache's counters."""
     golden = sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0]
     command = [sys.executable, "-c", FIRST_RESULT, MODELS / f"{name}.onnx", golden, device]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300,
