@@ -1,4 +1,5 @@
-"""Element types: one short name each, and what NumPy calls it. Languages map the names in their renderers.
+"""Element types: one short name each, and what NumPy calls it. Languages map the names in their
+renderers.
 
 `index` is the type of loop variables and of addresses inside kernels; it is never stored.
 """
@@ -28,11 +29,11 @@ _SIZE = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "i16": 2, "i32": 4, "
          "u8": 1, "u16": 2, "u32": 4, "u64": 8, "bool": 1, "index": 8}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def to_numpy(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of a jitcl dtype name (bf16 through ml_dtypes)."""
     if dtype == "bf16":
-        import ml_dtypes                    # only models that hold bf16 pay for the import
+        import ml_dtypes  # only models that hold bf16 pay for the import
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(_NUMPY[dtype])
 

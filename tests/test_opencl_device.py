@@ -410,7 +410,8 @@ def test_cpu_that_pocl_compiles_for(current, features, wanted):
 def run_python(code: str, cache: Path, **environment: str) -> dict:
     """What a fresh process prints as JSON on its last line."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OCL_ICD", "POCL_", "JITCL_"))}
-    environment = {**kept, "JITCL_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment}
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**kept, "JITCL_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=environment,

@@ -1,9 +1,12 @@
 """A group of nodes becomes one unscheduled kernel: fusion is inlining.
 
-The kernel loops over the root's elements in the order of its buffer; the root's body reads operands through loaders,
-and a loader either loads from a buffer (an operand of the group) or inlines the producer's body at that index.
+The kernel loops over the root's elements in the order of its buffer; the root's body reads operands
+through loaders,
+and a loader either loads from a buffer (an operand of the group) or inlines the producer's body at
+that index.
 
-    root = relu(add(conv(x, w), b))      for n, c, h, w { let acc = 0; for r... { acc add= x[..] * w[..] }
+    root = relu(add(conv(x, w), b))      for n, c, h, w { let acc = 0; for r... { acc add= x[..] *
+    w[..] }
                                            y[n, c, h, w] = max(acc + b[c], 0) }
 """
 
@@ -35,8 +38,13 @@ class Lowered:
 class Loads:
     """Values of the nodes of a group at given indices, in one kernel under construction."""
 
-    def __init__(self, s: KernelBuilder, group: Group, names: dict[Node, str],
-                 types: Callable[[Node], TensorType] = lambda n: n.type) -> None:
+    def __init__(
+        self,
+        s: KernelBuilder,
+        group: Group,
+        names: dict[Node, str],
+        types: Callable[[Node], TensorType] = lambda n: n.type,
+    ) -> None:
         self.s, self.group, self.names, self.types = s, group, names, types
         self.memo: dict[tuple[Node, tuple[Expr, ...], Expr], Expr] = {}
 
@@ -60,11 +68,19 @@ class Loads:
             return E.const(node.data.reshape(()).item(), s.compute(type.dtype))
         if node in self.names:
             zero = E.const(0, type.dtype)
-            raw = E.load(self.names[node], physical_index(type.layout, type.dims, ix), type.dtype, s.guard, zero)
+            raw = E.load(
+                self.names[node],
+                physical_index(type.layout, type.dims, ix),
+                type.dtype,
+                s.guard,
+                zero,
+            )
             return E.cast(raw, s.compute(type.dtype))
         op = lookup(node.op)
         if op.body is None:
-            raise JitclError(f"composite op '{node.op}' reached code generation: the pass decompose did not run")
+            raise JitclError(
+                f"composite op '{node.op}' reached code generation: the pass decompose did not run"
+            )
         outer, s.out = getattr(s, "out", type), type
         try:
             return op.body(s, ix, *(NodeLoader(self, i) for i in node.inputs), **node.kwargs)
@@ -98,7 +114,9 @@ class NodeLoader:
         return E.call("select", guard, value, default)
 
 
-def physical_index(layout: Layout, shape: tuple[int, ...], ix: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def physical_index(
+    layout: Layout, shape: tuple[int, ...], ix: tuple[Expr, ...]
+) -> tuple[Expr, ...]:
     """Where a logical index lies in the buffer."""
     if layout.kind == "row" or len(shape) < 3:
         return ix
@@ -109,8 +127,9 @@ def physical_index(layout: Layout, shape: tuple[int, ...], ix: tuple[Expr, ...])
     return (n, E.call("floordiv", c, block), *(i + halo for i in spatial), E.call("mod", c, block))
 
 
-def logical_index(layout: Layout, shape: tuple[int, ...], at: tuple[Expr, ...]
-                  ) -> tuple[tuple[Expr, ...], Expr]:
+def logical_index(
+    layout: Layout, shape: tuple[int, ...], at: tuple[Expr, ...]
+) -> tuple[tuple[Expr, ...], Expr]:
     """The logical index of a place in the buffer, and whether there is one (else it is padding)."""
     inside = E.const(True, "bool")
     if layout.kind == "row" or len(shape) < 3:
@@ -154,16 +173,22 @@ def lower(group: Group, name: str, *, half: bool = False) -> Lowered:
         body = (s.close(),)
     s.place(0, *body)
     done = tuple(s.scopes[0].stmts)
-    read = {e.value for stmt, _ in statements(done) for x in expressions(stmt)
-            for e in E.walk(x) if e.op == "load"}
-    operands = [n for n in operands if names[n] in read]     # of some, only the shape matters
+    read = {
+        e.value
+        for stmt, _ in statements(done)
+        for x in expressions(stmt)
+        for e in E.walk(x)
+        if e.op == "load"
+    }
+    operands = [n for n in operands if names[n] in read]  # of some, only the shape matters
     buffers = [Buffer(names[n], n.type.dtype, types(n).physical) for n in operands]
     buffers.append(Buffer("y", out.dtype, out.physical, "out"))
     return Lowered(share(Kernel(name, tuple(buffers), done)), tuple(operands))
 
 
 def merge_axes(group: Group) -> dict[Node, TensorType] | None:
-    """Types with neighbouring axes merged where a pointwise group treats them alike; None where it can't.
+    """Types with neighbouring axes merged where a pointwise group treats them alike; None where it
+    can't.
 
         add(x[8,64,56,56], b[1,64,1,1])  ->  add(x[8,64,3136], b[1,64,1])
     """
@@ -179,15 +204,20 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
     full = {n: (1,) * (rank - n.type.rank) + n.type.dims for n in nodes}
     groups: list[list[int]] = []
     for axis in range(rank):
-        same = groups and all((d[axis] == root.dims[axis]) == (d[groups[-1][0]] == root.dims[groups[-1][0]])
-                              for d in full.values())
+        same = groups and all(
+            (d[axis] == root.dims[axis]) == (d[groups[-1][0]] == root.dims[groups[-1][0]])
+            for d in full.values()
+        )
         if same and root.dims[axis] != 1 and root.dims[groups[-1][0]] != 1:
             groups[-1].append(axis)
         elif root.dims[axis] != 1 or any(d[axis] != 1 for d in full.values()):
             groups.append([axis])
     if root.size == 0:
         return None
-    return {n: n.type.with_(shape=tuple(_product(d[a] for a in g) for g in groups)) for n, d in full.items()}
+    return {
+        n: n.type.with_(shape=tuple(_product(d[a] for a in g) for g in groups))
+        for n, d in full.items()
+    }
 
 
 def _flat(nodes: set[Node], root: TensorType) -> dict[Node, TensorType] | None:

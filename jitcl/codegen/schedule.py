@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jitcl.codegen.lower import Lowered
-from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.render_vector import vector_kernel
+from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.schedule_opencl import schedule
 from jitcl.errors import JitclError
 from jitcl.ir.group import Group
