@@ -347,14 +347,39 @@ def test_transposed_convolution(name):
         check([b.relu(b.add(y, bias))], [x], "f32", "conv_transpose_cpu")
 
 
-@pytest.mark.parametrize("op", ["max_pool", "average_pool"])
+POOLS = {
+    "3x3": {"kernel": (3, 3), "strides": (2, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)},
+    "dilated": {"kernel": (2, 3), "strides": (1, 2), "pads": (0, 2, 1, 1), "dilations": (2, 3)},
+    "wide": {"kernel": (9, 9), "strides": (1, 1), "pads": (4, 4, 4, 4), "dilations": (1, 1)},
+    "ceil": {"kernel": (3, 3), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)},
+}
+
+
+@pytest.mark.parametrize("op", ["max_pool", "average_pool", "average_pool, pads counted"])
+@pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("channels", [32, 24])
-def test_windows_over_blocks_of_channels(op, channels):
-    x = graph_input("x", TensorType("f32", (1, channels, 9, 10)))
+def test_pooling(op, name, channels):
+    op, _, counted = op.partition(",")
+    x = graph_input("x", TensorType("f32", (2, channels, 10, 9)))
     data = laid_out(b.neg(x), blocks(1))
-    window = {"strides": (2, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
-    y = laid_out(b.op(op, data, kernel=(3, 3), **window), blocks(1))
-    check([b.exp(y), b.neg(y)], [x], "f32", None)
+    more = {"count_pad": True} if counted else {}
+    y = laid_out(b.op(op, data, ceil=name == "ceil", **POOLS[name], **more), blocks(1))
+    y = laid_out(b.sigmoid(y), blocks(1))
+    check([b.exp(y), b.neg(y)], [x], "f32", "pool_cpu")
+
+
+def test_pooling_in_one_dimension_keeps_nan():
+    x = graph_input("x", TensorType("f32", (1, 16, 20)))
+    data = laid_out(b.neg(x), blocks(0))
+    window = {"kernel": (3,), "strides": (2,), "pads": (1, 1), "dilations": (1,)}
+    y = laid_out(b.max_pool(data, **window), blocks(2))
+    outputs = [b.exp(y), b.neg(y)]
+    check(outputs, [x], "f32", "pool_cpu")
+    array = np.zeros((1, 16, 20), np.float32)
+    array[0, 2, 6] = np.nan
+    graph = Graph("t", (x,), (("a", outputs[0]), ("b", outputs[1])))
+    got = run(graph, [array], "pool_cpu")[1]
+    assert np.flatnonzero(np.isnan(got)).tolist() == [2 * 10 + 3]
 
 
 def gemm_case(

@@ -10,8 +10,9 @@ from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
 from jitcl.templates.gemm_cpu.template import GemmCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
+from jitcl.templates.pool_cpu.template import PoolCpu
 
-TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
+TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
                                    ConvOpenCl(), GemmOpenCl(), GemmTiledOpenCl())
 
 __all__ = ["TEMPLATES", "Template"]
