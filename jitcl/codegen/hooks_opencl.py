@@ -29,11 +29,12 @@ from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
 
 @dataclass(frozen=True)
 class Loader:
-    """Lines that load one element of a tile into local memory, and what they read."""
+    """The body of a function that returns one element of an operand, and what it reads."""
 
     lines: tuple[str, ...]
     helpers: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
+    nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
     fast_k: bool                                 # elements along k are neighbours in memory
 
 
@@ -86,10 +87,10 @@ class OpenClHooks(Hooks):
                         tuple((self.names[n], STORED[n.type.dtype]) for n in used), used,
                         STORED[root.type.dtype])
 
-    def load_lines(self, node: Node, tile: str, shape: tuple[int, ...], ix: list[Expr],
+    def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr],
                    *inside: Expr) -> Loader:
-        """Code that puts the element at `ix` of a node, seen in a `shape`, into place `to` of a
-        tile in local memory, 0 where not `inside`. Variables are those of `ix`; `k` counts terms.
+        """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`.
+        Its variables are those of `ix`, in which `k` counts terms.
         """
         seen = node.type.with_(shape=shape)
         loads = Loads(KernelBuilder(), self.group, self.names,
@@ -100,15 +101,18 @@ class OpenClHooks(Hooks):
         value = NodeLoader(loads, node)(*ix, guard=guard)
         shapes = {name: loads.types(n).physical for n, name in self.names.items()}
         buffers = tuple(Buffer(name, n.type.dtype, shapes[name]) for n, name in self.names.items())
-        store = Store(tile, (E.var("to"),), E.cast(value, "f32"))
-        out = Buffer(tile, "f32", (1 << 12,), "out")
-        kernel = share(Kernel("load", (*buffers, out), (store,)), addresses=False)
+        store = Store("y", (E.index(0),), E.cast(value, "f32"))
+        buffers = (*buffers, Buffer("y", "f32", (1,), "out"))
+        kernel = share(Kernel("load", buffers, (store,)), addresses=False)
         renderer = OpenClRenderer(kernel, fp64=False)
-        lines = renderer.block(kernel.body, 0)
+        *lets, last = kernel.body
+        assert isinstance(last, Store)
+        lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
         read = {x.value: x for x in E.walk(value) if x.op == "load"}
         nodes = tuple(n for n, name in self.names.items() if name in read)
         fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())
-        return Loader(tuple(lines), tuple(map(helper, renderer.helpers)), nodes, fast)
+        operands = tuple((self.names[n], STORED[n.type.dtype]) for n in nodes)
+        return Loader(tuple(lines), tuple(map(helper, renderer.helpers)), operands, nodes, fast)
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,

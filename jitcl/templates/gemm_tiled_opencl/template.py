@@ -22,7 +22,7 @@ from jitcl.templates.gemm_opencl.product import counter, fits_int, real
 from jitcl.templates.gemm_opencl.template import decoded
 
 GROUPS = 2                     # work-groups a core that keep it busy
-LEAST_K = 128                  # terms of a part of a sum that is split
+LEAST_K = 64                   # terms of a part of a sum that is split
 MAX_SPLITS = 16
 JOIN = 128                     # work-items a group of the kernel that joins the parts
 TRUE = E.const(True, "bool")
@@ -47,13 +47,13 @@ class Tiling:
 
 
 LARGE = Tiling(128, 128, 16, 8, 8)
-MIDDLE = Tiling(64, 64, 16, 4, 4)
+MIDDLE = Tiling(64, 64, 32, 4, 4)
 SMALL = Tiling(32, 32, 32, 4, 4)
 
 
 @dataclass(frozen=True)
 class Match:
-    """A product: where the nodes A (seen in `a_shape`) and B are read at (image, row or column,
+    """A product: where the nodes A and B, seen in `shapes`, are read at (image, row or column,
     k), and where C is stored."""
 
     batch: int
@@ -61,7 +61,7 @@ class Match:
     n: int
     k: int
     nodes: tuple[Node, Node]
-    a_shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
     a: Callable[[Expr, Expr, Expr], Place]
     b: Callable[[Expr, Expr, Expr], Place]
     c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
@@ -119,14 +119,15 @@ def matmul(node: Node) -> Match | None:
         return [*fitted(b, outer), k, n], TRUE
 
     rows_in_all = math.prod(leading) * height if merged else height
-    return Match(batch, rows_in_all, n, a.type.dims[-1], (a, b), a.type.dims, left, right,
+    return Match(batch, rows_in_all, n, a.type.dims[-1], (a, b), (a.type.dims, b.type.dims),
+                 left, right,
                  lambda image, m, n: (*rows(image, m), n))
 
 
 def conv(node: Node) -> Match | None:
     """Weights times pixels, an image a group of channels; None where groups are tiny."""
     x, w = node.inputs
-    groups = node.attr("group")
+    groups = int(node.attr("group"))
     if groups > 1 and w.type.dims[1] * w.type.dims[0] // groups < 16:
         return None
     kernel, out, spatial = w.type.dims[2:], node.type.dims[2:], x.type.dims[2:]
@@ -142,7 +143,11 @@ def conv(node: Node) -> Match | None:
         row = m_ if groups == 1 else image % groups * m + m_
         return [row, k], TRUE
 
+    plain = math.prod((*kernel, *strides)) == 1 and not any(pads)     # pixels are one axis
+
     def right(image: Expr, n: Expr, k: Expr) -> Place:
+        if plain:
+            return [*channel(image, k, c), n], TRUE
         tap, *ks = decoded(k, (c, *kernel))
         at = [o * strides[d] + q * dilations[d] - pads[d]
               for d, (o, q) in enumerate(zip(decoded(n, out), ks))]
@@ -152,8 +157,9 @@ def conv(node: Node) -> Match | None:
         return [*channel(image, tap, c), *at], inside
 
     taps = c * math.prod(kernel)
-    shape = (w.type.dims[0], taps)
-    return Match(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shape, left, right,
+    pixels = (*x.type.dims[:2], math.prod(out)) if plain else x.type.dims
+    shapes = (w.type.dims[0], taps), pixels
+    return Match(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shapes, left, right,
                  lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)))
 
 
@@ -173,7 +179,9 @@ class _Writer:
             local = 4 * t.bk * (t.bm + t.bn + 8)
             if t.items > target.max_work_group or local > target.local_memory:
                 continue
-            if tiles >= 2 * target.compute_units or (t is MIDDLE and min(p.m, p.n) > 32):
+            if 2 * min(p.m, p.n) <= min(t.bm, t.bn):
+                continue
+            if t is MIDDLE or tiles >= GROUPS * target.compute_units:
                 return t
         return SMALL
 
@@ -191,9 +199,9 @@ class _Writer:
         places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
         epilogue = hooks.epilogue_lines(p.c(*places), 1)
         a_node, b_node = p.nodes
-        left = hooks.load_lines(a_node, "a_tile", p.a_shape, *p.a(*self.at("m", p.m, t.bm)),
+        left = hooks.load_lines(a_node, p.shapes[0], *p.a(*self.at("m", p.m, t.bm)),
                                 self.inside("m", p.m, t.bm))
-        right = hooks.load_lines(b_node, "b_tile", b_node.type.dims,
+        right = hooks.load_lines(b_node, p.shapes[1],
                                  *p.b(*self.at("n", p.n, t.bn)), self.inside("n", p.n, t.bn))
         whole = self.splits == 1
         nodes = dict.fromkeys((*left.nodes, *right.nodes, *(epilogue.nodes if whole else ())))
