@@ -84,6 +84,18 @@ def softmax() -> Node:
 
 
 @case
+def softmax_of_short_rows() -> Node:
+    t = x(40, 24)
+    e = G.exp(G.sub(t, G.reduce_max(t, axes=(1,))))
+    return G.div(e, G.reduce_sum(e, axes=(1,)))
+
+
+@case
+def short_sums() -> Node:
+    return G.reduce_mean(x(300, 8), axes=(1,))
+
+
+@case
 def layer_norm() -> Node:
     t = x(5, 70)
     d = G.sub(t, G.reduce_mean(t, axes=(1,)))

@@ -29,7 +29,8 @@ from jitcl.codegen.share import share
 from jitcl.codegen.split import split_at_conditions, strip_divisions
 from jitcl.codegen.transpose import tile_transposes
 from jitcl.codegen.vectors import short_vectors
-from jitcl.ir.kernel import Buffer, For, Kernel, Stmt
+from jitcl.ir.expr import Expr
+from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Stmt, statements
 
 
 @dataclass(frozen=True)
@@ -112,4 +113,18 @@ class LoopRenderer(NumbaRenderer):
         if s.kind != "vec":
             return super().loop(s, indent)
         alone = Kernel("lanes", (*self.kernel.buffers, *self.rows), (s,))
-        return VectorRenderer(alone, s.var, s.extent).stmt(s, indent)
+        return LanesRenderer(alone, s.var, s.extent).stmt(s, indent)
+
+
+class LanesRenderer(VectorRenderer):
+    """Renders one loop as vectors; what the loop accumulates stays a scalar."""
+
+    def __init__(self, kernel: Kernel, lane: Expr, width: int) -> None:
+        super().__init__(kernel, lane, width)
+        self.wide -= {s.var.value for s, _ in statements(kernel.body) if isinstance(s, Accum)}
+
+    def combined(self, s: Accum) -> str:
+        lanes = f"lanes_{s.combine}({self.expr(s.value)})"
+        if s.combine == "add":
+            return f"{s.var.value} + {lanes}"
+        return f"{s.combine}_({s.var.value}, {lanes})"

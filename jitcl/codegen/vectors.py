@@ -3,18 +3,20 @@
     for v < 28 { y[v] = x[v] + 1 }    =>    vec v < 16 { .. }  vec v < 8 { .. }  vec v < 4 { .. }
 
 LLVM unrolls loops of few iterations before it looks for vectors, and so leaves scalars. It is right
-about longer ones, and about loops that do more than load and store side by side.
+about longer ones, and about loops that do more than load and store side by side. A reduction of few
+terms becomes vectors whose lanes are combined at once.
 """
 
 from __future__ import annotations
 
 from jitcl.codegen.loops import Body, Names, linear_in, piece, strip, subexpressions
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import For, Stmt, Store
+from jitcl.ir.kernel import Accum, For, Stmt, Store
 
 WIDEST = 16                    # lanes; several registers of a CPU with narrower ones
 LONGEST = 96                   # iterations; longer loops LLVM makes vectors of
 NARROWEST = 4                  # lanes
+FEW = 32                       # terms of a reduction; of more, LLVM keeps vectors of partial sums
 
 
 def short_vectors(body: Body, names: Names, outermost: bool = True) -> Body:
@@ -37,6 +39,8 @@ def _side_by_side(loop: For) -> bool:
     if not NARROWEST <= loop.extent <= LONGEST:
         return False
     for s in loop.body:
+        if isinstance(s, Accum) and _lanes_combine(s, loop):
+            continue
         if not isinstance(s, Store) or _stride(s.indices[0], loop.var) != 1:
             return False
         if s.guard is not None and loop.var.value in s.guard.free:
@@ -50,6 +54,12 @@ def _side_by_side(loop: For) -> bool:
                 a.dtype == "index" and loop.var.value in a.free for a in e.args):
             return False                     # the number of the iteration is a value
     return True
+
+
+def _lanes_combine(s: Accum, loop: For) -> bool:
+    """Whether a reduction is short, of floats, and of lanes that differ."""
+    return (loop.extent <= FEW and loop.extent % NARROWEST == 0 and s.var.dtype in ("f32", "f64")
+            and s.combine in ("add", "max", "min") and loop.var.value in s.value.free)
 
 
 def _stride(index: Expr, var: Expr) -> int | None:
