@@ -11,7 +11,7 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Emitted
 
 PARAMS = (
-    *("n_count", "channels", "kbs", "oh", "ow", "sh", "sw", "dh", "dw", "kh", "kw", "top", "left"),
+    *("n_count", "channels", "kbs", "oh", "ow", "sh", "sw", "kh", "kw", "top", "left"),
     *("above", "before", "below", "behind", "height", "width", "x_first", "x_block", "x_width"),
     *("y_first", "y_block", "y_width", "y_height"),
 )
@@ -48,6 +48,8 @@ class PoolCpu:
             "pool_cpu/numba.py.j2",
             entry=ENTRY,
             largest=largest,
+            DH=node.attr("dilations")[0] if two else 1,
+            DW=node.attr("dilations")[-1],
             W=width,
             x_dtype=x.type.dtype,
             y_dtype=root.dtype,
@@ -76,7 +78,7 @@ def pool_params(node: Node, root: Node, lanes: int) -> dict[str, int]:
     counted = node.attr("count_pad", False)
     above, before, below, behind = (p if counted else 0 for p in (top, left, bottom, right))
     (kh, kw), (sh, sw) = two(node.attr("kernel"), 1), two(node.attr("strides"), 1)
-    (dh, dw), (height, width) = two(node.attr("dilations"), 1), two(x.dims[2:], 1)
+    height, width = two(x.dims[2:], 1)
     oh, ow = two(y.dims[2:], 1)
     x_halo, y_halo = x.layout.halo, y.layout.halo
     x_rows, y_rows = (0, 0) if one else (x_halo, y_halo)
@@ -89,8 +91,6 @@ def pool_params(node: Node, root: Node, lanes: int) -> dict[str, int]:
         "ow": ow,
         "sh": sh,
         "sw": sw,
-        "dh": dh,
-        "dw": dw,
         "kh": kh,
         "kw": kw,
         "top": top,
