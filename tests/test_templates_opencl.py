@@ -169,3 +169,65 @@ def test_matrix_product(name, spec, pose):
     y, inputs = GEMMS[name]()
     template = "gemm_tiled_opencl" if pose == "gpu" else "gemm_opencl"
     check(spec, [y], inputs, y.type.dtype, template, pose)
+
+
+def depthwise(x, kernel, strides=(1, 1), pads=None, dilations=(1, 1), copies=1, dtype="f32"):
+    """conv of one channel a group + bias + relu."""
+    data = matrix("x", *x, dtype=dtype)
+    pads = pads or tuple((n - 1) // 2 * d for n, d in zip(kernel, dilations)) * 2
+    rank = len(kernel)
+    kind = "f4" if dtype == "f32" else "f2"
+    w = const(rng.standard_normal((x[1] * copies, 1, *kernel)).astype(kind))
+    y = b.conv(data, w, strides=strides[:rank], pads=pads, dilations=dilations[:rank], group=x[1])
+    bias = const(rng.standard_normal((1, x[1] * copies) + (1,) * rank).astype(kind))
+    return b.relu(b.add(y, bias)), [data]
+
+
+def pool(op, x, kernel, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), dtype="f32", **attrs):
+    data = matrix("x", *x, dtype=dtype)
+    return b.op(op, data, kernel=kernel, strides=strides, pads=pads, dilations=dilations,
+                **attrs), [data]
+
+
+WINDOWS = {
+    "3x3": lambda: depthwise((1, 24, 15, 33), (3, 3)),
+    "short rows": lambda: depthwise((2, 40, 7, 7), (3, 3)),
+    "strided": lambda: depthwise((1, 8, 20, 41), (5, 5), strides=(2, 2)),
+    "dilated": lambda: depthwise((1, 8, 20, 41), (3, 3), dilations=(2, 3)),
+    "two outputs a channel": lambda: depthwise((2, 6, 9, 20), (3, 3), copies=2),
+    "wide window": lambda: depthwise((1, 6, 9, 20), (7, 5), pads=(3, 0, 2, 1)),
+    "few planes": lambda: depthwise((1, 2, 50, 60), (3, 3)),
+    "1-D": lambda: depthwise((2, 8, 50), (5,)),
+    "half": lambda: depthwise((1, 8, 9, 21), (3, 3), dtype="f16"),
+    "half, strided": lambda: depthwise((1, 8, 9, 21), (3, 3), strides=(2, 2), dtype="f16"),
+    "max": lambda: pool("max_pool", (1, 8, 15, 33), (3, 3), (2, 2), (1, 1, 1, 1)),
+    "max, large": lambda: pool("max_pool", (1, 8, 13, 13), (9, 9), (1, 1), (4, 4, 4, 4)),
+    "max, ceil": lambda: pool("max_pool", (1, 8, 14, 14), (3, 3), (2, 2), ceil=True),
+    "max of halves": lambda: pool("max_pool", (1, 8, 15, 33), (2, 2), (2, 2), dtype="f16"),
+    "mean": lambda: pool("average_pool", (1, 8, 14, 30), (2, 2), (2, 2)),
+    "mean with padding": lambda: pool("average_pool", (1, 8, 14, 30), (3, 3), (1, 1), (1,) * 4,
+                                      count_pad=True),
+}
+
+
+@pytest.mark.parametrize("pose", ["cpu", "mali"])
+@pytest.mark.parametrize("spec", DEVICES)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(name, spec, pose):
+    y, inputs = WINDOWS[name]()
+    template = "pool_opencl" if name.startswith(("max", "mean")) else "depthwise_opencl"
+    check(spec, [y], inputs, y.type.dtype, template, pose)
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+def test_nan_passes_convolution_pooling_and_relu(spec):
+    data = matrix("x", 1, 16, 9, 20)
+    w = const(np.ones((16, 16, 1, 1), np.float32))
+    plain = dict(strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1))
+    y = b.relu(b.conv(data, w, group=1, **plain))
+    z = b.max_pool(data, kernel=(1, 1), **plain)
+    x = np.zeros((1, 16, 9, 20), np.float32)
+    x[0, 3, 2, 2] = np.nan
+    y, z = run(spec, Graph("t", (data,), (("y", y), ("z", z))), [x], "conv_opencl")
+    assert np.isnan(y[0, :, 2, 2]).all() and np.isnan(y).sum() == 16
+    assert np.isnan(z[0, 3, 2, 2]) and np.isnan(z).sum() == 1

@@ -56,6 +56,10 @@ class OpenClHooks(Hooks):
         """The C type of a buffer's elements."""
         return STORED[dtype]
 
+    def helper(self, name: str) -> str:
+        """The text of a function of codegen/opencl_helpers."""
+        return helper(name)
+
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
                        types: dict[Node, TensorType] | None = None) -> Epilogue | None:
         """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved

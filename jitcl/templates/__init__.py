@@ -7,12 +7,15 @@ from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
 from jitcl.templates.conv_opencl.template import ConvOpenCl
 from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
+from jitcl.templates.depthwise_opencl.template import DepthwiseOpenCl
 from jitcl.templates.gemm_cpu.template import GemmCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
+from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 
 TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
-                                   ConvOpenCl(), GemmOpenCl(), GemmTiledOpenCl())
+                                   ConvOpenCl(), GemmOpenCl(), GemmTiledOpenCl(),
+                                   DepthwiseOpenCl(), PoolOpenCl())
 
 __all__ = ["TEMPLATES", "Template"]

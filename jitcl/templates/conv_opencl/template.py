@@ -17,17 +17,16 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.conv_cpu.template import ConvShape, shape_of
 from jitcl.templates.gemm_opencl.product import (
     Operand, Product, apart, counter, emit_product, fits_int, pack_rows, real)
+from jitcl.templates.opencl.planes import Window, padded, patches, whole_planes
 from jitcl.templates.opencl.tiling import Tile, choose_tile, launch
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "c_count", "kh", "kw", "oh",
           "ow", "vectors", "row_vectors", "h_step", "ky_step", "dw", "plane", "x_image", "groups",
           "wt_group", "wt_tile")
-PATCHES = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
-           "top", "left")
 COPY = 32                      # multiply-adds done in the time of copying one element
 
 
@@ -70,12 +69,6 @@ class ConvOpenCl:
 
 def pixels(s: ConvShape) -> int:
     return s.out[0] * s.out[1]
-
-
-def padded(s: ConvShape) -> tuple[int, int]:
-    """Height and width of padded planes; a strided row is read in pairs, one beyond its end."""
-    return (s.size[0] + s.pads[0] + s.pads[2],
-            s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
 
 
 def choose_form(s: ConvShape, const_weights: bool, target: Target) -> Match | None:
@@ -157,34 +150,11 @@ class _Writer:
         size = taps * pixels(s)
         if self.form == "flat":
             return [], Operand(self.x, False, size)
-        copy, emitted = self.patches(s.kernel, s.strides, s.dilations, s.out)
+        window = Window(s.kernel, s.strides, s.dilations, s.out)
+        copy, emitted = patches(self.hooks, self.x, s, window)
         return [emitted], Operand(copy, False, size)
 
-    def patches(self, kernel: tuple[int, int], strides: tuple[int, int],
-                dilations: tuple[int, int], out: tuple[int, int]) -> tuple[Scratch, Emitted]:
-        """Rows of taps; with a kernel of one tap, planes with the padding written out."""
-        s, dtype = self.s, self.x.type.dtype
-        planes = s.n * s.c
-        rows = planes * kernel[0] * kernel[1] * out[0]
-        copy = Scratch(f"patches {self.x.type} {kernel} {strides} {dilations} {s.pads}", dtype,
-                       (planes, *kernel, *out))
-        body = self.hooks.render("conv_opencl/patches.cl.j2", entry=ENTRY, type=self.hooks.ctype(dtype),
-                                 params=PATCHES)
-        each, sizes, local = launch(rows, self.hooks.target)
-        params = (each, rows, *s.size, *out, *kernel, *strides, *dilations, s.pads[0], s.pads[1])
-        stem = "padded" if kernel == (1, 1) and strides == (1, 1) else "patches"
-        return copy, Emitted(stem, body, (self.x, copy), (copy,), params, sizes, local)
-
     # ---- direct
-
-    def source(self) -> tuple[list[Emitted], Argument, tuple[int, int]]:
-        """(kernels before, planes without a tap outside, their height and width)."""
-        s = self.s
-        size = padded(s)
-        if size == s.size:
-            return [], self.x, size
-        copy, emitted = self.patches((1, 1), (1, 1), (1, 1), size)
-        return [emitted], copy, size
 
     def direct(self, hooks: Any) -> list[Emitted]:
         s, tile = self.s, self.tile
@@ -195,7 +165,7 @@ class _Writer:
         epilogue = hooks.epilogue_lines((n, channel, *space), tile.width)
         if epilogue is None:
             return apart(hooks, lambda alone: _Writer(Match(s, self.form, tile), alone).emit())
-        before, x, (height, width) = self.source()
+        before, x, (height, width) = whole_planes(hooks, self.x, s)
         dtype = x.type.dtype if x is self.x else x.dtype  # type: ignore[union-attr]
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,

@@ -22,7 +22,7 @@ from jitcl.templates.gemm_opencl.product import counter, fits_int, real
 from jitcl.templates.gemm_opencl.template import decoded
 
 GROUPS = 2                     # work-groups a core that keep it busy
-LEAST_K = 64                   # terms of a part of a sum that is split
+LEAST_K = 128                  # terms of a part of a sum that is split
 MAX_SPLITS = 16
 JOIN = 128                     # work-items a group of the kernel that joins the parts
 TRUE = E.const(True, "bool")

@@ -1,0 +1,57 @@
+"""Planes of pixels copied with their padding, or as the taps of a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitcl.ir.graph import Node
+from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+from jitcl.templates.conv_cpu.template import ConvShape
+from jitcl.templates.opencl.tiling import launch
+
+PARAMS = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
+          "top", "left")
+FILL = {"add": "0.0f", "max": "-INFINITY"}
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which pixels are copied: `kernel` taps of each of `out` windows."""
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    out: tuple[int, int]
+
+
+def padded(s: ConvShape) -> tuple[int, int]:
+    """Height and width of padded planes; a strided row is read in pairs, one beyond its end."""
+    return (s.size[0] + s.pads[0] + s.pads[2],
+            s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
+
+
+def patches(hooks: Any, x: Node, s: ConvShape, window: Window, combine: str = "add"
+            ) -> tuple[Scratch, Emitted]:
+    """Rows of taps, [planes, kh, kw, oh, ow]; padding holds what changes nothing in a `combine`."""
+    planes, kernel, out = s.n * s.c, window.kernel, window.out
+    rows = planes * kernel[0] * kernel[1] * out[0]
+    copy = Scratch(f"{combine} {window} of {x.type} {s.pads}", x.type.dtype,
+                   (planes, *kernel, *out))
+    body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=hooks.ctype(x.type.dtype),
+                        params=PARAMS, fill=FILL[combine])
+    each, sizes, local = launch(rows, hooks.target)
+    params = (each, rows, *s.size, *out, *kernel, *window.strides, *window.dilations, s.pads[0],
+              s.pads[1])
+    stem = "padded" if kernel == (1, 1) and window.strides == (1, 1) else "patches"
+    return copy, Emitted(stem, body, (x, copy), (copy,), params, sizes, local)
+
+
+def whole_planes(hooks: Any, x: Node, s: ConvShape, combine: str = "add"
+                 ) -> tuple[list[Emitted], Argument, tuple[int, int]]:
+    """(kernels before, planes without a tap outside, their height and width)."""
+    size = padded(s)
+    if size == s.size:
+        return [], x, size
+    copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)
+    return [emitted], copy, size

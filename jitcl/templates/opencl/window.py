@@ -1,0 +1,83 @@
+"""The launch of a window over planes: depthwise convolution and pooling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted
+from jitcl.templates.conv_cpu.template import ConvShape
+from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
+from jitcl.templates.opencl.planes import padded, whole_planes
+from jitcl.templates.opencl.tiling import WIDTHS, launch
+
+PARAMS = ("each", "tasks", "blocks", "block", "channels", "copies", "oh", "ow", "kh", "kw", "dw",
+          "h_step", "ky_step", "x_plane")
+MOST_TAPS = 25                 # that are written out
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A window over planes. kind "sum" (weighted, by the Argument `weights`), "mean" or "max"."""
+
+    kind: str
+    s: ConvShape
+    width: int                                   # of vectors
+    weights: Argument | None = None
+
+
+def suitable(group: Group, s: ConvShape, target: Target) -> bool:
+    """Whether planes, vectors of whose rows can be read, are what the group reads and writes."""
+    assert group.anchor is not None
+    types = [n.type for n in (*group.members, *group.operands)]
+    anchor = group.anchor
+    if real(target) or s.strides[1] > 2 or any(t.layout != ROW for t in types):
+        return False
+    if anchor.type.dtype not in ("f32", "f16") or 0 in (anchor.type.size, anchor.inputs[0].type.size):
+        return False
+    height, width = padded(s)
+    read = anchor.inputs[0] in group.operands
+    return read and fits_int(anchor.type.size, s.n * s.c * height * width)
+
+
+def vector_width(s: ConvShape, target: Target) -> int:
+    """The width with the fewest vectors a row; of equals the narrower."""
+    most = min(target.vector_width, target.max_vector_width)
+    fitting = [w for w in WIDTHS if w <= min(s.out[1], most)]
+    return min(fitting, key=lambda w: (-(-s.out[1] // w), w))
+
+
+def emit_windows(p: Windows, hooks: Any) -> list[Emitted]:
+    """The kernels: planes padded where needed, then the windows."""
+    s, width, target = p.s, p.width, hooks.target
+    oh, ow = s.out
+    x = hooks.group.anchor.inputs[0]
+    space = (counter("h", oh), counter("w", ow))[4 - x.type.rank:]
+    epilogue = hooks.epilogue_lines((counter("image", s.n), counter("m", s.k), *space), width)
+    if epilogue is None:
+        return apart(hooks, lambda alone: emit_windows(p, alone))
+    before, planes, (height, wide) = whole_planes(
+        hooks, x, s, "max" if p.kind == "max" else "add")
+    maximum = "max_f32" + (f"x{width}" if width > 1 else "")
+    kh, kw = s.kernel
+    unroll = kh * kw <= MOST_TAPS
+    body = hooks.render(
+        "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, kind=p.kind, W=width,
+        SW=s.strides[1], UNROLL=unroll, KH=kh if unroll else 0, KW=kw if unroll else 0,
+        x_type=hooks.ctype(x.type.dtype), maximum=f"jitcl_{maximum}", fma=target.fast_fma,
+        helpers=[hooks.helper(maximum)] if p.kind == "max" else [])
+    block = oh if target.device_type == "cpu" and s.n * s.k >= 4 * target.compute_units else 1
+    blocks = -(-oh // block)
+    tasks = s.n * s.k * blocks
+    each, sizes, local = launch(tasks, target)
+    values = dict(
+        each=each, tasks=tasks, blocks=blocks, block=block, channels=s.k, copies=s.k // s.c, oh=oh,
+        ow=ow, kh=kh, kw=kw, dw=s.dilations[1], h_step=s.strides[0] * wide,
+        ky_step=s.dilations[0] * wide, x_plane=height * wide)
+    weights = () if p.weights is None else (p.weights,)
+    arguments: tuple[Argument, ...] = (planes, *weights, *epilogue.nodes, hooks.group.root)
+    return [*before, Emitted(f"{p.kind}_{kh}x{kw}x{width}", body, arguments, (hooks.group.root,),
+                             tuple(values[name] for name in PARAMS), sizes, local)]
