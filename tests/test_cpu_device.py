@@ -317,6 +317,35 @@ def test_loops_over_elementary_functions_vectorise():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_halves_convert_without_the_cpus_help():
+    code = """
+import numpy as np
+import jitcl.devices.cpu.convert as convert
+convert.soft_half = lambda: True
+from jitcl.devices.cpu.compiler import compile_kernel
+from jitcl.devices.cpu.executor import _NATIVE
+from jitcl.devices.cpu.objects import _MAGIC, load_kernels
+from tests.test_cpu_device import elementwise
+
+def convert(x, source, target, out):
+    text = elementwise("k", "A", (source,), target)
+    kernels = load_kernels({"k": _MAGIC + b"k\\n" + compile_kernel("k", text)})
+    y = np.empty(x.shape, out)
+    table = np.array([x.ctypes.data, y.ctypes.data, x.size], np.int64)
+    _NATIVE(kernels["k"])(table.ctypes.data, 0, 1)
+    return y
+
+halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+floats = halves.astype(np.float32)
+np.testing.assert_array_equal(convert(halves, "f16", "f32", np.float32), floats)
+with np.errstate(all="ignore"):
+    x = np.concatenate([floats, floats * np.float32(1 + 2**-12), floats * np.float32(1 - 2**-13),
+                        np.random.default_rng(0).normal(size=9999).astype("f4") * 1e-6])
+    np.testing.assert_array_equal(convert(x, "f32", "f16", np.float16), x.astype(np.float16))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_kernel_that_python_rejects_is_a_build_error():
     bad = KernelSource(
         "broken", HEAD + "def broken(args, tid, nthreads):\n    nothing_such(args)\n", "numba"

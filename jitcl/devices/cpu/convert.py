@@ -7,8 +7,10 @@ the lowest i32 or i64, and narrower types keep the low bits of that.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import types
 
@@ -71,7 +73,7 @@ def from_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
     """An element (or lanes) as it lies in memory -> the value that kernels compute with."""
     lanes = x.type.count if isinstance(x.type, ir.VectorType) else 0
     if dtype == "f16":
-        return b.fpext(x, vector_of(F32, lanes))
+        return _half_to_f32(b, x, lanes) if soft_half() else b.fpext(x, vector_of(F32, lanes))
     if dtype == "bf16":
         wide = b.zext(x, vector_of(I32, lanes))
         return b.bitcast(b.shl(wide, constant(wide.type, 16)), vector_of(F32, lanes))
@@ -84,7 +86,7 @@ def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
     """The value that kernels compute with -> memory. 16-bit floats round to nearest even."""
     lanes = x.type.count if isinstance(x.type, ir.VectorType) else 0
     if dtype == "f16":
-        return b.fptrunc(x, vector_of(F16, lanes))
+        return _f32_to_half(b, x, lanes) if soft_half() else b.fptrunc(x, vector_of(F16, lanes))
     if dtype == "bf16":
         bits = b.bitcast(x, vector_of(I32, lanes))
         c = lambda v: constant(bits.type, v)  # noqa: E731
@@ -96,3 +98,50 @@ def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
     if dtype == "bool":
         return b.zext(x, vector_of(I8, lanes))
     return x
+
+
+@functools.cache
+def soft_half() -> bool:
+    """Whether the CPU cannot convert halves itself: x86 without F16C, where LLVM would call a
+    library that no process has."""
+    have = llvm.get_host_cpu_features()
+    return llvm.get_process_triple().startswith(("x86", "i686")) and not have.get("f16c", False)
+
+
+def _half_to_f32(b: ir.IRBuilder, x: ir.Value, lanes: int) -> ir.Value:
+    """By integer arithmetic: the exponent is rebiased by 112, by 224 for inf and NaN."""
+    wide, floats = vector_of(I32, lanes), vector_of(F32, lanes)
+
+    def c(value: int) -> ir.Constant:
+        return constant(wide, value)
+
+    bits = b.zext(b.bitcast(x, vector_of(I16, lanes)), wide)
+    size = b.and_(bits, c(0x7FFF))
+    special = b.icmp_unsigned(">=", size, c(0x7C00))
+    bias = b.select(special, c(224 << 23), c(112 << 23))
+    normal = b.add(b.shl(size, c(13)), bias)
+    tiny = b.fmul(b.sitofp(size, floats), constant(floats, 2.0**-24))
+    small = b.icmp_unsigned("<", size, c(0x400))
+    value = b.select(small, b.bitcast(tiny, wide), normal)
+    sign = b.shl(b.and_(bits, c(0x8000)), c(16))
+    return b.bitcast(b.or_(value, sign), floats)
+
+
+def _f32_to_half(b: ir.IRBuilder, x: ir.Value, lanes: int) -> ir.Value:
+    """By integer arithmetic, to nearest even; the float adder rounds the subnormals."""
+    wide, floats = vector_of(I32, lanes), vector_of(F32, lanes)
+
+    def c(value: int) -> ir.Constant:
+        return constant(wide, value)
+
+    bits = b.bitcast(x, wide)
+    size = b.and_(bits, c(0x7FFFFFFF))
+    even = b.and_(b.lshr(size, c(13)), c(1))
+    normal = b.lshr(b.add(b.sub(size, c(112 << 23)), b.add(even, c(0xFFF))), c(13))
+    added = b.fadd(b.bitcast(size, floats), constant(floats, 0.5))
+    tiny = b.sub(b.bitcast(added, wide), c(0x3F000000))
+    half = b.select(b.icmp_unsigned("<", size, c(0x38800000)), tiny, normal)
+    half = b.select(b.icmp_unsigned(">=", size, c(0x47800000)), c(0x7C00), half)
+    half = b.select(b.icmp_unsigned(">", size, c(0x7F800000)), c(0x7E00), half)
+    half = b.or_(half, b.and_(b.lshr(bits, c(16)), c(0x8000)))
+    return b.bitcast(b.trunc(half, vector_of(I16, lanes)), vector_of(F16, lanes))

@@ -19,10 +19,12 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
+import jitcl
 from jitcl import config
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache, Progress
@@ -41,13 +43,15 @@ class _Worker:
     One build process. Never a fork of this one, and never a re-import of the caller's __main__."""
 
     def __init__(self) -> None:
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-        environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", NUMBA_DISABLE_JIT="0")
+        package = str(Path(jitcl.__file__).resolve().parents[1])
+        paths = os.pathsep.join([package, *(p for p in sys.path if p)])
+        environment = dict(os.environ, PYTHONPATH=paths, NUMBA_DISABLE_JIT="0")
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from jitcl.devices.cpu.worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            start_new_session=True,  # an interrupt from the keyboard is the caller's to handle
         )
 
     def build(self, source: KernelSource) -> bytes:
