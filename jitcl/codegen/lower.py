@@ -62,10 +62,10 @@ class Loads:
 
     def _compute(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
         s, type = self.s, self.types(node)
+        if is_literal(node):  # whatever axes its user sees it with
+            return E.const(node.data.reshape(()).item(), s.compute(type.dtype))
         if len(ix) != type.rank:
             raise JitclError(f"op '{node.op}' of type {type} was indexed with {len(ix)} indices")
-        if is_literal(node):
-            return E.const(node.data.reshape(()).item(), s.compute(type.dtype))
         if node in self.names:
             zero = E.const(0, type.dtype)
             raw = E.load(

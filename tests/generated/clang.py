@@ -36,14 +36,15 @@ def half_storage(fp64: bool) -> str:
     return "\n".join(lines) + "\n#line 1\n"
 
 
-def diagnose(source: str, *, fp16: bool = False, fp64: bool = False) -> str:
+def diagnose(source: str, *, fp16: bool = False, fp64: bool = False,
+             extra: tuple[str, ...] = ()) -> str:
     """What clang has against a source for a device with these extensions; '' if nothing."""
     assert CLANG is not None
     extensions = [*BASE, *["cl_khr_fp16"] * fp16, *["cl_khr_fp64"] * fp64]
     allowed = "-Xclang", "-cl-ext=-all," + ",".join(f"+{e}" for e in extensions)
     # an implicit conversion to half is a fallback that forgot to be explicit
     strict = ("-Werror=implicit-float-conversion",) if fp16 else ()
-    done = subprocess.run([CLANG, *FLAGS, *strict, *allowed, "-"], text=True,
+    done = subprocess.run([CLANG, *FLAGS, *extra, *strict, *allowed, "-"], text=True,
                           input=source if fp16 else half_storage(fp64) + source,
                           capture_output=True, timeout=120)
     assert done.returncode == 0 or done.stderr, f"clang ended with {done.returncode}"
@@ -54,14 +55,16 @@ def objections(kernels: Iterable[KernelSource], *, fp16: bool = False) -> str:
     """Clang's diagnostics on many kernels, in one run for those of equal options; double
     arithmetic is there only for the kernels that use it."""
 
-    def kind(k: KernelSource) -> tuple[tuple[str, ...], bool, bool]:
-        return k.options, "cl_khr_fp64" in k.body, own_macros(k.body)
+    def kind(k: KernelSource) -> tuple[tuple[str, ...], bool, bool, bool]:
+        return k.options, "cl_khr_fp64" in k.body, own_macros(k.body), bool(k.template)
 
     found = []
-    for (_, fp64, alone), group in groupby(sorted(kernels, key=kind), kind):
+    for (_, fp64, alone, template), group in groupby(sorted(kernels, key=kind), kind):
         bodies = [f"// {k.entry}\n{k.body}" for k in group]
         for source in bodies if alone else ["\n".join(bodies)]:
-            found.append(diagnose(source, fp16=fp16, fp64=fp64))
+            # a template's variants take the same sizes and indices, needed or not
+            extra = ("-Wno-unused-parameter",) if template else ()
+            found.append(diagnose(source, fp16=fp16, fp64=fp64, extra=extra))
     return "".join(found)
 
 
