@@ -12,6 +12,7 @@ from jitcl.templates.opencl.tiling import launch
 
 PARAMS = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
           "top", "left")
+PADDED = ("each", "planes", "height", "width", "oh", "ow", "top", "left")
 FILL = {"add": "0.0f", "max": "-INFINITY"}
 
 
@@ -43,8 +44,7 @@ def patches(hooks: Any, x: Node, s: ConvShape, window: Window, combine: str = "a
     each, sizes, local = launch(rows, hooks.target)
     params = (each, rows, *s.size, *out, *kernel, *window.strides, *window.dilations, s.pads[0],
               s.pads[1])
-    stem = "padded" if kernel == (1, 1) and window.strides == (1, 1) else "patches"
-    return copy, Emitted(stem, body, (x, copy), (copy,), params, sizes, local)
+    return copy, Emitted("patches", body, (x, copy), (copy,), params, sizes, local)
 
 
 def whole_planes(hooks: Any, x: Node, s: ConvShape, combine: str = "add"
@@ -53,5 +53,13 @@ def whole_planes(hooks: Any, x: Node, s: ConvShape, combine: str = "add"
     size = padded(s)
     if size == s.size:
         return [], x, size
-    copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)
-    return [emitted], copy, size
+    if hooks.target.device_type != "cpu":
+        copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)
+        return [emitted], copy, size
+    planes = s.n * s.c
+    copy = Scratch(f"padded {combine} {size} of {x.type} {s.pads}", x.type.dtype, (planes, *size))
+    body = hooks.render("opencl/padded.cl.j2", entry=ENTRY, type=hooks.ctype(x.type.dtype),
+                        params=PADDED, fill=FILL[combine])
+    each, sizes, local = launch(planes, hooks.target)
+    params = (each, planes, *s.size, *size, s.pads[0], s.pads[1])
+    return [Emitted("padded", body, (x, copy), (copy,), params, sizes, local)], copy, size
