@@ -24,7 +24,6 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-import jitcl
 from jitcl import config
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache, Progress
@@ -43,7 +42,7 @@ class _Worker:
     One build process. Never a fork of this one, and never a re-import of the caller's __main__."""
 
     def __init__(self) -> None:
-        package = str(Path(jitcl.__file__).resolve().parents[1])
+        package = str(Path(__file__).resolve().parents[3])  # of jitcl
         paths = os.pathsep.join([package, *(p for p in sys.path if p)])
         environment = dict(os.environ, PYTHONPATH=paths, NUMBA_DISABLE_JIT="0")
         self.process = subprocess.Popen(
