@@ -30,7 +30,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_57b655f04a(args, tid, nthreads):
+def conv_1x5x2_5491e328be(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -63,7 +63,8 @@ def conv_1x5x2_57b655f04a(args, tid, nthreads):
     a_group = param(args, 29)
     y_top = param(args, 30)
     y_left = param(args, 31)
-    acc = scratch(80, "f32")
+    acc = scratch(144, "f32")
+    turned = scratch(64, "f32")
 
     tasks = n_count * kgs * row_tiles * column_tiles
     first = share(tasks, tid, nthreads)
@@ -86,14 +87,17 @@ def conv_1x5x2_57b655f04a(args, tid, nthreads):
             kb = kg * 2 + j
             if True:
                 block = y_first + (n * kbs + kb) * y_block
-                for lane in range(min_(channels - kb * 8, 8)):
-                    for r in range(1):
-                        h = top + r
-                        for c in range(5):
-                            w = left + c
-                            v = load(acc, ((j * 1 + r) * 5 + c) * 8 + lane)
-                            t0 = (kb * 8) + lane
-                            store(y, ((t0 * 196) + (h * 14)) + w, max_(v + load(x2, t0), f32(0.0)))
+                for r in range(1):
+                    h = top + r
+                    for c in range(0, 5, 8):
+                        transpose(turned, offset(acc, ((j * 1 + r) * 5 + c) * 8), 8)
+                        count = min_(5 - c, 8)
+                        w = left + c
+                        for lane in range(min_(channels - kb * 8, 8)):
+                            ch = kb * 8 + lane
+                            yo = ((n * channels + ch) * y_height + h) * y_width + w
+                            v = vload(turned, lane * 8, 8)
+                            vstore_part(y, yo, max_(v + load(x2, ch), f32(0.0)), count)
         kg += 1
         if kg == kgs:
             kg = 0

@@ -30,7 +30,7 @@ from jitcl.devices.cpu.tiles import lane_tile
 from jitcl.devices.cpu.vector import *
 
 
-def depthwise_14_b08f0aff40(args, tid, nthreads):
+def depthwise_14_e2b758a0e2(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -49,7 +49,8 @@ def depthwise_14_b08f0aff40(args, tid, nthreads):
     y_block = param(args, 15)
     y_width = param(args, 16)
     y_height = param(args, 17)
-    acc = scratch(112, "f32")
+    acc = scratch(176, "f32")
+    turned = scratch(64, "f32")
 
     tasks = n_count * kbs * oh
     for task in range(share(tasks, tid, nthreads), share(tasks, tid + 1, nthreads)):
@@ -60,11 +61,15 @@ def depthwise_14_b08f0aff40(args, tid, nthreads):
         source = image * a_block + a_first + h * a_row
         for tile in range(column_tiles):
             left = min_(tile * 14, ow - 14)
-            lane_tile(acc, offset(a, source + left * 8), offset(wt, kb * taps * 24), taps, tap_row,
-                      14, 3, 1, 1, 8)
+            lane_tile(acc, offset(a, source + left * 8),
+                      offset(wt, kb * taps * 24), taps, tap_row, 14, 3, 1, 1, 8)
             row = y_first + image * y_block + (h * y_width + left) * 8
-            for lane in range(min_(channels - kb * 8, 8)):
-                for c in range(14):
-                    w = left + c
-                    v = load(acc, c * 8 + lane)
-                    store(y, (((kb * 1568) + (lane * 196)) + (h * 14)) + w, v)
+            for c in range(0, 14, 8):
+                transpose(turned, offset(acc, c * 8), 8)
+                count = min_(14 - c, 8)
+                w = left + c
+                for lane in range(min_(channels - kb * 8, 8)):
+                    ch = kb * 8 + lane
+                    yo = ((n * channels + ch) * y_height + h) * y_width + w
+                    v = vload(turned, lane * 8, 8)
+                    vstore_part(y, yo, v, count)

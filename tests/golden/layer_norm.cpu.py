@@ -7,7 +7,7 @@ from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def reduce_mean_sub_mul_add_sqrt_reciprocal_309b005fc7(args, tid, nthreads):
+def reduce_mean_sub_mul_add_sqrt_reciprocal_85336fbf49(args, tid, nthreads):
     x0 = ptr(args, 0, "f32")    # in f32[768]
     x1 = ptr(args, 1, "f32")    # in f32[96]
     x2 = ptr(args, 2, "f32")    # in f32[96]
@@ -20,5 +20,5 @@ def reduce_mean_sub_mul_add_sqrt_reciprocal_309b005fc7(args, tid, nthreads):
         for r1 in range(96):
             t0 = load(x0, (i0 * 96) + r1) - (acc0 / f32(96.0))
             acc1 = sum_fma(t0, t0, acc1)
-        for i1 in range(96):
-            store(y, (i0 * 96) + i1, fma((load(x0, (i0 * 96) + i1) - (acc0 / f32(96.0))) * (f32(1.0) / sqrt((acc1 / f32(96.0)) + f32(9.999999747378752e-06))), load(x1, i1), load(x2, i1)))
+        for o1 in range(6):
+            store(y, (i0 * 96) + (o1 * 16), fma((vload(x0, (i0 * 96) + (o1 * 16), 16) - (acc0 / f32(96.0))) * (f32(1.0) / sqrt((acc1 / f32(96.0)) + f32(9.999999747378752e-06))), vload(x1, o1 * 16, 16), vload(x2, o1 * 16, 16)))

@@ -7,7 +7,7 @@ from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def max_pool_4b93f64ef4(args, tid, nthreads):
+def max_pool_9416af172b(args, tid, nthreads):
     x0 = ptr(args, 0, "f32")    # in f32[3136]
     y = ptr(args, 1, "f32")    # out f32[784]
     for p2 in range(share(112, tid, nthreads), share(112, tid + 1, nthreads)):
@@ -15,5 +15,5 @@ def max_pool_4b93f64ef4(args, tid, nthreads):
             acc0 = f32(-inf)
             for r0 in range(2):
                 for r1 in range(2):
-                    acc0 = max_(acc0, load(x0, (((p2 * 28) + (r0 * 14)) + (i2 * 2)) + r1))
+                    acc0 = sum_max(acc0, load(x0, (((p2 * 28) + (r0 * 14)) + (i2 * 2)) + r1))
             store(y, (p2 * 7) + i2, acc0)

@@ -7,7 +7,7 @@ from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def transpose_b2758592c7(args, tid, nthreads):
+def transpose_a249248f57(args, tid, nthreads):
     x0 = ptr(args, 0, "f32")    # in f32[1920]
     y = ptr(args, 1, "f32")    # out f32[1920]
     row6 = scratch(256, "f32")
@@ -16,12 +16,10 @@ def transpose_b2758592c7(args, tid, nthreads):
         for o4 in range(2):
             for o5 in range(1):
                 for v5 in range(16):
-                    for v4 in range(16):
-                        store(row6, (v5 * 16) + v4, load(x0, ((((i0 * 960) + (o5 * 640)) + (v5 * 40)) + (o4 * 16)) + v4))
+                    store(row6, v5 * 16, vload(x0, (((i0 * 960) + (o5 * 640)) + (v5 * 40)) + (o4 * 16), 16))
                 transpose(row7, row6, 16)
                 for v4 in range(16):
-                    for v5 in range(16):
-                        store(y, ((((i0 * 960) + (o4 * 384)) + (v4 * 24)) + (o5 * 16)) + v5, load(row7, (v4 * 16) + v5))
+                    store(y, (((i0 * 960) + (o4 * 384)) + (v4 * 24)) + (o5 * 16), vload(row7, v4 * 16, 16))
     for i0 in range(2):
         for v9 in range(share(32, tid, nthreads), share(32, tid + 1, nthreads)):
             for v8 in range(8):
