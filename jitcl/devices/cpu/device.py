@@ -157,6 +157,7 @@ class CpuExecutable:
         it returns; only what is not contiguous or aligned is copied.
         """
         self._check(arrays)
+        arrays = [np.asarray(a) for a in arrays]  # a NumPy scalar has no lasting address
         with self._lock:
             for view, places, array in zip(self._inputs, self._input_places, arrays):
                 if places is not None and array.flags.c_contiguous and array.flags.aligned:
