@@ -10,6 +10,7 @@ from jitcl.codegen.lower import Loads, NodeLoader, physical_index
 from jitcl.codegen.render import render
 from jitcl.codegen.render_numba import NumbaRenderer, render_kernel
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
+from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
@@ -240,12 +241,14 @@ class Hooks:
             *(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
             Buffer("y", dtype, shape, "out"),
         )
-        kernel = share(Kernel("arranged", buffers, tuple(s.scopes[0].stmts)))
+        kernel = Kernel("arranged", buffers, tuple(s.scopes[0].stmts))
         return copy, self.emitted(kernel, (*operands, copy), copy)
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
-        return Emitted("arranged", render_kernel(kernel, ENTRY), arguments, (copy,))
+        blocks = copy.key.startswith("blocked")     # only these transpose: channels become lanes
+        text = loops_for_cpu(kernel, ENTRY) if blocks else render_kernel(share(kernel), ENTRY)
+        return Emitted("arranged", text, arguments, (copy,))
 
 
 def names_read(stmt: Stmt) -> set[str]:

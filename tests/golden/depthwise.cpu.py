@@ -7,17 +7,15 @@ from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def arranged_dcd1b236ae(args, tid, nthreads):
-    x0 = ptr(args, 0, "f32")    # in f32[1,16,14,14]
-    y = ptr(args, 1, "f32")    # out f32[1,2,16,16,8]
+def arranged_5fe3d391d1(args, tid, nthreads):
+    x0 = ptr(args, 0, "f32")    # in f32[3136]
+    y = ptr(args, 1, "f32")    # out f32[4096]
     for p in range(share(32, tid, nthreads), share(32, tid + 1, nthreads)):
         i0 = p // 16
         i1 = (p) % 16
-        t0 = i1 + -1
         for i2 in range(16):
-            t1 = i2 + -1
             for i3 in range(8):
-                store(y, (((i0 * 2048) + (i1 * 128)) + (i2 * 8)) + i3, (load(x0, (((i0 * 1568) + (i3 * 196)) + (t0 * 14)) + t1) if and_(and_(and_(t0 >= 0, t0 < 14), t1 >= 0), t1 < 14) else f32(0.0)))
+                store(y, (((i0 * 2048) + (i1 * 128)) + (i2 * 8)) + i3, (load(x0, ((((i0 * 1568) + (i3 * 196)) + (i1 * 14)) + i2) + -15) if and_(and_(and_((i1 + -1) >= 0, (i1 + -1) < 14), (i2 + -1) >= 0), (i2 + -1) < 14) else f32(0.0)))
 
 # conv_0: conv
 # from the graph
