@@ -61,6 +61,14 @@ def _one_of(*allowed: int) -> Callable[[str], int]:
     return parse
 
 
+def parse_switches(text: str) -> str:
+    """'+id, -id' without blanks; ValueError where an item has no sign or no name."""
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not all(re.fullmatch(r"[+-][\w.-]+", item) for item in items):
+        raise ValueError(text)
+    return ",".join(items)
+
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -117,6 +125,10 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_TEMPLATES", parse_switch, lambda: True, "0 or 1",
         "0 compiles with generated loops only: slow, for finding a template's bug", "1",
         in_key=True),
+    Variable(
+        "JITCL_QUIRKS", parse_switches, lambda: "", "+id to apply, -id to leave out, with commas",
+        "rows of the table of driver faults, switched by hand: `jitcl devices` lists those that "
+        "apply", "those that apply", in_key=True),
     Variable(
         "JITCL_DEBUG", _whole(0, 4), lambda: 0, "0 to 4", "tells more on stderr: " + DEBUG_LADDER,
         "0"),

@@ -41,6 +41,7 @@ def test_defaults():
     ("CACHE_SIZE", "1.5GB", 1_500_000_000),
     ("CACHE_SIZE", "64 kib", 65536),
     ("CACHE_SIZE", "3m", 3_000_000),
+    ("QUIRKS", " +mali-operands , -pocl-3-half,", "+mali-operands,-pocl-3-half"),
 ])
 def test_environment(monkeypatch, name, text, value):
     monkeypatch.setenv(f"JITCL_{name}", text)
@@ -58,6 +59,8 @@ def test_environment(monkeypatch, name, text, value):
     ("CACHE_SIZE", "-1", "bytes, such as 500MB or 2GiB"),
     ("CACHE_SIZE", "2i", "bytes, such as 500MB or 2GiB"),
     ("SPECIALISATIONS", "0", "a whole number from 1 up"),
+    ("QUIRKS", "mali-operands", "+id to apply, -id to leave out, with commas"),
+    ("QUIRKS", "+", "+id to apply, -id to leave out, with commas"),
 ])
 def test_a_wrong_value_names_the_variable_what_was_got_and_wanted(monkeypatch, name, text, wanted):
     monkeypatch.setenv(f"JITCL_{name}", text)
@@ -100,7 +103,7 @@ def test_override_is_checked():
 
 def test_key_parts_change_with_what_kernels_depend_on():
     base = config.key_parts()
-    assert set(base) == {"JITCL_CPU_WIDTH", "JITCL_TEMPLATES"}
+    assert set(base) == {"JITCL_CPU_WIDTH", "JITCL_TEMPLATES", "JITCL_QUIRKS"}
     with config.override(templates=False):
         assert config.key_parts() != base
     with config.override(threads=1, debug=3):

@@ -183,12 +183,12 @@ class _Generator:
                prepares: str = "") -> None:
         """One step. One that only arranges operands `prepares` the group's main step, where all
         FLOPs are counted."""
-        digest = hashlib.sha256((emitted.body + repr(emitted.options)).encode()).hexdigest()[:10]
-        entry = f"{emitted.stem}_{digest}"
+        options = self.options(emitted, group)
+        digest = hashlib.sha256((emitted.body + repr(options)).encode()).hexdigest()[:10]
+        entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
         if entry not in self.kernels:
             body = emitted.body.replace(ENTRY, entry)
-            self.kernels[entry] = KernelSource(entry, body, self.language, emitted.options,
-                                               template)
+            self.kernels[entry] = KernelSource(entry, body, self.language, options, template)
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
@@ -198,6 +198,13 @@ class _Generator:
         self.steps.append(Step(
             name, entry, buffers, emitted.params, emitted.global_size, emitted.local_size, head,
             self.origins(group), flops, moved, writes))
+
+    def options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
+        """Build options: the kernel's own, the target's, none to optimise where that is wrong."""
+        options = (*emitted.options, *self.target.build_options)
+        if any(n.op in self.target.unoptimised_ops for n in group.members):
+            options += ("-cl-opt-disable",)
+        return options
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)

@@ -46,7 +46,8 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     renderer = OpenClRenderer(kernel, target.fp64)
     nest, inner = parallel_nest(kernel)
     group = ROW_GROUP if target.local_is_real else SMALL_GROUP
-    form = RowForm(renderer, min(group, target.max_work_group))
+    lanes = min(group, target.reduction_group, target.max_work_group)
+    form = RowForm(renderer, lanes, target.volatile_group_size)
     if form.suits(nest, inner):
         lines = form.lines(nest, inner)
         groups = math.prod(f.extent for f in nest)
@@ -106,6 +107,7 @@ class RowForm:
 
     renderer: OpenClRenderer
     lanes: int  # work-items a group, a power of two; halved for short rows
+    volatile: bool = False  # the compiler must not know the group's size
 
     def suits(self, nest: list[For], inner: tuple[Stmt, ...]) -> bool:
         """Whether lanes can share the row's work, and gain by it."""
@@ -137,7 +139,7 @@ class RowForm:
         ]
         lines += [
             f"    {r.index} lane = get_local_id(0);",
-            f"    {r.index} lanes = get_local_size(0);",
+            f"    {'volatile ' if self.volatile else ''}{r.index} lanes = get_local_size(0);",
         ]
         if nest:
             lines.append(f"    {r.index} p = get_group_id(0);")

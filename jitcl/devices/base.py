@@ -10,6 +10,7 @@ import numpy as np
 
 from jitcl.codegen.plan import Plan
 from jitcl.target import Target
+from jitcl.target.quirks import Quirk
 
 Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, what was just done)
 
@@ -50,3 +51,4 @@ class DeviceInfo:
     spec: str
     target: Target
     note: str = ""
+    quirks: tuple[Quirk, ...] = ()          # rows of the table of driver faults that hold

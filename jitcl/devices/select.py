@@ -1,5 +1,5 @@
 """From the text that users write to a device: `cpu`, `opencl[:platform[:device]]`, `reference`,
-`auto`.
+`auto`, `profile:<device>`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ def open_device(spec: str = "auto") -> Device:
         from jitcl.devices.reference import ReferenceDevice
 
         return ReferenceDevice()
+    if kind == "profile":
+        from jitcl.devices.profile import ProfileDevice
+
+        return ProfileDevice(rest)
     known = ", ".join(d.spec for d in devices())
     raise DeviceError(
         f"no device '{spec}'\n  There are: {known}\n"
         f"  Write cpu, reference, opencl, opencl:<platform> or opencl:<platform>:<device>, "
-        f"each by number or by part of its name."
+        f"each by number or by part of its name, or profile:<device> to compile only."
     )
 
 
@@ -48,9 +52,16 @@ def resolve_auto() -> tuple[str, str]:
         return wanted, "JITCL_DEVICE says so"
     from jitcl.devices.opencl import list_devices
 
+    refused = []
     for found in list_devices():
         if found.kind == "gpu":
-            return found.spec, f"the first GPU, {found.name}"
+            from jitcl.devices.opencl.probe import probe_target
+
+            if probe_target(found).dependable:
+                return found.spec, f"the first GPU, {found.name}"
+            refused.append(found.name)
+    if refused:
+        return "cpu", f"{', '.join(refused)} can't be relied on: see jitcl devices"
     return "cpu", "there is no OpenCL GPU, and the CPU path is faster than OpenCL on a CPU"
 
 
@@ -68,6 +79,7 @@ def devices() -> list[DeviceInfo]:
 
 def _opencl() -> list[DeviceInfo]:
     from jitcl.devices.opencl import list_devices
-    from jitcl.devices.opencl.probe import probe_target
+    from jitcl.devices.opencl.probe import examine, probe_target
 
-    return [DeviceInfo(f.spec, probe_target(f), f"OpenCL, {f.platform}") for f in list_devices()]
+    return [DeviceInfo(f.spec, probe_target(f), f"OpenCL, {f.platform}", examine(f)[1])
+            for f in list_devices()]

@@ -23,20 +23,21 @@ from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.types import ROW
 from jitcl.passes.regions import Regions, row_count
+from jitcl.target import Target
 
 ALONE = ("sort", "composite", "opaque")        # kinds that are their own group
 DEAR = 6                       # FLOPs of one element that are not repeated along an axis
 AGAIN = 16                     # FLOPs of one element that may be computed again, all in all
 LAUNCH = 20_000                # FLOPs that one more kernel costs
-MAX_MEMBERS = 48
-MAX_OPERANDS = 12              # kernel arguments; drivers of small GPUs fail on many
+MAX_OPERANDS = Target.max_operands         # where no target is asked
 MAX_ROUTES = 6                 # different indices under which a kernel may read one inlined value
 MAX_REDUCTIONS = 4             # in one row-wise group
 
 
-def fuse(graph: Graph) -> list[Group]:
-    """The graph's groups, each after those that it reads."""
-    return _Fuser(graph).run()
+def fuse(graph: Graph, target: Target | None = None) -> list[Group]:
+    """The graph's groups, each after those that it reads; small GPUs get small kernels."""
+    limits = target or Target
+    return _Fuser(graph, limits.max_operands, limits.max_members).run()
 
 
 @dataclass
@@ -67,7 +68,8 @@ class _Home:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, max_operands: int, max_members: int) -> None:
+        self.max_operands, self.max_members = max_operands, max_members
         self.regions = Regions(graph)
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
         self.readers = self.regions.readers
@@ -141,8 +143,8 @@ class _Fuser:
 
     def _room(self, node: Node, home: _Home) -> bool:
         reads = home.reads_with(node)
-        few = reads <= MAX_OPERANDS or reads <= len(home.reads)
-        return few and len(home.members) < MAX_MEMBERS
+        few = reads <= self.max_operands or reads <= len(home.reads)
+        return few and len(home.members) < self.max_members
 
     def _must_store(self, node: Node, reader: Node) -> bool:
         """Readers that read each element many times want a buffer, unless the value costs an

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitcl.passes.base import Pass
 from jitcl.passes.canonicalise import Canonicalise
+from jitcl.passes.concat import SplitConcat
 from jitcl.passes.decompose import Decompose
 from jitcl.passes.fold import FoldConstants
 from jitcl.passes.layout import AssignLayouts
@@ -41,6 +42,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         DivideOnce(),
         Canonicalise(),
         FoldConstants(),
+        SplitConcat(target.max_concat),
         CheckTypes(target),
         AssignPrecision(options.precision, target),
         AssignLayouts(target),

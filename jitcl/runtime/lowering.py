@@ -47,7 +47,7 @@ def lower_model(
     )
     generated = generate(
         graph,
-        fuse(graph),
+        fuse(graph, device.target),
         device.target,
         templates=config.get("templates"),
         half=half_arithmetic(device.target, options.precision),

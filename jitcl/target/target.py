@@ -38,6 +38,39 @@ class Target:
     fast_fma: bool = False                 # fma() is an instruction, not a library call
     isa: tuple[str, ...] = ()              # CPU features that generated code relies on
 
+    # what a kernel may be
+    max_operands: int = 12                 # buffers that one fused kernel reads
+    max_members: int = 48                  # nodes fused into one kernel
+    max_concat: int = 0                    # inputs that one kernel concatenates; 0 = any number
+    reduction_group: int = 256             # work-items that share a reduction, at most
+    volatile_group_size: bool = False      # get_local_size() must not be taken for a constant
+    kernel_prefix: str = ""                # before each kernel's name
+
+    # how programs are built
+    cl_std: str = "CL1.2"
+    build_options: tuple[str, ...] = ()
+    unoptimised_ops: tuple[str, ...] = ()  # kernels with these are built with -cl-opt-disable
+    program_kernels: int = 32              # kernels built as one program
+    cached_binaries: bool = True           # the driver may be given binaries that it made
+
+    # how kernels are launched
+    flush_every: int = 24                  # launches
+    queue_depth: int = 960                 # launches in flight
+    trusted_events: bool = True            # a profiling queue works, and its times are right
+    dependable: bool = True                # device "auto" takes it
+
+    # for builds in other processes, tuning and images; nothing generated depends on these yet
+    trusted: bool = False                  # a driver that is known good
+    suspects: tuple[str, ...] = ()         # features ("fp16", "low_bit") that crash its compiler
+    reloadable: bool = True                # a binary built in another process is worth loading
+    tunable: bool = True                   # candidates may be timed on it
+    tuning_batch: int = 0                  # launches before a tuner must wait; 0 = any number
+    command_buffers: bool = True           # worth asking for
+    subgroups: bool = True
+    image_arrays: bool = True              # image2d_array
+    image_from_buffer: bool = True         # images over parts of buffers
+    half_advertised: bool = True           # what the driver says of fp16 may be believed
+
     @property
     def key(self) -> str:
         """Digest of every field: two devices that differ in anything never share an entry."""

@@ -29,7 +29,7 @@ class OpenClDevice:
         with translated(f"opening {found}"):
             self.target: Target = probe_target(found)
             self.context = cl.Context([found.handle])
-        self.store = ProgramStore(self.context, found.handle, self.target.key)
+        self.store = ProgramStore(self.context, found.handle, self.target)
 
     @property
     def name(self) -> str:

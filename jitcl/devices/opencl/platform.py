@@ -46,7 +46,11 @@ class Found:
 
     @property
     def driver(self) -> Driver:
-        return Driver(self.platform, self.handle.driver_version, self.name, self.compiler_cpu)
+        """What the quirk table is asked about."""
+        device = self.handle
+        details = f"{self.platform_version} {_clean(device.version)}"
+        return Driver(self.platform, device.driver_version, self.name, self.compiler_cpu, details,
+                      _clean(device.extensions))
 
     def __str__(self) -> str:
         version = self.handle.driver_version

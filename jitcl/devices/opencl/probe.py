@@ -24,7 +24,7 @@ import pyopencl as cl
 
 from jitcl.devices.opencl import icd, pocl
 from jitcl.devices.opencl.platform import Found
-from jitcl.target.quirks import applying, corrected
+from jitcl.target.quirks import Quirk, applying
 from jitcl.target.target import Target
 
 VERSION = 3  # of the probes: a change makes remembered results void
@@ -67,12 +67,18 @@ LOOP(1)
 
 def probe_target(found: Found) -> Target:
     """The device as code generation sees it: limits, probed features, quirks applied."""
+    target, quirks = examine(found)
+    for quirk in quirks:
+        log.info("%s: quirk %s: %s", found.name, quirk.id, quirk.fields)
+        target = quirk.apply(target)
+    return target
+
+
+def examine(found: Found) -> tuple[Target, tuple[Quirk, ...]]:
+    """The device with its probed features as they are, and the quirks that hold for it."""
     base = _limits(found)
-    features = _remembered(found, base)
-    target = dataclasses.replace(base, **features)
-    for quirk in applying(found.driver, target):
-        log.info("%s: quirk %s: %s", found.name, quirk.id, dict(quirk.effect))
-    return corrected(found.driver, target)
+    target = dataclasses.replace(base, **_remembered(found, base))
+    return target, applying(found.driver, target)
 
 
 def _limits(found: Found) -> Target:

@@ -30,11 +30,10 @@ import pyopencl as cl
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.opencl.errors import build_error
 from jitcl.errors import BuildError
+from jitcl.target.target import Target
 
 KERNEL_KIND, PROGRAM_KIND = "opencl-kernel", "opencl-program"
-BATCH = 32  # kernels a program
 SHARED_MACRO = re.compile(r"^\s*#\s*define\s+(?!JITCL_)", re.M)
-COMMON_OPTIONS = ("-cl-std=CL1.2", "-w")
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
@@ -66,15 +65,17 @@ class Counters:
 class ProgramStore:
     """The programs of one context, by kernel; safe to use from several threads."""
 
-    def __init__(self, context: Any, device: Any, target_key: str) -> None:
-        self.context, self.device, self.target_key = context, device, target_key
+    def __init__(self, context: Any, device: Any, target: Target) -> None:
+        self.context, self.device, self.target = context, device, target
+        self.target_key = target.key
+        self.options = (f"-cl-std={target.cl_std}", "-w")  # of every program
         self.counters = Counters()
         self._programs: dict[str, Any] = {}  # kernel key -> cl program that holds it
         self._lock = threading.Lock()
 
     def key(self, source: KernelSource) -> str:
         """Digest of what a kernel is built from: text, options, device and driver."""
-        parts = (self.target_key, source.entry, source.body, *COMMON_OPTIONS, *source.options)
+        parts = (self.target_key, source.entry, source.body, *self.options, *source.options)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
     def programs(
@@ -85,12 +86,13 @@ class ProgramStore:
     ) -> dict[str, Any]:
         """A built program per kernel, by entry name. Raises BuildError if one won't compile."""
         with self._lock:
+            cache = cache if self.target.cached_binaries else None
             wanted = {self.key(s): s for s in sources}
             if cache is not None:
                 self._load({k: s for k, s in wanted.items() if k not in self._programs}, cache)
             missing = {k: s for k, s in wanted.items() if k not in self._programs}
             done = len(wanted) - len(missing)
-            for batch in batches(missing):
+            for batch in batches(missing, self.target.program_kernels):
                 if progress is not None:
                     progress(done, len(wanted), "building kernels")
                 self._build(batch, cache)
@@ -148,7 +150,7 @@ class ProgramStore:
 
     def _from_source(self, sources: list[KernelSource]) -> Any:
         text = "\n".join(s.body for s in sources)
-        options = " ".join((*COMMON_OPTIONS, *sources[0].options)).encode()
+        options = " ".join((*self.options, *sources[0].options)).encode()
         program = cl._cl._Program(self.context, text)  # past pyopencl's own cache and its warnings
         try:
             program._build(options, [self.device])
@@ -194,7 +196,7 @@ def _program_of(entry: bytes | None) -> str:
     return digest if isinstance(digest, str) and re.fullmatch("[0-9a-f]{40}", digest) else ""
 
 
-def batches(sources: dict[str, KernelSource], size: int = BATCH) -> list[dict[str, KernelSource]]:
+def batches(sources: dict[str, KernelSource], size: int) -> list[dict[str, KernelSource]]:
     """Groups of kernels that may be one program: equal options, no macro of the one visible to
     the next.
 

@@ -1,0 +1,210 @@
+"""Faults of drivers other than Arm's: Adreno, PowerVR, AMD, Intel, NVIDIA, PoCL."""
+
+from __future__ import annotations
+
+from jitcl.target.driver import When
+from jitcl.target.quirk import Quirk
+
+POCL = "Portable Computing Language"
+ADRENO_OLD = ("a2xx", "a3xx", "a4xx", "a5xx")
+
+ADRENO: tuple[Quirk, ...] = (
+    Quirk(
+        id="adreno-program-size",
+        when=When(vendor="qualcomm", architectures=("a6xx",)),
+        effect={"program_kernels": 1},
+        why="programs of many kernels crash the compiler or give CL_OUT_OF_HOST_MEMORY: one "
+        "kernel a program",
+        seen_on="Adreno 6xx",
+        links=("llama.cpp PR 26436",),
+    ),
+    Quirk(
+        id="adreno-constant-registers",
+        when=When(vendor="qualcomm"),
+        effect={"volatile_group_size": True},
+        why="the compiler fails an assertion ('constant registers < 2') where get_local_size() "
+        "is folded into a loop",
+        seen_on="Adreno",
+        links=("GenieX issue 1284", "GenieX issue 1438"),
+    ),
+    Quirk(
+        id="adreno-builtin-names",
+        when=When(vendor="qualcomm", architectures=ADRENO_OLD),
+        effect={"kernel_prefix": "jitcl_"},
+        why="a kernel whose name begins like a built-in function ('sin') fails to build",
+        seen_on="old Adreno",
+        links=("Paddle-Lite opencl backend", "MNN handbook"),
+    ),
+    Quirk(
+        id="adreno-3xx-event-times",
+        when=When(vendor="qualcomm", architectures=("a3xx",)),
+        effect={"trusted_events": False},
+        why="event times are bogus now and then",
+        seen_on="Adreno 3xx",
+        links=("LiteRT ProfileTime",),
+    ),
+    Quirk(
+        id="adreno-image-array-of-one",
+        when=When(vendor="qualcomm", architectures=("a3xx", "a4xx", "a5xx")),
+        effect={"image_arrays": False},
+        why="writing an image2d_array of one layer writes zeros",
+        seen_on="Adreno 3xx to 5xx",
+        links=("LiteRT environment.cc",),
+        reserved=True,
+    ),
+    Quirk(
+        id="adreno-630-compiler",
+        when=When(vendor="qualcomm", models="630"),
+        effect={"image_arrays": False},
+        why="compiler bugs with Android's SDK 26: treated like the generation before. The SDK "
+        "shows nowhere in OpenCL, so all are",
+        seen_on="Adreno 630, Android SDK 26",
+        links=("LiteRT cl_device.cc",),
+        reserved=True,
+    ),
+    Quirk(
+        id="adreno-subgroup-reduce",
+        when=When(vendor="qualcomm", version="<E031.38.11"),
+        effect={"subgroups": False},
+        why="segmentation fault in the compiler on sub_group_reduce_add",
+        seen_on="Adreno, compiler before E031.38.11",
+        links=("llama.cpp PR 22006",),
+        reserved=True,
+    ),
+    Quirk(
+        id="adreno-low-bit",
+        when=When(vendor="qualcomm", version=">=E031.38,<E031.45"),
+        adds={"suspects": ("low_bit",)},
+        why="kernels that unpack 6-bit weights give wrong values",
+        seen_on="Adreno, compilers E031.38 and E031.41; right in E031.45",
+        links=("llama.cpp PR 26476",),
+        reserved=True,
+    ),
+)
+
+POWERVR: tuple[Quirk, ...] = (
+    Quirk(
+        id="powervr-fp16",
+        when=When(vendor="imagination", architectures=("sgx", "rogue"),
+                  unless=(When(models=r"[ABC]X.*"),)),
+        effect={"fp16_arithmetic": False},
+        why="half arithmetic gives wrong values",
+        seen_on="PowerVR up to Rogue GM9xxx",
+        links=("LiteRT gpu_info",),
+    ),
+    Quirk(
+        id="powervr-ge8320-optimiser",
+        when=When(vendor="imagination", models="GE8320"),
+        adds={"unoptimised_ops": ("concat", "conv")},
+        why="concatenations and convolutions are wrong unless built with -cl-opt-disable",
+        seen_on="PowerVR Rogue GE8320",
+        links=("LiteRT cl_operation.cc", "TNN PR 1578"),
+    ),
+    Quirk(
+        id="powervr-event-times",
+        when=When(vendor="imagination"),
+        effect={"trusted_events": False},
+        why="times of single events are wrong: a kernel is repeated, and the difference taken",
+        seen_on="PowerVR",
+        links=("LiteRT ProfileTime",),
+    ),
+)
+
+DESKTOP: tuple[Quirk, ...] = (
+    Quirk(
+        id="intel-hd530-fp16",
+        when=When(vendor="intel", models="HD GRAPHICS 530", version=">=23.20,<24.20"),
+        effect={"fp16_arithmetic": False},
+        why="half arithmetic gives wrong values",
+        seen_on="Intel HD Graphics 530, driver 23.20; right in 24.20",
+        links=("OpenCV issue 11993",),
+    ),
+    Quirk(
+        id="intel-cpu-known-good",
+        when=When(platform=r"Intel\(R\) OpenCL", device_type="cpu"),
+        effect={"trusted": True},
+        why="its compiler has not crashed on anything generated: kernels are built in the "
+        "user's process",
+        seen_on="Intel's CPU runtime 2024 and 2025",
+        reserved=True,
+    ),
+    Quirk(
+        id="nvidia-known-good",
+        when=When(vendor="nvidia"),
+        effect={"trusted": True},
+        why="its compiler has not crashed on anything generated: kernels are built in the "
+        "user's process",
+        seen_on="H200",
+        reserved=True,
+    ),
+    Quirk(
+        id="nvidia-half",
+        when=When(vendor="nvidia"),
+        effect={"half_advertised": False},
+        why="half arithmetic works and cl_khr_fp16 isn't listed; only a built kernel tells",
+        seen_on="H200",
+        links=("CLBlast compile.cpp", "LiteRT cl_device.cc"),
+        reserved=True,
+    ),
+    Quirk(
+        id="nvidia-command-buffers",
+        when=When(vendor="nvidia"),
+        effect={"command_buffers": False},
+        why="there are none; asking for their functions costs a look-up at each start",
+        seen_on="H200",
+        reserved=True,
+    ),
+    Quirk(
+        id="amd-half-config",
+        when=When(vendor="amd", device_type="gpu"),
+        effect={"half_advertised": False},
+        why="CL_DEVICE_HALF_FP_CONFIG is empty though half arithmetic works",
+        seen_on="AMD GPUs",
+        links=("LiteRT cl_device.cc",),
+        reserved=True,
+    ),
+)
+
+CPU_DRIVERS: tuple[Quirk, ...] = (
+    Quirk(
+        id="pocl-3.0-library-cpu-mismatch",
+        when=When(
+            platform=POCL,
+            version="<3.2",
+            isa=("avx512f",),
+            compiler_lacks="^(skylake-avx512|cascadelake|cooperlake|icelake|tigerlake|sapphire)",
+        ),
+        effect={"max_vector_width": 8, "fast_fma": False},
+        why="the built-in library is compiled for skylake-avx512, can't be inlined into code for "
+        "another CPU: 16-wide float arithmetic aborts the process ('Do not know how to scalarize "
+        "this operator's operand!'), fma() and mad() are calls (8 times slower than a*b+c). "
+        "devices/opencl/pocl.py makes "
+        "the two agree where it can; then this row does not hold",
+        seen_on="PoCL 3.0-rc2 (LLVM 14), AMD Zen 4 and Zen 5",
+    ),
+    Quirk(
+        id="pocl-3-half",
+        when=When(platform=POCL, version="<4.0"),
+        effect={"fp16_arithmetic": False},
+        why="'declaring variable of type half is not allowed', whatever the CPU has",
+        seen_on="PoCL 3.0, 3.1",
+    ),
+    Quirk(
+        id="pocl-known-good",
+        when=When(platform=POCL),
+        effect={"trusted": True},
+        why="the compiler's crash is known and kept away from (pocl-3.0-library-cpu-mismatch): "
+        "kernels are built in the user's process",
+        seen_on="PoCL 3.0, 3.1",
+        reserved=True,
+    ),
+    Quirk(
+        id="pocl-binaries",
+        when=When(platform=POCL),
+        effect={"reloadable": False},
+        why="getting a binary out of another process takes 20 times as long as building from "
+        "source: such a process only proves that the build survives",
+        seen_on="PoCL 3.0: 1.8 s against 0.16 s of CPU time",
+        reserved=True,
+    ),
+)
