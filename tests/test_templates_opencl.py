@@ -106,9 +106,18 @@ def conv_case(x, k, kernel, strides=None, pads=None, dilations=None, group=1, ac
     return b.op(act, y), inputs, dtype
 
 
-@pytest.mark.parametrize("pose", POSES)
-@pytest.mark.parametrize("spec", DEVICES)
-@pytest.mark.parametrize("name", CONVS)
+def cases(names, few=()):
+    """(name, device, pose): all on every device as it is, on one of them as Mali, and some there
+    as a GPU, whose groups of 256 work-items CPUs are slow with."""
+    found = [(n, spec, "cpu") for n in names for spec in DEVICES]
+    found += [(n, DEVICES[-1], "mali") for n in names] if DEVICES else []
+    found += [(n, DEVICES[-1], "gpu") for n in few] if DEVICES else []
+    return [pytest.param(*c, id="-".join(c)) for c in found]
+
+
+@pytest.mark.parametrize("name, spec, pose", cases(CONVS, (
+    "1x1", "3x3, short rows", "groups", "asymmetric", "weights not constant", "half, strided",
+    "1-D strided", "1x1, a bias over pixels")))
 def test_convolution(name, spec, pose):
     y, inputs, dtype = conv_case(**CONVS[name])
     template = "gemm_tiled_opencl" if pose == "gpu" else "conv_opencl"
@@ -155,16 +164,15 @@ GEMMS = {
     "attention": attention,
     "mask of truth": lambda: (b.where(b.less(b.matmul(x := matrix("a", 9, 16), weights(16, 20)),
                                              0.0), 0.0, y := matrix("r", 9, 20)), [x, y]),
-    "half": lambda: (b.add(b.matmul(x := matrix("a", 9, 32, dtype="f16"),
-                                    weights(32, 20, dtype="f16")), weights(1, 20, dtype="f16")), [x]),
+    "half": lambda: (b.mul(b.matmul(x := matrix("a", 9, 32, dtype="f16"),
+                                    weights(32, 20, dtype="f16")), 2.0), [x]),
     "half, both read": lambda: (b.matmul(x := matrix("a", 9, 32, dtype="f16"),
                                          y := matrix("b", 32, 20, dtype="f16")), [x, y]),
 }
 
 
-@pytest.mark.parametrize("pose", POSES)
-@pytest.mark.parametrize("spec", DEVICES)
-@pytest.mark.parametrize("name", GEMMS)
+@pytest.mark.parametrize("name, spec, pose", cases(GEMMS, (
+    "constant", "one row", "transposed", "batch, merged", "batch of b", "attention", "half")))
 def test_matrix_product(name, spec, pose):
     y, inputs = GEMMS[name]()
     template = "gemm_tiled_opencl" if pose == "gpu" else "gemm_opencl"
@@ -210,9 +218,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("pose", ["cpu", "mali"])
-@pytest.mark.parametrize("spec", DEVICES)
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name, spec, pose", cases(WINDOWS))
 def test_windows(name, spec, pose):
     y, inputs = WINDOWS[name]()
     template = "pool_opencl" if name.startswith(("max", "mean")) else "depthwise_opencl"
@@ -231,3 +237,33 @@ def test_nan_passes_convolution_pooling_and_relu(spec):
     y, z = run(spec, Graph("t", (data,), (("y", y), ("z", z))), [x], "conv_opencl")
     assert np.isnan(y[0, :, 2, 2]).all() and np.isnan(y).sum() == 16
     assert np.isnan(z[0, 3, 2, 2]) and np.isnan(z).sum() == 1
+
+
+def bottleneck():
+    """A residual block as in ResNet: 1x1, 3x3, 1x1, sum, each with bias and relu."""
+    x = matrix("x", 1, 32, 14, 20)
+
+    def layer(data, k, size):
+        c = data.type.dims[1]
+        w = const((rng.standard_normal((k, c, size, size)) / np.sqrt(c * size * size)).astype("f4"))
+        y = b.conv(data, w, strides=(1, 1), pads=(size // 2,) * 4, dilations=(1, 1), group=1)
+        return b.add(y, const(rng.standard_normal((1, k, 1, 1)).astype("f4")))
+
+    y = b.relu(layer(b.relu(layer(x, 16, 1)), 16, 3))
+    y = b.relu(b.add(layer(y, 32, 1), x))
+    return b.max_pool(y, kernel=(2, 2), strides=(2, 2), pads=(0,) * 4, dilations=(1, 1)), [x]
+
+
+@pytest.mark.parametrize("pose, wanted", [
+    ("cpu", ["conv_opencl"] * 4 + ["pool_opencl"] * 2),
+    ("mali", ["conv_opencl"] * 4 + ["pool_opencl"] * 2),
+    ("gpu", ["gemm_tiled_opencl"] * 3 + [""])])
+def test_templates_are_taken(pose, wanted):
+    """One kernel a layer, and one more where planes are padded, or rows read in pairs."""
+    y, inputs = bottleneck()
+    graph = Graph("t", tuple(inputs), (("y", y),))
+    target = dataclasses.replace(device(DEVICES[-1]).target, **POSES[pose])
+    plan = generate(graph, fuse(graph), target).plan
+    template = {k.entry: k.template for k in plan.kernels}
+    assert [template[s.kernel] for s in plan.steps] == wanted
+    check(DEVICES[-1], [y], inputs, "f32", wanted[0], pose)

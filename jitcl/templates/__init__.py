@@ -14,8 +14,9 @@ from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 
-TEMPLATES: tuple[Template, ...] = (ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
-                                   ConvOpenCl(), GemmOpenCl(), GemmTiledOpenCl(),
-                                   DepthwiseOpenCl(), PoolOpenCl())
+TEMPLATES: tuple[Template, ...] = (
+    ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
+    ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
+)
 
 __all__ = ["TEMPLATES", "Template"]

@@ -64,8 +64,8 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
     more, b = p.b(tile)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
-        VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype), b_packed=b.packed,
-        b_type=hooks.ctype(b.dtype), fma=hooks.target.fast_fma)
+        VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
+        b_packed=b.packed, b_type=hooks.ctype(b.dtype), fma=hooks.target.fast_fma)
     arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles

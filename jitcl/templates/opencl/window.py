@@ -36,7 +36,9 @@ def suitable(group: Group, s: ConvShape, target: Target) -> bool:
     anchor = group.anchor
     if real(target) or s.strides[1] > 2 or any(t.layout != ROW for t in types):
         return False
-    if anchor.type.dtype not in ("f32", "f16") or 0 in (anchor.type.size, anchor.inputs[0].type.size):
+    if anchor.type.dtype not in ("f32", "f16"):
+        return False
+    if 0 in (anchor.type.size, anchor.inputs[0].type.size):
         return False
     height, width = padded(s)
     read = anchor.inputs[0] in group.operands

@@ -55,5 +55,5 @@ def pool_shape(node: Node) -> ConvShape:
     after = tuple(
         max((o - 1) * st + (k - 1) * d + 1 - n - b, 0)
         for o, st, k, d, n, b in zip(out, strides, kernel, dilations, size, before))
-    return ConvShape(x[0], x[1], x[1], size, out, kernel, strides, dilations,  # type: ignore[arg-type]
-                     (*before, *after), x[1])  # type: ignore[arg-type]
+    pairs: Any = (size, out, kernel, strides, dilations, (*before, *after))
+    return ConvShape(x[0], x[1], x[1], *pairs, x[1])
