@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from jitcl.cli.options import json_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jitcl.devices.base import DeviceInfo
+    from jitcl.target.quirks import Quirk
 
 EPILOG = """\b
 Examples:
@@ -12,26 +20,33 @@ Examples:
   jitcl devices --json | python -c 'import json, sys; print(json.load(sys.stdin)["auto"])'
 
 SPEC is what --device and JITCL_DEVICE take; a platform or device may also be named by a part of
-its name: opencl:intel, opencl:nvidia:h200.
+its name: opencl:intel, opencl:nvidia:h200. Profiles describe devices that aren't here: `jitcl dump`
+shows the code that they would get. JITCL_QUIRKS=+id,-id applies a quirk, or leaves one out.
 """
 
 
 @click.command(epilog=EPILOG)
 @json_option
 def devices(as_json: bool) -> None:
-    """List the devices of this machine, and the one that --device auto takes."""
+    """List the devices of this machine with their drivers' quirks, and the one that --device auto
+    takes.
+    """
     import dataclasses
 
     from jitcl.cli.console import console, print_json, table
     from jitcl.codegen.text import amount
     from jitcl.devices.select import devices as all_devices
     from jitcl.devices.select import resolve_auto
+    from jitcl.target.profiles import PROFILES
 
     found = all_devices()
     auto, why = resolve_auto()
     if as_json:
         print_json({"auto": auto, "why": why, "devices": [
-            {"spec": d.spec, "note": d.note, **dataclasses.asdict(d.target)} for d in found]})
+            {"spec": d.spec, "note": d.note, **dataclasses.asdict(d.target),
+             "quirks": [quirk_dict(q) for q in d.quirks]} for d in found],
+            "profiles": [{"spec": f"profile:{p.name}", "name": p.target.name, "chip": p.chip,
+                          "quirks": [q.id for q in p.quirks]} for p in PROFILES.values()]})
         return
     rows = table("", "spec", "name", "vendor", "driver", "type", "fp16", "fp64", "memory", "note",
                  right=("memory",))
@@ -44,4 +59,27 @@ def devices(as_json: bool) -> None:
     out = console()
     out.print(rows)
     out.print(f"* auto takes {auto}: {why}")
+    for d in found:
+        if d.quirks:
+            out.print(quirk_table(d))
+    out.print(f"profiles (compile only): {', '.join(f'profile:{name}' for name in PROFILES)}")
+
+
+def quirk_dict(quirk: Quirk) -> dict[str, Any]:
+    """A quirk for programs: what it changes, why, where it was seen."""
+    return {"id": quirk.id, "changes": quirk.fields, "reserved": quirk.reserved,
+            "when": str(quirk.when), "why": quirk.why, "seen_on": quirk.seen_on,
+            "links": quirk.links}
+
+
+def quirk_table(info: DeviceInfo) -> Table:
+    """The quirks of a device for people."""
+    from jitcl.cli.console import table
+
+    rows = table(f"quirks of {info.spec}", "quirk", "changes", "why")
+    for q in info.quirks:
+        changes = ", ".join(f"{k} {v}" if isinstance(v, str) else f"{k}={v}"
+                            for k, v in q.fields.items())
+        rows.add_row(q.id, changes, q.why)
+    return rows
 

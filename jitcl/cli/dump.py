@@ -19,6 +19,7 @@ EPILOG = """\b
 Examples:
   jitcl dump model.onnx                            passes, kernels, memory at a glance
   jitcl dump model.onnx -d cpu -o dump             everything as files, see below
+  jitcl dump model.onnx -d profile:mali-g610       for a device that isn't here
   jitcl dump model.onnx --after fold-constants     the graph after a pass, on stdout
   jitcl dump model.onnx --after fuse               the same, saying which kernel each op is in
   jitcl dump model.onnx --shape image=1,3,64,64 --json | jq '.steps[] | [.name, .flops]'

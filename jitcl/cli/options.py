@@ -39,7 +39,7 @@ _MODEL = click.argument("model", type=click.Path(path_type=Path))
 _SHARED = (
     click.option("-d", "--device", default="auto", show_default=True, metavar="DEVICE",
                  help="auto, cpu, opencl[:PLATFORM[:DEVICE]] (numbers or parts of names), "
-                      "reference."),
+                      "reference; profile:NAME to compile only."),
     click.option("--precision", type=click.Choice(CHOICES["precision"]), default="high",
                  show_default=True, help="high: as the model says; normal: f16 storage; "
                  "low: f16 arithmetic too, where the device has it."),

@@ -125,7 +125,7 @@ DESKTOP: tuple[Quirk, ...] = (
         effect={"trusted": True},
         why="its compiler has not crashed on anything generated: kernels are built in the "
         "user's process",
-        seen_on="Intel's CPU runtime 2024 and 2025",
+        seen_on="Intel's CPU runtime 2026.22, on AMD Zen 5",
         reserved=True,
     ),
     Quirk(

@@ -40,7 +40,7 @@ def choose_tile(batch: int, rows: int, most: int, vectors: Callable[[int], int],
     for width in (w for w in WIDTHS if w <= widest):
         for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
             for count in (3, 2, 1) if cpu else (2, 1):
-                if cpu and height * count + count + 1 > target.registers:
+                if height * count + count + 1 > target.registers:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
                 cost = _cost(tiles, height, count, target)

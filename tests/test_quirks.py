@@ -1,0 +1,555 @@
+"""The table of driver faults: GPU generations, conditions, and each row with and without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from jitcl import config
+from jitcl.cli.main import cli
+from jitcl.codegen.generate import generate
+from jitcl.codegen.plan import KernelSource, Plan
+from jitcl.devices import select
+from jitcl.devices.opencl import executable as running
+from jitcl.devices.opencl import list_devices, open_device, platform, probe
+from jitcl.devices.opencl.programs import ProgramStore, batches
+from jitcl.errors import OptionError
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from jitcl.passes.base import run_passes
+from jitcl.passes.fuse import fuse
+from jitcl.passes.options import Options
+from jitcl.passes.pipeline import pipeline
+from jitcl.passes.precision import half_arithmetic
+from jitcl.target import Target
+from jitcl.target.driver import version_holds
+from jitcl.target.generations import Generation, parse
+from jitcl.target.profiles import PROFILES
+from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
+from tests.devices import device
+from tests.test_opencl_device import Memory, plan_of
+
+ROWS = {q.id: q for q in QUIRKS}
+g = GraphBuilder()
+
+# -- generations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("Mali-T628", ("arm", "midgard", 1, 1, "T628")),
+    ("Mali-T760", ("arm", "midgard", 1, 3, "T760")),
+    ("Mali-T860", ("arm", "midgard", 1, 4, "T860")),
+    ("Mali-G31", ("arm", "bifrost", 2, 2, "G31")),
+    ("Mali-G52 r1p0", ("arm", "bifrost", 2, 3, "G52")),
+    ("Mali-G76 r0p0", ("arm", "bifrost", 2, 3, "G76")),
+    ("Mali-G77", ("arm", "valhall", 3, 1, "G77")),
+    ("Mali-G78 r0p1", ("arm", "valhall", 3, 2, "G78")),
+    ("Mali-G610 r0p0", ("arm", "valhall", 3, 3, "G610")),
+    ("Mali-G715", ("arm", "valhall", 3, 4, "G715")),
+    ("Immortalis-G720", ("arm", "5th-gen", 4, 1, "G720")),
+    ("Mali-G999", ("arm", "", 0, 0, "G999")),
+    ("Adreno 330", ("qualcomm", "a3xx", 3, 0, "330")),
+    ("QUALCOMM Adreno(TM) 640", ("qualcomm", "a6xx", 6, 0, "640")),
+    ("Qualcomm(R) Adreno(TM) X1-85 GPU", ("qualcomm", "a7xx", 7, 0, "X1-85")),
+    ("PowerVR SGX 544", ("imagination", "sgx", 5, 0, "SGX 544")),
+    ("PowerVR Rogue GE8320", ("imagination", "rogue", 6, 8, "GE8320")),
+    ("PowerVR Rogue GM9446", ("imagination", "rogue", 6, 9, "GM9446")),
+    ("PowerVR B-Series BXM-8-256", ("imagination", "rogue", 6, 10, "BXM-8-256")),
+    ("PowerVR D-Series DXT-48-1536", ("imagination", "photon", 7, 0, "DXT-48-1536")),
+    ("V3D 4.2", ("broadcom", "videocore-vi", 6, 0, "4.2")),
+    ("VideoCore VII", ("broadcom", "videocore-vii", 7, 0, "VII")),
+    ("Intel(R) HD Graphics 4600", ("intel", "gen7", 7, 0, "HD GRAPHICS 4600")),
+    ("Intel(R) HD Graphics 530", ("intel", "gen9", 9, 0, "HD GRAPHICS 530")),
+    ("Intel(R) UHD Graphics 620 [0x5917]", ("intel", "gen9", 9, 0, "UHD GRAPHICS 620")),
+    ("Intel(R) UHD Graphics 770", ("intel", "xe", 12, 1, "UHD GRAPHICS 770")),
+    ("Intel(R) Iris(R) Xe Graphics", ("intel", "xe", 12, 1, "IRIS(R) XE GRAPHICS")),
+    ("Intel(R) Arc(TM) A770 Graphics", ("intel", "xe-hpg", 12, 2, "ARC(TM) A770 GRAPHICS")),
+    ("gfx90a:sramecc+:xnack-", ("amd", "cdna", 6, 0, "GFX90A")),
+    ("gfx1030", ("amd", "rdna2", 8, 0, "GFX1030")),
+    ("Tahiti", ("amd", "gcn1", 1, 0, "TAHITI")),
+    ("NVIDIA H200", ("nvidia", "hopper", 9, 0, "H200")),
+    ("Tesla T4", ("nvidia", "turing", 7, 5, "T4")),
+    ("AMD EPYC 9R14", ("", "", 0, 0, "")),
+])
+def test_generations(name, wanted):
+    found = parse(name)
+    assert (found.vendor, found.architecture, found.generation, found.step, found.model) == wanted
+
+
+def test_generations_that_stand_elsewhere():
+    adreno = parse("QUALCOMM Adreno(TM)", "QUALCOMM", "OpenCL 2.0 Adreno(TM) 530")
+    assert (adreno.architecture, adreno.model) == ("a5xx", "530")
+    assert parse("pthread-AMD EPYC", "Portable Computing Language").vendor == "pocl"
+    assert parse("AMD EPYC", "Intel(R) OpenCL") == Generation("intel", "cpu", "cpu")
+    assert str(parse("Mali-G78 r0p1")) == "arm mali G78 (valhall, generation 3)"
+
+
+# -- conditions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "conditions", "holds"), [
+    ((3, 0), "<3.2", True),
+    ((3, 2), "<3.2", False),
+    ((3, 10), "<3.2", False),
+    ((3, 1, 2), "==3.1", True),
+    ((3, 1, 2), "!=3.1", False),
+    ((3, 1, 2), ">3.1", False),
+    ((3, 2), ">3.1", True),
+    ((3,), "<=3", True),
+    ((24, 20), ">=23.20,<24.20", False),
+    ((23, 20, 16), ">=23.20, <24.20", True),
+    ((14, 0), ">=r13p0,<=r14p0", True),
+    ((31, 38, 11, 0), "<E031.38.11", False),
+    ((), "<3.2", False),
+    ((), "", True),
+])
+def test_versions(number, conditions, holds):
+    assert version_holds(number, conditions) is holds
+
+
+@pytest.mark.parametrize("wrong", ["3.2", "=3.2", "<", "<new", "<3,4"])
+def test_a_condition_that_is_none(wrong):
+    with pytest.raises(ValueError, match="no condition on a version"):
+        version_holds((1,), wrong)
+
+
+def test_where_versions_stand():
+    mali = Driver("ARM Platform", "1.2", "Mali-T860", details="OpenCL 1.2 v1.r14p0-01rel0.e4cc")
+    assert mali.number == (14, 0)
+    assert replace(mali, device="Mali-G610 r0p0", details="OpenCL 3.0 v1.g6p0-01eac0").number == ()
+    adreno = Driver("QUALCOMM", "OpenCL 2.0 build: Compiler E031.37.12.01", "Adreno(TM) 640")
+    assert adreno.number == (31, 37, 12, 1)
+    assert Driver("NVIDIA CUDA", "550.54.15", "NVIDIA H200").number == (550, 54, 15)
+
+
+def test_exceptions_and_lists():
+    when = When(vendor="arm", compute_units=(3, 4), unless=(When(models="G72"),))
+    four = Target("opencl", "x", compute_units=4)
+    assert when.holds(Driver("", "", "Mali-G76"), four)
+    assert not when.holds(Driver("", "", "Mali-G72"), four)
+    assert not when.holds(Driver("", "", "Mali-G76"), replace(four, compute_units=5))
+    assert str(when) == "vendor arm, compute_units 3 or 4, unless models G72"
+
+
+# -- what a row can be seen by -----------------------------------------------------------------
+
+
+def x(name: str, *shape: int, dtype: str = "f32") -> Node:
+    return graph_input(name, TensorType(dtype, shape))
+
+
+def plan(y: Node, target: Target, precision: str = "high") -> Plan:
+    inputs = tuple(n for n in Graph("", (), (("y", y),)).nodes if n.op == "input")
+    graph = Graph("g", inputs, (("y", y),))
+    graph = run_passes(graph, pipeline(target, Options(precision=precision)))
+    half = half_arithmetic(target, precision)
+    return generate(graph, fuse(graph, target), target, half=half).plan
+
+
+def source(made: Plan) -> str:
+    return "\n".join(k.body for k in made.kernels)
+
+
+def product(target: Target) -> Plan:
+    return plan(g.matmul(x("a", 256, 512), x("b", 512, 256)), target)
+
+
+def rows(target: Target) -> Plan:
+    return plan(g.softmax(x("a", 8, 4096), axis=-1), target)
+
+
+def most_read(made: Plan) -> int:
+    return max(len(s.buffers) - 1 for s in made.steps)
+
+
+def sums(target: Target) -> int:
+    """Operands of the largest kernel of a sum."""
+    total = x("x0", 64)
+    for n in range(1, 16):
+        total = g.add(total, g.tanh(x(f"x{n}", 64)))
+    return most_read(plan(total, target))
+
+
+def joined(target: Target) -> int:
+    """Operands of the largest kernel of a concatenation."""
+    return most_read(plan(g.concat(*[x(f"x{n}", 2, 3) for n in range(20)], axis=1), target))
+
+
+def chain(target: Target) -> int:
+    """Kernels of forty operations in a row."""
+    y = x("x", 64)
+    for n in range(20):
+        y = g.add(g.tanh(y), float(n + 1))
+    return len(plan(y, target).steps)
+
+
+def options(target: Target) -> tuple[str, ...]:
+    return product(target).kernels[0].options
+
+
+def unoptimised(target: Target) -> list[bool]:
+    """Whether a convolution, a concatenation and a sum are built without optimisation."""
+    w = g.const(np.ones((8, 8, 3, 3), np.float32))
+    graphs = (g.conv(x("x", 1, 8, 9, 9), w, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1),
+                     group=1),
+              g.concat(x("a", 2, 3), x("b", 2, 3), axis=1), g.add(x("a", 6), x("b", 6)))
+    return ["-cl-opt-disable" in plan(y, target).kernels[-1].options for y in graphs]
+
+
+def halves(target: Target) -> bool:
+    """Whether arithmetic on f16 tensors is f16 under precision 'low'."""
+    y = g.tanh(g.add(x("a", 64, dtype="f16"), x("b", 64, dtype="f16")))
+    return "cl_khr_fp16" in source(plan(y, target, "low"))
+
+
+def queue(target: Target) -> tuple[int, int]:
+    """(launches between flushes, most launches that nobody waited for) of a plan of 2000."""
+    events: list[Any] = []
+    waited, most, flushes = 0, 0, 0
+
+    class Event:
+        def __init__(self) -> None:
+            nonlocal most
+            events.append(self)
+            self.number = len(events)
+            most = max(most, self.number - waited)
+
+        def wait(self) -> None:
+            nonlocal waited
+            waited = self.number
+
+    class Queue:
+        def flush(self) -> None:
+            nonlocal flushes
+            flushes += 1
+
+    ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
+    ex.device = SimpleNamespace(name="fake", target=target)
+    launch = running.Launch(SimpleNamespace(name="s", kernel="k"), None, (1,), (1,))
+    ex._launches = [launch] * 2000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running.cl, "enqueue_nd_range_kernel", lambda *args: Event())
+        ex._enqueue(Queue())
+    return 2000 // flushes, most
+
+
+def profiling(target: Target) -> list[str]:
+    """How times of steps are taken."""
+    used: list[str] = []
+    ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
+    ex.device, ex.queue, ex._launches = SimpleNamespace(name="fake", target=target), None, []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_check", "_upload", "_enqueue"):
+            patch.setattr(ex, name, lambda *args: None, raising=False)
+        ex.queue = SimpleNamespace(finish=lambda: None)
+        ex._lock = running.threading.Lock()
+        patch.setattr(ex, "_event_times", lambda runs: used.append("events") or [[]])
+        patch.setattr(ex, "_wall_times", lambda runs: used.append("clock") or [[]])
+        ex.profile([])
+    return used
+
+
+def batch_sizes(target: Target) -> list[int]:
+    kernels = {str(n): KernelSource(f"k{n}", "", "opencl") for n in range(40)}
+    return [len(b) for b in batches(kernels, target.program_kernels)][:2]
+
+
+def kept(target: Target) -> bool:
+    """Whether built programs are kept: a real build, on PoCL."""
+    place = open_device("opencl:pocl")
+    place.store = ProgramStore(place.context, place.handle, target)
+    cache = Memory()
+    place.load(plan_of(), cache)
+    return bool(cache.data)
+
+
+def auto(target: Target) -> str:
+    """What device 'auto' is with one GPU."""
+    found = SimpleNamespace(kind="gpu", name=target.name, spec="opencl:0:0")
+    with pytest.MonkeyPatch.context() as patch, config.override(device=None):
+        patch.setattr(platform, "find_devices", lambda: (found,))
+        patch.setattr(probe, "probe_target", lambda f: target)
+        return select.resolve_auto()[0]
+
+
+def widest(target: Target) -> int:
+    text = source(product(target))
+    return max(n for n in (1, 2, 4, 8, 16) if n == 1 or f"float{n} " in text)
+
+
+SEEN: dict[str, Callable[[Target], Any]] = {
+    "local_is_real": lambda t: product(t).kernels[-1].template,
+    "reduction_group": lambda t: rows(t).steps[0].local_size,
+    "max_work_group": lambda t: rows(t).steps[0].local_size,
+    "registers": lambda t: product(replace(t, local_is_real=False)).kernels[-1].entry[:10],
+    "max_operands": sums,
+    "max_concat": joined,
+    "max_members": chain,
+    "build_options": options,
+    "unoptimised_ops": unoptimised,
+    "fp16_arithmetic": halves,
+    "queue_depth": lambda t: queue(t)[1],
+    "flush_every": lambda t: queue(t)[0],
+    "trusted_events": profiling,
+    "cached_binaries": kept,
+    "program_kernels": batch_sizes,
+    "kernel_prefix": lambda t: product(t).kernels[0].entry.startswith("jitcl_"),
+    "volatile_group_size": lambda t: "volatile int lanes" in source(rows(t)),
+    "cl_std": lambda t: ProgramStore(None, None, t).options[0],
+    "dependable": auto,
+    "max_vector_width": widest,
+    "fast_fma": lambda t: "fma(" in source(product(t)),
+}
+WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
+    ("pocl-3.0-library-cpu-mismatch", "max_vector_width"): (16, 8),
+    ("pocl-3.0-library-cpu-mismatch", "fast_fma"): (True, False),
+    ("pocl-3-half", "fp16_arithmetic"): (True, False),
+    ("mali-local-memory", "local_is_real"): ("gemm_tiled_opencl", "gemm_opencl"),
+    ("mali-reductions", "reduction_group"): ((256,), (64,)),
+    ("mali-midgard-reductions", "reduction_group"): ((256,), (32,)),
+    ("mali-operands", "max_operands"): (12, 8),
+    ("mali-operands", "max_concat"): (20, 8),
+    ("mali-kernel-size", "max_members"): (1, 2),
+    ("mali-registers", "registers"): ("gemm_4x2x4", "gemm_2x2x4"),
+    ("mali-register-allocation", "build_options"): ((), ("-fregister-allocation=64",)),
+    ("mali-queue-depth", "queue_depth"): (984, 120),
+    ("mali-queue-wait", "queue_depth"): (984, 36),
+    ("mali-queue-wait", "flush_every"): (24, 12),
+    ("mali-event-times", "trusted_events"): (["events"], ["clock"]),
+    ("mali-t6xx-profiling-queue", "trusted_events"): (["events"], ["clock"]),
+    ("mali-binary-crash", "cached_binaries"): (True, False),
+    ("mali-t860-work-group", "max_work_group"): ((256,), (128,)),
+    ("mali-t860-unstable", "dependable"): ("opencl:0:0", "cpu"),
+    ("mali-g72-mp3-idle", "dependable"): ("opencl:0:0", "cpu"),
+    ("mali-t760-language", "cl_std"): ("-cl-std=CL1.2", "-cl-std=CL1.1"),
+    ("adreno-program-size", "program_kernels"): ([32, 8], [1, 1]),
+    ("adreno-constant-registers", "volatile_group_size"): (False, True),
+    ("adreno-builtin-names", "kernel_prefix"): (False, True),
+    ("adreno-3xx-event-times", "trusted_events"): (["events"], ["clock"]),
+    ("powervr-fp16", "fp16_arithmetic"): (True, False),
+    ("powervr-ge8320-optimiser", "unoptimised_ops"): ([False] * 3, [True, True, False]),
+    ("powervr-event-times", "trusted_events"): (["events"], ["clock"]),
+    ("intel-hd530-fp16", "fp16_arithmetic"): (True, False),
+}
+
+# -- devices that rows hold for, and near ones that they don't hold for ------------------------
+
+Place = tuple[Driver, Target]
+
+
+def like(profile: str, *, device: str = "", version: str = "", details: str = "",
+         **limits: Any) -> Place:
+    """A profile's device under another name or driver."""
+    p = PROFILES[profile]
+    changed = {k: v for k, v in (("device", device), ("version", version), ("details", details))
+               if v}
+    return replace(p.driver, **changed), replace(p.reported, **limits)
+
+
+def adreno(model: int, compiler: str = "E031.45.02.00") -> Place:
+    return like("adreno-640", version=f"build: Compiler {compiler}",
+                details=f"OpenCL 2.0 Adreno(TM) {model}")
+
+
+def pocl(version: str = "3.0-rc2", cpu: str = "znver3", isa: tuple[str, ...] = ("avx512f",)
+         ) -> Place:
+    target = Target("opencl", "a CPU", compute_units=2, vector_width=16, registers=32, isa=isa,
+                    fp16_arithmetic=True, fast_fma=True, max_work_group=4096)
+    return Driver("Portable Computing Language", version, "pthread-AMD EPYC", cpu), target
+
+
+def intel_cpu() -> Place:
+    return Driver("Intel(R) OpenCL", "2026.22.10.0.01", "AMD EPYC"), pocl()[1]
+
+
+def nvidia() -> Place:
+    return Driver("NVIDIA CUDA", "550.54.15", "NVIDIA H200"), PROFILES["intel-hd-630"].reported
+
+
+MALI = ["mali-g610"], ["adreno-640", "powervr-ge8320", pocl()]
+OLD_MALI = ["mali-t860", "mali-g76"], ["mali-g78", "mali-g610", "adreno-530"]
+LATER_MALI = ["mali-g52", "mali-g78"], ["mali-t860", like("mali-g78", device="Mali-G720")]
+NVIDIA = [nvidia()], [pocl(), "intel-hd-630"]
+HD530 = "Intel(R) HD Graphics 530"
+DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it holds, it doesn't)
+    "pocl-3.0-library-cpu-mismatch": (
+        [pocl(), pocl(cpu="generic"), pocl("3.1")],
+        [pocl("3.2"), pocl("unknown"), pocl(cpu="skylake-avx512"), pocl(isa=("avx2",)),
+         intel_cpu()]),
+    "pocl-3-half": ([pocl()], [pocl("4.0"), intel_cpu()]),
+    "pocl-known-good": ([pocl(), pocl("6.0")], [intel_cpu(), "mali-g78"]),
+    "pocl-binaries": ([pocl()], [intel_cpu()]),
+    **dict.fromkeys(("mali-local-memory", "mali-reductions", "mali-operands", "mali-kernel-size",
+                     "mali-registers", "mali-queue-depth", "mali-event-times",
+                     "mali-tuning-memory"), MALI),
+    **dict.fromkeys(("mali-queue-wait", "mali-binary-crash", "mali-image-from-buffer"), OLD_MALI),
+    **dict.fromkeys(("mali-select-fp16", "mali-select-low-bit"), LATER_MALI),
+    "mali-midgard-reductions": (["mali-t860"], ["mali-g52", "mali-g610"]),
+    "mali-register-allocation": (["mali-g610"], ["mali-g76", "adreno-640"]),
+    "mali-t6xx-profiling-queue": ([like("mali-t860", device="Mali-T628")], ["mali-t860"]),
+    "mali-t628-half": ([like("mali-t860", device="Mali-T628")], ["mali-t860"]),
+    "mali-t860-work-group": (
+        ["mali-t860"], [like("mali-t860", details="OpenCL 1.2 v1.r13p0-00rel0"), "mali-g52"]),
+    "mali-t860-unstable": (
+        ["mali-t860", like("mali-t860", details="OpenCL 1.2 v1.r13p0-00rel0")],
+        [like("mali-t860", details="OpenCL 1.2 v1.r18p0-01rel0"), "mali-g52"]),
+    "mali-t860-tuning": (["mali-t860"], [like("mali-t860", device="Mali-T880")]),
+    "mali-g72-mp3-idle": ([like("mali-g76", device="Mali-G72", compute_units=3)],
+                          [like("mali-g76", device="Mali-G72", compute_units=12)]),
+    "mali-t760-language": ([like("mali-t860", device="Mali-T760")], ["mali-t860"]),
+    "mali-g31-tuning": ([like("mali-g52", device="Mali-G31")], ["mali-g52"]),
+    "adreno-program-size": ([adreno(640), adreno(618)], [adreno(530), adreno(740)]),
+    "adreno-constant-registers": ([adreno(530), adreno(740)], ["mali-g78"]),
+    "adreno-builtin-names": ([adreno(330), adreno(530)], [adreno(640)]),
+    "adreno-3xx-event-times": ([adreno(330)], [adreno(430)]),
+    "adreno-image-array-of-one": ([adreno(330), adreno(540)], [adreno(640)]),
+    "adreno-630-compiler": ([adreno(630)], [adreno(640)]),
+    "adreno-subgroup-reduce": ([adreno(640, "E031.37.12.01")], [adreno(640, "E031.38.11.00")]),
+    "adreno-low-bit": ([adreno(740, "E031.38.15"), adreno(740, "E031.41.03")],
+                       [adreno(740, "E031.45"), adreno(740, "E031.37.12")]),
+    "powervr-fp16": (["powervr-ge8320", like("powervr-ge8320", device="PowerVR Rogue GM9446")],
+                     [like("powervr-ge8320", device="PowerVR B-Series BXM-8-256")]),
+    "powervr-ge8320-optimiser": (
+        ["powervr-ge8320"], [like("powervr-ge8320", device="PowerVR Rogue GE8100")]),
+    "powervr-event-times": (["powervr-ge8320"], ["mali-g78"]),
+    "intel-hd530-fp16": ([like("intel-hd-630", device=HD530, version="23.20.16.4849")],
+                         [like("intel-hd-630", device=HD530, version="24.20.100.6025"),
+                          like("intel-hd-630", version="23.20.16.4849")]),
+    "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
+    **dict.fromkeys(("nvidia-known-good", "nvidia-half", "nvidia-command-buffers"), NVIDIA),
+    "amd-half-config": ([like("intel-hd-630", device="gfx1030")], [nvidia(), pocl()]),
+}
+
+
+def place(device: str | Place) -> Place:
+    if isinstance(device, str):
+        return PROFILES[device].driver, PROFILES[device].reported
+    return device
+
+
+# -- each row ----------------------------------------------------------------------------------
+
+
+def test_the_table_is_large_and_says_why():
+    assert len(QUIRKS) >= 40 and len(ROWS) == len(QUIRKS)
+    for q in QUIRKS:
+        assert q.why and q.seen_on and q.fields
+        assert set(q.fields) <= set(Target.__dataclass_fields__)
+        assert q.links or "mali" not in q.id
+
+
+def test_every_row_is_tested():
+    assert set(DEVICES) == set(ROWS)
+    assert set(WITH_AND_WITHOUT) == {
+        (q.id, name) for q in QUIRKS if not q.reserved for name in q.fields if name in SEEN}
+    unseen = {name for q in QUIRKS if not q.reserved for name in q.fields} - set(SEEN)
+    assert unseen == {"tunable"}         # of a row that does more
+
+
+@pytest.mark.parametrize("id", ROWS)
+def test_a_row_holds_where_it_should(id):
+    holds, other = DEVICES[id]
+    assert holds and other
+    for it in holds:
+        driver, target = place(it)
+        assert ROWS[id] in applying(driver, target), (driver.device, driver.number)
+        assert ROWS[id].apply(target) != target
+        with config.override(quirks=f"-{id}"):
+            assert ROWS[id] not in applying(driver, target)
+    for it in other:
+        driver, target = place(it)
+        assert ROWS[id] not in applying(driver, target), (driver.device, driver.number)
+        with config.override(quirks=f"+{id}"):
+            assert ROWS[id] in applying(driver, target)
+
+
+@pytest.mark.parametrize(("id", "name"), WITH_AND_WITHOUT)
+def test_a_row_changes_what_it_says(id, name):
+    if name == "cached_binaries" and device("opencl:pocl") is None:
+        pytest.skip("PoCL is not installed")
+    _, target = place(DEVICES[id][0][0])
+    observed = SEEN[name](target), SEEN[name](ROWS[id].apply(target))
+    assert observed == WITH_AND_WITHOUT[id, name]
+
+
+@pytest.mark.parametrize("id", [q.id for q in QUIRKS if q.reserved])
+def test_a_reserved_row_changes_the_target_alone(id):
+    _, target = place(DEVICES[id][0][0])
+    changed = ROWS[id].apply(target)
+    assert changed.key != target.key
+    assert rows(target).kernels == rows(changed).kernels
+
+
+def test_rows_set_lower_and_add():
+    quirk = Quirk("q", When(), "why", "here", effect={"fp64": False}, caps={"max_work_group": 64},
+                  adds={"build_options": ("-a", "-b")})
+    target = Target("opencl", "x", max_work_group=32, build_options=("-a",))
+    changed = quirk.apply(target)
+    assert (changed.fp64, changed.max_work_group) == (False, 32)
+    assert changed.build_options == ("-a", "-b")
+    assert quirk.apply(replace(target, max_work_group=128)).max_work_group == 64
+
+
+# -- on a driver that is there -----------------------------------------------------------------
+
+needs_pocl = pytest.mark.skipif(device("opencl:pocl") is None, reason="PoCL is not installed")
+SWITCHED = ("mali-event-times", "mali-queue-wait", "mali-binary-crash", "mali-t760-language",
+            "adreno-program-size")
+
+
+@needs_pocl
+def test_switched_rows_run():
+    """A healthy driver with the quirks of sick ones gives the same results."""
+    with config.override(quirks=",".join(f"+{id}" for id in SWITCHED)):
+        opened = open_device("opencl:pocl")
+    assert opened.target.cl_std == "CL1.1" and opened.target.queue_depth == 24
+    ready = opened.load(plan_of(), cache := Memory())
+    assert opened.counters["programs_built_from_source"] == 2 and not cache.data
+    data = np.linspace(-1, 1, 1000, dtype=np.float32)
+    wanted = np.square(2 * data + np.arange(1000, dtype=np.float32))
+    np.testing.assert_allclose(ready.run([data])[0], wanted, rtol=1e-6)
+    times = ready.profile([data], runs=2)
+    assert [t.name for t in times] == ["scale_0", "square_1"]
+    assert all(0 < t.seconds < 1 for t in times)
+    np.testing.assert_allclose(ready.run([data])[0], wanted, rtol=1e-6)
+
+
+# -- JITCL_QUIRKS and the command line ---------------------------------------------------------
+
+
+def test_switching_is_part_of_cache_keys():
+    base = config.key_parts()
+    with config.override(quirks="+mali-operands"):
+        assert config.key_parts() != base
+        driver, target = pocl()
+        assert corrected(driver, target).max_operands == 8
+
+
+def test_a_row_that_there_is_not():
+    with config.override(quirks="+mali-operand"), pytest.raises(OptionError) as error:
+        applying(*pocl())
+    assert "no quirk 'mali-operand'" in str(error.value) and "mali-operands" in str(error.value)
+
+
+@pytest.mark.skipif(not list_devices(), reason="there is no OpenCL driver")
+def test_devices_lists_the_rows_that_hold(monkeypatch):
+    monkeypatch.setenv("JITCL_QUIRKS", "+mali-operands")
+    done = CliRunner().invoke(cli, ["devices", "--json"], catch_exceptions=False)
+    told = json.loads(done.stdout)
+    for row in told["devices"]:
+        if row["spec"].startswith("opencl"):
+            (quirk,) = (q for q in row["quirks"] if q["id"] == "mali-operands")
+            assert quirk["changes"] == {"max_concat": 8, "max_operands": "<= 8"} and quirk["why"]
+            assert row["max_operands"] == 8
+        else:
+            assert row["quirks"] == []
+    text = CliRunner().invoke(cli, ["devices"], catch_exceptions=False).stdout
+    assert "mali-operands" in text and "max_operands <= 8" in text
