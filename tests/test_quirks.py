@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,7 @@ from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
 from tests.devices import device
 from tests.test_opencl_device import Memory, plan_of
 
+ROOT = Path(__file__).resolve().parent.parent
 ROWS = {q.id: q for q in QUIRKS}
 g = GraphBuilder()
 
@@ -444,6 +446,7 @@ def test_the_table_is_large_and_says_why():
         assert q.why and q.seen_on and q.fields
         assert set(q.fields) <= set(Target.__dataclass_fields__)
         assert q.links or "mali" not in q.id
+        assert not q.reproducer or (ROOT / q.reproducer).is_file()
 
 
 def test_every_row_is_tested():

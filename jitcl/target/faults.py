@@ -181,6 +181,8 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
         "devices/opencl/pocl.py makes "
         "the two agree where it can; then this row does not hold",
         seen_on="PoCL 3.0-rc2 (LLVM 14), AMD Zen 4 and Zen 5",
+        links=("pocl issue 1049",),
+        reproducer="tests/test_opencl_device.py",  # test_widest_vectors_of_the_target_build
     ),
     Quirk(
         id="pocl-3-half",
