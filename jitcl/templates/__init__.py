@@ -11,8 +11,8 @@ from jitcl.templates.depthwise_opencl.template import DepthwiseOpenCl
 from jitcl.templates.gemm_cpu.template import GemmCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
-from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
+from jitcl.templates.pool_opencl.template import PoolOpenCl
 
 TEMPLATES: tuple[Template, ...] = (
     ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),

@@ -20,7 +20,15 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.conv_cpu.template import ConvShape, shape_of
 from jitcl.templates.gemm_opencl.product import (
-    Operand, Product, apart, counter, emit_product, fits_int, pack_rows, real)
+    Operand,
+    Product,
+    apart,
+    counter,
+    emit_product,
+    fits_int,
+    pack_rows,
+    real,
+)
 from jitcl.templates.opencl.planes import Window, padded, patches, whole_planes
 from jitcl.templates.opencl.tiling import Tile, choose_tile, launch
 

@@ -17,7 +17,14 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, Packed
 from jitcl.templates.gemm_opencl.product import (
-    Operand, Product, emit_product, fits_int, pack_columns, pack_rows, real)
+    Operand,
+    Product,
+    emit_product,
+    fits_int,
+    pack_columns,
+    pack_rows,
+    real,
+)
 from jitcl.templates.opencl.tiling import Tile, choose_tile
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
