@@ -80,6 +80,6 @@ def quirk_table(info: DeviceInfo) -> Table:
     for q in info.quirks:
         changes = ", ".join(f"{k} {v}" if isinstance(v, str) else f"{k}={v}"
                             for k, v in q.fields.items())
-        rows.add_row(q.id, changes, q.why)
+        rows.add_row(q.id, changes + (" (nothing uses it yet)" if q.reserved else ""), q.why)
     return rows
 

@@ -123,8 +123,8 @@ DESKTOP: tuple[Quirk, ...] = (
         id="intel-cpu-known-good",
         when=When(platform=r"Intel\(R\) OpenCL", device_type="cpu"),
         effect={"trusted": True},
-        why="its compiler has not crashed on anything generated: kernels are built in the "
-        "user's process",
+        why="its compiler has not crashed on anything generated: kernels may be built in "
+        "the user's process",
         seen_on="Intel's CPU runtime 2026.22, on AMD Zen 5",
         reserved=True,
     ),
@@ -132,8 +132,8 @@ DESKTOP: tuple[Quirk, ...] = (
         id="nvidia-known-good",
         when=When(vendor="nvidia"),
         effect={"trusted": True},
-        why="its compiler has not crashed on anything generated: kernels are built in the "
-        "user's process",
+        why="its compiler has not crashed on anything generated: kernels may be built in "
+        "the user's process",
         seen_on="H200",
         reserved=True,
     ),
@@ -196,7 +196,7 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
         when=When(platform=POCL),
         effect={"trusted": True},
         why="the compiler's crash is known and kept away from (pocl-3.0-library-cpu-mismatch): "
-        "kernels are built in the user's process",
+        "kernels may be built in the user's process",
         seen_on="PoCL 3.0, 3.1",
         reserved=True,
     ),

@@ -150,7 +150,7 @@ ARM: tuple[Quirk, ...] = (
         when=When(vendor="arm", architectures=("bifrost", "valhall")),
         adds={"suspects": ("fp16",)},
         why="the compiler aborts the process on some kernels with half arithmetic ('Cannot "
-        "select: intrinsic %llvm.bifrost.2586'): such kernels are built in another process",
+        "select: intrinsic %llvm.bifrost.2586'): such kernels want a process of their own to build",
         seen_on="Mali-G78 (Pixel 6a) and others",
         links=("MNN commit f5a58dda1", "MNN issue 3175", "MNN issue 3571"),
         reserved=True,
