@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from jitcl.codegen.plan import Plan
 from jitcl.target import Target
-from jitcl.target.quirks import Quirk
+
+if TYPE_CHECKING:
+    from jitcl.target.quirks import Quirk
 
 Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, what was just done)
 
