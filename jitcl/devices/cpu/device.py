@@ -103,10 +103,6 @@ class CpuExecutable:
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._args, self._steps = self._tables()
-        returned = {t.buffer for t in plan.outputs}
-        self._input_places = [
-            None if t.buffer in returned else self._places(t.buffer) for t in plan.inputs
-        ]
         self._output_places = [self._output_place(t.buffer) for t in plan.outputs]
         self._lock = threading.Lock()
 
@@ -153,19 +149,13 @@ class CpuExecutable:
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's).
 
-        Inputs are read where they lie until this returns, and outputs written to the arrays that
-        it returns; only what is not contiguous or aligned is copied.
+        Inputs are copied, so that no other thread can change them under a kernel's hands. Outputs
+        are written to the arrays that this returns.
         """
         self._check(arrays)
-        arrays = [np.asarray(a) for a in arrays]  # a NumPy scalar has no lasting address
         with self._lock:
-            for view, places, array in zip(self._inputs, self._input_places, arrays):
-                if places is not None and array.flags.c_contiguous and array.flags.aligned:
-                    self._args[places] = array.__array_interface__["data"][0]
-                else:
-                    np.copyto(view, array)
-                    if places is not None:
-                        self._args[places] = view.__array_interface__["data"][0]
+            for view, array in zip(self._inputs, arrays):
+                np.copyto(view, array)
             outputs = [self._fresh(i) for i in range(len(self._outputs))]
             if len(self._steps):
                 self._executor.run(self._steps, self._threads())
@@ -203,10 +193,8 @@ class CpuExecutable:
         best = [float("inf")] * len(self._steps)
         with self._lock:
             for _ in range(repeats):
-                for view, places, array in zip(self._inputs, self._input_places, arrays):
+                for view, array in zip(self._inputs, arrays):
                     np.copyto(view, array)
-                    if places is not None:
-                        self._args[places] = view.ctypes.data
                 for i, view in enumerate(self._outputs):
                     if self._output_places[i] is not None:
                         self._args[self._output_places[i]] = view.ctypes.data
