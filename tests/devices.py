@@ -50,7 +50,7 @@ def run_graph(
     assert place is not None, f"no device {spec}"
     options = Options(precision=precision)
     graph = run_passes(graph, pipeline(place.target, options))
-    plan = generate(graph, fuse(graph), place.target, templates=templates).plan
+    plan = generate(graph, fuse(graph, place.target), place.target, templates=templates).plan
     plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
     executable = place.load(plan, kernel_cache().for_target(place.target))
     outputs = executable.run([feeds[t.name] for t in plan.inputs])

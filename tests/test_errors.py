@@ -228,7 +228,15 @@ def test_shapes_that_the_model_does_not_have():
     path = EXAMPLES / "superres-x3.onnx"
     assert refused(jitcl.InputError, path, shapes={"picture": (1, 3, 4, 4)}) == (
         "shapes: there is no input 'picture'; the inputs are image")
-    assert "rank" in refused(jitcl.InputError, path, shapes={"image": (1, 3, 4)})
+    wanted = "input 'image' f32[batch,3,height,width]"
+    for shape, text in {
+        (1, 3, 4): f"shapes: (1, 3, 4) has 3 axes, {wanted} has 4",
+        (1, 4, 8, 8): f"shapes: axis 1 of {wanted} is 4, the model says 3",
+        (1, 3, float("nan"), 8): f"shapes: axis 2 of {wanted} is nan, "
+                                 "wanted a whole number from 0 up",
+        (1, 3, -8, 8): f"shapes: axis 2 of {wanted} is -8, wanted a whole number from 0 up",
+    }.items():
+        assert refused(jitcl.InputError, path, shapes={"image": shape}) == text
 
 
 def test_a_tensor_that_is_too_large_for_the_device():

@@ -23,8 +23,9 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
         text = print_kernel(replace(lowered.kernel, name=ENTRY))
         return Emitted(stem, text, arguments, (group.root,))
     if target.kind == "cpu":
-        text = vector_kernel(lowered.kernel, ENTRY, target.vector_width)
-        return Emitted(stem, text or loops_for_cpu(lowered.kernel, ENTRY), arguments, (group.root,))
+        body = vector_kernel(lowered.kernel, ENTRY, target.vector_width)
+        body = body or loops_for_cpu(lowered.kernel, ENTRY)
+        return Emitted(stem, body, arguments, (group.root,))
     if target.kind == "opencl":
         done = schedule(lowered.kernel, ENTRY, target)
         return Emitted(stem, done.body, arguments, (group.root,), (), done.global_size,

@@ -34,9 +34,13 @@ class Executable(Protocol):
 class Device(Protocol):
     """A place to run plans."""
 
-    name: str  # "cpu", "opencl:0:0", "reference"
     target: Target
-    memory_mode: Literal["arena", "slots"]  # how temporaries are best placed
+
+    @property
+    def name(self) -> str: ...  # for people: "cpu", "NVIDIA H200"
+
+    @property
+    def memory_mode(self) -> Literal["arena", "slots"]: ...  # how temporaries are best placed
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None

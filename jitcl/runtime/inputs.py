@@ -10,7 +10,6 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import InputError
-from jitcl.ir.types import Sym
 from jitcl.runtime.source import Tensor
 
 
@@ -68,4 +67,20 @@ def _check(t: Tensor, value: Any, bound: dict[str, tuple[int, str]]) -> np.ndarr
     return array
 
 
-__all__ = ["Sym", "check_feeds"]
+def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
+    """A shape to compile for, as ints; InputError where it is none or does not fit the input."""
+    dims = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    for axis, d in enumerate(dims):
+        if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
+            raise InputError(
+                f"shapes: axis {axis} of input {t} is {d!r}, wanted a whole number from 0 up"
+            )
+    if len(dims) != len(t.shape):
+        raise InputError(f"shapes: {dims} has {len(dims)} axes, input {t} has {len(t.shape)}")
+    for axis, (got, want) in enumerate(zip(dims, t.shape)):
+        if isinstance(want, int) and got != want:
+            raise InputError(f"shapes: axis {axis} of input {t} is {got}, the model says {want}")
+    return tuple(int(d) for d in dims)
+
+
+__all__ = ["check_feeds", "check_shape"]

@@ -22,11 +22,11 @@ from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Device, Executable, Progress
 from jitcl.devices.select import open_device
 from jitcl.errors import CacheError, InputError, NeedsValue
-from jitcl.ir.types import Sym
+from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime import serial
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
-from jitcl.runtime.inputs import check_feeds
+from jitcl.runtime.inputs import check_feeds, check_shape
 from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import Source, Tensor, open_source
 
@@ -179,14 +179,14 @@ class Model:
                 raise InputError(
                     f"shapes: there is no input '{name}'; the inputs are {', '.join(known)}"
                 )
-        found = {}
+        found: dict[str, tuple[int, ...]] = {}
         for t in self.inputs:
-            shape = tuple((shapes or {}).get(t.name, t.shape))
-            if t.optional and t.name not in (shapes or {}):
-                continue
-            if any(isinstance(d, Sym) for d in shape):
-                return None
-            found[t.name] = shape
+            if shapes and t.name in shapes:
+                found[t.name] = check_shape(t, shapes[t.name])
+            elif not t.optional:
+                if any(isinstance(d, Sym) for d in t.shape):
+                    return None
+                found[t.name] = TensorType(t.dtype, t.shape).dims
         return found
 
     def report(self) -> Report:

@@ -31,14 +31,14 @@ _SCHEMA = {cls.__name__: [f.name for f in dataclasses.fields(cls)]
            for cls in (Plan, *_RECORDS.values())}
 
 
-def encode(plan: Plan, extra: Any = None) -> list[bytes | memoryview]:
+def encode(plan: Plan, extra: Any = None) -> list[bytes | bytearray | memoryview]:
     """Pieces whose concatenation is the plan; the cache's `put` takes them without a copy.
 
     `extra`: any JSON value to keep with the plan. Raises CacheError for a field that is not plain
     data.
     """
     places: list[list[Any]] = []
-    pieces: list[bytes | memoryview] = []
+    pieces: list[bytes | bytearray | memoryview] = []
     offset = 0
     for buffer, array in plan.constants.items():
         data = _little_endian(array, buffer)

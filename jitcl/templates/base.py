@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -74,13 +74,16 @@ class Hooks(Protocol):
 class Template(Protocol):
     """One optimised implementation of a pattern."""
 
-    name: str
-    language: Literal["opencl", "numba"]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def language(self) -> str: ...  # "opencl" or "numba"
 
     def accepts(self, group: Group, target: Target) -> Any | None:
         """A match (the template's own record) where it implements the group on the target, else
         None.
         """
 
-    def emit(self, match: Any, hooks: Any) -> list[Emitted]:
+    def emit(self, match: Any, hooks: Any, /) -> list[Emitted]:
         """The kernels, in launch order; the last writes the group's root."""

@@ -79,7 +79,7 @@ def plan_for(graph: Graph, target: Target, *, precision: str = "high",
              templates: bool = True) -> Plan:
     """The plan of a graph; memory is not laid out."""
     graph = run_passes(graph, pipeline(target, Options(precision=precision)))
-    return generate(graph, fuse(graph), target, templates=templates,
+    return generate(graph, fuse(graph, target), target, templates=templates,
                     half=half_arithmetic(target, precision)).plan
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import pyopencl as cl
 
@@ -22,7 +22,7 @@ ADVICE = "Use smaller inputs or batches, or another device."
 class OpenClDevice:
     """A device ready to load plans. Safe to share between threads; made by `open_device`."""
 
-    memory_mode = "slots"        # sub-buffers are where old drivers fail
+    memory_mode: Literal["slots"] = "slots"  # sub-buffers are where old drivers fail
 
     def __init__(self, found: Found) -> None:
         self.found = found

@@ -56,4 +56,5 @@ def pool_shape(node: Node) -> ConvShape:
         max((o - 1) * st + (k - 1) * d + 1 - n - b, 0)
         for o, st, k, d, n, b in zip(out, strides, kernel, dilations, size, before))
     pairs: Any = (size, out, kernel, strides, dilations, (*before, *after))
-    return ConvShape(x[0], x[1], x[1], *pairs, x[1])
+    two_by_two = dict(zip(("size", "out", "kernel", "strides", "dilations", "pads"), pairs))
+    return ConvShape(n=x[0], c=x[1], k=x[1], groups=x[1], **two_by_two)
