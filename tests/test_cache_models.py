@@ -275,10 +275,23 @@ def start(source: Path, device: str, cache: Path, other: str = "") -> subprocess
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def others_can_run() -> bool:
+    """Whether a user whom permissions stop can import what a compilation needs (root's own
+    environments are often closed to others).
+    """
+    if os.getuid() != 0:
+        return True
+    code = "import os; os.setuid(65534); import jitcl.runtime.model, numba, llvmlite, pyopencl"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd="/", check=False)
+    return done.returncode == 0
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions as POSIX has them")
 @pytest.mark.parametrize("device", TWO)
 def test_a_read_only_directory_costs_a_warning(device: str, tmp_path: Path) -> None:
     """Without anything in it, a run builds for itself; with what it needs, it builds nothing."""
+    if not others_can_run():
+        pytest.skip("this Python environment is closed to all users but root")
     folder = Path(tempfile.mkdtemp())                      # tmp_path is closed to other users
     root, source = folder / "cache", folder / "layer.onnx"
     try:
