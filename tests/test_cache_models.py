@@ -281,7 +281,8 @@ def others_can_run() -> bool:
     """
     if os.getuid() != 0:
         return True
-    code = "import importlib.metadata as m, os; os.setuid(65534); m.version('numba')"
+    code = ("import importlib.metadata as m, os; m.version('numba'); os.setuid(65534); "
+            "m.version('numba')")            # the second time all modules are there
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd="/", check=False)
     return done.returncode == 0
 
