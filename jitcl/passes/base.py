@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ MAX_STEPS = 64                 # rewrites of one node in one sweep
 
 
 @dataclass(frozen=True)
-class Pass:
+class Pass(ABC):
     """A graph rewrite. Subclasses are dataclasses: their fields are their options, their
     docstring shows before and after."""
 
@@ -27,8 +28,9 @@ class Pass:
         """FoldConstants -> fold-constants."""
         return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
 
+    @abstractmethod
     def run(self, graph: Graph) -> Graph:
-        raise NotImplementedError(f"pass {self.name} has no run()")   # every pass overrides it
+        """The rewritten graph."""
 
 
 class Rewriter(GraphBuilder):
@@ -54,9 +56,9 @@ class Rewriter(GraphBuilder):
 class RewritePass(Pass):
     """A pass that replaces one node at a time, until nothing more matches."""
 
+    @abstractmethod
     def rewrite(self, node: Node, g: Rewriter) -> Node | None:
         """A node of the same value and type to put in its place; None where nothing matches."""
-        raise NotImplementedError(f"pass {self.name} has no rewrite()")
 
     def run(self, graph: Graph) -> Graph:
         for _ in range(MAX_SWEEPS):
