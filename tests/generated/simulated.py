@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jitcl.devices.select import open_device
 from jitcl.ir.graph import Graph
 from jitcl.ops.builder import evaluate
 from jitcl.runtime.memory import plan_memory
+from jitcl.target import Target
 from tests.generated.kernels import TARGETS, op_graphs, plan_for
 from tests.generated.ragged import GRAPHS, feeds_of
 
@@ -66,15 +68,25 @@ def close(got: np.ndarray, want: np.ndarray) -> bool:
 # -- cases -------------------------------------------------------------------------------------
 
 
+def simulable(target: str) -> Target:
+    """One of TARGETS with vectors of at most 8 lanes.
+
+    Oclgrind 21.10 takes halves of 16 lanes for unset, even those of a constant:
+    `float16 v = (float16)(1.0f);  isgreater(v.lo, v.hi)`.
+    """
+    found = TARGETS[target]
+    return dataclasses.replace(found, vector_width=min(found.vector_width, 8))
+
+
 def of_ops(target: str) -> Iterator[tuple[str, Case]]:
-    for name, (graph, feeds) in op_graphs(TARGETS[target]).items():
-        yield name, Case(plan_for(graph, TARGETS[target]), feeds, graph)
+    for name, (graph, feeds) in op_graphs(simulable(target)).items():
+        yield name, Case(plan_for(graph, simulable(target)), feeds, graph)
 
 
 def of_graphs(target: str) -> Iterator[tuple[str, Case]]:
     for name, make in GRAPHS.items():
         graph = make()
-        yield name, Case(plan_for(graph, TARGETS[target]), feeds_of(graph), graph)
+        yield name, Case(plan_for(graph, simulable(target)), feeds_of(graph), graph)
 
 
 PLANTED = {
