@@ -6,39 +6,26 @@ step's head.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.codegen.hooks import Hooks
-from jitcl.codegen.hooks_opencl import OpenClHooks
 from jitcl.codegen.lower import Lowered, lower
-from jitcl.codegen.plan import (
-    BufferKind,
-    BufferSpec,
-    KernelSource,
-    Language,
-    Plan,
-    Step,
-    TensorSpec,
-)
-from jitcl.codegen.schedule import generic_kernel
+from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
+from jitcl.codegen.variants import Faults, Ladder, Variant
+from jitcl.codegen.written import Launch, Written
 from jitcl.errors import JitclError
-from jitcl.ir.graph import Graph, Node
+from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Accum, Kernel, expressions, statements
 from jitcl.ir.types import ROW
 from jitcl.ops.cost import expr_cost
 from jitcl.target import Target
-from jitcl.templates import TEMPLATES
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.base import Argument, Packed, Scratch
 
 COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
-LANGUAGE: dict[str, Language] = {           # of a kind of device
-    "cpu": "numba", "opencl": "opencl", "reference": "jitcl"}
 
 
 @dataclass
@@ -48,32 +35,34 @@ class Generated:
     plan: Plan
     groups: list[Group]
     kernels: list[Lowered | None]            # one a group; None where nothing is launched
+    places: dict[object, int] = field(default_factory=dict)     # Node -> its buffer in the plan
+    whys: dict[int, str] = field(default_factory=dict)  # group -> why it is on a lower rung
 
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
-             half: bool = False) -> Generated:
+             half: bool = False, faults: Faults | None = None,
+             host: Target | None = None) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
-    `half`: generated loops compute f16 tensors in f16; templates compute in f32 always.
+    `half`: generated loops compute f16 tensors in f16; templates compute in f32 always. `faults`:
+    no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU path's
+    Target, for groups that no other variant is left of. Raises BuildError where none is left.
     """
-    return _Generator(graph, target, templates, half).run(groups)
+    ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host)
+    return _Generator(graph, ladder).run(groups)
 
 
 @dataclass
 class _Generator:
     graph: Graph
-    target: Target
-    templates: bool
-    half: bool
+    ladder: Ladder
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
     places: dict[object, int] = field(default_factory=dict)   # Node, (Node, pack key) -> buffer
-
-    @property
-    def language(self) -> Language:
-        return LANGUAGE[self.target.kind]
+    inner: dict[Node, int] = field(default_factory=dict)      # of nodes inside a group: their own
+    whys: dict[int, str] = field(default_factory=dict)
 
     def run(self, groups: list[Group]) -> Generated:
         inputs = []
@@ -93,7 +82,7 @@ class _Generator:
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
         plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps),
                     tuple(self.buffers), (), self.constants)
-        return Generated(plan, groups, lowered)
+        return Generated(plan, groups, lowered, self.places, self.whys)
 
     def output(self, name: str, node: Node) -> TensorSpec:
         """A tensor's place; inputs and constants among the outputs keep their own buffers."""
@@ -132,7 +121,12 @@ class _Generator:
     def argument(self, arg: Argument) -> int:
         """The buffer of a kernel's argument; constants get theirs when first read."""
         if isinstance(arg, Node):
+            if arg in self.inner:
+                return self.inner[arg]
             if arg not in self.places:
+                if arg.op != "const" and arg.type.size == 0:  # inside a split group
+                    self.inner[arg] = self.buffer(f"empty_{arg.op}", arg, "temp")
+                    return self.inner[arg]
                 if arg.op != "const":
                     raise JitclError(f"'{arg.op}' {arg.type} is read before any kernel writes it")
                 name = f"const_{len(self.constants)}"
@@ -157,68 +151,67 @@ class _Generator:
     # ---- kernels
 
     def write(self, group: Group, number: int) -> Lowered | None:
-        """All launches of a group: a template's where one accepts it, else generated loops."""
+        """All launches of a group, in the variant that its driver gets."""
         name = self.name(group, number)
-        for template in TEMPLATES if self.templates else ():
-            if template.language != self.language:
-                continue
-            match = template.accepts(group, self.target)
-            if match is not None:
-                *before, last = template.emit(match, self.hooks(group))
-                for k, emitted in enumerate(before):
-                    helper = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
-                    self.launch(helper, group, emitted, template.name, 0, prepares=name)
-                self.launch(name, group, last, template.name, group_flops(group))
-                return None
-        lowered = lower(group, name, half=self.half)
-        generic = generic_kernel(lowered, group, self.target)
-        self.launch(name, group, generic, "", kernel_flops(lowered.kernel))
-        return lowered
+        variant = self.ladder.climb(group, name, self.origin(group))
+        if variant.rung.name:
+            self.whys[number] = variant.why
+        *before, last = variant.parts
+        self.inner = {last.group.root: self.places[group.root]}
+        for part in before:
+            spec = part.launches[-1].name
+            self.inner[part.group.root] = self.buffer(spec, part.group.root, "temp")
+        for part in variant.parts:
+            whole = group if len(variant.parts) == 1 else part.group
+            for launch in part.launches:
+                self.launch(launch, whole, part, variant, number)
+        self.inner = {}
+        return None if before else last.lowered
 
-    def hooks(self, group: Group) -> Hooks:
-        opencl = self.language == "opencl"
-        return OpenClHooks(group, self.target) if opencl else Hooks(group, self.target)
-
-    def launch(self, name: str, group: Group, emitted: Emitted, template: str, flops: int,
-               prepares: str = "") -> None:
-        """One step. One that only arranges operands `prepares` the group's main step, where all
-        FLOPs are counted."""
-        options = self.options(emitted, group)
-        digest = hashlib.sha256((emitted.body + repr(options)).encode()).hexdigest()[:10]
-        entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
-        if entry not in self.kernels:
-            body = emitted.body.replace(ENTRY, entry)
-            self.kernels[entry] = KernelSource(entry, body, self.language, options, template)
+    def launch(self, launch: Launch, group: Group, part: Written, variant: Variant,
+               number: int) -> None:
+        """One step. All FLOPs of a group are counted at its main step, not at those that arrange
+        its operands."""
+        kernel, emitted = launch.kernel, launch.emitted
+        self.kernels.setdefault(kernel.entry, kernel)
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
+        images = tuple(self.argument(a) for a in emitted.images)
+        flops = 0 if launch.prepares else part_flops(group, part)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
         work = f"{amount(flops, 'FLOP')}, {amount(moved, 'B')}"
-        how = f"template {template}" if template else "generated loops"
-        head = self.head(name, group, prepares) + f"{COMMENT[self.language]} {work}; {how}\n"
+        how = f"template {kernel.template}" if kernel.template else "generated loops"
+        mark = COMMENT[kernel.language]
+        head = self.head(launch, group, mark) + f"{mark} {work}; {how}\n"
+        if variant.rung.name:
+            head += f"{mark} written {variant.rung.says}, since the driver fails: {variant.why}\n"
         self.steps.append(Step(
-            name, entry, buffers, emitted.params, emitted.global_size, emitted.local_size, head,
-            self.origins(group), flops, moved, writes))
-
-    def options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
-        """Build options: the kernel's own, the target's, none to optimise where that is wrong."""
-        options = (*emitted.options, *self.target.build_options)
-        if any(n.op in self.target.unoptimised_ops for n in group.members):
-            options += ("-cl-opt-disable",)
-        return options
+            launch.name, kernel.entry, buffers, emitted.params, emitted.global_size,
+            emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
+            variant.rung.name))
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)
         return tuple(dict.fromkeys((o.name, o.op_type) for o in found if o is not None))
 
-    def head(self, name: str, group: Group, prepares: str) -> str:
+    def origin(self, group: Group) -> Origin | None:
+        """The model's node that a group is called after in errors."""
+        nodes = (group.anchor or group.root, *reversed(group.members))
+        return next((o for n in nodes if (o := self.graph.origins.get(n)) is not None), None)
+
+    def head(self, launch: Launch, group: Group, mark: str) -> str:
         """The comment that stands above a kernel in dumps: what, from where, shapes."""
-        mark = COMMENT[self.language]
         ops = " + ".join(n.op for n in group.members)
         names = ", ".join(f"'{n}' ({t})" for n, t in self.origins(group)) or "the graph"
         reads = ", ".join(f"x{k} {n.type}" for k, n in enumerate(group.operands)) or "no operands"
-        what = f"arranges operands for {prepares}: {ops}" if prepares else ops
-        return (f"{mark} {name}: {what}\n{mark} from {names}\n"
+        what = f"arranges operands for {launch.prepares}: {ops}" if launch.prepares else ops
+        return (f"{mark} {launch.name}: {what}\n{mark} from {names}\n"
                 f"{mark} {reads} -> y {group.root.type}\n")
+
+
+def part_flops(group: Group, part: Written) -> int:
+    """FLOPs of a group, or of the part that it is split into."""
+    return kernel_flops(part.lowered.kernel) if part.lowered else group_flops(group)
 
 
 def kernel_flops(kernel: Kernel) -> int:

@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jitcl.codegen.hooks import Hooks
 from jitcl.codegen.lower import Loads, NodeLoader, lower
-from jitcl.codegen.opencl_helpers import STORED, helper
+from jitcl.codegen.opencl_helpers import helper, stored_type
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
@@ -54,11 +55,20 @@ class OpenClHooks(Hooks):
 
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
-        return STORED[dtype]
+        return stored_type(dtype, self.target.soft_half)
 
     def helper(self, name: str) -> str:
         """The text of a function of codegen/opencl_helpers."""
         return helper(name)
+
+    def render(self, template: str, **values: Any) -> str:
+        """The text of a file of `jitcl/templates`, after the conversions of halves that it calls
+        where the driver has no type half."""
+        body = super().render(template, **values)
+        called = set(re.findall(r"\bjitcl_((?:to|from)_f16(?:x\d+)?)\(", body))
+        missing = [n for n in sorted(called) if f"#define JITCL_{n.upper()}\n" not in body]
+        scalars = [n.partition("x")[0] for n in missing]        # vectors are converted with these
+        return "".join(map(helper, dict.fromkeys(scalars + missing))) + body
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
                        types: dict[Node, TensorType] | None = None) -> Epilogue | None:
@@ -80,7 +90,7 @@ class OpenClHooks(Hooks):
         nodes = self._outside()
         buffers = (*(Buffer(self.names[n], n.type.dtype, seen(n).physical) for n in nodes),
                    Buffer("y", root.type.dtype, seen(root).physical, "out"))
-        renderer = EpilogueRenderer(buffers, ix, value, lane, width)
+        renderer = EpilogueRenderer(buffers, ix, value, lane, width, self.target.soft_half)
         try:
             lines = renderer.lines()
         except NotVectorisable:
@@ -88,8 +98,8 @@ class OpenClHooks(Hooks):
         read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
         used = tuple(n for n in nodes if self.names[n] in read)
         return Epilogue(tuple(lines), tuple(map(helper, renderer.helpers)),
-                        tuple((self.names[n], STORED[n.type.dtype]) for n in used), used,
-                        STORED[root.type.dtype])
+                        tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
+                        self.ctype(root.type.dtype))
 
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr],
                    *inside: Expr) -> Loader:
@@ -108,14 +118,14 @@ class OpenClHooks(Hooks):
         store = Store("y", (E.index(0),), E.cast(value, "f32"))
         buffers = (*buffers, Buffer("y", "f32", (1,), "out"))
         kernel = share(Kernel("load", buffers, (store,)), addresses=False)
-        renderer = OpenClRenderer(kernel, fp64=False)
+        renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half)
         *lets, last = kernel.body
         assert isinstance(last, Store)
         lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
         read = {x.value: x for x in E.walk(value) if x.op == "load"}
         nodes = tuple(n for n, name in self.names.items() if name in read)
         fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())
-        operands = tuple((self.names[n], STORED[n.type.dtype]) for n in nodes)
+        operands = tuple((self.names[n], self.ctype(n.type.dtype)) for n in nodes)
         return Loader(tuple(lines), tuple(map(helper, renderer.helpers)), operands, nodes, fast)
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:

@@ -12,7 +12,7 @@ that index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from jitcl.codegen.share import share
@@ -44,8 +44,10 @@ class Loads:
         group: Group,
         names: dict[Node, str],
         types: Callable[[Node], TensorType] = lambda n: n.type,
+        stored: Container[Node] = (),
     ) -> None:
         self.s, self.group, self.names, self.types = s, group, names, types
+        self.stored = stored
         self.memo: dict[tuple[Node, tuple[Expr, ...], Expr], Expr] = {}
 
     def preset(self, node: Node, ix: tuple[Expr, ...], value: Expr) -> None:
@@ -57,7 +59,10 @@ class Loads:
         key = (node, ix, self.s.guard)
         found = self.memo.get(key)
         if found is None:
-            found = self.memo[key] = self._compute(node, ix)
+            found = self._compute(node, ix)
+            if node in self.stored:
+                found = self.s.cast(found, self.types(node).dtype)
+            self.memo[key] = found
         return found
 
     def _compute(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
@@ -146,10 +151,12 @@ def logical_index(
     return (n, c, *logical), inside
 
 
-def lower(group: Group, name: str, *, half: bool = False) -> Lowered:
+def lower(group: Group, name: str, *, half: bool = False,
+          stored: Container[Node] = ()) -> Lowered:
     """The group's kernel: loops over the root's buffer, `parallel` and in memory order.
 
-    `half`: f16 tensors are computed in f16 (their sums in f32), else in f32.
+    `half`: f16 tensors are computed in f16 (their sums in f32), else in f32. `stored`: members
+    that are rounded to their type, as they are where a group is cut there.
     """
     operands = group.operands
     names = {node: f"x{i}" for i, node in enumerate(operands)}
@@ -157,7 +164,7 @@ def lower(group: Group, name: str, *, half: bool = False) -> Lowered:
     types = (lambda n: merged[n]) if merged else (lambda n: n.type)
     out = types(group.root)
     s = KernelBuilder(half=half)
-    loads = Loads(s, group, names, types)
+    loads = Loads(s, group, names, types, stored)
     at = tuple(s.open("i", d, "parallel") for d in out.physical)
     opened = len(s.scopes) - 1
     ix, inside = logical_index(out.layout, out.dims, at)

@@ -29,6 +29,12 @@ CTYPE = {
 }
 STORED = {**CTYPE, "f16": "half", "bf16": "ushort", "bool": "uchar"}  # of buffers
 
+
+def stored_type(dtype: str, soft_half: bool) -> str:
+    """The C type of a buffer's elements; `soft_half`: for drivers that have no type half."""
+    return "ushort" if soft_half and dtype == "f16" else STORED[dtype]
+
+
 _FLOAT = {
     # NaN where either operand is NaN: fmax would drop it
     "max": "return (a > b || a != a) ? a : b;",
@@ -61,6 +67,9 @@ _INTEGER = {
     return (r != 0 && (r < 0) != (b < 0)) ? (T)(r + b) : r;""",
     "shl": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b);",
     "shr": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (a < 0 ? (T)-1 : (T)0) : (T)(a >> b);",
+    # four bits from bit b on, with and without a sign; b is 0 or 4
+    "int4": "return (T)(((a >> b & 15) ^ 8) - 8);",
+    "uint4": "return (T)(a >> b & 15);",
     # a negative power is 0 but for the bases 1 and -1
     "pow": """if (b < 0) return a == 1 || (a == (T)-1 && b % 2 == 0) ? (T)1 : a == (T)-1 ? a : (T)0;
     T r = 1;
@@ -91,6 +100,30 @@ _OTHER = {
     "from_bf16": """float jitcl_from_bf16(ushort a)
 {
     return as_float((uint)a << 16);
+}""",
+}
+# of drivers without the type half; they round as vstore_half_rte does
+_OTHER |= {
+    "to_f16": """ushort jitcl_to_f16(float a)
+{
+    uint u = as_uint(a) & 0x7fffffffu, sign = (as_uint(a) >> 16) & 0x8000u;
+    if (u > 0x7f800000u) return (ushort)(sign | 0x7e00u);           // NaN
+    if (u >= 0x477ff000u) return (ushort)(sign | 0x7c00u);          // from 65520 on infinity
+    if (u <= 0x33000000u) return (ushort)sign;                      // up to 2^-25
+    if (u < 0x38800000u) {                                          // multiples of 2^-24
+        uint drop = 126u - (u >> 23), m = (u & 0x7fffffu) | 0x800000u;
+        uint kept = m >> drop, rest = m & ((1u << drop) - 1u), tie = 1u << (drop - 1u);
+        return (ushort)(sign | (kept + (rest > tie || (rest == tie && (kept & 1u)) ? 1u : 0u)));
+    }
+    u += 0xfffu + ((u >> 13) & 1u);                                 // to the nearest, ties to even
+    return (ushort)(sign | ((u - 0x38000000u) >> 13));
+}""",
+    "from_f16": """float jitcl_from_f16(ushort a)
+{
+    uint sign = ((uint)a & 0x8000u) << 16, u = (uint)a & 0x7fffu;
+    if (u >= 0x7c00u) return as_float(sign | 0x7f800000u | ((u & 0x3ffu) << 13));
+    if (u >= 0x0400u) return as_float(sign | ((u << 13) + 0x38000000u));
+    return as_float(sign | as_uint(convert_float(u) * 5.9604644775390625e-08f));
 }""",
 }
 _INTS = {"int": ("2147483648", "INT_MIN"), "long": ("9223372036854775808", "LONG_MIN")}
@@ -132,8 +165,13 @@ def _body(name: str) -> str:
 
 
 def _vector_body(name: str, op: str, dtype: str) -> str:
-    """max and min of vectors: "max_f32x16"."""
+    """max and min of vectors: "max_f32x16"; conversions of lanes one by one: "to_f16x4"."""
     lanes = dtype.rpartition("x")[2]
+    if op in ("to", "from"):
+        source, result = ("float", "ushort") if op == "to" else ("ushort", "float")
+        each = ", ".join(f"jitcl_{op}_f16(a.s{k:x})" for k in range(int(lanes)))
+        return (f"{result}{lanes} jitcl_{name}({source}{lanes} a)\n{{\n"
+                f"    return ({result}{lanes})({each});\n}}")
     test = "isgreater" if op == "max" else "isless"
     return (
         f"float{lanes} jitcl_{name}(float{lanes} a, float{lanes} b)\n{{\n"

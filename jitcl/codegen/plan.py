@@ -8,13 +8,18 @@ can be cached on disk and loaded by a fresh process without importing the model 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from jitcl.target.features import features_of
+
 BufferKind = Literal["input", "output", "const", "temp"]
 Language = Literal["opencl", "numba", "jitcl"]      # jitcl: kernel IR as text
+LANGUAGE: dict[str, Language] = {                   # of a kind of device
+    "cpu": "numba", "opencl": "opencl", "reference": "jitcl"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,13 @@ class KernelSource:
     language: Language
     options: tuple[str, ...] = ()           # build options (OpenCL)
     template: str = ""                      # "" = generated loops
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What it uses of a driver's compiler; nothing, if that compiler never sees it."""
+        if self.language != "opencl":
+            return frozenset()
+        return features_of(self.body, self.options, self.template)
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,9 @@ class Step:
     flops: int = 0
     bytes: int = 0                          # read and written, each buffer counted once
     writes: tuple[int, ...] = ()            # those of `buffers` that are written
+    images: tuple[int, ...] = ()            # those of `buffers` bound as image1d_buffer of float4
+    group: int = -1                         # of fuse: all steps of a group have its number
+    variant: str = ""                       # rung of the ladder (target/ladder.py); "" = the first
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,33 @@ class Plan:
     buffers: tuple[BufferSpec, ...]
     slots: tuple[int, ...]                  # bytes of each temporary allocation
     constants: dict[int, np.ndarray] = field(default_factory=dict)  # buffer -> packed physical data
+    streamed: bool = False                  # a buffer lives from its first to its last use
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes a device must hold at once: slots, constants, inputs and outputs."""
+        """Bytes a device must hold at once: slots, constants, inputs and outputs; streamed, the
+        most that is alive at a step.
+        """
+        if self.streamed:
+            return self._most_alive()
         return sum(self.slots) + sum(b.nbytes for b in self.buffers if b.kind != "temp")
+
+    def _most_alive(self) -> int:
+        grown = [0] * (len(self.steps) + 1)
+        for buffer, (first, last) in lifetimes(s.buffers for s in self.steps).items():
+            grown[first] += self.buffers[buffer].nbytes
+            grown[last + 1] -= self.buffers[buffer].nbytes
+        alive = most = 0
+        for change in grown:
+            alive += change
+            most = max(most, alive)
+        return most
+
+
+def lifetimes(touched: Iterable[Iterable[int]]) -> dict[int, tuple[int, int]]:
+    """Buffer -> the numbers of the first and the last step that touches it."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, buffers in enumerate(touched):
+        for buffer in buffers:
+            found[buffer] = found.get(buffer, (number, number))[0], number
+    return found

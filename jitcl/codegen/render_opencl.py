@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.codegen.opencl_helpers import CTYPE, STORED, helper
+from jitcl.codegen.opencl_helpers import CTYPE, helper, stored_type
 from jitcl.codegen.render import flat, render
 from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
@@ -66,8 +66,10 @@ class OpenClRenderer:
     they call.
     """
 
-    def __init__(self, kernel: Kernel, fp64: bool = True) -> None:
-        self.kernel, self.fp64 = kernel, fp64
+    def __init__(self, kernel: Kernel, fp64: bool = True, soft_half: bool = False,
+                 half_builtins: bool = True) -> None:
+        self.kernel, self.fp64, self.soft_half = kernel, fp64, soft_half
+        self.half_builtins = half_builtins
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         self.stored = {b.name: b.dtype for b in kernel.buffers}
         self.half = computes_in_half(kernel)
@@ -208,7 +210,12 @@ class OpenClRenderer:
             if x.op in ("max", "min", "sign", "floordiv", "mod"):
                 text = self.call_helper(f"{x.op}_{'f64' if kind == 'f64' else 'f32'}", *args)
                 return (f"(half){text[0]}", UNARY) if self.ctype(kind) == "half" else text
-            return f"{_SAME.get(x.op, x.op)}({', '.join(args)})", ATOM
+            name = _SAME.get(x.op, x.op)
+            if self.ctype(kind) == "half" and not self.half_builtins:
+                floats = ", ".join(f"(float){self.operand(a, UNARY)}" for a in x.args)
+                call = f"{name}({floats})"
+                return (f"(half){call}", UNARY) if x.dtype == "f16" else (call, ATOM)
+            return f"{name}({', '.join(args)})", ATOM
         return self._integer_call(x, kind, args)
 
     def _integer_call(self, x: Expr, kind: str, args: list[str]) -> Text:
@@ -247,14 +254,26 @@ class OpenClRenderer:
 
     def _to_float(self, source: Expr, have: str, to: str) -> Text:
         text = self.text(source)
-        if self.ctype(have) != self.ctype(to):
-            text = f"convert_{self.ctype(to)}({text[0]})", ATOM
+        old, new = self.ctype(have), self.ctype(to)
+        if old != new and "half" in (old, new):
+            text = self._half_cast(source, old, new)
+        elif old != new:
+            text = f"convert_{new}({text[0]})", ATOM
         if to == "f16" and have != "f16" and not self.half:
             return self.call_helper("round_f16", text[0])
         if to == "bf16" and have != "bf16":
             self.helpers["to_bf16"] = self.helpers["from_bf16"] = None
             return f"jitcl_from_bf16(jitcl_to_bf16({text[0]}))", ATOM
         return text
+
+    def _half_cast(self, source: Expr, old: str, new: str) -> Text:
+        """Between half and another type by way of a float and a cast: NVIDIA's compiler has no
+        convert_half and finds convert_float(half) ambiguous, some Malis cast integers to half
+        wrongly.
+        """
+        if new == "half" and old not in ("float", "double"):
+            return f"(half)convert_float({self.expr(source)})", UNARY
+        return f"({new}){self.operand(source, UNARY)}", UNARY
 
     def _float_to_int(self, source: Expr, have: str, to: str) -> Text:
         """As NumPy does it: truncated; what is out of range becomes the lowest int or long, cut
@@ -269,7 +288,7 @@ class OpenClRenderer:
         at = self.expr(flat(self.shapes[x.value], x.indices))
         value = self._element(x.value, at)
         if x.dtype == "f16" and self.half and self.stored[x.value] == "f32":
-            value = f"convert_half({value})"  # a private row holds floats
+            value = f"(half){value}"  # a private row holds floats
         if x.guard is None:
             return value, ATOM
         assert x.other is not None
@@ -280,11 +299,32 @@ class OpenClRenderer:
     def _element(self, buffer: str, at: str) -> str:
         dtype = self.stored[buffer]
         self.ctype(dtype)
+        if dtype == "f16" and self.soft_half:
+            return self.call_helper("from_f16", f"{buffer}[{at}]")[0]
         if dtype == "f16" and not self.half:
             return f"vload_half({at}, {buffer})"
         if dtype == "bf16":
             return self.call_helper("from_bf16", f"{buffer}[{at}]")[0]
         return f"{buffer}[{at}]"
+
+    def read_vector(self, buffer: str, at: str, width: int) -> str:
+        """Neighbours in a buffer of f32 or f16 as floats."""
+        if self.stored[buffer] != "f16":
+            return f"vload{width}(0, {buffer} + {at})"
+        if not self.soft_half:
+            return f"vload_half{width}(0, {buffer} + {at})"
+        self.helpers["from_f16"] = None
+        return self.call_helper(f"from_f16x{width}", f"vload{width}(0, {buffer} + {at})")[0]
+
+    def write_vector(self, buffer: str, at: str, value: str, width: int) -> str:
+        """The call that stores floats side by side in a buffer of f32 or f16."""
+        if self.stored[buffer] != "f16":
+            return f"vstore{width}({value}, 0, {buffer} + {at})"
+        if not self.soft_half:
+            return f"vstore_half{width}_rte({value}, 0, {buffer} + {at})"
+        self.helpers["to_f16"] = None
+        halves = self.call_helper(f"to_f16x{width}", value)[0]
+        return f"vstore{width}({halves}, 0, {buffer} + {at})"
 
     # ---- statements
 
@@ -332,6 +372,8 @@ class OpenClRenderer:
             return f"{buffer}[{at}] = {self.expr(value)}"
         if dtype in ("f16", "bf16") and value.op == "cast" and value.dtype == dtype:
             value = E.cast(value.args[0], dtypes.compute(dtype))  # storing rounds by itself
+        if dtype == "f16" and self.soft_half:
+            return f"{buffer}[{at}] = {self.call_helper('to_f16', self.expr(value))[0]}"
         if dtype == "f16":
             return f"vstore_half_rte({self.expr(value)}, {at}, {buffer})"
         if dtype == "bf16":
@@ -352,7 +394,7 @@ class OpenClRenderer:
                 f"kernel '{self.kernel.name}' computes in float64, which this device can't: "
                 f"convert the model to float32, or use device='cpu'"
             )
-        arguments = [(STORED[b.dtype], b) for b in self.kernel.buffers]
+        arguments = [(stored_type(b.dtype, self.soft_half), b) for b in self.kernel.buffers]
         return render(
             "loops/opencl.cl.j2",
             entry=entry,

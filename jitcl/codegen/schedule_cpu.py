@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class Scheduled:
     scratch: tuple[Buffer, ...]
 
 
+@functools.lru_cache(maxsize=4)              # the variants of a kernel differ in what comes after
 def schedule_cpu(kernel: Kernel) -> Scheduled:
     """Transform a lowered kernel for the CPU.
 

@@ -1,7 +1,8 @@
 """Which work-item computes what: a lowered kernel's loops spread over an OpenCL device.
 
 a CPU device     one work-item a group, each with its share of the loops (schedule_opencl_cpu)
-a GPU, elements  one element a work-item, in the order of memory, so that loads coalesce
+a GPU, elements  one element a work-item (of millions, eight, a stride apart), in the order of
+                 memory, so that loads coalesce
 a GPU, rows      one row a work-group: its lanes share reductions (partial results, then a
                  tree in local memory) and the loops over the row's elements
 """
@@ -25,6 +26,8 @@ from jitcl.target import Target
 GROUP = 128  # work-items a group of a GPU, one element each
 SMALL_GROUP = 64  # where local memory is emulated (Mali): reductions in small groups
 ROW_GROUP = 256  # at most, one row each
+MANY = 1 << 23  # elements from which a work-item takes STRIDES of them: starting one costs as much
+STRIDES = 8     # as moving it, and a million work-items still fill any GPU
 LONG = 64  # terms of a reduction that are worth sharing
 ROWS = 4096  # with fewer rows, work-items would be idle without sharing
 
@@ -43,19 +46,20 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     if target.device_type == "cpu":
         text, items = cpu_form(kernel, entry, target)
         return Scheduled(text, (items,), (1,))
-    renderer = OpenClRenderer(kernel, target.fp64)
+    renderer = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
     nest, inner = parallel_nest(kernel)
     group = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = min(group, target.reduction_group, target.max_work_group)
     form = RowForm(renderer, lanes, target.volatile_group_size)
-    if form.suits(nest, inner):
+    if target.local_works and form.suits(nest, inner):
         lines = form.lines(nest, inner)
         groups = math.prod(f.extent for f in nest)
         return Scheduled(renderer.kernel_text(entry, lines), (groups * form.lanes,), (form.lanes,))
     total = math.prod(f.extent for f in nest)
     local = min(GROUP, target.max_work_group, 1 << max(0, total - 1).bit_length())
     lines = element_lines(renderer, nest, inner, total)
-    return Scheduled(renderer.kernel_text(entry, lines), (-(-total // local) * local,), (local,))
+    items = total // STRIDES if total >= MANY else total
+    return Scheduled(renderer.kernel_text(entry, lines), (-(-items // local) * local,), (local,))
 
 
 def parallel_nest(kernel: Kernel) -> tuple[list[For], tuple[Stmt, ...]]:
@@ -88,10 +92,15 @@ def decoded(renderer: OpenClRenderer, nest: list[For], position: str, pad: str) 
 def element_lines(
     r: OpenClRenderer, nest: list[For], inner: tuple[Stmt, ...], total: int
 ) -> list[str]:
-    """One work-item an iteration of the nest."""
+    """One work-item an iteration of the nest; of very many, each takes several, a stride apart."""
     if not nest:
         return ["    if (get_global_id(0) != 0) return;", *r.block(inner, 1)]
     name = "p" if len(nest) > 1 else nest[0].var.value
+    if total >= MANY:
+        head = (f"    for ({r.index} {name} = get_global_id(0); {name} < {total}; "
+                f"{name} += get_global_size(0)) {{")
+        places = decoded(r, nest, name, "        ") if len(nest) > 1 else []
+        return [head, *places, *r.block(inner, 2), "    }"]
     lines = [f"    {r.index} {name} = get_global_id(0);", f"    if ({name} >= {total}) return;"]
     if len(nest) > 1:
         lines += decoded(r, nest, name, "    ")

@@ -44,7 +44,7 @@ class CpuRenderer(OpenClRenderer):
     """As OpenClRenderer; loops take their guards' ranges, and sums along memory are vectors."""
 
     def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...], target: Target) -> None:
-        super().__init__(kernel, target.fp64)
+        super().__init__(kernel, target.fp64, target.soft_half, target.half_builtins)
         self.shapes |= {b.name: b.shape for b in scratch}
         self.stored |= {b.name: "f32" if b.dtype in ("f16", "bf16") else b.dtype for b in scratch}
         self.width = min(target.vector_width, target.max_vector_width)
@@ -138,7 +138,7 @@ class CpuRenderer(OpenClRenderer):
         if (
             len(s.body) != 1
             or not isinstance(store, Store)
-            or s.extent < w
+            or not 1 < w <= s.extent
             or store.guard is not None
         ):
             return super().loop(s, indent, first, end)
@@ -297,11 +297,8 @@ class Vector:
             e.op == "load" and e.value == s.buffer and e.indices != s.indices for e in E.walk(value)
         ):
             raise NoVector("reads what it writes")
-        name = f"vstore_half{self.width}_rte" if dtype == "f16" else f"vstore{self.width}"
-        return f"{name}({self.wide(value)}, 0, {self._at(s.buffer, s.indices[0])});"
-
-    def _at(self, buffer: str, index: Expr) -> str:
-        return f"{buffer} + {self.r.operand(index, ADD + 1)}"
+        at = self.r.operand(s.indices[0], ADD + 1)
+        return f"{self.r.write_vector(s.buffer, at, self.wide(value), self.width)};"
 
     def _stride(self, index: Expr) -> int:
         """Elements from one lane to the next. Raises NoVector where that differs."""
@@ -321,8 +318,7 @@ class Vector:
             lanes = (x.indices[0] + stride * k for k in range(self.width))
             each = (self.r.expr(E.load(x.value, (i,), x.dtype)) for i in lanes)
             return f"(float{self.width})({', '.join(each)})"
-        name = f"vload_half{self.width}" if dtype == "f16" else f"vload{self.width}"
-        return f"{name}(0, {self._at(x.value, x.indices[0])})"
+        return self.r.read_vector(x.value, self.r.operand(x.indices[0], ADD + 1), self.width)
 
 
 def _is_parallel(s: Stmt) -> bool:

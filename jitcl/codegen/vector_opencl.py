@@ -32,11 +32,11 @@ class EpilogueRenderer(OpenClRenderer):
     """`lane` is spread over a vector of `width`; with a width of 1, all is plain scalar code."""
 
     def __init__(self, buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr,
-                 lane: Expr, width: int) -> None:
+                 lane: Expr, width: int, soft_half: bool = False) -> None:
         self.y, self.lane, self.width = buffers[-1], lane, width
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
         kernel = share(Kernel("epilogue", buffers, body), addresses=False)
-        super().__init__(kernel, fp64=False)
+        super().__init__(kernel, fp64=False, soft_half=soft_half)
         store = kernel.body[-1]
         assert isinstance(store, Store)
         self.indices = store.indices             # with the names that shared parts have
@@ -160,7 +160,7 @@ class EpilogueRenderer(OpenClRenderer):
             return self._element(buffer, at)
         if dtype not in ("f32", "f16"):
             raise NotVectorisable(f"a buffer of {dtype}")
-        return f"{'vload_half' if dtype == 'f16' else 'vload'}{self.width}(0, {buffer} + {at})"
+        return self.read_vector(buffer, at, self.width)
 
     # ---- statements
 
@@ -180,5 +180,4 @@ class EpilogueRenderer(OpenClRenderer):
             value = value.args[0]                # storing rounds by itself
         if self.y.dtype not in ("f32", "f16") or value.dtype not in ("f32", "f16"):
             raise NotVectorisable(f"a result of {self.y.dtype}")
-        name = "vstore_half%d_rte" if self.y.dtype == "f16" else "vstore%d"
-        return [f"{pad}{name % self.width}({self.splat(value)}, 0, {s.buffer} + at);"]
+        return [f"{pad}{self.write_vector(s.buffer, 'at', self.splat(value), self.width)};"]

@@ -53,6 +53,15 @@ ADRENO: tuple[Quirk, ...] = (
         reserved=True,
     ),
     Quirk(
+        id="adreno-texture-cache",
+        when=When(vendor="qualcomm", unless=(When(architectures=("a2xx", "a3xx", "a4xx")),)),
+        effect={"images": True},
+        why="reads through images have a cache of their own: weights are read faster as an image "
+        "over their buffer, where the probe finds that such images work",
+        seen_on="Adreno 5xx and later",
+        links=("LiteRT cl/environment.cc", "llama.cpp ggml-opencl kernels"),
+    ),
+    Quirk(
         id="adreno-630-compiler",
         when=When(vendor="qualcomm", models="630"),
         effect={"image_arrays": False},
@@ -65,20 +74,19 @@ ADRENO: tuple[Quirk, ...] = (
     Quirk(
         id="adreno-subgroup-reduce",
         when=When(vendor="qualcomm", version="<E031.38.11"),
-        effect={"subgroups": False},
+        adds={"suspects": ("subgroup",)},
         why="segmentation fault in the compiler on sub_group_reduce_add",
         seen_on="Adreno, compiler before E031.38.11",
         links=("llama.cpp PR 22006",),
-        reserved=True,
     ),
     Quirk(
         id="adreno-low-bit",
         when=When(vendor="qualcomm", version=">=E031.38,<E031.45"),
-        adds={"suspects": ("low_bit",)},
-        why="kernels that unpack 6-bit weights give wrong values",
+        adds={"suspects": ("int4",)},
+        why="kernels that unpack 6-bit weights give wrong values: those that unpack 4-bit ones are "
+        "tried in a process of their own first",
         seen_on="Adreno, compilers E031.38 and E031.41; right in E031.45",
         links=("llama.cpp PR 26476",),
-        reserved=True,
     ),
 )
 
@@ -126,7 +134,6 @@ DESKTOP: tuple[Quirk, ...] = (
         why="its compiler has not crashed on anything generated: kernels may be built in "
         "the user's process",
         seen_on="Intel's CPU runtime 2026.22, on AMD Zen 5",
-        reserved=True,
     ),
     Quirk(
         id="nvidia-known-good",
@@ -135,7 +142,6 @@ DESKTOP: tuple[Quirk, ...] = (
         why="its compiler has not crashed on anything generated: kernels may be built in "
         "the user's process",
         seen_on="H200",
-        reserved=True,
     ),
     Quirk(
         id="nvidia-half",
@@ -182,7 +188,7 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
         "the two agree where it can; then this row does not hold",
         seen_on="PoCL 3.0-rc2 (LLVM 14), AMD Zen 4 and Zen 5",
         links=("pocl issue 1049",),
-        reproducer="tests/test_opencl_device.py",  # test_widest_vectors_of_the_target_build
+        reproducer="tests/test_probes.py",  # test_a_real_crash_of_pocl
     ),
     Quirk(
         id="pocl-3-half",
@@ -190,6 +196,7 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
         effect={"fp16_arithmetic": False},
         why="'declaring variable of type half is not allowed', whatever the CPU has",
         seen_on="PoCL 3.0, 3.1",
+        reproducer="tests/test_probes.py",  # test_half_arithmetic
     ),
     Quirk(
         id="pocl-known-good",
@@ -198,15 +205,5 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
         why="the compiler's crash is known and kept away from (pocl-3.0-library-cpu-mismatch): "
         "kernels may be built in the user's process",
         seen_on="PoCL 3.0, 3.1",
-        reserved=True,
-    ),
-    Quirk(
-        id="pocl-binaries",
-        when=When(platform=POCL),
-        effect={"reloadable": False},
-        why="getting a binary out of another process takes 20 times as long as building from "
-        "source: such a process only proves that the build survives",
-        seen_on="PoCL 3.0: 1.8 s against 0.16 s of CPU time",
-        reserved=True,
     ),
 )

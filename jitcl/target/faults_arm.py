@@ -148,22 +148,20 @@ ARM: tuple[Quirk, ...] = (
     Quirk(
         id="mali-select-fp16",
         when=When(vendor="arm", architectures=("bifrost", "valhall")),
-        adds={"suspects": ("fp16",)},
+        adds={"suspects": ("half",)},
         why="the compiler aborts the process on some kernels with half arithmetic ('Cannot "
         "select: intrinsic %llvm.bifrost.2586'): such kernels want a process of their own to build",
         seen_on="Mali-G78 (Pixel 6a) and others",
         links=("MNN commit f5a58dda1", "MNN issue 3175", "MNN issue 3571"),
-        reserved=True,
     ),
     Quirk(
         id="mali-select-low-bit",
         when=When(vendor="arm", architectures=("bifrost", "valhall")),
-        adds={"suspects": ("low_bit",)},
+        adds={"suspects": ("int4", "int8")},
         why="as mali-select-fp16, on weights of 4 and 8 bits, worse where a private vector is "
         "read through a cast pointer (jitcl never writes that)",
         seen_on="Mali-G78 (Pixel 6a) and others",
         links=("MNN commit 83da6d238", "MNN issue 3571"),
-        reserved=True,
     ),
     Quirk(
         id="mali-image-from-buffer",

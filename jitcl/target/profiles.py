@@ -44,8 +44,11 @@ class Profile:
 
 def _profile(name: str, chip: str, device: str, platform: str, vendor: str, version: str,
              details: str, *, extensions: str = "", cores: int, group: int, local_kib: int,
-             memory: int, fp16: bool = True, sizes: tuple[int, ...] = ()) -> Profile:
-    """`cores` compute units, `group` work-items a work-group, `memory` bytes that OpenCL sees."""
+             memory: int, fp16: bool = True, sizes: tuple[int, ...] = (),
+             pixels: int = 1 << 16) -> Profile:
+    """`cores` compute units, `group` work-items a work-group, `memory` bytes that OpenCL sees,
+    `pixels` of the largest image over a buffer.
+    """
     listed = " ".join(filter(None, (KHR, "cl_khr_fp16" if fp16 else "", extensions)))
     driver = Driver(platform, version, device, details=details, extensions=listed)
     target = Target(
@@ -53,7 +56,8 @@ def _profile(name: str, chip: str, device: str, platform: str, vendor: str, vers
         device_type="gpu", compute_units=cores, vector_width=4, registers=128,
         local_memory=local_kib << 10, local_is_real=True, max_work_group=group,
         max_work_item_sizes=sizes or (group, group, group), global_memory=memory,
-        max_allocation=memory // 4, alignment=128, fp16_arithmetic=fp16, fp64=False, fast_fma=True)
+        max_allocation=memory // 4, alignment=128, fp16_arithmetic=fp16, fp64=False, fast_fma=True,
+        image_pixels=pixels)
     return Profile(name, chip, driver, target)
 
 
@@ -70,7 +74,7 @@ def _adreno(model: str, chip: str, compiler: str, cores: int, memory: int) -> Pr
     return _profile(f"adreno-{model}", chip, "QUALCOMM Adreno(TM)", "QUALCOMM Snapdragon(TM)",
                     "QUALCOMM", version, f"OpenCL 2.0 Adreno(TM) {model}", cores=cores, group=1024,
                     extensions="cl_qcom_perf_hint cl_qcom_extended_query_image_info",
-                    local_kib=32, memory=memory)
+                    local_kib=32, memory=memory, pixels=1 << 27)
 
 
 CONTROLS = "cl_arm_core_id cl_arm_import_memory cl_arm_scheduling_controls"

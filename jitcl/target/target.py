@@ -59,10 +59,27 @@ class Target:
     trusted_events: bool = True            # a profiling queue works, and its times are right
     dependable: bool = True                # device "auto" takes it
 
-    # for builds in other processes, tuning and images; nothing generated depends on these yet
+    # who builds kernels: the user's process or a worker (names of features: target/features.py)
     trusted: bool = False                  # a driver that is known good
-    suspects: tuple[str, ...] = ()         # features ("fp16", "low_bit") that crash its compiler
+    proven: tuple[str, ...] = ()           # features that a probe found good on this driver
+    suspects: tuple[str, ...] = ()         # features that crash its compiler in some kernels
     reloadable: bool = True                # a binary built in another process is worth loading
+
+    # what a schedule may use
+    local_works: bool = True               # local memory and barriers give right results
+    images: bool = False                   # weights are read faster through image1d_buffer
+    image_pixels: int = 0                  # of the largest image1d_buffer
+    packed_weights: bool = True            # int4 and int8 weights are unpacked in kernels
+    half_builtins: bool = True             # exp(half) and its like; else by way of a float
+    soft_half: bool = False                # halves are read and written by integer arithmetic
+    subgroup_size: int = 0                 # 0: no subgroups, or broken
+    integer_dot: bool = False
+    nonuniform_groups: bool = False        # global sizes need not be multiples of local ones
+    unroll_pragma: bool = False
+    half_images: bool = False
+    tensor_cores: bool = False             # inline assembly (mma.sync) builds and is right
+
+    # for tuning and images; nothing generated depends on these yet
     tunable: bool = True                   # candidates may be timed on it
     tuning_batch: int = 0                  # launches before a tuner must wait; 0 = any number
     command_buffers: bool = True           # worth asking for
@@ -73,6 +90,11 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Digest of every field: two devices that differ in anything never share an entry."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Digest of every field that code depends on: two devices that differ in one never share
+        an entry. Not of the memory, which is only compared with what a plan needs: PoCL reports
+        what is free, another number each day.
+        """
+        fields = dataclasses.asdict(self)
+        for name in ("global_memory", "max_allocation"):
+            del fields[name]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -59,6 +59,7 @@ class Emitted:
     global_size: tuple[int, ...] = ()
     local_size: tuple[int, ...] = ()
     options: tuple[str, ...] = ()
+    images: tuple[Argument, ...] = ()  # those of `arguments` that are read as image1d_buffer
 
 
 class Hooks(Protocol):

@@ -30,7 +30,7 @@ from jitcl.templates.gemm_opencl.product import (
     real,
 )
 from jitcl.templates.opencl.planes import Window, padded, patches, whole_planes
-from jitcl.templates.opencl.tiling import Tile, choose_tile, launch
+from jitcl.templates.opencl.tiling import Tile, choose_tile, image_of, launch
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "c_count", "kh", "kw", "oh",
           "ow", "vectors", "row_vectors", "h_step", "ky_step", "dw", "plane", "x_image", "groups",
@@ -175,24 +175,30 @@ class _Writer:
             return apart(hooks, lambda alone: _Writer(Match(s, self.form, tile), alone).emit())
         before, x, (height, width) = whole_planes(hooks, self.x, s)
         dtype = x.type.dtype if x is self.x else x.dtype  # type: ignore[union-attr]
+        taps = s.c // s.groups * s.kernel[0] * s.kernel[1]
+        m_tiles = -(-self.m // tile.rows)
+        wt_group = m_tiles * tile.rows * taps
+        weights = self.packed(tile)
+        image = image_of(weights, s.groups * wt_group, tile.rows, hooks.target)
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
-            x_type=hooks.ctype(dtype), fma=hooks.target.fast_fma)
+            x_type=hooks.ctype(dtype), fma=hooks.target.fast_fma,
+            WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image))
         row_vectors = -(-ow // tile.width)
-        m_tiles, n_tiles = -(-self.m // tile.rows), -(-oh * row_vectors // tile.vectors)
+        n_tiles = -(-oh * row_vectors // tile.vectors)
         tasks = s.n * s.groups * m_tiles * n_tiles
         each, sizes, local = launch(tasks, hooks.target)
         c, (kh, kw) = s.c // s.groups, s.kernel
-        taps = c * kh * kw
         params = dict(
             each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles,
             m_inner=int(self.m * kh * kw < height * width), m_count=self.m, c_count=c, kh=kh,
             kw=kw, oh=oh, ow=ow, vectors=oh * row_vectors, row_vectors=row_vectors,
             h_step=s.strides[0] * width, ky_step=s.dilations[0] * width, dw=s.dilations[1],
             plane=height * width, x_image=c * height * width, groups=s.groups,
-            wt_group=m_tiles * tile.rows * taps, wt_tile=tile.rows * taps)
+            wt_group=wt_group, wt_tile=tile.rows * taps)
         stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
-        arguments: tuple[Argument, ...] = (x, self.packed(tile), *epilogue.nodes, hooks.group.root)
+        arguments: tuple[Argument, ...] = (x, weights, *epilogue.nodes, hooks.group.root)
         return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
-                                 tuple(params[name] for name in PARAMS), sizes, local)]
+                                 tuple(params[name] for name in PARAMS), sizes, local,
+                                 images=image)]

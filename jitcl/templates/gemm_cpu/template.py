@@ -34,6 +34,7 @@ PARAMS = (
     "b_panel",
 )
 L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
+DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 IN_PLACE = 4  # up to so many rows, a is read where it lies: packing would cost more
 
 
@@ -84,6 +85,8 @@ class GemmCpu:
         ):
             return None
         *leading, m, n = node.type.dims
+        if math.prod(leading) * m <= DECODED_ROWS and group.decodes(node.inputs[1]):
+            return None
         merged = math.prod(b.dims[:-2]) == 1
         batch = math.prod(leading)
         return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)

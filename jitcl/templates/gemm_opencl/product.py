@@ -15,10 +15,11 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
-from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, launch
+from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "n_count", "k_count",
           "a_image", "a_tile", "a_period", "b_image", "b_panel")
+QUAD, LEAST_ITEMS = 4, 64      # of gemm_tiled_opencl: vectors in local memory, smallest group
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,13 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
         return apart(hooks, lambda alone: emit_product(p, tile, alone))
     before, a = p.a(tile)
     more, b = p.b(tile)
+    a_image = image_of(a.argument, a.image * a.period, tile.rows, hooks.target)
+    b_image = image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
-        b_packed=b.packed, b_type=hooks.ctype(b.dtype), fma=hooks.target.fast_fma)
+        b_packed=b.packed, b_type=hooks.ctype(b.dtype), fma=hooks.target.fast_fma,
+        A_IMAGE=bool(a_image), B_IMAGE=bool(b_image))
     arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles
@@ -76,7 +80,8 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
         a_period=a.period, b_image=b.image, b_panel=p.k * tile.span)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
-                                    tuple(values[name] for name in PARAMS), sizes, local)]
+                                    tuple(values[name] for name in PARAMS), sizes, local,
+                                    images=(*a_image, *b_image))]
 
 
 def apart(hooks: Any, emit: Callable[[Any], list[Emitted]]) -> list[Emitted]:
@@ -128,5 +133,13 @@ def pack_columns(b: np.ndarray, tile: Tile) -> np.ndarray:
 
 
 def real(target: Target) -> bool:
-    """Whether the target stages tiles in local memory instead (template gemm_tiled_opencl)."""
-    return target.device_type != "cpu" and target.local_is_real
+    """Whether the target stages tiles in local memory instead (template gemm_tiled_opencl).
+
+    Weights that come through a texture cache (Adreno) are staged there already: LiteRT and
+    llama.cpp read them as images, and use no local memory for them.
+    """
+    if target.images and target.image_pixels:
+        return False
+    works = target.local_works and target.max_vector_width >= QUAD
+    roomy = target.max_work_group >= LEAST_ITEMS
+    return target.device_type != "cpu" and target.local_is_real and works and roomy

@@ -59,6 +59,8 @@ class GemmOpenCl:
         if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
             return None
         *leading, m, n = node.type.dims
+        if math.prod(leading) * m == 1 and group.decodes(node.inputs[1]):
+            return None                    # once each: loops decode weights where they read them
         if a.rank < 2 or b.rank < 2 or a.dims[-1] == 0 or n < NARROW:
             return None
         merged, batch = math.prod(b.dims[:-2]) == 1, math.prod(leading)

@@ -75,7 +75,7 @@ class GemmTiledOpenCl:
 
     def accepts(self, group: Group, target: Target) -> Match | None:
         node = group.anchor
-        if node is None or not real(target) or target.max_work_group < SMALL.items:
+        if node is None or not real(target):
             return None
         if node.op not in ("matmul", "conv") or node.type.dtype not in ("f32", "f16"):
             return None
@@ -223,8 +223,9 @@ class _Writer:
         if whole:
             return [product]
         body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue, **sizes)
+        group = min(JOIN, hooks.target.max_work_group)
         joined = Emitted("join", body, (y, *epilogue.nodes, root), (root,), (),
-                         (-(-total // JOIN) * JOIN,), (JOIN,))
+                         (-(-total // group) * group,), (group,))
         return [product, joined]
 
     def at(self, side: str, count: int, tile: int) -> tuple[Expr, Expr, Expr]:

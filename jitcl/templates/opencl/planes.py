@@ -14,6 +14,12 @@ PARAMS = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw",
           "top", "left")
 PADDED = ("each", "planes", "height", "width", "oh", "ow", "top", "left")
 FILL = {"add": "0.0f", "max": "-INFINITY"}
+BITS = {"add": "0", "max": "0xfc00"}             # the same as halves that are copied as ushort
+
+
+def fill(combine: str, ctype: str) -> str:
+    """What padding of planes holds: it changes nothing in a `combine`."""
+    return BITS[combine] if ctype == "ushort" else FILL[combine]
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,9 @@ def patches(hooks: Any, x: Node, s: ConvShape, window: Window, combine: str = "a
     rows = planes * kernel[0] * kernel[1] * out[0]
     copy = Scratch(f"{combine} {window} of {x.type} {s.pads}", x.type.dtype,
                    (planes, *kernel, *out))
-    body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=hooks.ctype(x.type.dtype),
-                        params=PARAMS, fill=FILL[combine])
+    ctype = hooks.ctype(x.type.dtype)
+    body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=ctype, params=PARAMS,
+                        fill=fill(combine, ctype))
     each, sizes, local = launch(rows, hooks.target)
     params = (each, rows, *s.size, *out, *kernel, *window.strides, *window.dilations, s.pads[0],
               s.pads[1])
@@ -58,8 +65,9 @@ def whole_planes(hooks: Any, x: Node, s: ConvShape, combine: str = "add"
         return [emitted], copy, size
     planes = s.n * s.c
     copy = Scratch(f"padded {combine} {size} of {x.type} {s.pads}", x.type.dtype, (planes, *size))
-    body = hooks.render("opencl/padded.cl.j2", entry=ENTRY, type=hooks.ctype(x.type.dtype),
-                        params=PADDED, fill=FILL[combine])
+    ctype = hooks.ctype(x.type.dtype)
+    body = hooks.render("opencl/padded.cl.j2", entry=ENTRY, type=ctype, params=PADDED,
+                        fill=fill(combine, ctype))
     each, sizes, local = launch(planes, hooks.target)
     params = (each, planes, *s.size, *size, s.pads[0], s.pads[1])
     return [Emitted("padded", body, (x, copy), (copy,), params, sizes, local)], copy, size

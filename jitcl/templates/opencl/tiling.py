@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitcl.target import Target
+from jitcl.templates.base import Argument, Packed
 
 WIDTHS = (16, 8, 4, 2, 1)
 SHARES = 4                     # work-items a core of a CPU, so that cores finish together
 GROUP = 64                     # work-items a group of a GPU
 MAX_INDEX = 1 << 31            # kernels count in int
+PIXEL = 4                      # floats of an image's pixel
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,12 @@ def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int,
         return each, (-(-tasks // each),), (1,)
     local = min(GROUP, target.max_work_group)
     return 1, (-(-tasks // local) * local,), (local,)
+
+
+def image_of(weights: Argument, count: int, run: int, target: Target) -> tuple[Argument, ...]:
+    """(weights,) where a kernel that reads `run` neighbours of them at a time gets them as an
+    image of float4; () where it reads the buffer. `count`: floats in all.
+    """
+    wanted = target.images and target.max_vector_width >= PIXEL
+    fits = run % PIXEL == 0 and count <= PIXEL * target.image_pixels
+    return (weights,) if wanted and fits and isinstance(weights, Packed) else ()

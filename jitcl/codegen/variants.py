@@ -1,0 +1,188 @@
+"""Which variant of a group's kernels a driver gets: the first rung of the ladder (target/ladder.py)
+none of whose kernels is known to fail there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jitcl import dtypes
+from jitcl.codegen.plan import KernelSource
+from jitcl.codegen.written import Memo, Writer, Written
+from jitcl.errors import BuildError
+from jitcl.ir.graph import Node, Origin, const
+from jitcl.ir.group import Group
+from jitcl.ops.builder import reference
+from jitcl.target import Target
+from jitcl.target.ladder import RUNGS, Rung
+
+GROWTH = 8                     # unpacked weights are at most this many times as large: int4 as f32
+SMALL_BYTES = 64 << 10         # results that may be larger than that
+SHOWN = 160                    # characters of a signature in an error or a comment
+
+
+class Faults(Protocol):
+    """The part of devices/faults.FaultDatabase that the ladder asks."""
+
+    def rejects(self, entry: str, features: frozenset[str]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A group as it is written on one rung; several parts where it is split. `why`: what speaks
+    against the rungs above.
+    """
+
+    rung: Rung
+    parts: tuple[Written, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A kernel that must not be tried."""
+
+    rung: Rung
+    kernel: str
+    signature: str
+
+
+@dataclass
+class Ladder:
+    """Climbs down for each group; `faults` None keeps to the first rung, `host` is the Target of
+    the CPU path where this device can hand groups to it.
+    """
+
+    target: Target
+    templates: bool = True
+    half: bool = False
+    faults: Faults | None = None
+    host: Target | None = None
+    unpacked: dict[Node, Node] = field(default_factory=dict)  # nodes of constants alone -> values
+
+    def climb(self, group: Group, name: str, origin: Origin | None) -> Variant:
+        """The group on its first rung that nothing speaks against. Raises BuildError where there
+        is none.
+        """
+        refusals: list[Refusal] = []
+        memo: Memo = {}
+        for rung, writer in self._rungs():
+            parts = tuple(self._write(rung, writer, group, name, memo))
+            refused = self._refused(rung, parts)
+            if refused is None:
+                return Variant(rung, parts, refusals[0].signature if refusals else "")
+            refusals.append(refused)
+        raise BuildError(no_variant(group, origin, refusals, self.target))
+
+    def _rungs(self) -> Iterator[tuple[Rung, Writer]]:
+        """The rungs that differ from those above them, each with what writes its kernels."""
+        seen = set()
+        for rung in RUNGS if self.faults is not None else RUNGS[:1]:
+            writer = self._writer(rung)
+            if writer is not None and (writer, rung.split) not in seen:
+                seen.add((writer, rung.split))
+                yield rung, writer
+
+    def _writer(self, rung: Rung) -> Writer | None:
+        if rung.cpu:
+            return Writer(self.host, self.templates) if self.host is not None else None
+        target = rung.apply(self.target)
+        half = self.half and rung.effect.get("fp16_arithmetic", True) and not target.soft_half
+        return Writer(target, self.templates and not rung.loops_only, half)
+
+    def _write(self, rung: Rung, writer: Writer, group: Group, name: str,
+               memo: Memo) -> Iterator[Written]:
+        if not writer.target.packed_weights:
+            group = unpack(group, self.unpacked)
+        if not rung.split:
+            yield writer.write(group, name, memo)
+            return
+        for k, node in enumerate(group.members):
+            whole = Group(node, frozenset(), node if node is group.anchor else None)
+            if node is group.root or node.type.size:
+                part = name if node is group.root else f"{name}_{node.op}_{k}"
+                yield writer.write(whole, part, memo)
+
+    def _refused(self, rung: Rung, parts: tuple[Written, ...]) -> Refusal | None:
+        """The first kernel that is known to fail."""
+        if self.faults is None:
+            return None
+        for kernel in (launch.kernel for part in parts for launch in part.launches):
+            signature = self.faults.rejects(kernel.entry, features(kernel))
+            if signature:
+                return Refusal(rung, kernel.entry, one_line(signature))
+        return None
+
+
+def features(kernel: KernelSource) -> frozenset[str]:
+    """What a kernel uses of a driver's compiler; nothing, if that compiler never sees it."""
+    return kernel.features
+
+
+def unpack(group: Group, values: dict[Node, Node]) -> Group:
+    """The group with what it computes from constants alone computed now (weights that lie packed),
+    as far as that does not fill memory. `values` keeps what was computed.
+    """
+    new: dict[Node, Node] = {}
+    for node in group.members:
+        inputs = tuple(new.get(i, i) for i in node.inputs)
+        changed = node if inputs == node.inputs else node.with_inputs(inputs)
+        new[node] = _value(changed, values) if _is_weight(changed) else changed
+    if all(a is b for a, b in new.items()):
+        return group
+    root, anchor = new[group.root], new.get(group.anchor or group.root)
+    if root.op == "const":                       # stored for several readers: a copy
+        dtype = group.root.type.dtype
+        return Group(Node.make("cast", (root,), {"to": dtype}, type=group.root.type), frozenset())
+    members = {n for n in new.values() if n.op != "const"}
+    keeps_anchor = group.anchor is not None and anchor in members
+    return Group(root, frozenset(_below(root, members)), anchor if keeps_anchor else None)
+
+
+def _value(node: Node, values: dict[Node, Node]) -> Node:
+    """The constant that a node of constants is."""
+    if node not in values:
+        values[node] = const(reference(node, *(i.data for i in node.inputs)), node.type.dtype)
+    return values[node]
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether a node depends on constants alone, and is not much larger than they are."""
+    if not node.inputs or any(i.op != "const" for i in node.inputs):
+        return False
+    made = node.type.size * dtypes.itemsize(node.type.dtype)
+    return made <= GROWTH * sum(i.type.nbytes for i in node.inputs) + SMALL_BYTES
+
+
+def _below(root: Node, members: set[Node]) -> set[Node]:
+    """The members that the root is still computed from."""
+    found: set[Node] = set()
+    stack = [root]
+    while stack:
+        for source in stack.pop().inputs:
+            if source in members and source not in found:
+                found.add(source)
+                stack.append(source)
+    return found
+
+
+def one_line(text: str) -> str:
+    """The start of a signature."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
+
+
+def no_variant(group: Group, origin: Origin | None, refusals: list[Refusal],
+               target: Target) -> str:
+    """The message where every rung of the ladder has failed."""
+    node = group.anchor or group.root
+    what = f"node '{origin.name}' ({origin.op_type})" if origin else f"op '{node.op}' {node.type}"
+    known = {r.kernel: r for r in reversed(refusals)}.values()     # each as it was first written
+    tried = [f"  written {r.rung.says}: {r.kernel}: {r.signature}" for r in reversed(known)]
+    driver = f"the driver of {target.name}" + (f" ({target.driver})" if target.driver else "")
+    return "\n".join([
+        f"{what}: {driver} fails on every variant of its kernels", *tried,
+        "  Use device='cpu', or another driver. `jitcl cache retry` forgets what failed, so that "
+        "all of it is tried again."])

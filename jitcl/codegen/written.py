@@ -1,0 +1,94 @@
+"""The kernels of one group for one Target, written but not yet part of a plan."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from jitcl.codegen.hooks import Hooks
+from jitcl.codegen.hooks_opencl import OpenClHooks
+from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
+from jitcl.codegen.schedule import generic_kernel
+from jitcl.ir.group import Group
+from jitcl.target import Target
+from jitcl.templates import TEMPLATES
+from jitcl.templates.base import ENTRY, Emitted
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with its launch. One that only arranges operands `prepares` a main step."""
+
+    name: str                               # of the step
+    kernel: KernelSource
+    emitted: Emitted
+    prepares: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """All launches of a group, and its unscheduled kernel where generated loops write it."""
+
+    group: Group
+    launches: tuple[Launch, ...]
+    lowered: Lowered | None = None
+
+
+Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most rungs of the ladder
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes groups for a target. `half`: generated loops compute f16 tensors in f16."""
+
+    target: Target
+    templates: bool = True
+    half: bool = False
+
+    @property
+    def language(self) -> Language:
+        return LANGUAGE[self.target.kind]
+
+    def write(self, group: Group, name: str, memo: Memo) -> Written:
+        """The kernels of a template where one accepts the group, else generated loops; `memo` keeps
+        what is lowered for other writers.
+        """
+        for template in TEMPLATES if self.templates else ():
+            if template.language != self.language:
+                continue
+            match = template.accepts(group, self.target)
+            if match is not None:
+                emitted = template.emit(match, self.hooks(group))
+                return Written(group, self._launches(group, name, emitted, template.name))
+        key = (group, name, self.half)
+        lowered = memo.get(key) or memo.setdefault(key, lower(group, name, half=self.half))
+        generic = generic_kernel(lowered, group, self.target)
+        return Written(group, self._launches(group, name, [generic], ""), lowered)
+
+    def hooks(self, group: Group) -> Hooks:
+        opencl = self.language == "opencl"
+        return OpenClHooks(group, self.target) if opencl else Hooks(group, self.target)
+
+    def _launches(self, group: Group, name: str, kernels: list[Emitted],
+                  template: str) -> tuple[Launch, ...]:
+        *before, last = kernels
+        found = []
+        for k, emitted in enumerate(before):
+            helper = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
+            found.append(Launch(helper, self._kernel(emitted, group, template), emitted, name))
+        return (*found, Launch(name, self._kernel(last, group, template), last))
+
+    def _kernel(self, emitted: Emitted, group: Group, template: str) -> KernelSource:
+        options = self._options(emitted, group)
+        digest = hashlib.sha256((emitted.body + repr(options)).encode()).hexdigest()[:10]
+        entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
+        body = emitted.body.replace(ENTRY, entry)
+        return KernelSource(entry, body, self.language, options, template)
+
+    def _options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
+        """Build options: the kernel's own, the target's, none to optimise where that is wrong."""
+        options = (*emitted.options, *self.target.build_options)
+        if any(n.op in self.target.unoptimised_ops for n in group.members):
+            options += ("-cl-opt-disable",)
+        return options

@@ -1,0 +1,62 @@
+"""What a kernel uses that a driver may get wrong, read from its text.
+
+The names are the vocabulary of probes (`Target.proven`), suspects (`Target.suspects`), and crash
+signatures in the fault database.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_NUMBER = r"(?:float|double|half|char|uchar|short|ushort|int|uint|long|ulong)"
+# builtins whose names say how many lanes they take: vload8, vstore_half4_rte, convert_float16
+_LANES = r"\b(?:v(?:load|store)|vloada_|vstorea_|convert_|as_)[a-z_]*"
+_MATH = ("exp", "exp2", "log", "log2", "log1p", "expm1", "pow", "sqrt", "rsqrt", "cbrt", "tanh",
+         "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh",
+         "atanh", "erf", "erfc", "fma", "mad", "floor", "ceil", "round", "rint", "trunc", "fmod",
+         "copysign", "fabs", "fmax", "fmin", "select", "clamp", "isnan", "isinf", "isgreater",
+         "isless", "min", "max", "popcount", "mad24", "mul24", "dot")
+
+
+def _vector(lanes: str) -> str:
+    return rf"\b{_NUMBER}{lanes}\b|{_LANES}{lanes}(?![0-9])"
+
+
+PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile(pattern) for name, pattern in {
+    # half as a type that computes; a pointer to halves is storage, unless the text asks for more
+    "half": r"\bhalf(?:2|3|4|8|16)?\b(?!\s*\*)|\bconvert_half|\bcl_khr_fp16\b",
+    "half_storage": r"\bv(?:load|store)a?_half|\bhalf\s*\*",
+    "fp64": r"\bdouble(?:2|3|4|8|16)?\b|\bconvert_double",
+    "local": r"\b__local\b|\blocal\s+(?:float|half|int)",
+    "barrier": r"\bbarrier\s*\(",
+    "image": r"\bimage[123]d(?:_\w+)?_t\b|\bread_image",
+    "vec16": _vector("16"),
+    "vec8": _vector("8"),
+    "vec4": _vector("[234]"),
+    "int8": r"\bu?char(?:2|3|4|8|16)?\b",
+    "int4": r"\bjitcl_u?int4\w*\s*\(",
+    "int64": r"\bu?long(?:2|3|4|8|16)?\b|\bconvert_u?long",
+    "subgroup": r"\bsub_group_\w+\s*\(",
+}.items()}
+
+# features that only a probe (or a build in another process) shows to work; the rest is C
+GATED = frozenset(("half", "half_storage", "fp64", "local", "barrier", "image", "vec16", "vec8",
+                   "int4", "subgroup"))
+
+_CALL = re.compile(r"\b(" + "|".join(_MATH) + r")\s*\(")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+
+
+@lru_cache(maxsize=4096)
+def features_of(body: str, options: tuple[str, ...] = (), template: str = "") -> frozenset[str]:
+    """The features of a kernel's text: names of PATTERNS, "call:exp" for each builtin called,
+    "option:-cl..." for its own build options, "template:gemm_opencl" for who wrote it.
+    """
+    text = _COMMENT.sub(" ", body)
+    found = {name for name, pattern in PATTERNS.items() if pattern.search(text)}
+    found |= {f"call:{name}" for name in _CALL.findall(text)}
+    found |= {f"option:{o}" for o in options}
+    if template:
+        found.add(f"template:{template}")
+    return frozenset(found)
