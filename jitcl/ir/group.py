@@ -36,6 +36,11 @@ class Group:
                     found[source] = None
         return list(found)
 
+    def decodes(self, node: Node) -> bool:
+        """Whether the group itself makes a node of constants alone: weights stored in few bits."""
+        return node in self.inlined and all(
+            n in self.inlined or n.op == "const" for n in toposort([node]))
+
 
 def is_literal(node: Node) -> bool:
     """Constants of one element are written into the code."""

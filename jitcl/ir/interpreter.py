@@ -8,6 +8,7 @@ Loads out of bounds are errors, never wrong values.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -71,7 +72,6 @@ class _Run:
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         self.sizes: list[int] = []
         self.env: dict[str, tuple[np.ndarray, int]] = {}           # name -> value, axes it has
-        self.orders: dict[Expr, list[tuple[Expr, tuple[Expr, ...]]]] = {}
         self.plans: dict[int, bool] = {}
         self.whole = 0                       # > 0: inside a sequential axis, where order matters
 
@@ -165,23 +165,11 @@ class _Run:
     def value(self, x: Expr, stmt: Stmt) -> np.ndarray:
         """The expression over all axes; each axis that it does not depend on has length 1."""
         done: dict[Expr, np.ndarray] = {}
-        for e, dead in self.order(x):
+        for e, dead in evaluation_order(x):
             done[e] = self.node(e, done, stmt)
             for d in dead:
                 del done[d]
         return done[x]
-
-    def order(self, x: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
-        """Every subexpression after its operands, and which of them are not needed after it."""
-        found = self.orders.get(x)
-        if found is None:
-            nodes = list(walk(x))
-            last = {a: e for e in nodes for a in e.args}
-            dead: dict[Expr, list[Expr]] = {}
-            for a, e in last.items():
-                dead.setdefault(e, []).append(a)
-            found = self.orders[x] = [(e, tuple(dead.get(e, ()))) for e in nodes]
-        return found
 
     def node(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
         if e.op == "var":
@@ -223,6 +211,17 @@ class _Run:
 
 
 # ---- values
+
+@functools.lru_cache(maxsize=1024)
+def evaluation_order(x: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
+    """Every subexpression after its operands, and which of them are not needed after it."""
+    nodes = list(walk(x))
+    last = {a: e for e in nodes for a in e.args}
+    dead: dict[Expr, list[Expr]] = {}
+    for a, e in last.items():
+        dead.setdefault(e, []).append(a)
+    return [(e, tuple(dead.get(e, ()))) for e in nodes]
+
 
 def typed(value: Any, dtype: str) -> np.ndarray:
     return np.asarray(value).astype(dtypes.to_numpy(dtype), copy=False)

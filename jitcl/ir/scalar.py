@@ -69,6 +69,14 @@ def _erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[float])(x).astype(np.asarray(x).dtype)
 
 
+def _uint4(x: Any, shift: Any) -> Any:
+    return np.bitwise_and(np.right_shift(x, shift), 15)
+
+
+def _int4(x: Any, shift: Any) -> Any:
+    return np.bitwise_xor(_uint4(x, shift), 8) - np.asarray(8, np.asarray(x).dtype)
+
+
 _BOOL = "bool"
 SCALARS: dict[str, Scalar] = {s.name: s for s in (
     Scalar("add", 2, np.add), Scalar("sub", 2, np.subtract), Scalar("mul", 2, np.multiply),
@@ -95,6 +103,8 @@ SCALARS: dict[str, Scalar] = {s.name: s for s in (
     Scalar("bitand", 2, np.bitwise_and), Scalar("bitor", 2, np.bitwise_or),
     Scalar("bitxor", 2, np.bitwise_xor), Scalar("bitnot", 1, np.bitwise_not),
     Scalar("shl", 2, np.left_shift), Scalar("shr", 2, np.right_shift),
+    # four bits of a value from bit b on, with and without a sign
+    Scalar("int4", 2, _int4), Scalar("uint4", 2, _uint4),
     Scalar("select", 3, np.where),                                 # condition, then, else
 )}
 

@@ -21,6 +21,8 @@ MODULES = (                      # one a line, so that two additions never clash
     "pooling",
     "normalisation",
     "resize",
+    "quantise",
+    "quantised",
     "attention",
     "sampling",
 )

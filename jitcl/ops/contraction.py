@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 # ---- matmul
 
 
-def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
+def matmul_type(a: TensorType, b: TensorType) -> TensorType:
     dtype = same_dtype(a, b)
     if a.rank < 2 or b.rank < 2:
         raise ShapeError(f"matmul takes operands of rank 2 or more, got {a} and {b}")
@@ -54,7 +55,7 @@ def _matmul_ref(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[
 
 @indexed(
     "contraction",
-    infer=_matmul_type,
+    infer=matmul_type,
     ref=_matmul_ref,
     samples=[
         sample(F32(3, 4), F32(4, 5)),
@@ -70,8 +71,11 @@ def matmul(s: KernelBuilder, ix: Index, a: Loader, b: Loader) -> Expr:
     return s.reduce("add", (a.shape[-1],), lambda k: a(*ia, i, k) * b(*ib, k, j))
 
 
-def product(g: GraphBuilder, a: Node, b: Node) -> Node:
-    """NumPy's matmul of nodes, 1-D operands included."""
+def product(
+    g: GraphBuilder, a: Node, b: Node, multiply: Callable[[Node, Node], Node] | None = None
+) -> Node:
+    """NumPy's matmul of nodes, 1-D operands included; `multiply` is given those of rank 2 and
+    more."""
     if a.type.rank == 0 or b.type.rank == 0:
         raise ShapeError(f"matmul takes operands of rank 1 or more, got {a.type} and {b.type}")
     rows: tuple[Dim, ...] = () if a.type.rank == 1 else (-2,)
@@ -80,7 +84,7 @@ def product(g: GraphBuilder, a: Node, b: Node) -> Node:
     drop_column = b.type.rank == 1
     if drop_column:
         b = g.reshape(b, shape=(*b.type.shape, 1))
-    y: Node = g.matmul(a, b)
+    y: Node = (multiply or g.matmul)(a, b)
     if rows and not drop_column:
         return y
     shape = (
@@ -121,26 +125,6 @@ def scaled(g: GraphBuilder, x: Node, factor: float) -> Node:
     if dtypes.is_int(x.type.dtype) and factor != int(factor):
         raise TypeError_(f"a tensor of {x.type.dtype} can't be scaled by {factor}")
     return g.mul(x, int(factor) if dtypes.is_int(x.type.dtype) else float(factor))
-
-
-@onnx_rule("MatMulInteger")
-def _matmul_integer(g: GraphBuilder, node: Any) -> Node:
-    """i32 product of 8-bit matrices, zero points taken off first."""
-    a, b, a_zero, b_zero = (*node.inputs, None, None)[:4]
-    if a_zero is not None and a_zero.type.rank == 1 and a_zero.type.size > 1:
-        a_zero = g.reshape(a_zero, shape=(*a_zero.type.shape, 1))
-    return product(g, centred(g, a, a_zero), centred(g, b, b_zero))
-
-
-def centred(g: GraphBuilder, x: Node, zero: Node | None) -> Node:
-    """x - zero in i32."""
-    x = g.cast(x, to="i32")
-    if zero is None:
-        return x
-    zero = g.cast(zero, to="i32")
-    if zero.type.rank == 1 and zero.type.size == 1:
-        zero = g.reshape(zero, shape=())
-    return g.sub(x, zero)
 
 
 # ---- einsum

@@ -19,7 +19,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.contraction import centred, wide
+from jitcl.ops.contraction import wide
 from jitcl.ops.core import F16, F32, Index, Loader, indexed, onnx_rule, same_dtype, sample
 
 Ints = tuple[int, ...]
@@ -47,7 +47,7 @@ def window_extent(
 # ---- conv
 
 
-def _conv_type(
+def conv_type(
     x: TensorType, w: TensorType, strides: Ints, pads: Ints, dilations: Ints, group: int
 ) -> TensorType:
     dtype = same_dtype(x, w)
@@ -79,7 +79,7 @@ def check_rank(x: TensorType, w: TensorType) -> None:
         )
 
 
-def _conv_ref(
+def conv_ref(
     x: np.ndarray[Any, Any],
     w: np.ndarray[Any, Any],
     strides: Ints,
@@ -115,8 +115,8 @@ _PLAIN2: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations":
 
 @indexed(
     "contraction",
-    infer=_conv_type,
-    ref=_conv_ref,
+    infer=conv_type,
+    ref=conv_ref,
     samples=[
         sample(F32(2, 3, 6, 7), F32(4, 3, 3, 3), **{**_PLAIN2, "pads": (1, 0, 1, 2)}),
         sample(F32(1, 4, 7, 7), F32(6, 2, 3, 2), **{**_PLAIN2, "strides": (2, 1), "group": 2}),
@@ -220,7 +220,7 @@ def with_bias(g: GraphBuilder, y: Node, bias: Node | None) -> Node:
     return g.add(y, g.reshape(bias, shape=shape))
 
 
-def _checked(node: Any, x: Node, w: Node) -> Ints:
+def checked_kernel(node: Any, x: Node, w: Node) -> Ints:
     """The kernel's extents; errors where rank or kernel_shape contradict the weight."""
     check_rank(x.type, w.type)
     kernel = w.type.dims[2:]
@@ -235,25 +235,11 @@ def _checked(node: Any, x: Node, w: Node) -> Ints:
 @onnx_rule("Conv")
 def _conv(g: GraphBuilder, node: Any) -> Node:
     x, w = node.inputs[:2]
-    kernel = _checked(node, x, w)
+    kernel = checked_kernel(node, x, w)
     y = g.conv(
         x, w, **window_attrs(node, x.type.dims[2:], kernel), group=node.attrs.get("group", 1)
     )
     return with_bias(g, y, node.inputs[2] if len(node.inputs) > 2 else None)
-
-
-@onnx_rule("ConvInteger")
-def _conv_integer(g: GraphBuilder, node: Any) -> Node:
-    x, w, x_zero, w_zero = (*node.inputs, None, None)[:4]
-    kernel = _checked(node, x, w)
-    if w_zero is not None and w_zero.type.rank == 1 and w_zero.type.size > 1:
-        w_zero = g.reshape(w_zero, shape=(*w_zero.type.shape, *(1,) * (w.type.rank - 1)))
-    return g.conv(
-        centred(g, x, x_zero),
-        centred(g, w, w_zero),
-        group=node.attrs.get("group", 1),
-        **window_attrs(node, x.type.dims[2:], kernel),
-    )
 
 
 # ---- conv_transpose
@@ -416,7 +402,7 @@ def conv_transpose(
 @onnx_rule("ConvTranspose")
 def _conv_transpose(g: GraphBuilder, node: Any) -> Node:
     x, w = node.inputs[:2]
-    kernel = _checked(node, x, w)
+    kernel = checked_kernel(node, x, w)
     n, size, attrs = len(kernel), x.type.dims[2:], node.attrs
     window = window_attrs(node, size, kernel, transposed=True)
     strides, dilations = window["strides"], window["dilations"]

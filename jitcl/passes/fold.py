@@ -8,6 +8,7 @@ from jitcl import dtypes
 from jitcl.ir.graph import Graph, Node, const, rebuild
 from jitcl.ops.builder import lookup, reference
 from jitcl.passes.base import Pass
+from jitcl.passes.regions import DECODERS
 
 SLOW = ("contraction", "window", "scan", "sort")    # references take long on large operands
 
@@ -20,11 +21,16 @@ class FoldConstants(Pass):
     `max_growth` times what it is made of (a cast of 8-bit weights is 4); an expanded constant
     would fill memory and the cache, and is cheap to inline where it is read. Contractions, sorts
     and the like fold up to `max_slow_elements` of their operands.
+
+    Low-bit weights stay as they are stored, and kernels decode them (`packed`); only what takes up
+    to `packed_bytes` as numbers is decoded now.
     """
 
     max_growth: int = 4
     small_bytes: int = 64 << 10
     max_slow_elements: int = 1 << 20
+    packed: bool = True
+    packed_bytes: int = 1 << 10
 
     def run(self, graph: Graph) -> Graph:
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -43,6 +49,8 @@ class FoldConstants(Pass):
     def _bounded(self, node: Node) -> bool:
         read = sum(i.type.size for i in node.inputs) * dtypes.itemsize(node.type.dtype)
         made = node.type.size * dtypes.itemsize(node.type.dtype)
+        if node.op in DECODERS and made > node.inputs[0].type.nbytes:
+            return made <= self.packed_bytes or not self.packed
         if made <= self.small_bytes and read <= self.small_bytes:
             return True
         bytes_read = sum(i.type.nbytes for i in node.inputs)

@@ -26,6 +26,7 @@ from jitcl.passes.regions import Regions, row_count
 from jitcl.target import Target
 
 ALONE = ("sort", "composite", "opaque")        # kinds that are their own group
+BY_ADDRESS = ("matmul", "einsum", "matmul_integer")    # contractions that read views well
 DEAR = 6                       # FLOPs of one element that are not repeated along an axis
 AGAIN = 16                     # FLOPs of one element that may be computed again, all in all
 LAUNCH = 20_000                # FLOPs that one more kernel costs
@@ -151,8 +152,9 @@ class _Fuser:
         address only.
         """
         if self.kind[reader] == "contraction" or reader in self.addresses:
-            by_address = reader in self.addresses or reader.op in ("matmul", "einsum")
-            if not by_address or not self.regions.is_view(node):
+            by_address = reader in self.addresses or reader.op in BY_ADDRESS
+            view = by_address and self.regions.is_view(node)
+            if not view and node not in self.regions.decoded:
                 return True
             self.addresses.add(node)
             return False
@@ -170,7 +172,7 @@ class _Fuser:
 
         Of two, each kernel would read both: along a chain of sums they would grow more and more.
         """
-        if self.regions.is_view(node):
+        if self.regions.is_view(node) or node in self.regions.decoded:
             return True
         if self.kind[node] != "elementwise" or len(homes) > 4 or self._dear_broadcast(node):
             return False

@@ -27,12 +27,13 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
     """The passes for a target. `fuse` follows them; it makes groups of the graph that they
     leave.
     """
+    packed = target.packed_weights
     return (
-        FoldConstants(),                # shape arithmetic, reshaped weights
+        FoldConstants(packed=packed),                # shape arithmetic, reshaped weights
         *((WidenSoftmax(),) if options.precision == "high" else ()),
         Decompose(),
         Canonicalise(),
-        FoldConstants(),
+        FoldConstants(packed=packed),
         ViewsLast(),
         FoldScale(),
         FoldScaleBefore(),
@@ -41,7 +42,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         NameActivations(),
         DivideOnce(),
         Canonicalise(),
-        FoldConstants(),
+        FoldConstants(packed=packed),
         SplitConcat(target.max_concat),
         CheckTypes(target),
         AssignPrecision(options.precision, target),

@@ -22,7 +22,7 @@ from jitcl.errors import UnsupportedError
 from jitcl.ir.graph import Graph, Node, const, rebuild
 from jitcl.ops.builder import GraphBuilder, lookup
 from jitcl.passes.base import Pass
-from jitcl.passes.regions import VIEWS
+from jitcl.passes.regions import DECODERS, VIEWS
 from jitcl.target import Target
 
 log = logging.getLogger("jitcl")
@@ -48,7 +48,7 @@ class CheckTypes(Pass):
 
     def run(self, graph: Graph) -> Graph:
         for dtype, able in (("f64", self.target.fp64), ("bf16", self.target.bf16_storage),
-                            ("f16", self.target.fp16_storage)):
+                            ("f16", self.target.fp16_storage or self.target.soft_half)):
             bad = [n for n in graph.nodes if n.type.dtype == dtype and n.op != "const"]
             if bad and not able:
                 raise UnsupportedError(self._message(graph, bad, dtype))
@@ -123,6 +123,8 @@ class _Halver:
         kind = self._kind(node)
         if kind in ("", "reduction", "sort") or node.type.nbytes <= self.small:
             return False
+        if node.op in DECODERS:
+            return False                       # scales are among the smallest numbers of a model
         if node in self.wide or any(i in self.wide for i in node.inputs):
             return False
         if kind == "elementwise":

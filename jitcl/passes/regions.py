@@ -12,6 +12,7 @@ HEAVY = ("contraction", "window", "scan", "sort")
 VIEWS = ("reshape", "transpose", "slice", "expand", "tile")    # one operand at another index
 MOVES = {"pad": 2, "concat": 1}        # FLOPs of an element; of concat: for each operand
 EPILOGUE = 24                          # nodes behind a heavy one that are looked at
+DECODERS = ("dequantize", "unpack_int4", "unpack_uint4")
 SHORT_ROW = 4096                       # elements that one worker may well do alone
 
 
@@ -50,6 +51,7 @@ class Regions:
         self.readers = graph.readers()
         self.outputs = {n for _, n in graph.outputs}
         self.kind = {n: lookup(n.op).kind for n in self.order}
+        self.decoded = self._decoded()
         self.place = {n: k for k, n in enumerate(self.order)}
         self.cost = self._costs()
         self.rows = self._rows()
@@ -65,6 +67,21 @@ class Regions:
     def is_view(self, node: Node) -> bool:
         """One buffer at another index: costs no more than an address."""
         return node.op in VIEWS
+
+    def _decoded(self) -> set[Node]:
+        """What is made of constants alone by decoding: weights that are stored in few bits, which
+        whoever reads them decodes.
+        """
+        constant: set[Node] = set()
+        found: set[Node] = set()
+        for node in self.order:
+            if not all(i.op == "const" or i in constant for i in node.inputs):
+                continue
+            if node.op in (*DECODERS, *VIEWS, "cast"):
+                constant.add(node)
+                if node.op in DECODERS or any(i in found for i in node.inputs):
+                    found.add(node)
+        return found
 
     def _costs(self) -> dict[Node, int]:
         found: dict[Node, int] = {}
