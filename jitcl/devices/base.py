@@ -12,6 +12,8 @@ from jitcl.codegen.plan import Plan
 from jitcl.target import Target
 
 if TYPE_CHECKING:
+    from jitcl.devices.care import Care
+    from jitcl.devices.faults import Fault, FaultDatabase
     from jitcl.target.quirks import Quirk
 
 Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, what was just done)
@@ -40,14 +42,30 @@ class Device(Protocol):
     def name(self) -> str: ...  # for people: "cpu", "NVIDIA H200"
 
     @property
+    def faults(self) -> FaultDatabase | None:
+        """What failed on its driver; None where there is no driver."""
+
+    @property
+    def host_target(self) -> Target | None:
+        """Of the CPU path, where kernels go that this device's driver fails on; None where there
+        is nothing below this device.
+        """
+
+    @property
     def memory_mode(self) -> Literal["arena", "slots"]: ...  # how temporaries are best placed
 
     def load(
-        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+        care: Care | None = None,
     ) -> Executable:
-        """Build what the cache lacks, allocate, upload constants. Raises BuildError,
-        OutOfMemoryError.
+        """Build what the cache lacks, allocate, upload constants.
+
+        Raises BuildError, OutOfMemoryError, DeviceLostError; and KernelFault once for all kernels
+        that the driver failed on, after they were recorded in `faults`.
         """
+
+    def reopen(self) -> None:
+        """After a DeviceLostError: be a working device again. What it loaded before is stale."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +76,4 @@ class DeviceInfo:
     target: Target
     note: str = ""
     quirks: tuple[Quirk, ...] = ()          # rows of the table of driver faults that hold
+    faults: tuple[Fault, ...] = ()          # what failed on this driver here, the oldest first

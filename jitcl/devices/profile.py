@@ -6,7 +6,10 @@ from typing import Literal, NoReturn
 
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress
+from jitcl.devices.care import Care
+from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError
+from jitcl.target import Target
 from jitcl.target.profiles import find_profile
 
 
@@ -15,14 +18,19 @@ class ProfileDevice:
     """
 
     memory_mode: Literal["arena", "slots"] = "slots"     # as for the OpenCL device itself
+    faults: FaultDatabase | None = None
+    host_target: Target | None = None
 
     def __init__(self, name: str) -> None:
         self.profile = find_profile(name)
         self.target = self.profile.target
         self.name = f"profile:{self.profile.name}"
 
-    def load(self, plan: Plan, cache: Cache | None = None,
-             progress: Progress | None = None) -> NoReturn:
+    def reopen(self) -> None:
+        """Nothing: nothing was opened."""
+
+    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+             care: Care | None = None) -> NoReturn:
         """Always a DeviceError: there is no such device here."""
         raise DeviceError(
             f"'{self.name}' is a description of {self.target.name}, not a device: it compiles "

@@ -15,6 +15,8 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress
+from jitcl.devices.care import Care
+from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.kernel import Kernel
@@ -32,9 +34,14 @@ class ReferenceDevice:
     name = "reference"
     target = TARGET
     memory_mode: Literal["arena", "slots"] = "arena"
+    faults: FaultDatabase | None = None
+    host_target: Target | None = None
 
-    def load(self, plan: Plan, cache: Cache | None = None,
-             progress: Progress | None = None) -> ReferenceExecutable:
+    def reopen(self) -> None:
+        """Nothing: there is nothing to lose."""
+
+    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+             care: Care | None = None) -> ReferenceExecutable:
         """Parses and verifies the kernels and allocates all buffers; nothing is built or cached.
 
         DeviceError for kernels in another language, OutOfMemoryError with what was needed.

@@ -78,8 +78,13 @@ def devices() -> list[DeviceInfo]:
 
 
 def _opencl() -> list[DeviceInfo]:
+    from jitcl.devices.faults import fault_database
     from jitcl.devices.opencl import list_devices
     from jitcl.devices.opencl.probe import examine, probe_target
 
-    return [DeviceInfo(f.spec, probe_target(f), f"OpenCL, {f.platform}", examine(f)[1])
-            for f in list_devices()]
+    found = []
+    for f in list_devices():
+        target = probe_target(f)
+        found.append(DeviceInfo(f.spec, target, f"OpenCL, {f.platform}", examine(f)[1],
+                                fault_database(target).faults))
+    return found

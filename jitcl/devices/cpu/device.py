@@ -16,9 +16,11 @@ import numpy as np
 from jitcl import config, dtypes
 from jitcl.codegen.plan import Plan, Step
 from jitcl.devices.base import Cache, Progress
+from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, MEET, Executor
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
+from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
 
@@ -61,14 +63,20 @@ class CpuDevice:
 
     name = "cpu"
     memory_mode: Literal["arena", "slots"] = "arena"
+    faults: FaultDatabase | None = None  # Numba's compiler is part of this process's trust
+    host_target: Target | None = None
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target if target is not None else probe_target()
 
+    def reopen(self) -> None:
+        """Nothing: cores are never lost."""
+
     def load(
-        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+        care: Care | None = None,
     ) -> CpuExecutable:
-        """Builds what the cache lacks, links it and allocates every buffer.
+        """Builds what the cache lacks, links it and allocates every buffer. `care` is for drivers.
 
         Raises BuildError, and OutOfMemoryError with what was needed.
         """

@@ -28,7 +28,7 @@ from jitcl import config
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu import host
-from jitcl.devices.cpu.worker import read_frame, write_frame
+from jitcl.devices.frames import read_frame, write_frame
 from jitcl.errors import BuildError
 
 _MAGIC = b"jitcl-object-1 "
@@ -38,8 +38,7 @@ _IDLE_SECONDS = 20.0
 
 # -------------------------------------------------------------------------------------------- build
 class _Worker:
-    """One build process. Never a fork of this one, and never a re-import of the caller's __main__.
-    One build process. Never a fork of this one, and never a re-import of the caller's __main__."""
+    """One build process. Never a fork of this one, nor a re-import of the caller's __main__."""
 
     def __init__(self) -> None:
         package = str(Path(__file__).resolve().parents[3])  # of jitcl

@@ -303,6 +303,17 @@ def _shift(name: str) -> Generate:
     return generate
 
 
+def _four_bits(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
+    """Four bits of x from bit 0 or 4 on."""
+    return b.and_(b.lshr(x[0], x[1]), constant(x[0].type, 15))
+
+
+def _signed_four_bits(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
+    """Four bits of x from bit 0 or 4 on, the highest of them the sign."""
+    eight = constant(x[0].type, 8)
+    return b.sub(b.xor(_four_bits(b, element, x), eight), eight)
+
+
 def _isinf(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
     e = Emit(b, x[0].type)
     return e.eq(e.abs(x[0]), float("inf"))
@@ -362,6 +373,8 @@ TABLE: dict[str, tuple[int, Generate, Any]] = {
     "bitnot": (1, lambda b, element, x: b.not_(x[0]), None),
     "shl": (2, _shift("shl"), None),
     "shr": (2, _shift("shr"), None),
+    "int4": (2, _signed_four_bits, None),
+    "uint4": (2, _four_bits, None),
     "fma": (3, lambda b, element, x: Emit(b, x[0].type).fma(*x), None),
     "sum_add": (2, _arith("fadd", "add", REDUCE), None),
     "sum_fma": (3, _sum_fma, None),

@@ -8,11 +8,16 @@ from typing import Any, Literal
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan
+from jitcl.devices.care import Care, configured
+from jitcl.devices.faults import FaultDatabase, fault_database
 from jitcl.devices.opencl.errors import translated
 from jitcl.devices.opencl.executable import OpenClExecutable
+from jitcl.devices.opencl.loaded import LoadedPlan
+from jitcl.devices.opencl.loading import BINARIES, Loading
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probe import probe_target
 from jitcl.devices.opencl.programs import Cache, ProgramStore, Progress
+from jitcl.devices.opencl.streaming import StreamedExecutable
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.target.target import Target
 
@@ -24,12 +29,32 @@ class OpenClDevice:
 
     memory_mode: Literal["slots"] = "slots"  # sub-buffers are where old drivers fail
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, target: Target | None = None,
+                 faults: FaultDatabase | None = None) -> None:
+        """`target` and `faults` are what a parent process knows; found out where they aren't given.
+        """
         self.found = found
         with translated(f"opening {found}"):
-            self.target: Target = probe_target(found)
+            self.target: Target = probe_target(found) if target is None else target
             self.context = cl.Context([found.handle])
         self.store = ProgramStore(self.context, found.handle, self.target)
+        self.faults = fault_database(self.target) if faults is None else faults
+        self.reopened = 0                   # how often the device was lost
+
+    @cached_property
+    def host_target(self) -> Target:
+        from jitcl.devices.cpu.host import probe_target as probe_host  # loads LLVM
+
+        return probe_host()
+
+    def reopen(self) -> None:
+        """A new context; what was loaded in the old one is lost."""
+        with translated(f"opening {self.found} again"):
+            self.context = cl.Context([self.found.handle])
+        counters = self.store.counters
+        self.store = ProgramStore(self.context, self.found.handle, self.target)
+        self.store.counters = counters
+        self.reopened += 1
 
     @property
     def name(self) -> str:
@@ -54,24 +79,37 @@ class OpenClDevice:
         return tuple(self.handle.max_work_item_sizes)
 
     def load(
-        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None
-    ) -> OpenClExecutable:
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+        care: Care | None = None,
+    ) -> LoadedPlan:
         """Build or load the plan's kernels, allocate its buffers, upload its constants.
 
         `cache` has get(kind, key) and put(kind, key, bytes); `progress(done, total, what)` is
-        called while kernels are built. Raises OutOfMemoryError before anything is allocated where
-        the plan does not fit, BuildError for a kernel that does not compile, DeviceError for what
-        else the driver refuses.
+        called while kernels are built; `care` says in which process (default: as JITCL_ISOLATION
+        does, and nothing is compared). Kernels of the CPU path run on the host, in their steps'
+        places.
+
+        Raises OutOfMemoryError before anything is allocated where the plan does not fit;
+        KernelFault, once for all kernels that the driver failed on, which are in `faults` then;
+        DeviceError for what else the driver refuses.
         """
-        wrong = {k.entry for k in plan.kernels if k.language != "opencl"}
+        wrong = {k.entry for k in plan.kernels if k.language not in ("opencl", "numba")}
         if wrong:
             raise DeviceError(
                 f"{self.name}: got kernels in another language ({', '.join(sorted(wrong)[:3])}), "
                 "wanted OpenCL C: compile the model for this device"
             )
         self.check_memory(plan)
-        programs = self.store.programs(plan.kernels, cache, progress)
-        return OpenClExecutable(self, plan, programs)
+        programs = Loading(self, plan, cache, progress, care or configured()).programs()
+        kind = StreamedExecutable if plan.streamed else OpenClExecutable
+        return kind(self, plan, programs, cache, progress)
+
+    @property
+    def reloads(self) -> bool:
+        """Whether it is worth asking the driver for binaries, and giving them back to it."""
+        target = self.target
+        return (target.cached_binaries and target.reloadable
+                and not self.faults.rejects(BINARIES, frozenset()))
 
     def check_memory(self, plan: Plan) -> None:
         """Raise OutOfMemoryError where the plan, or one of its allocations, is larger than the
@@ -83,8 +121,10 @@ class OpenClDevice:
                 f"{self.name}: the model needs {_size(plan.peak_bytes)}, the device has "
                 f"{_size(target.global_memory)}\n  {ADVICE}"
             )
-        single = [(b.nbytes, f"buffer '{b.name}'") for b in plan.buffers if b.kind != "temp"]
-        single += [(n, f"temporary memory {i}") for i, n in enumerate(plan.slots)]
+        single = [(b.nbytes, f"buffer '{b.name}'") for b in plan.buffers
+                  if plan.streamed or b.kind != "temp"]
+        if not plan.streamed:
+            single += [(n, f"temporary memory {i}") for i, n in enumerate(plan.slots)]
         nbytes, what = max(single, default=(0, ""))
         if nbytes > target.max_allocation:
             raise OutOfMemoryError(

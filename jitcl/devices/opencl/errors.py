@@ -1,4 +1,9 @@
-"""pyopencl's errors as jitcl's: what was done, the driver's code, and what to do now."""
+"""pyopencl's errors as jitcl's: what was done, the driver's code, and what to do now.
+
+    memory codes   OutOfMemoryError     the plan is too large, or lazily allocated memory is
+    lost codes     DeviceLostError      the context and all that it held is gone
+    the rest       DeviceError; of a kernel that was being run, KernelFault (run_faults.py)
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from jitcl.errors import BuildError, DeviceError, OutOfMemoryError
+from jitcl.errors import BuildError, DeviceError, DeviceLostError, OutOfMemoryError
 
 MEMORY_CODES = frozenset(
     (
@@ -18,6 +23,17 @@ MEMORY_CODES = frozenset(
         cl.status_code.INVALID_BUFFER_SIZE,
     )
 )
+LOST_CODES = frozenset(
+    (
+        cl.status_code.DEVICE_NOT_AVAILABLE,
+        cl.status_code.INVALID_DEVICE,
+        cl.status_code.INVALID_CONTEXT,
+        cl.status_code.INVALID_COMMAND_QUEUE,
+        -1121,  # CL_CONTEXT_TERMINATED_KHR
+        -9999,  # NVIDIA: an illegal access; nothing works in the context afterwards
+    )
+)
+CODE_NAMES = {getattr(cl.status_code, n): n for n in dir(cl.status_code) if n.isupper()}
 LINE_NUMBERS = re.compile(
     r"(?m)(?:^|[:(])(\d+)(?::\d+)?\)?\s*:\s*(?:fatal )?error|error: \S*?:(\d+):\d+:"
 )
@@ -25,28 +41,51 @@ CONTEXT_LINES = 3  # of source, around each line that the compiler complains abo
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
-    """Turn what pyopencl raises inside into DeviceError or OutOfMemoryError; `doing` is the
-    message's start.
+def translated(doing: str, allocating: bool = False) -> Iterator[None]:
+    """Turn what pyopencl raises inside into DeviceError, DeviceLostError or OutOfMemoryError;
+    `doing` is the message's start.
     """
     try:
         yield
     except cl.Error as error:
-        raise device_error(doing, error) from error
+        raise device_error(doing, error, allocating) from error
 
 
-def device_error(doing: str, error: Any) -> DeviceError:
-    """The JitclError for one of pyopencl's."""
+def device_error(doing: str, error: Any, allocating: bool = False) -> DeviceError:
+    """The JitclError for one of pyopencl's. `allocating`: no kernel was run, so that what is out
+    of resources is memory.
+    """
     said = str(error).splitlines()[0]  # "clEnqueue... failed: OUT_OF_RESOURCES"
-    if error.code in MEMORY_CODES or isinstance(error, cl.MemoryError):
+    exhausted = allocating and error.code == cl.status_code.OUT_OF_RESOURCES
+    if exhausted or out_of_memory(error):
         return OutOfMemoryError(
             f"{doing}: the device has no memory left ({said})\n"
             "  Run with smaller inputs, or on a device with more memory."
         )
+    if error.code in LOST_CODES:
+        return lost_error(f"{doing}: {said}")
     text = f"{doing}: {said}"
     if error.code == cl.status_code.OUT_OF_RESOURCES:
         text += "\n  The kernel asks for more registers, local memory or work-items than there are."
     return DeviceError(text)
+
+
+def lost_error(text: str) -> DeviceLostError:
+    """The device is gone, `text` says how that showed."""
+    return DeviceLostError(
+        f"{text}\n  The device was reset or removed, and what it held is lost: open it again "
+        "(`device.reopen()`) and load the model anew."
+    )
+
+
+def out_of_memory(error: Any) -> bool:
+    """Whether an allocation failed; some drivers allocate at first use, so at any call."""
+    return error.code in MEMORY_CODES or isinstance(error, cl.MemoryError)
+
+
+def code_name(code: int) -> str:
+    """'OUT_OF_RESOURCES' of -5."""
+    return CODE_NAMES.get(code, f"error {code}")
 
 
 def build_error(entry: str, source: str, log: str, device: str) -> BuildError:

@@ -86,7 +86,7 @@ def _enumerate() -> tuple[Found, ...]:
             log.debug("platform %s: %s", platform.name, error)
             continue
         for d, handle in enumerate(handles):
-            cpu = pocl.name_cpu(handle) if platform.name == pocl.PLATFORM else ""
+            cpu = pocl.name_cpu(handle)
             name = _clean(handle.name)
             found.append(
                 Found(p, d, _clean(platform.name), _clean(platform.version), name, handle, cpu)

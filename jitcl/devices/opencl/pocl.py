@@ -24,9 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jitcl import config
 from jitcl.target.quirks import version_key
 
-PLATFORM = "Portable Computing Language"
 RECORD_BYTES = 2048  # of the device record, enough for every 3.x
 LIBRARY_CPUS = (  # what PoCL's built-in libraries are compiled for, best first
     ("skylake-avx512", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
@@ -52,29 +52,33 @@ def host_features() -> frozenset[str]:
 
 
 def compiler_cpu(device: Any) -> str:
-    """The CPU that PoCL's compiler was told to generate code for when the device was set up (''
-    if unknown).
+    """The CPU that PoCL's compiler was told to generate code for when the device was set up; ''
+    where that is unknown, as it is of every other driver: only PoCL's device version names one.
     """
     found = re.search(r"HSTR: \S*?-(?:gnu|musl)\w*-(\S+)", device.version)
     return found[1] if found else ""
 
 
 def name_cpu(device: Any) -> str:
-    """Make PoCL's compiler and built-in library agree on a CPU; returns the CPU now compiled for.
+    """Make PoCL's compiler and built-in library agree on a CPU; returns the CPU now compiled for,
+    '' for a device of another driver. JITCL_POCL_CPU names one that is taken in any case.
 
     Leaves a device alone that needs no help, that is not a PoCL before 3.2, or whose record looks
     different.
     """
     current = compiler_cpu(device)
-    if not sys.platform.startswith("linux") or not (3,) <= version_key(device.driver_version) < (
-        3,
-        2,
-    ):
+    known = (3,) <= version_key(device.driver_version) < (3, 2)
+    if not current or not known or not sys.platform.startswith("linux"):
         return current
-    wanted = wanted_cpu(current, host_features())
+    asked = config.get("pocl_cpu")
+    wanted = asked or wanted_cpu(current, host_features())
     if wanted == current or not wanted:
         return current
-    return wanted if _overwrite(device.int_ptr, current, wanted) else current
+    if _overwrite(device.int_ptr, current, wanted):
+        return wanted
+    if asked:
+        log.warning("JITCL_POCL_CPU: '%s' can't be set; PoCL compiles for '%s'", asked, current)
+    return current
 
 
 def wanted_cpu(current: str, features: frozenset[str]) -> str:

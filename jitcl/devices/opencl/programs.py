@@ -1,14 +1,16 @@
-"""Build kernels into OpenCL programs, and keep the programs' binaries in the cache.
+"""The programs of one context, and their binaries in the cache.
 
-Kernels are built in batches, since a program costs 35 ms more than its kernels on PoCL, but are
-found one by one:
+Kernels are built in batches where the driver is trusted, since a program costs 35 ms more than its
+kernels on PoCL, but are found one by one:
 
-    cache "opencl-kernel" / key of one kernel  ->  {"program": digest}
+    cache "opencl-kernel" / key of one kernel  ->  {"program": digest, "by": ..., "checked": ...}
     cache "opencl-program" / digest            ->  SHA-256, the driver's binary of several kernels
 
-So two models, or two input shapes, share every kernel whose text they share. A binary that the
-driver refuses (after an update) is dropped: its kernels are built from source and the entries
-written anew. A damaged one must never reach the driver: PoCL 3.0 and Arm's drivers die in
+So two models, or two input shapes, share every kernel whose text they share. `by` says who showed
+that the driver survives the kernel (devices/opencl/trust.py), `checked` that its results were
+compared; `program` is "" where the driver's binaries are of no use: what was proven is then built
+from source again. A binary that the driver refuses (after an update) is dropped: its kernels go
+the way of new ones. A damaged one must never reach the driver: PoCL 3.0 and Arm's drivers die in
 clCreateProgramWithBinary (a truncated file is enough).
 
 Threads don't help: PoCL and Intel's runtime hold a global lock while they compile (measured).
@@ -21,21 +23,28 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import pyopencl as cl
 
 from jitcl.codegen.plan import KernelSource
-from jitcl.devices.opencl.errors import build_error
-from jitcl.errors import BuildError
+from jitcl.devices.opencl import trust
+from jitcl.devices.opencl.building import (
+    binary_of,
+    from_binary,
+    from_source,
+    kernel_names,
+    program_options,
+)
 from jitcl.target.target import Target
 
 KERNEL_KIND, PROGRAM_KIND = "opencl-kernel", "opencl-program"
 SHARED_MACRO = re.compile(r"^\s*#\s*define\s+(?!JITCL_)", re.M)
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
+Sources = Mapping[str, KernelSource]        # by key
 
 log = logging.getLogger("jitcl.opencl")
 
@@ -62,116 +71,136 @@ class Counters:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A kernel's entry in the cache."""
+
+    program: str = ""           # digest of the binary that holds it, "" for none
+    by: str = ""                # trust.acceptable
+    checked: bool = False       # its results were compared with the interpreter's
+
+    @classmethod
+    def read(cls, entry: bytes | None) -> Kept:
+        """The entry; an empty one for a missing or strange one."""
+        try:
+            row = json.loads(entry or b"{}")
+            kept = cls(str(row["program"]), str(row["by"]), row["checked"] is True)
+        except (ValueError, KeyError, TypeError):
+            return cls()
+        return kept if re.fullmatch("(?:[0-9a-f]{40})?", kept.program) else cls()
+
+    def written(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
 class ProgramStore:
-    """The programs of one context, by kernel; safe to use from several threads."""
+    """Programs by kernel. Its methods want `lock` to be held."""
 
     def __init__(self, context: Any, device: Any, target: Target) -> None:
         self.context, self.device, self.target = context, device, target
         self.target_key = target.key
-        self.options = (f"-cl-std={target.cl_std}", "-w")  # of every program
+        self.options = program_options(target)
         self.counters = Counters()
+        self.lock = threading.RLock()
+        self.checked: set[str] = set()      # kernels whose results were compared
         self._programs: dict[str, Any] = {}  # kernel key -> cl program that holds it
-        self._lock = threading.Lock()
 
     def key(self, source: KernelSource) -> str:
         """Digest of what a kernel is built from: text, options, device and driver."""
         parts = (self.target_key, source.entry, source.body, *self.options, *source.options)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
-    def programs(
-        self,
-        sources: Iterable[KernelSource],
-        cache: Cache | None = None,
-        progress: Progress | None = None,
-    ) -> dict[str, Any]:
-        """A built program per kernel, by entry name. Raises BuildError if one won't compile."""
-        with self._lock:
-            cache = cache if self.target.cached_binaries else None
-            wanted = {self.key(s): s for s in sources}
-            if cache is not None:
-                self._load({k: s for k, s in wanted.items() if k not in self._programs}, cache)
-            missing = {k: s for k, s in wanted.items() if k not in self._programs}
-            done = len(wanted) - len(missing)
-            for batch in batches(missing, self.target.program_kernels):
-                if progress is not None:
-                    progress(done, len(wanted), "building kernels")
-                self._build(batch, cache)
-                done += len(batch)
-            if progress is not None and missing:
-                progress(done, len(wanted), "building kernels")
-            return {s.entry: self._programs[k] for k, s in wanted.items()}
+    def __contains__(self, key: str) -> bool:
+        return key in self._programs
 
-    def _load(self, wanted: dict[str, KernelSource], cache: Cache) -> None:
-        """Load the binaries that hold the wanted kernels, each once."""
-        holders: dict[str, list[str]] = {}
-        for key in wanted:
-            digest = _program_of(cache.get(KERNEL_KIND, key))
-            if digest:
-                holders.setdefault(digest, []).append(key)
-        for digest, keys in holders.items():
-            binary = opened(cache.get(PROGRAM_KIND, digest))
-            program = self._from_binary(binary) if binary else None
-            if program is None:
-                continue
-            names = set(program.get_info(cl.program_info.KERNEL_NAMES).split(";"))
-            held = [k for k in keys if wanted[k].entry in names]
-            self._programs.update((k, program) for k in held)
-            self.counters.programs_loaded_from_binary += 1
-            self.counters.kernels_loaded += len(held)
+    def __getitem__(self, key: str) -> Any:
+        return self._programs[key]
 
-    def _from_binary(self, binary: bytes) -> Any:
-        """The built program, or None where the driver refuses the binary."""
-        try:
-            program = cl._cl._Program(self.context, [self.device], [binary])
-            program._build(b"", [self.device])
-        except (cl.Error, RuntimeError) as error:
-            log.warning("the driver refuses a cached program (%s); building it from source", error)
-            self.counters.binaries_refused += 1
-            return None
-        return program
+    def drop(self, keys: Iterable[str], cache: Cache | None) -> None:
+        """Forget kernels that turned out to be wrong."""
+        for key in keys:
+            self._programs.pop(key, None)
+            self.checked.discard(key)
+            if cache is not None and cache.get(KERNEL_KIND, key) is not None:
+                cache.put(KERNEL_KIND, key, b"{}")
 
-    def _build(self, batch: dict[str, KernelSource], cache: Cache | None) -> None:
-        """Build a batch as one program; where that fails, each kernel by itself, to name the one
-        at fault.
+    # ---- from the cache
+
+    def find(self, sources: Sources, cache: Cache | None, mode: str) -> list[str]:
+        """Have those of the kernels whose binaries the cache holds, and that may be given to the
+        driver here with this JITCL_ISOLATION. Returns those that a worker has proven and that
+        have no binary: they can be built from source here.
         """
+        holders: dict[str, list[str]] = {}
+        proven = []
+        for key in sources.keys() - self._programs.keys() if cache is not None else ():
+            kept = Kept.read(cache.get(KERNEL_KIND, key))  # type: ignore[union-attr]
+            if not trust.acceptable(kept.by, mode):
+                continue
+            if kept.checked:
+                self.checked.add(key)
+            if kept.program and self.target.cached_binaries:
+                holders.setdefault(kept.program, []).append(key)
+            elif kept.by == "worker" and not kept.program:
+                proven.append(key)
+        for digest, keys in holders.items():
+            binary = opened(cache.get(PROGRAM_KIND, digest))  # type: ignore[union-attr]
+            if binary:
+                self.adopt({k: sources[k] for k in keys}, binary)
+            self.checked.difference_update(set(keys) - self._programs.keys())
+        return proven
+
+    def adopt(self, sources: Sources, binary: bytes) -> bool:
+        """Have kernels from a binary; False where the driver refuses it."""
         try:
-            program = self._from_source(list(batch.values()))
-        except BuildError:
-            if len(batch) == 1:
-                raise
-            for key, source in batch.items():
-                self._build({key: source}, cache)
-            return
+            program = from_binary(self.context, self.device, binary)
+        except (cl.Error, RuntimeError) as error:
+            log.warning("the driver refuses a stored program (%s); it is built anew", error)
+            self.counters.binaries_refused += 1
+            return False
+        names = kernel_names(program)
+        held = [k for k, source in sources.items() if source.entry in names]
+        self._programs.update((k, program) for k in held)
+        self.counters.programs_loaded_from_binary += 1
+        self.counters.kernels_loaded += len(held)
+        return True
+
+    # ---- from source
+
+    def build(self, batch: Sources) -> None:
+        """Build kernels as one program, in this process. Raises RefusedBuild."""
+        program = from_source(self.context, self.device, list(batch.values()), self.options)
         self.counters.programs_built_from_source += 1
         self.counters.kernels_built += len(batch)
         self._programs.update((k, program) for k in batch)
-        if cache is not None:
-            self._keep(batch, program, cache)
 
-    def _from_source(self, sources: list[KernelSource]) -> Any:
-        text = "\n".join(s.body for s in sources)
-        options = " ".join((*self.options, *sources[0].options)).encode()
-        program = cl._cl._Program(self.context, text)  # past pyopencl's own cache and its warnings
-        try:
-            program._build(options, [self.device])
-        except (cl.Error, RuntimeError) as error:
-            said = program.get_build_info(self.device, cl.program_build_info.LOG) or error
-            raise build_error(sources[0].entry, text, str(said), self.device.name) from error
-        return program
+    # ---- into the cache
 
-    def _keep(self, batch: dict[str, KernelSource], program: Any, cache: Cache) -> None:
-        """Store the binary, if the driver gives one, and where each kernel is found."""
-        try:
-            binary = program.get_info(cl.program_info.BINARIES)[0]
-        except cl.Error as error:
-            log.debug("the driver gives no binary: %s", error)
+    def keep(self, keys: Iterable[str], cache: Cache | None, by: str) -> None:
+        """Remember kernels that were built from source in this process, with the binaries that
+        the driver gives of their programs.
+        """
+        if cache is None:
             return
-        if not binary:
+        holders: dict[int, list[str]] = {}
+        for key in keys:
+            holders.setdefault(id(self._programs[key]), []).append(key)
+        for held in holders.values():
+            # what a driver makes that is not known good, it gets back only after a worker did
+            usable = self.target.cached_binaries and (self.target.trusted or by == "unproven")
+            binary = binary_of(self._programs[held[0]]) if usable else b""
+            if binary or by == "worker":
+                self.keep_binary(held, cache, by, binary)
+
+    def keep_binary(self, keys: list[str], cache: Cache | None, by: str, binary: bytes) -> None:
+        """Remember kernels with the binary that holds them, b"" for none."""
+        if cache is None:
             return
-        digest = hashlib.sha256("\0".join(batch).encode()).hexdigest()[:40]
-        cache.put(PROGRAM_KIND, digest, sealed(bytes(binary)))
-        for key in batch:
-            cache.put(KERNEL_KIND, key, json.dumps({"program": digest}).encode())
+        digest = hashlib.sha256("\0".join(keys).encode()).hexdigest()[:40] if binary else ""
+        if binary:
+            cache.put(PROGRAM_KIND, digest, sealed(binary))
+        for key in keys:
+            cache.put(KERNEL_KIND, key, Kept(digest, by, key in self.checked).written())
 
 
 def sealed(binary: bytes) -> bytes:
@@ -187,16 +216,7 @@ def opened(entry: bytes | None) -> bytes:
     return binary if hashlib.sha256(binary).digest() == digest else b""
 
 
-def _program_of(entry: bytes | None) -> str:
-    """The digest that a kernel's cache entry names; '' for a missing or strange one."""
-    try:
-        digest = json.loads(entry or b"{}")["program"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return digest if isinstance(digest, str) and re.fullmatch("[0-9a-f]{40}", digest) else ""
-
-
-def batches(sources: dict[str, KernelSource], size: int) -> list[dict[str, KernelSource]]:
+def batches(sources: Sources, size: int) -> list[dict[str, KernelSource]]:
     """Groups of kernels that may be one program: equal options, no macro of the one visible to
     the next.
 

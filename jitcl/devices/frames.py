@@ -1,0 +1,36 @@
+"""Values between this process and its build workers: an 8-byte little-endian length, then a pickle.
+
+For pipes between a process and its own children, never for files or for what others wrote.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any, BinaryIO
+
+HEAD = struct.Struct("<Q")
+
+
+def packed(value: Any) -> bytes:
+    """A value as a frame."""
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEAD.pack(len(data)) + data
+
+
+def unpacked(data: bytes | bytearray) -> Any:
+    """The value of a frame's bytes behind the length."""
+    return pickle.loads(data)
+
+
+def write_frame(stream: BinaryIO, value: Any) -> None:
+    stream.write(packed(value))
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> Any:
+    """The next value, or None at the end of the stream."""
+    head = stream.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    return unpacked(stream.read(HEAD.unpack(head)[0]))

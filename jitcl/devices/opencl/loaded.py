@@ -1,0 +1,223 @@
+"""What both kinds of OpenCL executables share: checked inputs, turns, faults found out, an end."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyopencl as cl
+
+from jitcl import dtypes
+from jitcl.codegen.plan import Plan
+from jitcl.devices.base import Cache, Progress
+from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
+from jitcl.devices.opencl.host_steps import HostSection, host_sections
+from jitcl.devices.opencl.launches import Launch, ended, prepared
+from jitcl.devices.opencl.memory import Memory
+from jitcl.devices.opencl.run_faults import StepFailed, blamed, log
+from jitcl.errors import (
+    DeviceError,
+    DeviceLostError,
+    InputError,
+    KernelFault,
+    OutOfMemoryError,
+)
+
+if TYPE_CHECKING:
+    from jitcl.devices.opencl.device import OpenClDevice
+
+Action = Launch | HostSection
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of one step, in seconds: the median over the runs of a profile."""
+
+    name: str
+    seconds: float
+    flops: int
+    bytes: int
+
+
+class LoadedPlan(ABC):
+    """A plan that is ready to run. Methods may be called from any thread; runs take turns."""
+
+    memory: Memory
+
+    def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+                 cache: Cache | None = None, progress: Progress | None = None) -> None:
+        self.device, self.plan = device, plan
+        self._lock = threading.Lock()
+        self._context = device.context
+        self._closed = False
+        self._lost = ""                             # how, where the context is gone
+        self._careful = device.reopened > 0         # until a run has ended: a kernel took it down
+        sections = host_sections(device, plan, cache, progress)
+        with translated(f"{device.name}: preparing a model", allocating=True):
+            self.queue = self._new_queue()
+        actions: dict[int, Action] = {**prepared(device, plan, programs), **sections}
+        self._launches: list[Action] = [actions[n] for n in sorted(actions)]
+
+    # ---- what the two kinds do in their own way
+
+    @abstractmethod
+    def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
+        """One run; `careful` waits for each step, so that a failure names it. Raises pyopencl's
+        error where it is not known which step failed.
+        """
+
+    @abstractmethod
+    def profile(self, arrays: Sequence[np.ndarray], runs: int = 5) -> list[StepTime]:
+        """Time of every step: the median over `runs`."""
+
+    @abstractmethod
+    def time(self, arrays: Sequence[np.ndarray], runs: int = 10) -> float:
+        """Wall seconds of a run: the median over `runs`."""
+
+    # ---- running
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Inputs in the order of plan.inputs (shape and dtype as there) -> fresh arrays, as
+        plan.outputs.
+
+        Raises InputError for an array that does not fit, KernelFault for a kernel that the driver
+        refuses or fails in (it is recorded: compile again), OutOfMemoryError, DeviceLostError, and
+        DeviceError for what else the driver refuses.
+        """
+        sources = self._check(arrays)
+        with self._turn("running a model"):
+            return self._settled(sources)
+
+    @contextmanager
+    def _turn(self, doing: str) -> Iterator[None]:
+        """The right to use the queue, if there still is a device behind it."""
+        with self._lock:
+            if self._closed:
+                raise DeviceError(f"{self.device.name}: this model was closed\n"
+                                  "  Load the plan again.")
+            if self.device.context is not self._context:
+                self._lost = "the device was opened again since this model was loaded"
+            if self._lost:
+                raise lost_error(f"{self.device.name}: {self._lost}")
+            try:
+                with translated(f"{self.device.name}: {doing}"):
+                    yield
+            except (DeviceLostError, KernelFault, OutOfMemoryError) as error:
+                if isinstance(error, DeviceLostError):
+                    self._lost = "the device was lost while this model ran"
+                self.memory.release()  # room for the plan that takes this one's place
+                raise
+
+    def _settled(self, sources: list[np.ndarray]) -> list[np.ndarray]:
+        """The results of a run that succeeded; where one fails at a step that the driver does not
+        name, it is found out.
+        """
+        if self._careful:
+            results = self._pass(sources, careful=True)
+            self._careful = False
+            return results
+        try:
+            return self._pass(sources, careful=False)
+        except cl.Error as error:
+            if out_of_memory(error) or error.code in LOST_CODES:
+                raise
+            return self._found_out(sources, error)
+
+    def _found_out(self, sources: list[np.ndarray], error: Any) -> list[np.ndarray]:
+        """Run again step by step: whichever fails is to blame. If none does, that was the run."""
+        said = f"{self.device.name}: {code_name(error.code)} while a model ran"
+        with suppress(cl.Error):  # which is known
+            self.queue.finish()
+        self.queue = self._new_queue()  # the old one may refuse whatever follows a failure
+        try:
+            results = self._pass(sources, careful=True)
+        except cl.Error as again:
+            if out_of_memory(again):
+                raise
+            raise DeviceError(
+                f"{said}, and {code_name(again.code)} when it was run again, in no step\n"
+                "  Run it again, or on another device, such as device='cpu'.") from again
+        log.warning("%s; it ran again step by step, and no step failed", said)
+        return results
+
+    def _refused(self, failed: StepFailed, queue: Any) -> DeviceError:
+        """What to raise for a launch that could not be enqueued. Raises pyopencl's error where an
+        earlier one failed, and this is how it shows.
+        """
+        queue.finish()
+        return blamed(self.device, self.plan, failed.launch, failed.error, "enqueue")
+
+    def _awaited(self, action: Action, queue: Any) -> None:
+        """Run one step to its end. Raises what `blamed` makes of a failure."""
+        try:
+            event = action.start(queue)
+        except StepFailed as failed:
+            raise self._refused(failed, queue) from failed.error
+        try:
+            ended(queue, [event])
+        except cl.Error as error:
+            if not isinstance(action, Launch):
+                raise
+            raise blamed(self.device, self.plan, action, error, "finish") from error
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Copies with no kernel in flight: a driver that fails even there has lost its context,
+        as NVIDIA's after an illegal access.
+        """
+        try:
+            yield
+        except cl.Error as error:
+            if out_of_memory(error):
+                raise
+            raise lost_error(f"{self.device.name}: {code_name(error.code)} before any step ran"
+                             ) from error
+
+    def _new_queue(self) -> Any:
+        return cl.CommandQueue(self._context, self.device.handle)
+
+    def _check(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The inputs as flat bytes; they are read before `run` returns, never kept."""
+        specs = self.plan.inputs
+        if len(arrays) != len(specs):
+            raise InputError(
+                f"got {len(arrays)} inputs, wanted {len(specs)}: {', '.join(s.name for s in specs)}"
+            )
+        flat = []
+        for array, spec in zip(arrays, specs):
+            want = dtypes.to_numpy(spec.dtype)
+            if array.shape != spec.shape or array.dtype != want:
+                raise InputError(
+                    f"input '{spec.name}': got {array.dtype}{list(array.shape)}, "
+                    f"wanted {want}{list(spec.shape)}"
+                )
+            flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return flat
+
+    def _results(self) -> list[np.ndarray]:
+        """Fresh arrays for the outputs."""
+        return [np.empty(s.shape, dtypes.to_numpy(s.dtype)) for s in self.plan.outputs]
+
+    def _times(self, runs: list[list[float]]) -> list[StepTime]:
+        medians = np.median(np.array(runs), axis=0)
+        return [StepTime(a.step.name, float(t), a.step.flops, a.step.bytes)
+                for a, t in zip(self._launches, medians)]
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Give the device's memory back now. It cannot run afterwards."""
+        with self._lock:
+            self._closed = True
+            self.memory.release()
+
+    def __enter__(self) -> LoadedPlan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,286 @@
+"""One loading of a plan: every kernel of it built, launched once and compared, or a KernelFault.
+
+    from the cache            in this process: a driver that is known good or a worker made it
+    trusted (trust.isolated)  in this process, in batches; then its trials, and comparisons
+    all others                in workers (proving.py); what they survive is loaded, or built from
+                              source, in this process
+
+What fails is recorded at once in the device's database, so that kernels which share the features
+to blame need no crash of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from jitcl import config
+from jitcl.codegen.plan import KernelSource, Plan
+from jitcl.devices.care import Care, Trial
+from jitcl.devices.faults import Fault
+from jitcl.devices.opencl import trust
+from jitcl.devices.opencl.building import RefusedBuild
+from jitcl.devices.opencl.programs import Cache, ProgramStore, Progress, batches
+from jitcl.devices.opencl.trial_plans import run_once
+from jitcl.devices.pending import Pending
+from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
+from jitcl.target.features import features_of
+
+if TYPE_CHECKING:
+    from jitcl.devices.opencl.device import OpenClDevice
+
+BINARIES = "program-binaries"       # entry of faults that concern every stored program
+SHOWN = 3                           # failed kernels that an error message tells of in full
+
+log = logging.getLogger("jitcl.opencl")
+
+
+class Loading:
+    """The work of `OpenClDevice.load` on kernels; used once."""
+
+    def __init__(self, device: OpenClDevice, plan: Plan, cache: Cache | None,
+                 progress: Progress | None, care: Care) -> None:
+        self.device, self.plan, self.cache = device, plan, cache
+        self.progress, self.care = progress, care
+        self.store: ProgramStore = device.store
+        self.faults = device.faults
+        self.pending = Pending(None if care.isolation == "never" else device.faults.path)
+        sources = [k for k in plan.kernels if k.language == "opencl"]
+        self.wanted = {self.store.key(s): s for s in sources}
+        self.key_of = {s.entry: k for k, s in self.wanted.items()}
+        self.variants = {s.kernel: s.variant for s in plan.steps}
+        self.trials = care.trials if config.get("checks") else ()
+        self.failed: dict[str, str] = {}    # entry -> what happened, in full
+        self.proven: list[str] = []         # keys of kernels that workers have survived
+        self.told = -1
+
+    def programs(self) -> dict[str, Any]:
+        """A built program per kernel, by entry name. Raises KernelFault."""
+        with self.store.lock:
+            self.proven = self.store.find(self.wanted, self.cache, self.care.isolation)
+            self.build_proven()
+            died = self._died_over()
+            missing = self._acceptable(k for k in self.wanted if k not in self.store)
+            alone = {k: s for k, s in missing.items() if trust.isolated(
+                self.care.isolation, features(s), self.device.target, s.entry in died)}
+            self.tell()
+            if missing.keys() - alone.keys() or self.trials:
+                self._here({k: s for k, s in missing.items() if k not in alone}, set(alone))
+            if alone:
+                self._in_workers(alone)
+            if died:
+                self.pending.settle(died)
+            self.tell()
+            if self.failed:
+                raise self._fault()
+            return {s.entry: self.store[k] for k, s in self.wanted.items()}
+
+    def _died_over(self) -> frozenset[str]:
+        """Kernels of this plan that an earlier process died over; the store has them no more."""
+        if not self.trials and all(k in self.store for k in self.wanted):
+            return frozenset()              # a warm start looks at no file
+        entries = self.pending.died_over().intersection(self.key_of)
+        if not entries or impossible_here():
+            return frozenset()
+        for entry in sorted(entries):
+            log.info("kernel '%s' is tried in a worker process: %s", entry, trust.DIED)
+        unsure = [k for e in entries if (k := self.key_of[e]) not in self.store.checked]
+        self.store.drop(unsure, self.cache)
+        return entries
+
+    def _acceptable(self, keys: Iterable[str]) -> dict[str, KernelSource]:
+        """The kernels that the database has nothing against; the rest has failed."""
+        kept = {}
+        for key in keys:
+            source = self.wanted[key]
+            reason = self.faults.rejects(source.entry, features(source))
+            if reason:
+                logs = [f.log for f in self.faults.faults if f.entry == source.entry]
+                self.failed[source.entry] = "\n".join([f"not tried again: {reason}", *logs[-1:]])
+            else:
+                kept[key] = source
+        return kept
+
+    def tell(self) -> None:
+        done = sum(k in self.store for k in self.wanted)
+        if self.progress is not None and self.told not in (done, len(self.wanted)):
+            self.progress(done, len(self.wanted), "building kernels")
+            self.told = done
+
+    def _fault(self) -> KernelFault:
+        shown = [f"kernel '{entry}': {text}" for entry, text in self.failed.items()]
+        more = len(shown) - SHOWN
+        lines = shown[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        return KernelFault(
+            f"{self.device.name}: the driver failed on {len(shown)} of {len(self.wanted)} kernels"
+            + "".join(f"\n  {line}" for line in lines)
+            + "\n  This is recorded: compile again, and other variants are taken. "
+            "`jitcl devices` shows what is known of the driver.")
+
+    def _in_workers(self, alone: dict[str, KernelSource]) -> None:
+        from jitcl.devices.opencl.proving import Proving  # a warm start does without it
+
+        Proving(self, alone).run()
+        self.build_proven()
+
+    # ---- in this process
+
+    def _here(self, sources: dict[str, KernelSource], elsewhere: set[str]) -> None:
+        """Build kernels, run the trials of those whose results were not compared yet, keep what
+        is right.
+        """
+        unchecked = {k for k in self.wanted if k not in elsewhere and k not in self.store.checked}
+        here = [t for t in self.trials if not elsewhere.intersection(self._keys_of(t))]
+        trials = chosen(here, unchecked, self.key_of)
+        with preparing([t for t, _ in trials]):
+            for batch in batches(sources, self.device.target.program_kernels):
+                with self.pending.over(s.entry for s in batch.values()):
+                    self.build(batch, "")
+                self.tell()
+        for trial, _ in trials:
+            if all(k in self.store for k in self._keys_of(trial)):
+                unsure = (self.wanted[k].entry for k in self.suspects(trial.entries))
+                with self.pending.over(unsure):
+                    self._try_here(trial)
+        good = [k for k in sources if k in self.store]
+        self.store.keep(good, self.cache, trust.maker(self.care.isolation, self.device.target))
+
+    def _keys_of(self, trial: Trial) -> list[str]:
+        return [self.key_of[e] for e in trial.entries if e in self.key_of]
+
+    def build(self, batch: dict[str, KernelSource], by: str) -> None:
+        """Build a batch as one program; where that fails, each kernel by itself, to name the one
+        at fault.
+        """
+        try:
+            self.store.build(batch)
+        except RefusedBuild as error:
+            if len(batch) > 1:
+                for key, source in batch.items():
+                    self.build({key: source}, by)
+                return
+            source = next(iter(batch.values()))
+            self.store.drop(batch, self.cache if by else None)
+            self.record(self.fault_of(source, "build", error.kind, error.signature, str(error)))
+
+    def build_proven(self) -> None:
+        """Build from source what workers have survived: together where the driver is known good,
+        else each by itself, as they did.
+        """
+        sources = {k: self.wanted[k] for k in self.proven if k not in self.store}
+        size = self.device.target.program_kernels if self.device.target.trusted else 1
+        for batch in batches(sources, size):
+            self.build(batch, "worker")
+            self.tell()
+        self.store.keep((k for k in sources if k in self.store), self.cache, "worker")
+        self.proven.clear()
+
+    def _try_here(self, trial: Trial) -> None:
+        """Run a trial with the kernels that were built, and compare."""
+        held = {e: self.store[self.key_of[e]] for e in trial.entries if e in self.key_of}
+        try:
+            outputs = run_once(self.device, trial.plan, held, trial.inputs())
+        except DeviceLostError:
+            raise
+        except OutOfMemoryError as error:
+            log.info("no memory to try %s: %s", trial.subject, error)
+            return
+        except KernelFault as error:        # recorded already, with the kernel at fault
+            failed = [f.entry for f in self.faults.faults if f.entry in held][-1:]
+            self.failed.update((entry, str(error)) for entry in failed)
+            self.store.drop([self.key_of[entry] for entry in failed], self.cache)
+            return
+        except DeviceError as error:
+            self._blame(trial, "launch", "refused", str(error))
+            return
+        wrong = trial.wrong(outputs)
+        if wrong:
+            self._blame(trial, "check", "wrong", wrong)
+        else:
+            self.compared(trial)
+
+    def compared(self, trial: Trial) -> None:
+        """Remember kernels that a trial has found nothing wrong with: they are right, unless it
+        could not tell. Those are known to be launched, no more: nothing is cleared of blame.
+        """
+        if trial.reason:
+            log.info("results of %s can't be checked (%s): %s", trial.subject, trial.reason,
+                     ", ".join(sorted(trial.entries)))
+            return
+        keys = self._keys_of(trial)
+        self.store.checked.update(keys)
+        self.faults.found_good({f for k in keys for f in features(self.wanted[k])})
+
+    def _blame(self, trial: Trial, stage: str, kind: str, text: str) -> None:
+        """Record a failure of a group's kernels: those that were not right elsewhere."""
+        sources = [self.wanted[k] for k in self.suspects(trial.entries)]
+        self.record(*(self.fault_of(s, stage, kind, first_line(text), text) for s in sources))
+        self.store.drop([self.key_of[s.entry] for s in sources], self.cache)
+
+    def suspects(self, entries: Iterable[str]) -> list[str]:
+        keys = [self.key_of[e] for e in sorted(entries) if e in self.key_of]
+        return [k for k in keys if k not in self.store.checked] or keys
+
+    def fault_of(self, source: KernelSource, stage: str, kind: str, signature: str,
+                  text: str) -> Fault:
+        return Fault(source.entry, stage, kind, signature, tuple(sorted(features(source))),
+                     self.variants.get(source.entry, ""), text)
+
+    def record(self, *faults: Fault) -> None:
+        self.faults.record(*faults)
+        for f in faults:
+            self.failed[f.entry] = f"{f.kind} in the {f.stage}: {f.signature}\n{f.log}".rstrip()
+
+
+@contextmanager
+def preparing(trials: Sequence[Trial]) -> Iterator[None]:
+    """Prepare trials in a thread, while the block has the driver build: it needs one core."""
+    if not trials:
+        yield
+        return
+    from concurrent.futures import ThreadPoolExecutor  # a warm start does without it
+
+    stopped = threading.Event()
+
+    def work() -> None:
+        for trial in trials:
+            if not stopped.is_set():
+                trial.prepare()
+
+    with ThreadPoolExecutor(1, "jitcl-trials") as threads:
+        prepared = threads.submit(work)
+        try:
+            yield
+        except BaseException:
+            stopped.set()
+            raise
+    prepared.result()
+
+
+def chosen(trials: Iterable[Trial], wanted: set[str],
+           key_of: Mapping[str, str]) -> list[tuple[Trial, set[str]]]:
+    """Trials that cover the wanted kernels, each with those of them that no earlier one covers."""
+    left, found = set(wanted), []
+    for trial in trials:
+        covered = {key_of[e] for e in trial.entries if e in key_of} & left
+        if covered:
+            found.append((trial, covered))
+            left -= covered
+    return found
+
+
+def impossible_here() -> str:
+    from jitcl.devices.opencl.isolation import impossible  # a warm start does without it
+
+    return impossible()
+
+
+def features(source: KernelSource) -> frozenset[str]:
+    return features_of(source.body, source.options, source.template)
+
+
+def first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0]

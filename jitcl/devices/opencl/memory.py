@@ -1,0 +1,137 @@
+"""A plan's buffers on an OpenCL device: allocated, filled with constants, released.
+
+    ResidentMemory   everything from load to close; temporaries share the plan's slots
+    StreamedMemory   each buffer from the first action that touches it to the last, every run anew
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyopencl as cl
+
+from jitcl.codegen.plan import BufferSpec, Plan
+from jitcl.devices.opencl.errors import translated
+from jitcl.errors import DeviceError
+
+if TYPE_CHECKING:
+    from jitcl.devices.opencl.device import OpenClDevice
+
+SMALLEST = 16  # bytes of an allocation: a buffer may not be empty, and a pixel has as many
+PIXEL = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.FLOAT)
+
+
+class Memory:
+    """Buffers by their number in the plan. Whatever it holds, `release` gives back."""
+
+    def __init__(self, device: OpenClDevice, plan: Plan) -> None:
+        self.device, self.plan = device, plan
+        self._buffers: dict[int, Any] = {}
+        self._images: dict[int, Any] = {}
+        self._slots: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self._buffers[index]
+
+    def image(self, index: int) -> Any:
+        """The same bytes as an image1d_buffer of float4."""
+        if index not in self._images:
+            spec = self.plan.buffers[index]
+            with translated(f"{self.device.name}: an image of buffer '{spec.name}'"):
+                self._images[index] = cl.create_image(
+                    self.device.context, cl.mem_flags.READ_ONLY, PIXEL,
+                    shape=(max(spec.nbytes, SMALLEST) // SMALLEST,), buffer=self._buffers[index])
+        return self._images[index]
+
+    def release(self) -> None:
+        """Give all memory back; the driver waits for launches that use it."""
+        kinds = self._images, self._buffers, self._slots  # parts before what they are part of
+        for memory in dict.fromkeys(m for held in kinds for m in held.values()):
+            _release(memory)
+        for held in kinds:
+            held.clear()
+
+    def _allocate(self, nbytes: int, what: str) -> Any:
+        doing = f"{self.device.name}: allocating {nbytes} bytes for {what}"
+        with translated(doing, allocating=True):
+            return cl.Buffer(self.device.context, cl.mem_flags.READ_WRITE, max(nbytes, SMALLEST))
+
+    def _own(self, index: int) -> Any:
+        """An allocation for one buffer alone; with its data where it is a constant."""
+        spec = self.plan.buffers[index]
+        if index not in self.plan.constants:
+            return self._allocate(spec.nbytes, f"buffer '{spec.name}'")
+        data = np.ascontiguousarray(self.plan.constants[index]).reshape(-1).view(np.uint8)
+        if data.nbytes != spec.nbytes:
+            raise DeviceError(
+                f"constant '{spec.name}' has {data.nbytes} bytes, its buffer {spec.nbytes}"
+            )
+        if data.nbytes < SMALLEST:
+            data = np.concatenate([data, np.zeros(SMALLEST - data.nbytes, np.uint8)])
+        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        doing = f"{self.device.name}: uploading constant '{spec.name}' ({data.nbytes} bytes)"
+        with translated(doing, allocating=True):
+            return cl.Buffer(self.device.context, flags, hostbuf=data)
+
+
+class ResidentMemory(Memory):
+    """All buffers that are `used`, allocated at once."""
+
+    def __init__(self, device: OpenClDevice, plan: Plan, used: Iterable[int]) -> None:
+        super().__init__(device, plan)
+        self.used = sorted(used)
+
+    @property
+    def released(self) -> bool:
+        return len(self._buffers) < len(self.used)
+
+    def allocate(self) -> None:
+        """Allocate everything, upload constants. What there is when it fails is for `release`."""
+        for index in self.used:
+            spec = self.plan.buffers[index]
+            temporary = spec.kind == "temp"
+            self._buffers[index] = self._part(spec) if temporary else self._own(index)
+
+    def _part(self, spec: BufferSpec) -> Any:
+        """A temporary's place in its slot."""
+        if spec.slot not in self._slots:
+            what = f"temporary memory {spec.slot}"
+            self._slots[spec.slot] = self._allocate(self.plan.slots[spec.slot], what)
+        slot = self._slots[spec.slot]
+        if spec.offset == 0 or spec.nbytes == 0:
+            return slot  # a kernel may see more bytes than it uses
+        if spec.offset % self.device.target.alignment:
+            raise DeviceError(
+                f"buffer '{spec.name}' lies {spec.offset} bytes into its allocation; "
+                f"{self.device.name} wants multiples of {self.device.target.alignment}"
+            )
+        with translated(f"{self.device.name}: the part of a slot for buffer '{spec.name}'"):
+            return slot.get_sub_region(spec.offset, spec.nbytes)
+
+
+class StreamedMemory(Memory):
+    """Buffers of one run."""
+
+    def enter(self, indices: Iterable[int], inputs: dict[int, np.ndarray], queue: Any) -> None:
+        """Allocate buffers, upload those of them that are constants or inputs."""
+        for index in indices:
+            self._buffers[index] = self._own(index)
+            data = inputs.get(index)
+            if data is not None and data.size:
+                cl.enqueue_copy(queue, self._buffers[index], data, is_blocking=True)
+
+    def leave(self, indices: Sequence[int]) -> None:
+        """Release buffers that no launch in flight uses."""
+        for index in indices:
+            for held in (self._images, self._buffers):
+                memory = held.pop(index, None)
+                if memory is not None:
+                    _release(memory)
+
+
+def _release(memory: Any) -> None:
+    with contextlib.suppress(cl.Error):  # of a context that is lost: it was freed with that
+        memory.release()

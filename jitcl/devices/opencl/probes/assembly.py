@@ -1,0 +1,88 @@
+"""Probes of inline assembly: tensor cores by PTX.
+
+A warp computes D = A * B + C of 16 x 8 x K halves, with sums in f32. Every work-item holds a part
+of each matrix in registers (PTX ISA, "Matrix Fragments for mma.m16n8k16"): of lane l, g = l / 4
+names rows of A, C and columns of B, t = l % 4 pairs along the other side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jitcl.devices.opencl.platform import Found
+from jitcl.devices.opencl.probes.bench import Bench, Out, Refused, extensions, first_wrong
+from jitcl.devices.opencl.probes.record import Probe, Verdict
+
+WARP = 32
+M, N = 16, 8
+# A is row-major, B column-major: pairs of halves along K are one uint of either
+MMA = """
+__kernel void tensor_k8(__global const uint *a, __global const uint *b, __global float *d)
+{
+    int l = get_local_id(0), g = l >> 2, t = l & 3;
+    uint a0 = a[g * 4 + t], a1 = a[(g + 8) * 4 + t], b0 = b[g * 4 + t];
+    float d0 = 1.0f, d1 = 1.0f, d2 = 1.0f, d3 = 1.0f;
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(a0), "r"(a1), "r"(b0));
+    d[g * 8 + 2 * t] = d0;
+    d[g * 8 + 2 * t + 1] = d1;
+    d[(g + 8) * 8 + 2 * t] = d2;
+    d[(g + 8) * 8 + 2 * t + 1] = d3;
+}
+"""
+MMA16 = """
+__kernel void tensor_k16(__global const uint *a, __global const uint *b, __global float *d)
+{
+    int l = get_local_id(0), g = l >> 2, t = l & 3;
+    uint a0 = a[g * 8 + t], a1 = a[(g + 8) * 8 + t];
+    uint a2 = a[g * 8 + t + 4], a3 = a[(g + 8) * 8 + t + 4];
+    uint b0 = b[g * 8 + t], b1 = b[g * 8 + t + 4];
+    float d0 = 1.0f, d1 = 1.0f, d2 = 1.0f, d3 = 1.0f;
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    d[g * 8 + 2 * t] = d0;
+    d[g * 8 + 2 * t + 1] = d1;
+    d[(g + 8) * 8 + 2 * t] = d2;
+    d[(g + 8) * 8 + 2 * t + 1] = d3;
+}
+"""
+
+
+def _tensor_cores(bench: Bench, _: Any) -> Verdict:
+    """The wider form (compute capability 8.0) is what fast kernels use; the other is told."""
+    told = []
+    for k, source in ((8, MMA), (16, MMA16)):
+        try:
+            wrong = _product(bench, k, source)
+        except Refused as error:
+            wrong = str(error)
+        told.append(f"mma.sync m16n8k{k}: {wrong or 'exact'}")
+    return Verdict(not wrong, "; ".join(told))
+
+
+def _product(bench: Bench, k: int, source: str) -> str:
+    """What is wrong with a product of small integers; "" if it is exact."""
+    random = np.random.default_rng(k)
+    a = random.integers(-8, 9, (M, k)).astype(np.float16)
+    b = random.integers(-8, 9, (k, N)).astype(np.float16)
+    program = bench.build(source)
+    columns = np.ascontiguousarray(b.T)
+    (d,) = bench.run(program, f"tensor_k{k}", WARP, WARP, a.view(np.uint32),
+                     columns.view(np.uint32), Out(M * N))
+    return first_wrong(d, (a.astype(np.float64) @ b + 1).reshape(-1))
+
+
+def _no_ptx(found: Found) -> str:
+    listed = any(e.startswith("cl_nv_") for e in extensions(found))
+    return "" if listed else "no extension of a driver that takes PTX is listed"
+
+
+ASSEMBLY = (
+    Probe("tensor_cores", "products of halves by mma.sync in inline assembly", _tensor_cores,
+          present={"tensor_cores": True}, absent={"tensor_cores": False}, skip=_no_ptx),
+)

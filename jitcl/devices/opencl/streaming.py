@@ -1,0 +1,104 @@
+"""A plan whose buffers live only while a step needs them: for devices that the whole does not fit.
+
+    step            0   1   2   3       each run: allocate and upload what a step is the first to
+    input           ##                  touch, run it, wait, give back what it is the last to touch
+    constant 1          ##
+    temporary       ######
+    constant 2              ######      memory: the largest column instead of the sum of rows
+    output                  ######
+
+Results are equal bit for bit; a run takes longer by the uploads and the waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyopencl as cl
+
+from jitcl.codegen.plan import Plan, lifetimes
+from jitcl.devices.base import Cache, Progress
+from jitcl.devices.opencl.loaded import LoadedPlan, StepTime
+from jitcl.devices.opencl.memory import StreamedMemory
+
+if TYPE_CHECKING:
+    from jitcl.devices.opencl.device import OpenClDevice
+
+
+class StreamedExecutable(LoadedPlan):
+    """A loaded specialisation of a model that holds memory during runs only."""
+
+    memory: StreamedMemory
+
+    def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+                 cache: Cache | None = None, progress: Progress | None = None) -> None:
+        super().__init__(device, plan, programs, cache, progress)
+        self.memory = StreamedMemory(device, plan)
+        count = len(self._launches)
+        self._first: list[list[int]] = [[] for _ in range(count + 1)]
+        self._last: list[list[int]] = [[] for _ in range(count + 1)]
+        lives = lifetimes(action.buffers for action in self._launches)
+        for spec in (*plan.inputs, *plan.outputs):
+            lives.setdefault(spec.buffer, (count, count))  # passed through: no step touches it
+        for buffer, (first, last) in lives.items():
+            self._first[first].append(buffer)
+            self._last[last].append(buffer)
+        self._seconds: list[float] = []                    # of the last run's steps
+
+    def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
+        """One run; each step is waited for in any case."""
+        inputs = {spec.buffer: data for spec, data in zip(self.plan.inputs, sources)}
+        results, self._seconds = self._results(), []
+        try:
+            for n in range(len(self._launches) + 1):
+                with self._idle():
+                    self.memory.enter(self._first[n], inputs, self.queue)
+                if n < len(self._launches):
+                    self._step(n)
+                with self._idle():
+                    self._read(self._last[n], results)
+                self.memory.leave(self._last[n])
+        finally:
+            self.memory.release()
+        return results
+
+    def _step(self, n: int) -> None:
+        action = self._launches[n]
+        action.bind(self.memory)
+        begin = time.perf_counter()
+        self._awaited(action, self.queue)
+        self._seconds.append(time.perf_counter() - begin)
+
+    def _read(self, buffers: Sequence[int], results: list[np.ndarray]) -> None:
+        """Copy those of the buffers that are outputs to the results."""
+        for spec, out in zip(self.plan.outputs, results):
+            if spec.buffer in buffers and out.size:
+                view = out.reshape(-1).view(np.uint8)
+                cl.enqueue_copy(self.queue, view, self.memory[spec.buffer], is_blocking=True)
+
+    def profile(self, arrays: Sequence[np.ndarray], runs: int = 5) -> list[StepTime]:
+        """Time of every step by the clock, without its uploads: the median over `runs`, after one
+        to warm up.
+        """
+        sources = self._check(arrays)
+        with self._turn("profiling a model"):
+            times = []
+            for _ in range(runs + 1):
+                self._settled(sources)
+                times.append(self._seconds)
+        return self._times(times[1:])
+
+    def time(self, arrays: Sequence[np.ndarray], runs: int = 10) -> float:
+        """Wall seconds of a run, with its uploads: the median over `runs`."""
+        sources = self._check(arrays)
+        with self._turn("timing a model"):
+            self._settled(sources)
+            seconds = []
+            for _ in range(runs):
+                begin = time.perf_counter()
+                self._settled(sources)
+                seconds.append(time.perf_counter() - begin)
+        return float(np.median(seconds))
