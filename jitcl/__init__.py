@@ -12,8 +12,10 @@ from jitcl.errors import (
     BuildError,
     CacheError,
     DeviceError,
+    DeviceLostError,
     InputError,
     JitclError,
+    KernelFault,
     ModelError,
     OptionError,
     OutOfMemoryError,
@@ -26,9 +28,10 @@ from jitcl.errors import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "BuildError", "CacheError", "DeviceError", "InputError", "JitclError", "Model", "ModelError",
-    "OptionError", "OutOfMemoryError", "ParseError", "ShapeError", "TypeError_",
-    "UnsupportedError", "VerifyError", "__version__", "compile", "devices", "parse",
+    "BuildError", "CacheError", "DeviceError", "DeviceLostError", "InputError", "JitclError",
+    "KernelFault", "Model", "ModelError", "OptionError", "OutOfMemoryError", "ParseError",
+    "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__", "compile",
+    "devices", "parse",
 ]
 
 if TYPE_CHECKING:

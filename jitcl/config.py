@@ -20,6 +20,7 @@ from typing import Any
 from jitcl.errors import OptionError
 
 PREFIX = "JITCL_"
+ISOLATION = ("always", "untrusted", "never")
 DEBUG_LADDER = (
     "0 nothing, 1 what was chosen and timings, 2 the graph after each pass, "
     "3 kernels' head comments, 4 full sources"
@@ -61,6 +62,22 @@ def _one_of(*allowed: int) -> Callable[[str], int]:
     return parse
 
 
+def _word(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in allowed:
+            raise ValueError(text)
+        return text.strip().lower()
+    return parse
+
+
+def parse_fields(text: str) -> str:
+    """'name=value,name=value' without blanks; ValueError where an item is not of that form."""
+    items = ["".join(item.split()) for item in text.split(",") if item.strip()]
+    if not all(re.fullmatch(r"[a-z_0-9]+=[\w.+-]+", item) for item in items):
+        raise ValueError(text)
+    return ",".join(items)
+
+
 def parse_switches(text: str) -> str:
     """'+id, -id' without blanks; ValueError where an item has no sign or no name."""
     items = [item.strip() for item in text.split(",") if item.strip()]
@@ -89,6 +106,16 @@ def parse_switch(text: str) -> bool:
     if value in ("0", "off", "no", "false"):
         return False
     raise ValueError(text)
+
+
+def cache_root() -> Path:
+    """JITCL_CACHE_DIR, else the user's cache directory as the system names it."""
+    configured = get("cache_dir")
+    if configured is not None:
+        return Path(configured)
+    import platformdirs  # here: a configured directory saves its import
+
+    return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
 
 
 def usable_cores() -> int:
@@ -129,6 +156,23 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_QUIRKS", parse_switches, lambda: "", "+id to apply, -id to leave out, with commas",
         "rows of the table of driver faults, switched by hand: `jitcl devices` lists those that "
         "apply", "those that apply", in_key=True),
+    Variable(
+        "JITCL_TARGET", parse_fields, lambda: "", "field=value with commas, such as "
+        "max_vector_width=16,local_is_real=1",
+        "overrides what was found out about an OpenCL device, to force a schedule", "as probed"),
+    Variable(
+        "JITCL_ISOLATION", _word(*ISOLATION), lambda: "untrusted", "always, untrusted or never",
+        "when OpenCL kernels are built and tried in a process of their own: untrusted means on "
+        "drivers that are not known good, and for features that no probe has proven", "untrusted"),
+    Variable(
+        "JITCL_CHECKS", parse_switch, lambda: True, "0 or 1",
+        "run each new OpenCL kernel once on random data and compare with the interpreter", "1"),
+    Variable(
+        "JITCL_BUILD_SECONDS", _whole(1), lambda: 60, "a whole number from 1 up",
+        "seconds that an isolated build or first launch may take before it counts as hung", "60"),
+    Variable(
+        "JITCL_POCL_CPU", lambda text: text.strip(), lambda: None, "a CPU as LLVM names it",
+        "the CPU that PoCL 3.0 and 3.1 generate code for", "one that PoCL's library was built for"),
     Variable(
         "JITCL_DEBUG", _whole(0, 4), lambda: 0, "0 to 4", "tells more on stderr: " + DEBUG_LADDER,
         "0"),

@@ -50,6 +50,21 @@ class BuildError(DeviceError):
     """A device compiler rejected a generated kernel; the message carries its log."""
 
 
+class KernelFault(BuildError):
+    """The driver failed on kernels (crash, hang, refusal, wrong result): all is in the device's
+    fault database by now, and compiling again takes other variants of these kernels.
+    """
+
+
+class DeviceLostError(DeviceError):
+    """The device or its context is gone (a reset, a removed card): what it held is lost.
+
+    `kernel`: the one that took it down, where that is known; it is in the database by then.
+    """
+
+    kernel = ""
+
+
 class OutOfMemoryError(DeviceError):
     """The plan does not fit the device: says what was needed and what there is."""
 

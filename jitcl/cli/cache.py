@@ -22,6 +22,7 @@ from jitcl.errors import CacheError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from jitcl.devices.faults import FaultDatabase
     from jitcl.runtime.cache import Entry, KernelCache
 
 EPILOG = """\b
@@ -29,6 +30,7 @@ Examples:
   jitcl cache ls                             models; --all for kernels, too
   jitcl cache size --json
   jitcl cache clear --device pocl            entries of one device, by part of its name
+  jitcl cache retry                          try again what failed on drivers
   jitcl cache why model.onnx -d cpu          which part of the key missed
 
 The folder is the user's cache directory, or JITCL_CACHE_DIR; JITCL_CACHE_SIZE bounds it.
@@ -65,6 +67,11 @@ def ls(cache_dir: Path | None, device: str | None, every: bool, as_json: bool) -
     out.print(kept.root)
     for name in dict.fromkeys(e.device for e in entries):
         out.print(_entries(name, [e for e in entries if e.device == name], every))
+    for database in _databases(cache_dir, device):
+        if database.faults:
+            count = len(database.faults)
+            out.print(f"{_name(database)}: {count} fault{'s' * (count > 1)} of its driver "
+                      f"{'are' if count > 1 else 'is'} remembered; `jitcl devices` shows them")
 
 
 def _entries(device: str, entries: list[Entry], every: bool) -> Table:
@@ -115,16 +122,64 @@ def size(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
 @cache.command()
 @_dir
 @_device
+@click.option("--faults", is_flag=True, help="Forget what failed on drivers, too.")
 @json_option
-def clear(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
-    """Delete all entries, or those of one device. Only files that jitcl wrote are touched."""
+def clear(cache_dir: Path | None, device: str | None, faults: bool, as_json: bool) -> None:
+    """Delete all entries, or those of one device. Only files that jitcl wrote are touched.
+
+    What failed on drivers stays remembered, so that no kernel that crashed is tried again, unless
+    --faults is given.
+    """
     from jitcl.cli.console import print_json
     kept = _open(cache_dir)
     removed = kept.clear(_one(kept, device))
+    forgotten = sum(d.retry() for d in _databases(cache_dir, device)) if faults else 0
     if as_json:
-        print_json({"root": str(kept.root), "removed": removed})
+        print_json({"root": str(kept.root), "removed": removed, "forgotten": forgotten})
     else:
-        click.echo(f"removed {removed} entries from {kept.root}")
+        click.echo(f"removed {removed} entries from {kept.root}"
+                   + (f"; {_faults(forgotten)} forgotten" if faults else ""))
+
+
+@cache.command()
+@_dir
+@_device
+@json_option
+def retry(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
+    """Forget what failed on drivers, so that every kernel is tried again: after a driver was
+    repaired, say. Models are compiled anew then; built kernels are kept. Devices of which a probe
+    crashed or hung are probed again.
+    """
+    from jitcl.cli.console import print_json
+    from jitcl.devices.opencl.remembered import forget_fatal
+    found = {_name(d): d.retry() for d in _databases(cache_dir, device)}
+    probes = forget_fatal(cache_dir, device or "")
+    if device is not None and not (found or probes):
+        raise CacheError(f"nothing is remembered of a device '{device}'\n  There are: "
+                         f"{', '.join(map(_name, _databases(cache_dir, None))) or 'none'}")
+    if as_json:
+        print_json({"forgotten": sum(found.values()), "devices": found, "probed_again": probes})
+        return
+    for name, count in found.items():
+        click.echo(f"{name}: {_faults(count)} forgotten")
+    if probes:
+        click.echo(f"devices that are probed again: {probes}")
+    if not (found or probes):
+        click.echo("no faults of drivers are remembered")
+
+
+def _faults(count: int) -> str:
+    return "1 fault is" if count == 1 else f"{count} faults are"
+
+
+def _databases(cache_dir: Path | None, part: str | None) -> list[FaultDatabase]:
+    """What is remembered of the drivers whose files have this part in their names."""
+    from jitcl.devices.faults import databases
+    return [d for d in databases(cache_dir) if part is None or part in _name(d)]
+
+
+def _name(database: FaultDatabase) -> str:
+    return database.path.stem if database.path is not None else ""
 
 
 @cache.command()

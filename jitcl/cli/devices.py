@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   jitcl devices
+  jitcl devices --probe
   jitcl devices --json | python -c 'import json, sys; print(json.load(sys.stdin)["auto"])'
 
 SPEC is what --device and JITCL_DEVICE take; a platform or device may also be named by a part of
@@ -26,14 +27,21 @@ shows the code that they would get. JITCL_QUIRKS=+id,-id applies a quirk, or lea
 
 
 @click.command(epilog=EPILOG)
+@click.option("--probe", is_flag=True, help="Ask the OpenCL drivers again what works, by tiny "
+              "kernels in processes of their own; show every answer with its evidence.")
 @json_option
-def devices(as_json: bool) -> None:
-    """List the devices of this machine with their drivers' quirks, and the one that --device auto
-    takes.
+def devices(probe: bool, as_json: bool) -> None:
+    """List the devices of this machine with their drivers' quirks, what failed on them here, and
+    the one that --device auto takes.
     """
+    if probe:
+        from jitcl.cli.probes import show_probes
+        show_probes(as_json)
+        return
     import dataclasses
 
     from jitcl.cli.console import console, print_json, table
+    from jitcl.cli.faults import fault_rows, fault_table
     from jitcl.codegen.text import amount
     from jitcl.devices.select import devices as all_devices
     from jitcl.devices.select import resolve_auto
@@ -44,7 +52,8 @@ def devices(as_json: bool) -> None:
     if as_json:
         print_json({"auto": auto, "why": why, "devices": [
             {"spec": d.spec, "note": d.note, **dataclasses.asdict(d.target),
-             "quirks": [quirk_dict(q) for q in d.quirks]} for d in found],
+             "quirks": [quirk_dict(q) for q in d.quirks], "faults": fault_rows(d)}
+            for d in found],
             "profiles": [{"spec": f"profile:{p.name}", "name": p.target.name, "chip": p.chip,
                           "quirks": [q.id for q in p.quirks]} for p in PROFILES.values()]})
         return
@@ -62,6 +71,8 @@ def devices(as_json: bool) -> None:
     for d in found:
         if d.quirks:
             out.print(quirk_table(d))
+        if d.faults:
+            out.print(fault_table(d))
     out.print(f"profiles (compile only): {', '.join(f'profile:{name}' for name in PROFILES)}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from jitcl.config import ISOLATION
 from jitcl.errors import InputError
 from jitcl.passes.options import CHOICES
 
@@ -56,6 +57,10 @@ value_option = click.option(
     "-i", "--input", "given", multiple=True, metavar="NAME=VALUE",
     help="The value of an input that decides shapes (a Reshape's target): a .npy, or numbers such "
     "as [1, -1].")
+isolation_option = click.option(
+    "--isolation", type=click.Choice(ISOLATION),
+    help="When OpenCL kernels are built and tried in a process of their own; untrusted: on "
+    "drivers, and for features, that are not known good.  [default: JITCL_ISOLATION, or untrusted]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
@@ -67,11 +72,12 @@ def model_options(command: F) -> F:
 
 
 def open_with(model: Path, device: str, precision: str, memory: str, tuning: str,
-              cache_dir: Path | None, progress: Progress | None = None) -> Model:
+              cache_dir: Path | None, progress: Progress | None = None,
+              isolation: str | None = None) -> Model:
     """The model of a command line, not compiled yet."""
     from jitcl.runtime.model import open_model
     return open_model(model, device=device, precision=precision, memory=memory, tuning=tuning,
-                      cache_dir=cache_dir, progress=progress)
+                      cache_dir=cache_dir, progress=progress, isolation=isolation)
 
 
 def named_shapes(model: Model, shapes: Sequence[Shape]) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ import click
 from jitcl.cli.options import (
     Shape,
     full_shapes,
+    isolation_option,
     json_option,
     model_options,
     named_shapes,
@@ -72,12 +73,13 @@ class Numbers(click.ParamType):
               help="Names of classes, one a line.")
 @click.option("--repeat", type=click.IntRange(0), default=0, metavar="N",
               help="Run N times more, and tell the median time.")
+@isolation_option
 @json_option
 def run(model: Path, device: str, precision: str, memory: str, tuning: str,
         shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], random: bool,
         seed: int, scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
         output: Path | None, save_pictures: bool, labels: Path | None, repeat: int,
-        as_json: bool) -> None:
+        isolation: str | None, as_json: bool) -> None:
     """Run MODEL once: inputs from files, outputs as a table and as files."""
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
@@ -86,7 +88,8 @@ def run(model: Path, device: str, precision: str, memory: str, tuning: str,
     names = results.read_labels(labels) if labels else []
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
-        opened = open_with(model, device, precision, memory, tuning, cache_dir, progress)
+        opened = open_with(model, device, precision, memory, tuning, cache_dir, progress,
+                           isolation)
         feeds = _feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random, seed)
         outputs, seconds = _timed(opened, feeds, start, repeat)
     saved: list[tuple[Path, str]] = []
@@ -151,9 +154,13 @@ def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any]
             out.print(f"best of '{name}':", *class_lines(found, labels), sep="\n")
     for path, how in saved:
         out.print(f"saved {path}" + (f" ({how})" if how else ""))
-    how = ("plan from the cache" if model.report().from_cache
+    report = model.report()
+    if report.stepped_down and report.from_cache:           # a compilation has warned
+        from jitcl.runtime.stepped import runs
+        out.print(f"the driver failed before: {runs(report.stepped_down)}")
+    how = ("plan from the cache" if report.from_cache
            else f"compiled, {model.cache.stats.writes} cache entries written")
-    line = f"{model.device.name}: first result after {duration(seconds['to_first_result'])} ({how})"
+    line = f"{report.device}: first result after {duration(seconds['to_first_result'])} ({how})"
     if seconds["runs"]:
         line += f", median of {len(seconds['runs'])} runs {duration(seconds['median'])}"
     out.print(line)
@@ -165,9 +172,11 @@ def _print_json(model: Model, feeds: dict[str, np.ndarray], outputs: dict[str, n
     from jitcl.cli.results import best, summary
     report = model.report()
     print_json({
-        "model": model.source.name, "device": model.device.name,
+        "model": model.source.name, "device": report.device, "asked": report.asked,
         "inputs": [summary(n, a) for n, a in feeds.items()],
         "outputs": [{**summary(n, a), "best": best(a)} for n, a in outputs.items()],
         "seconds": seconds, "from_cache": report.from_cache, "steps": len(report.steps),
         "kernels": report.kernels, "peak_bytes": report.peak_bytes, "host": report.host,
+        "memory": report.memory, "memory_why": report.memory_why,
+        "stepped_down": [vars(s) for s in report.stepped_down],
         "cache": model.cache.stats.as_dict(), "saved": [str(path) for path, _ in saved]})

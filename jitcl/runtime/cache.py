@@ -148,7 +148,7 @@ class KernelCache:
 
     def __init__(self, root: str | Path | None = None, limit: int | None = None,
                  wait_s: float = 120.0) -> None:
-        self.root = default_root() if root is None else Path(root).expanduser()
+        self.root = config.cache_root() if root is None else Path(root).expanduser()
         self.limit = config.get("cache_size") if limit is None else limit
         self.wait_s = wait_s
         self.stats = Stats()
@@ -442,19 +442,9 @@ def _unlink(path: Path) -> int:
     return 1
 
 
-def default_root() -> Path:
-    """JITCL_CACHE_DIR, else the user's cache directory as the system names it."""
-    configured = config.get("cache_dir")
-    if configured is not None:
-        return Path(configured)
-    import platformdirs  # here: a configured directory saves its import
-
-    return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
-
-
 def kernel_cache(root: str | Path | None = None) -> KernelCache:
     """The process's cache at a directory: one object, so that its counters count everything."""
-    path = default_root() if root is None else Path(root).expanduser()
+    path = config.cache_root() if root is None else Path(root).expanduser()
     return _shared_cache(path.absolute(), config.get("cache_size"))
 
 

@@ -1,10 +1,11 @@
-"""From a source and concrete shapes to a plan with its memory laid out: the compiler, end to end.
+"""From a source and concrete shapes to plans with their memory laid out: the compiler, end to end.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from jitcl.codegen.plan import Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
 from jitcl.ir.graph import Graph
-from jitcl.passes.base import run_passes
+from jitcl.passes.base import Observe, run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
@@ -24,47 +25,77 @@ from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
 
 
+class Lowering:
+    """A model for one set of shapes and one device: imported, optimised and fused once; plans are
+    generated as often as the device's faults ask for it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, np.ndarray],
+        device: Device,
+        options: Options,
+        observe: Observe | None = None,
+    ) -> None:
+        """Import, run the passes, fuse. `observe` sees the graph after each pass."""
+        self.device, self.options = device, options
+        self._start = time.perf_counter()
+        graph = source.graph(shapes, values)
+        if observe is not None:
+            observe("import", graph, 0.0)
+        self.graph = run_passes(
+            graph,
+            pipeline(device.target, options),
+            observe=_debugging(observe),
+            verify=check if config.get("verify") else None,
+        )
+        self.groups = fuse(self.graph, device.target)
+
+    def plan(
+        self, memory: str | None = None, streamed: bool = False, *, host: bool = True
+    ) -> tuple[Generated, Plan]:
+        """Kernels that the device's fault database does not reject, in a memory plan.
+
+        memory: in place of the option; streamed: buffers live from first to last use. host:
+        whether what no kernel of the device can do may go to the CPU path.
+        """
+        device = self.device
+        generated = generate(
+            self.graph,
+            self.groups,
+            device.target,
+            templates=config.get("templates"),
+            half=half_arithmetic(device.target, self.options.precision),
+            faults=device.faults,
+            host=device.host_target if host else None,
+        )
+        plan = plan_memory(
+            generated.plan,
+            device.memory_mode,
+            memory or self.options.memory,  # type: ignore[arg-type]
+            max(64, device.target.alignment),
+        )
+        plan = dataclasses.replace(plan, streamed=streamed)
+        tell(plan, time.perf_counter() - self._start)
+        self._start = time.perf_counter()
+        return generated, plan
+
+
 def lower_model(
     source: Source,
     shapes: Mapping[str, tuple[int, ...]],
     values: Mapping[str, np.ndarray],
     device: Device,
     options: Options,
-    observe: Callable[[str, Graph, float], None] | None = None,
+    observe: Observe | None = None,
 ) -> tuple[Generated, Plan]:
-    """Import, run the passes, fuse, generate, plan memory. `observe` sees the graph after each
-    pass.
-    """
-    start = time.perf_counter()
-    graph = source.graph(shapes, values)
-    if observe is not None:
-        observe("import", graph, 0.0)
-    graph = run_passes(
-        graph,
-        pipeline(device.target, options),
-        observe=_debugging(observe),
-        verify=check if config.get("verify") else None,
-    )
-    generated = generate(
-        graph,
-        fuse(graph, device.target),
-        device.target,
-        templates=config.get("templates"),
-        half=half_arithmetic(device.target, options.precision),
-    )
-    plan = plan_memory(
-        generated.plan,
-        device.memory_mode,
-        options.memory,  # type: ignore[arg-type]
-        max(64, device.target.alignment),
-    )
-    tell(plan, time.perf_counter() - start)
-    return generated, plan
+    """All of it, once: what `jitcl dump` shows."""
+    return Lowering(source, shapes, values, device, options, observe).plan()
 
 
-def _debugging(
-    observe: Callable[[str, Graph, float], None] | None,
-) -> Callable[[str, Graph, float], None]:
+def _debugging(observe: Observe | None) -> Observe:
     """JITCL_DEBUG=2 names each pass, what it left and how long it took."""
 
     def see(name: str, graph: Graph, seconds: float) -> None:

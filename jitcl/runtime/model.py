@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,24 @@ import numpy as np
 
 from jitcl import __version__, config, dtypes
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Device, Executable, Progress
+from jitcl.devices.base import Device, Progress
 from jitcl.devices.select import open_device
-from jitcl.errors import CacheError, InputError, NeedsValue
+from jitcl.errors import (
+    DeviceLostError,
+    InputError,
+    KernelFault,
+    NeedsValue,
+    OptionError,
+    OutOfMemoryError,
+)
 from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
-from jitcl.runtime import serial
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.inputs import check_feeds, check_shape
+from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import Source, Tensor, open_source
+from jitcl.runtime.stepped import Fallback
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -42,6 +49,7 @@ def compile(
     tuning: str = "none",
     shapes: Shapes | None = None,
     strict: bool = False,
+    isolation: str | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -56,6 +64,8 @@ def compile(
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.
     strict: raise rather than run any op on the host.
+    isolation: when OpenCL kernels are built in a process of their own: "always", "untrusted" (on
+    drivers, and for features, that are not known good) or "never"; None: JITCL_ISOLATION.
     cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
     progress: called as progress(done, total, what) while kernels are built.
 
@@ -68,6 +78,7 @@ def compile(
         memory=memory,
         tuning=tuning,
         strict=strict,
+        isolation=isolation,
         cache_dir=cache_dir,
         progress=progress,
     )
@@ -85,22 +96,19 @@ def open_model(
     memory: str = "normal",
     tuning: str = "none",
     strict: bool = False,
+    isolation: str | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """`compile` without compiling: that waits for `prepare`, or for the first run."""
     options = Options(precision, memory, tuning)
+    if isolation not in (None, *config.ISOLATION):
+        raise OptionError(
+            f"isolation: got {isolation!r}, wanted one of {', '.join(config.ISOLATION)}, or None "
+            "for JITCL_ISOLATION"
+        )
     chosen = open_device(device) if isinstance(device, str) else device
-    return Model(open_source(model), chosen, options, strict, cache_dir, progress)
-
-
-@dataclass
-class Specialisation:
-    """The model for one set of input shapes."""
-
-    plan: Plan
-    executable: Executable
-    from_cache: bool
+    return Model(open_source(model), chosen, options, strict, cache_dir, progress, isolation)
 
 
 class Model:
@@ -114,10 +122,11 @@ class Model:
         strict: bool,
         cache_dir: str | Path | None,
         progress: Progress | None,
+        isolation: str | None = None,
     ) -> None:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
-        self.progress = progress
+        self._ladder = Ladder(source, device, options, strict, self.cache, progress, isolation)
         self._lock = threading.Lock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._last: Specialisation | None = None
@@ -138,10 +147,27 @@ class Model:
         InputError.
         """
         arrays = check_feeds(self.inputs, feeds)
-        special = self._specialise(arrays)
-        wanted = [np.asarray(arrays[t.name]) for t in special.plan.inputs]
-        values = special.executable.run(wanted)
-        return {t.name: v for t, v in zip(special.plan.outputs, values)}
+        patience = Patience()
+        while True:
+            special = self._specialise(arrays, patience)
+            wanted = [np.asarray(arrays[t.name]) for t in special.plan.inputs]
+            try:
+                values = special.executable.run(wanted)
+            except KernelFault as error:
+                patience.kernels_failed(self.device, special.plan, error)
+                self._drop(special)
+                free_frames(error)
+                del special         # its buffers make room
+            except OutOfMemoryError as error:
+                below, dropped = self._ladder.below(special, error), self._drop(special)
+                free_frames(error)
+                del special
+                if dropped:         # else another thread has put something smaller there
+                    self._take_smaller(arrays, patience, *below)
+            except DeviceLostError as error:
+                patience.device_lost(special.device, special.opening, error)
+            else:
+                return {t.name: v for t, v in zip(special.plan.outputs, values)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
@@ -167,7 +193,7 @@ class Model:
         if self._by_value:
             return
         try:
-            self._specialise(arrays, fed=False)
+            self._specialise(arrays, Patience(), fed=False)
         except NeedsValue:
             return
 
@@ -193,12 +219,7 @@ class Model:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
         host.
         """
-        return report_of(
-            self.source.name,
-            self.device,
-            self._last.plan if self._last else None,
-            self._last.from_cache if self._last else False,
-        )
+        return report_of(self.source.name, self.device, self._last)
 
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its
@@ -213,20 +234,22 @@ class Model:
 
     # ---- specialising
 
-    def _specialise(self, arrays: Mapping[str, np.ndarray], fed: bool = True) -> Specialisation:
+    def _specialise(
+        self, arrays: Mapping[str, np.ndarray], patience: Patience, fed: bool = True
+    ) -> Specialisation:
         with self._lock:
             while True:
-                values = {n: arrays[n] for n in self._by_value if n in arrays}
-                key = (
-                    tuple((n, a.shape) for n, a in arrays.items()),
-                    tuple((n, v.tobytes()) for n, v in values.items()),
-                )
-                found = self._kept.get(key)
+                values, kept_as = self._identity(arrays)
+                found = self._kept.pop(kept_as, None)
+                if found is not None and found.stale:
+                    found = self._ladder.reload(found, patience)
                 if found is not None:
-                    self._kept.move_to_end(key)
+                    self._kept[kept_as] = found         # at the end: used last
                     break
                 try:
-                    found = self._kept[key] = self._compile(arrays, values)
+                    shapes = {n: a.shape for n, a in arrays.items()}
+                    found = self._kept[kept_as] = self._ladder.specialise(
+                        self._key(arrays, values), shapes, values, patience)
                 except NeedsValue as e:
                     if not fed or e.input_name in self._by_value:
                         self._remember(e.input_name)
@@ -239,27 +262,33 @@ class Model:
             self._last = found
             return found
 
-    def _compile(
-        self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]
-    ) -> Specialisation:
-        key = self._key(arrays, values)
-        stored = self.cache.get_mmap("plan", key)
-        plan = _decode(stored)
-        if plan is not None:
-            return Specialisation(plan, self._load(plan), True)
-        with self.cache.building("plan", key, mapped=True) as other:
-            plan = _decode(other)  # another process may have built it meanwhile
-            built = plan is None
-            if plan is None:
-                from jitcl.runtime.lowering import lower_model
+    def _identity(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
+        """(inputs whose values decide shapes, what the specialisation is kept under)."""
+        values = {n: arrays[n] for n in self._by_value if n in arrays}
+        return values, (
+            tuple((n, a.shape) for n, a in arrays.items()),
+            tuple((n, v.tobytes()) for n, v in values.items()),
+        )
 
-                shapes = {n: a.shape for n, a in arrays.items()}
-                _, plan = lower_model(self.source, shapes, values, self.device, self.options)
-                self.cache.put("plan", key, serial.encode(plan))
-        return Specialisation(plan, self._load(plan), not built)
+    def _drop(self, special: Specialisation) -> bool:
+        """It failed: compile anew when it is next needed. False where another thread did so."""
+        with self._lock:
+            found = [k for k, kept in self._kept.items() if kept is special]
+            for kept_as in found:
+                del self._kept[kept_as]
+            if self._last is special:
+                self._last = None
+            return bool(found)
 
-    def _load(self, plan: Plan) -> Executable:
-        return self.device.load(plan, self.cache, self.progress)
+    def _take_smaller(
+        self, arrays: Mapping[str, np.ndarray], patience: Patience, rung: str, fallback: Fallback
+    ) -> None:
+        """Compile from a rung of memory on, in place of what was dropped."""
+        with self._lock:
+            values, kept_as = self._identity(arrays)
+            shapes = {n: a.shape for n, a in arrays.items()}
+            self._kept[kept_as] = self._ladder.compile(
+                self._key(arrays, values), shapes, values, patience, rung, fallback)
 
     def _key(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Key:
         shapes = {n: list(a.shape) for n, a in sorted(arrays.items())}
@@ -272,6 +301,7 @@ class Model:
                 "values": json.dumps(by_value),
                 **self.options.key_parts(),
                 **config.key_parts(),
+                "faults": str(self.device.faults.epoch if self.device.faults is not None else 0),
                 "code": code_version(),
                 "jitcl": __version__,
             },
@@ -323,15 +353,6 @@ class Model:
         self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
 
 
-def _decode(stored: Any) -> Plan | None:
-    if stored is None:
-        return None
-    try:
-        return serial.decode(stored)[0]
-    except CacheError:
-        return None  # another version's layout: compile again
-
-
 def _row(t: Tensor) -> list[Any]:
     return [t.name, t.dtype, [str(d) if isinstance(d, Sym) else d for d in t.shape], t.optional]
 
@@ -351,6 +372,3 @@ def _stamp(files: tuple[str, ...]) -> str:
             stat = path.stat()
             found.append([path.name, stat.st_size, stat.st_mtime_ns])
     return json.dumps(found)
-
-
-Observe = Callable[[str, Any, float], None]

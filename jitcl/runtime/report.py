@@ -1,5 +1,5 @@
-"""`model.report()`: what was compiled, into which kernels, with how much memory, and what runs on
-the host.
+"""`model.report()`: what was compiled, into which kernels, with how much memory; what runs on the
+host, and what stepped down.
 """
 
 from __future__ import annotations
@@ -7,9 +7,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
+from jitcl.runtime.ladder import Specialisation
+from jitcl.runtime.stepped import MEMORY_SAYS, SteppedDown
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,11 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Printable; `host` lists (node, op type, why) of all that does not run in a generated kernel.
+    """Printable; `host` lists (node, op type, why) of all that does not run in a generated kernel
+    of the device, `stepped_down` the steps whose first variants failed on its driver.
+
+    device: what runs the model. asked: the device that was asked for. memory: "" for the plan as
+    asked, else the rung of runtime/ladder.MEMORY_RUNGS that fitted; memory_why: what did not fit.
     """
 
     model: str
@@ -38,6 +44,10 @@ class Report:
     kernels: int
     peak_bytes: int
     from_cache: bool
+    asked: str = ""
+    stepped_down: tuple[SteppedDown, ...] = ()
+    memory: str = ""
+    memory_why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,28 +58,62 @@ class Report:
                 f"{self.model} on {self.device}: not compiled yet "
                 "(shapes are not known before the first run)"
             )
+        return "\n".join([self._sum(), *self._memory(), *self._host(), *self._stepped()])
+
+    def _sum(self) -> str:
         flops = sum(s.flops for s in self.steps)
         by_template = sum(bool(s.template) for s in self.steps)
-        lines = [
+        return (
             f"{self.model} on {self.device}: {len(self.steps)} steps of {self.kernels} kernels "
             f"({by_template} steps by templates), {amount(flops, 'FLOP')}, "
             f"peak memory {amount(self.peak_bytes, 'B')}"
             + (", plan from the cache" if self.from_cache else "")
-        ]
-        lines += [f"  host: '{name}' ({op}): {why}" for name, op, why in self.host] or [
+        )
+
+    def _memory(self) -> list[str]:
+        if not self.memory:
+            return []
+        return [f"  memory: {MEMORY_SAYS[self.memory]}: {self.asked} ran out of memory "
+                f"({self.memory_why})"]
+
+    def _host(self) -> list[str]:
+        return [f"  host: '{name}' ({op}): {why}" for name, op, why in self.host] or [
             "  every op runs in a generated kernel; none on the host"
         ]
-        return "\n".join(lines)
+
+    def _stepped(self) -> list[str]:
+        return [f"  stepped down: {s.step} runs {s.says}"
+                + (f": {s.why}" if s.why else "") for s in self.stepped_down]
 
 
-def report_of(model: str, device: Device, plan: Plan | None, from_cache: bool) -> Report:
-    """The report of a plan. Plans hold no host steps: what cannot be compiled is refused at import.
-    """
-    if plan is None:
-        return Report(model, device.name, (), (), 0, 0, False)
+def report_of(model: str, device: Device, special: Specialisation | None) -> Report:
+    """The report of a specialisation; of none, that nothing was compiled yet."""
+    if special is None:
+        return Report(model, device.name, (), (), 0, 0, False, device.name)
+    plan = special.plan
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
         StepReport(s.name, s.kernel, template[s.kernel], s.origins, s.flops, s.bytes)
         for s in plan.steps
     )
-    return Report(model, device.name, steps, (), len(plan.kernels), plan.peak_bytes, from_cache)
+    own = LANGUAGE[special.device.target.kind]
+    compiled = sum(k.language == own for k in plan.kernels)
+    fallback = special.fallback
+    return Report(
+        model, special.device.name, steps, _host_rows(plan, special, own), compiled,
+        plan.peak_bytes, special.from_cache, device.name, special.stepped, special.rung,
+        fallback.why if fallback is not None else "")
+
+
+def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:
+    """(node, op type, why) of the steps that run on the CPU path below the device."""
+    foreign = {k.entry for k in plan.kernels if k.language != own}
+    why = {s.step: s.why for s in special.stepped}
+    rows = []
+    for step in plan.steps:
+        if step.kernel in foreign:
+            reason = "on the CPU: the driver failed on every kernel for it"
+            if why.get(step.name):
+                reason += f" ({why[step.name]})"
+            rows += [(node, op, reason) for node, op in step.origins or ((step.name, "step"),)]
+    return tuple(dict.fromkeys(rows))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,12 +232,10 @@ class _Importer:
                 prefix=f"{scope.prefix}{label(proto)}/",
                 origin=scope.origin,
             )
-        plain = {
-            a.name: tensors.attribute(a, self.model.base, f"node '{origin.name}' ({proto.op_type})")
-            for a in attributes
-        }
+        where = f"node '{origin.name}' ({proto.op_type})"
         if proto.op_type == "Constant" and not domain:
-            return (_constant(plain, origin.name),)
+            return (_constant(attributes, self.model.base, where),)
+        plain = {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
         if proto.op_type == "If" and not domain:
             return self._branch(inputs, plain, scope)
         if opsets.has_rule(proto.op_type, domain):
@@ -389,21 +388,24 @@ def _reached(node: Node) -> list[Node]:
     return [n for n in toposort([node]) if n.op == "input"]
 
 
-def _constant(attrs: dict[str, Any], name: str) -> Node:
+def _constant(attributes: list[AttributeProto], base: Path | None, where: str) -> Node:
     """A Constant node in any of its forms."""
+    for a in attributes:
+        if a.name == "value":
+            return tensors.to_node(a.t, base, f"{where}, attribute 'value'")
+    attrs = {a.name: tensors.attribute(a, base, where) for a in attributes}
     for key, dtype in (
         ("value_int", "i64"),
         ("value_ints", "i64"),
         ("value_float", "f32"),
         ("value_floats", "f32"),
-        ("value", None),
         ("sparse_value", None),
     ):
         if key in attrs:
             return const(attrs[key], dtype)
     if "value_string" in attrs or "value_strings" in attrs:
         raise UnsupportedError("holds strings; jitcl computes with numbers")
-    raise ModelError(f"node '{name}' (Constant) holds no value")
+    raise ModelError(f"{where} holds no value")
 
 
 def _static(name: str, type: TensorType) -> tuple[int, ...]:

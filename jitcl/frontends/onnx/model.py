@@ -124,7 +124,7 @@ class OnnxModel:
 def constant(proto: Any, base: Path | None, what: str) -> Node:
     """The constant node of a TensorProto or SparseTensorProto."""
     if isinstance(proto, onnx.TensorProto):
-        return const(tensors.to_array(proto, base, what))
+        return tensors.to_node(proto, base, what)
     return const(tensors.to_dense(proto, base, what))
 
 
@@ -163,7 +163,7 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
             owner = next(
                 t for t in model.initialisers.values() if tensors.external_file(t) == file.name
             )
-            tensors.to_array(
+            tensors.to_node(
                 owner, base, f"{name}: initialiser '{owner.name}'"
             )  # raises, and says why
     _check(model)

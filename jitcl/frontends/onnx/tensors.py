@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from onnx import AttributeProto, TensorProto, external_data_helper, numpy_helper
 
 from jitcl import dtypes
 from jitcl.errors import ModelError, UnsupportedError
+from jitcl.ir.graph import Node, const
+from jitcl.ops.builder import GraphBuilder
 
 _DTYPES: dict[int, str] = {
     TensorProto.FLOAT: "f32",
@@ -27,6 +30,10 @@ _DTYPES: dict[int, str] = {
     TensorProto.UINT64: "u64",
     TensorProto.BOOL: "bool",
 }
+PACKED: dict[int, str] = {  # two elements a byte, and the op that takes them apart
+    TensorProto.INT4: "unpack_int4",
+    TensorProto.UINT4: "unpack_uint4",
+}
 ELEM_TYPES = {short: number for number, short in _DTYPES.items()}
 
 
@@ -39,6 +46,33 @@ def dtype_name(elem_type: int) -> str:
     """ONNX's own name of a data type, for messages."""
     known = {v: k for k, v in TensorProto.DataType.items()}
     return str(known.get(elem_type, f"type {elem_type}")).lower()
+
+
+def to_node(tensor: TensorProto, base: Path | None, what: str) -> Node:
+    """A tensor as a constant; one of 4 bits as its bytes, which kernels take apart."""
+    if tensor.data_type not in PACKED:
+        return const(to_array(tensor, base, what))
+    shape = tuple(tensor.dims)
+    return GraphBuilder().op(PACKED[tensor.data_type], const(_packed(tensor, base, what)),
+                             shape=shape)
+
+
+def _packed(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor of 4 bits, the low half of each the earlier element."""
+    if external_data_helper.uses_external_data(tensor):
+        tensor = _with_external(tensor, base, what)
+    if tensor.HasField("raw_data"):
+        array = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        array = np.asarray(tensor.int32_data, np.int32).astype(np.uint8)
+    wanted = -(-math.prod(tensor.dims) // 2)
+    if array.size != wanted:
+        raise ModelError(
+            f"{what} is malformed: {math.prod(tensor.dims)} elements of 4 bits take {wanted} "
+            f"bytes, it has {array.size}\n"
+            f"  The file is damaged or was written by a faulty exporter; export it again."
+        )
+    return array
 
 
 def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:

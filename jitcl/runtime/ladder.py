@@ -1,0 +1,343 @@
+"""Down the ladder: compile for what a driver is known to survive, load, and where that fails take
+the next variant, a smaller plan, or the CPU, until something loads.
+
+    generate -> load -> KernelFault      the database knows more now: generate again
+                     -> OutOfMemoryError the next of MEMORY_RUNGS
+                     -> DeviceLostError  the device is opened again, once
+                     -> loaded           the plan goes into the cache
+
+Nothing is stored that did not load, and a stored plan is used only while the database rejects none
+of its kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitcl import config
+from jitcl.codegen.plan import LANGUAGE, Plan
+from jitcl.devices.base import Device, Executable, Progress
+from jitcl.devices.care import Care
+from jitcl.devices.faults import Fault
+from jitcl.errors import (
+    BuildError,
+    CacheError,
+    DeviceLostError,
+    KernelFault,
+    OutOfMemoryError,
+)
+from jitcl.passes.options import Options
+from jitcl.runtime import serial
+from jitcl.runtime.cache import DeviceCache, Key
+from jitcl.runtime.source import Source
+from jitcl.runtime.stepped import Fallback, SteppedDown, steps_down, told
+
+if TYPE_CHECKING:
+    from jitcl.codegen.generate import Generated  # a warm start needs no compiler
+
+ATTEMPTS = 200                  # loads and runs of one call; each failure teaches the database
+# how a plan gets smaller, and what of it is left when nothing of it fits
+MEMORY_RUNGS = ("", "low", "streamed", "cpu")
+
+log = logging.getLogger("jitcl")
+_opened: weakref.WeakKeyDictionary[Device, int] = weakref.WeakKeyDictionary()
+_opening = threading.RLock()
+
+
+@dataclass
+class Patience:
+    """What one call may still meet before it gives up."""
+
+    attempts: int = field(default_factory=lambda: ATTEMPTS)
+    reopened: bool = False
+    failed: frozenset[str] = frozenset()        # kernels of the plan that failed last
+    useless: object = None                      # plan of the cache that does not load any more
+
+    def kernels_failed(self, device: Device, plan: Plan, error: KernelFault) -> None:
+        """Go on, unless nothing was learnt or it goes on for ever."""
+        entries = _entries(plan)
+        self.attempts -= 1
+        if entries == self.failed or device.faults is None:
+            raise BuildError(
+                f"{device.name}: its driver fails on the kernels of this model, and compiling it "
+                f"again gave the same ones\n  {error}\n"
+                "  Use device='cpu', or another driver."
+            ) from error
+        if self.attempts <= 0:
+            raise BuildError(
+                f"{device.name}: its driver failed on each of {ATTEMPTS} variants of this model; "
+                f"the last time:\n  {error}\n  Use device='cpu', or another driver."
+            ) from error
+        self.failed = entries
+
+    def device_lost(self, device: Device, seen: int, error: DeviceLostError) -> None:
+        """Open the device again, once in a call; raises the error the second time, unless it names
+        the kernel: another variant of that is taken. Nothing to do where another thread or model
+        did so since opening `seen`.
+        """
+        self.attempts -= 1
+        if opening(device) != seen and self.attempts > 0:
+            return
+        if self.reopened and not (error.kernel and self.attempts > 0):
+            raise DeviceLostError(
+                f"{error}\n  The device was opened again, and lost once more. Use another device, "
+                "or look into the system's log for its driver."
+            ) from error
+        self.reopened = True
+        reopen(device, seen)
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """The model for one set of input shapes, loaded. `device` is the one that runs it."""
+
+    plan: Plan
+    executable: Executable
+    device: Device
+    opening: int                                # of the device, when this was loaded
+    from_cache: bool = False
+    rung: str = ""                              # of MEMORY_RUNGS
+    stepped: tuple[SteppedDown, ...] = ()
+    fallback: Fallback | None = None            # why the plan is smaller, or on the CPU
+
+    @property
+    def stale(self) -> bool:
+        """Whether its device was lost since."""
+        return self.opening != opening(self.device)
+
+
+@dataclass
+class Ladder:
+    """Compiles and loads one model's specialisations on a device. Not for use from two threads at
+    once.
+    """
+
+    source: Source
+    device: Device
+    options: Options
+    strict: bool
+    cache: DeviceCache
+    progress: Progress | None = None
+    isolation: str | None = None                # None: JITCL_ISOLATION
+    _host: Device | None = field(default=None, repr=False)
+
+    # ---- from the cache, or compiled
+
+    def specialise(
+        self,
+        key: Key,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, np.ndarray],
+        patience: Patience,
+    ) -> Specialisation:
+        """The specialisation that the cache holds, or a new one, which it holds then."""
+        known = self._stored(self.cache.get_mmap("plan", key), patience)
+        if known is not None:
+            return known
+        with self.cache.building("plan", key, mapped=True) as other:
+            known = self._stored(other, patience)       # another process may have built it
+            return known or self.compile(key, shapes, values, patience)
+
+    def _stored(self, stored: Any, patience: Patience) -> Specialisation | None:
+        """What the cache holds, loaded; None where it can't be used any more."""
+        try:
+            if stored is None:
+                return None
+            plan, extra = serial.decode(stored)
+        except CacheError:
+            return None  # another version's layout: compile again
+        if self.strict and self._on_host(plan):
+            return None
+        fallback = Fallback(**extra["fallback"]) if extra["fallback"] else None
+        if fallback is not None and fallback.fits_now(self.device):
+            return None  # there is room again for what did not fit
+        rung = extra["rung"]
+        device = self.host() if rung == "cpu" else self.device
+        if patience.useless == (rung, plan.kernels):
+            return None
+        loaded = self._load_again(device, plan, patience)
+        if loaded is None:
+            patience.useless = rung, plan.kernels
+            return None
+        stepped = tuple(SteppedDown(**row) for row in extra["stepped"])
+        return Specialisation(plan, *loaded, True, rung, stepped, fallback)
+
+    def _rejected(self, plan: Plan) -> bool:
+        """Whether the database speaks against a kernel of the plan by now."""
+        faults = self.device.faults
+        return faults is not None and bool(faults.faults) and any(
+            faults.rejects(k.entry, k.features) for k in plan.kernels)
+
+    def _on_host(self, plan: Plan) -> bool:
+        """Whether some of the plan, or all of it, runs on the CPU path below the device."""
+        language = LANGUAGE[self.device.target.kind]
+        return any(k.language != language for k in plan.kernels)
+
+    def reload(self, special: Specialisation, patience: Patience) -> Specialisation | None:
+        """The same plan, loaded anew after its device was lost; None where it does not load."""
+        loaded = self._load_again(special.device, special.plan, patience)
+        if loaded is None:
+            return None
+        executable, device, seen = loaded
+        return replace(special, executable=executable, device=device, opening=seen)
+
+    def _load_again(
+        self, device: Device, plan: Plan, patience: Patience
+    ) -> tuple[Executable, Device, int] | None:
+        """A plan that loaded once; None where a kernel of it has failed since, or it has no room.
+        """
+        while not self._rejected(plan):
+            seen = opening(device)
+            try:
+                return self._load(device, plan), device, seen
+            except DeviceLostError as error:
+                patience.device_lost(device, seen, error)
+            except (KernelFault, OutOfMemoryError) as error:
+                log.info("%s: a plan does not load any more: %s", device.name, error)
+                if isinstance(error, KernelFault):
+                    patience.failed = _entries(plan)
+                free_frames(error)
+                return None
+        return None
+
+    def below(self, special: Specialisation, error: OutOfMemoryError) -> tuple[str, Fallback]:
+        """What `compile` takes for a specialisation that ran out of memory; raises the error where
+        nothing smaller is left.
+        """
+        rung = self._below(special.rung, special.device, error)
+        return rung, Fallback.of(special.device, special.plan, error)
+
+    # ---- compiling
+
+    def compile(
+        self,
+        key: Key,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, np.ndarray],
+        patience: Patience,
+        rung: str = "",
+        fallback: Fallback | None = None,
+    ) -> Specialisation:
+        """Generate and load until it loads, from a rung of MEMORY_RUNGS on; then store the plan,
+        and tell the user in one line where kernels stepped down.
+        """
+        from jitcl.runtime.lowering import Lowering
+
+        before, tried = self._known_faults(), set[str]()
+        ran = patience.failed                           # kernels that led here, if any
+        device = self.host() if rung == "cpu" else self.device
+        lowering = Lowering(self.source, shapes, values, device, self.options)
+        while True:
+            generated, plan = lowering.plan(
+                "low" if rung in ("low", "streamed") else None,
+                rung == "streamed", host=not self.strict)
+            tried.update(k.entry for k in plan.kernels)
+            seen = opening(device)
+            try:
+                executable = self._load(device, plan, generated)
+                break
+            except DeviceLostError as error:
+                patience.device_lost(device, seen, error)
+            except KernelFault as error:
+                patience.kernels_failed(device, plan, error)
+            except OutOfMemoryError as error:
+                rung = self._below(rung, device, error)
+                fallback = Fallback.of(device, plan, error)
+                free_frames(error)
+                if rung == "cpu":
+                    device = self.host()
+                    lowering = Lowering(self.source, shapes, values, device, self.options)
+        special = Specialisation(plan, executable, device, seen, False, rung,
+                                 steps_down(generated, plan), fallback)
+        self.cache.put("plan", key, serial.encode(plan, _beside(special)))
+        new = [f for f in self._known_faults()
+               if f.entry in ran or (f.entry in tried and f not in before)]
+        line = told(self.device.name, special.stepped, new, rung, fallback)
+        if line:
+            log.warning("%s", line)
+        return special
+
+    def _load(self, device: Device, plan: Plan, generated: Generated | None = None) -> Executable:
+        """Loaded with the care that was asked for; new plans with trials."""
+        cache = self.cache
+        if device is not self.device:
+            cache = self.cache.cache.for_target(device.target)
+        care = Care(self.isolation or config.get("isolation"), _trials(device, generated, plan))
+        return device.load(plan, cache, self.progress, care)
+
+    def _known_faults(self) -> tuple[Fault, ...]:
+        return self.device.faults.faults if self.device.faults is not None else ()
+
+    # ---- less memory
+
+    def _below(self, rung: str, device: Device, error: OutOfMemoryError) -> str:
+        """The next of MEMORY_RUNGS that makes a difference; raises the error where none is left."""
+        for lower in MEMORY_RUNGS[MEMORY_RUNGS.index(rung) + 1:]:
+            if lower == "low" and self.options.memory == "low":
+                continue
+            if lower == "streamed" and device.host_target is None:
+                continue
+            if lower == "cpu" and (device.host_target is None or self.strict):
+                continue
+            return lower
+        raise error
+
+    def host(self) -> Device:
+        """The CPU path below the device."""
+        if self._host is None:
+            from jitcl.devices.select import open_device
+
+            self._host = open_device("cpu")
+        return self._host
+
+
+def _trials(device: Device, generated: Generated | None, plan: Plan) -> tuple[Any, ...]:
+    """What new kernels are tried on; nothing for plans from the cache, or where no driver is."""
+    if generated is None or device.faults is None or not config.get("checks"):
+        return ()
+    from jitcl.codegen.trial import trials
+
+    return tuple(trials(generated, plan))
+
+
+def _entries(plan: Plan) -> frozenset[str]:
+    return frozenset(k.entry for k in plan.kernels)
+
+
+def _beside(special: Specialisation) -> dict[str, Any]:
+    """What is stored beside a plan: how it came to be what it is."""
+    return {"rung": special.rung, "stepped": [vars(s) for s in special.stepped],
+            "fallback": vars(special.fallback) if special.fallback else None}
+
+
+def free_frames(error: BaseException) -> None:
+    """Drop what an error's frames hold: buffers of a plan that is to make room for another."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+
+
+# ---- devices that were lost
+
+
+def opening(device: Device) -> int:
+    """How often a device was opened again: what was loaded before the last time is stale."""
+    with _opening:
+        return _opened.get(device, 0)
+
+
+def reopen(device: Device, seen: int) -> None:
+    """Open a device again, unless another thread or model has done so since opening `seen`."""
+    with _opening:
+        if opening(device) == seen:
+            device.reopen()
+            _opened[device] = seen + 1
