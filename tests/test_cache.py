@@ -243,7 +243,7 @@ def test_many_damaged_entries_warn_once(root, pocl, caplog):
 # -- devices -----------------------------------------------------------------------------------
 
 
-def test_directories_read_well_and_differ_with_any_field():
+def test_directories_read_well_and_differ_with_what_code_depends_on():
     assert device_directory(POCL) == f"pocl-3.0-rc2--pthread-amd-epyc-9v74-80-core--{POCL.key}"
     assert device_directory(INTEL) == f"intel-corporation-2026.2--amd-epyc-9v74--{INTEL.key}"
     cpu = Target(kind="cpu", name="AMD EPYC 9V74", vendor="AMD", driver="numba 0.61")
@@ -252,6 +252,8 @@ def test_directories_read_well_and_differ_with_any_field():
     assert device_directory(odd) == f"opencl--etc--{odd.key}"
     more_units = dataclasses.replace(POCL, compute_units=2)
     assert device_directory(more_units) != device_directory(POCL)
+    less_free = dataclasses.replace(POCL, global_memory=POCL.global_memory + 1)
+    assert device_directory(less_free) == device_directory(POCL)      # PoCL: what is free now
 
 
 def test_two_devices_never_share_an_entry(root):

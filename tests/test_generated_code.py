@@ -81,7 +81,9 @@ def test_clang_finds_what_is_planted(type: str, body: str, fp16: bool, found: st
 
 needs_oclgrind = pytest.mark.skipif(not oclgrind.LIBRARY.exists(),
                                     reason="oclgrind is not installed")
-SIMULATED = [("ops", "gpu"), ("ops", "cpu"), ("graphs", "gpu"), ("graphs", "cpu")]
+SIMULATED = [pytest.param("ops", "gpu", marks=pytest.mark.slow),
+             pytest.param("ops", "cpu", marks=pytest.mark.slow), ("graphs", "gpu"),
+             ("graphs", "cpu")]
 
 
 @needs_oclgrind

@@ -291,7 +291,7 @@ def test_wrong_inputs_and_arguments(device):
     with pytest.raises(DeviceError, match="takes 4 arguments, the plan gives 3"):
         device.load(replace(plan, steps=(replace(plan.steps[0], params=()), plan.steps[1])))
     with pytest.raises(DeviceError, match="in another language"):
-        device.load(replace(plan, kernels=(replace(SCALE, language="numba"), SQUARE)))
+        device.load(replace(plan, kernels=(replace(SCALE, language="jitcl"), SQUARE)))
 
 
 def test_target_holds_what_was_probed(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from jitcl.cli.main import cli
 from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.devices import select
+from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.opencl import executable as running
-from jitcl.devices.opencl import list_devices, open_device, platform, probe
-from jitcl.devices.opencl.programs import ProgramStore, batches
+from jitcl.devices.opencl import list_devices, open_device, platform, probe, trust
+from jitcl.devices.opencl.device import OpenClDevice
+from jitcl.devices.opencl.programs import PROGRAM_KIND, ProgramStore, batches
 from jitcl.errors import OptionError
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
@@ -32,6 +35,7 @@ from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import half_arithmetic
 from jitcl.target import Target
 from jitcl.target.driver import version_holds
+from jitcl.target.features import GATED, PATTERNS
 from jitcl.target.generations import Generation, parse
 from jitcl.target.profiles import PROFILES
 from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
@@ -164,6 +168,12 @@ def product(target: Target) -> Plan:
     return plan(g.matmul(x("a", 256, 512), x("b", 512, 256)), target)
 
 
+def textured(target: Target) -> bool:
+    """Whether constant weights are read as an image."""
+    weights = g.const(np.ones((512, 256), np.float32))
+    return any(s.images for s in plan(g.matmul(x("a", 256, 512), weights), target).steps)
+
+
 def rows(target: Target) -> Plan:
     return plan(g.softmax(x("a", 8, 4096), axis=-1), target)
 
@@ -247,12 +257,12 @@ def profiling(target: Target) -> list[str]:
     """How times of steps are taken."""
     used: list[str] = []
     ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
-    ex.device, ex.queue, ex._launches = SimpleNamespace(name="fake", target=target), None, []
+    ex.device = SimpleNamespace(name="fake", target=target, context=None)
+    ex._context, ex._closed, ex._lost, ex._launches = None, False, "", []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_check", "_upload", "_enqueue"):
-            patch.setattr(ex, name, lambda *args: None, raising=False)
-        ex.queue = SimpleNamespace(finish=lambda: None)
-        ex._lock = running.threading.Lock()
+        for name in ("_check", "_settled"):
+            patch.setattr(ex, name, lambda *args: None)
+        ex._lock = threading.Lock()
         patch.setattr(ex, "_event_times", lambda runs: used.append("events") or [[]])
         patch.setattr(ex, "_wall_times", lambda runs: used.append("clock") or [[]])
         ex.profile([])
@@ -267,10 +277,29 @@ def batch_sizes(target: Target) -> list[int]:
 def kept(target: Target) -> bool:
     """Whether built programs are kept: a real build, on PoCL."""
     place = open_device("opencl:pocl")
-    place.store = ProgramStore(place.context, place.handle, target)
+    place.store = ProgramStore(place.context, place.handle, replace(target, trusted=True))
     cache = Memory()
     place.load(plan_of(), cache)
-    return bool(cache.data)
+    return any(kind == PROGRAM_KIND for kind, _ in cache.data)
+
+
+def reloads(target: Target) -> bool:
+    """Whether a device asks its driver for binaries."""
+    device = SimpleNamespace(target=target, faults=FaultDatabase(None))
+    return OpenClDevice.reloads.fget(device)
+
+
+GATED_USE = frozenset(("half", "int4", "int8", "subgroup", "local", "call:exp"))
+
+
+def where_built(target: Target) -> str:
+    """Why kernels that use much are built in another process, on a driver that is known good."""
+    return trust.isolated("untrusted", GATED_USE,
+                          replace(target, trusted=True, proven=tuple(GATED)))
+
+
+def known_good(target: Target) -> str:
+    return trust.isolated("untrusted", GATED_USE, replace(target, proven=tuple(GATED)))
 
 
 def auto(target: Target) -> str:
@@ -289,6 +318,7 @@ def widest(target: Target) -> int:
 
 SEEN: dict[str, Callable[[Target], Any]] = {
     "local_is_real": lambda t: product(t).kernels[-1].template,
+    "images": textured,
     "reduction_group": lambda t: rows(t).steps[0].local_size,
     "max_work_group": lambda t: rows(t).steps[0].local_size,
     "registers": lambda t: product(replace(t, local_is_real=False)).kernels[-1].entry[:10],
@@ -302,6 +332,9 @@ SEEN: dict[str, Callable[[Target], Any]] = {
     "flush_every": lambda t: queue(t)[0],
     "trusted_events": profiling,
     "cached_binaries": kept,
+    "reloadable": reloads,
+    "suspects": where_built,
+    "trusted": known_good,
     "program_kernels": batch_sizes,
     "kernel_prefix": lambda t: product(t).kernels[0].entry.startswith("jitcl_"),
     "volatile_group_size": lambda t: "volatile int lanes" in source(rows(t)),
@@ -332,6 +365,7 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-t860-unstable", "dependable"): ("opencl:0:0", "cpu"),
     ("mali-g72-mp3-idle", "dependable"): ("opencl:0:0", "cpu"),
     ("mali-t760-language", "cl_std"): ("-cl-std=CL1.2", "-cl-std=CL1.1"),
+    ("adreno-texture-cache", "images"): (False, True),
     ("adreno-program-size", "program_kernels"): ([32, 8], [1, 1]),
     ("adreno-constant-registers", "volatile_group_size"): (False, True),
     ("adreno-builtin-names", "kernel_prefix"): (False, True),
@@ -340,6 +374,12 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("powervr-ge8320-optimiser", "unoptimised_ops"): ([False] * 3, [True, True, False]),
     ("powervr-event-times", "trusted_events"): (["events"], ["clock"]),
     ("intel-hd530-fp16", "fp16_arithmetic"): (True, False),
+    ("mali-select-fp16", "suspects"): ("", "suspected on this driver: half"),
+    ("mali-select-low-bit", "suspects"): ("", "suspected on this driver: int4, int8"),
+    ("adreno-low-bit", "suspects"): ("", "suspected on this driver: int4"),
+    ("adreno-subgroup-reduce", "suspects"): ("", "suspected on this driver: subgroup"),
+    **{(f"{driver}-known-good", "trusted"): ("the driver is not known good", "")
+       for driver in ("pocl", "intel-cpu", "nvidia")},
 }
 
 # -- devices that rows hold for, and near ones that they don't hold for ------------------------
@@ -388,7 +428,6 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
          intel_cpu()]),
     "pocl-3-half": ([pocl()], [pocl("4.0"), intel_cpu()]),
     "pocl-known-good": ([pocl(), pocl("6.0")], [intel_cpu(), "mali-g78"]),
-    "pocl-binaries": ([pocl()], [intel_cpu()]),
     **dict.fromkeys(("mali-local-memory", "mali-reductions", "mali-operands", "mali-kernel-size",
                      "mali-registers", "mali-queue-depth", "mali-event-times",
                      "mali-tuning-memory"), MALI),
@@ -414,6 +453,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
     "adreno-3xx-event-times": ([adreno(330)], [adreno(430)]),
     "adreno-image-array-of-one": ([adreno(330), adreno(540)], [adreno(640)]),
     "adreno-630-compiler": ([adreno(630)], [adreno(640)]),
+    "adreno-texture-cache": ([adreno(530), adreno(740)], [adreno(330), "mali-g78"]),
     "adreno-subgroup-reduce": ([adreno(640, "E031.37.12.01")], [adreno(640, "E031.38.11.00")]),
     "adreno-low-bit": ([adreno(740, "E031.38.15"), adreno(740, "E031.41.03")],
                        [adreno(740, "E031.45"), adreno(740, "E031.37.12")]),
@@ -447,6 +487,7 @@ def test_the_table_is_large_and_says_why():
         assert set(q.fields) <= set(Target.__dataclass_fields__)
         assert q.links or "mali" not in q.id
         assert not q.reproducer or (ROOT / q.reproducer).is_file()
+        assert set(q.adds.get("suspects", ())) <= set(PATTERNS)
 
 
 def test_every_row_is_tested():

@@ -14,9 +14,12 @@ from jitcl import dtypes
 from jitcl.codegen.generate import generate
 from jitcl.codegen.lower import lower
 from jitcl.codegen.opencl_helpers import helper
+from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_opencl import schedule
+from jitcl.ir import expr as E
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Group
+from jitcl.ir.kernel import Buffer, For, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder, reference
@@ -221,3 +224,27 @@ def test_helpers_are_guarded() -> None:
         lines = helper(name).splitlines()
         assert lines[0] == f"#ifndef JITCL_{name.upper()}" and lines[-1] == "#endif"
         assert f"jitcl_{name}(" in lines[2]
+
+
+def test_math_of_halves_by_way_of_floats_where_the_driver_has_none():
+    x = E.load("x", (E.var("i", "index", 64),), "f16")
+    body = (For(E.var("i", "index", 64), "parallel",
+                (Store("y", (E.var("i", "index", 64),), E.call("exp", x)),)),)
+    kernel = Kernel("k", (Buffer("x", "f16", (64,), "in"), Buffer("y", "f16", (64,), "out")), body)
+    own, wide = (OpenClRenderer(kernel, half_builtins=b) for b in (True, False))
+    own.half = wide.half = True
+    assert own.expr(E.call("exp", x)) == "exp(x[i])"
+    assert wide.expr(E.call("exp", x)) == "(half)exp((float)x[i])"
+    assert wide.expr(E.cast(x, "f32")) == "(float)x[i]"
+
+
+@pytest.mark.parametrize("shape", [(2_800_001, 3), (8_400_003,)], ids=["rows", "flat"])
+def test_of_many_elements_a_work_item_takes_several(shape: tuple[int, ...]) -> None:
+    a = x(*shape)
+    graph = Graph("t", (a,), (("y", G.add(G.mul(a, a), a)),))
+    values = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    got = run_form("gpu", graph, {"x": values})["y"]
+    np.testing.assert_allclose(got, values * values + values, rtol=1e-6, atol=1e-6)
+    target = replace(device(DRIVERS[0]).target, **GPU)
+    (step,) = generate(graph, fuse(graph), target, templates=False).plan.steps
+    assert step.global_size[0] < values.size / 7

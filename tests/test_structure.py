@@ -23,7 +23,7 @@ CONFINED = {
     "numba": ("jitcl.devices.cpu",),
     "llvmlite": ("jitcl.devices.cpu",),
     "onnx": ("jitcl.frontends.onnx",),
-    "pickle": ("jitcl.devices.cpu.worker",),     # a pipe to a child, never a file
+    "pickle": ("jitcl.devices.frames",),         # a pipe to a child, never a file
 }
 FORBIDDEN = ("torch", "tensorflow", "onnxruntime")
 MAX_LINES = 500

@@ -12,31 +12,32 @@ float jitcl_max_f32(float a, float b)
 }
 #endif
 
-void gemm_tiled_32x32_0068948934_store(float v, int image, int m, int n, int at,
+void gemm_tiled_32x32_a14361e9c5_store(float v, int image, int m, int n, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
     y[at] = jitcl_max_f32(v + x2[m], 0.0f);
 }
 
-void gemm_tiled_32x32_0068948934_put(float v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y)
+void gemm_tiled_32x32_a14361e9c5_put(float v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y)
 {
     if (m < 32 && n < 196)
-        gemm_tiled_32x32_0068948934_store(v, image, m, n, (image * 32 + m) * 196 + n, x2, y);
+        gemm_tiled_32x32_a14361e9c5_store(v, image, m, n, (image * 32 + m) * 196 + n, x2, y);
 }
-float gemm_tiled_32x32_0068948934_a(int image, int m, int k, __global const float *restrict x1)
+float gemm_tiled_32x32_a14361e9c5_a(int image, int m, int k, __global const float *restrict x1)
 {
     return k < 144 ? x1[m * 144 + k] : 0.0f;
 }
 
-float gemm_tiled_32x32_0068948934_b(int image, int n, int k, __global const float *restrict x0)
+float gemm_tiled_32x32_a14361e9c5_b(int image, int n, int k, __global const float *restrict x0)
 {
     int t0 = n % 14 + k % 3 + -1;
     int t1 = n / 14 % 14 + k / 3 % 3 + -1;
     return t1 >= 0 && t1 < 14 && t0 >= 0 && t0 < 14 && n < 196 && k < 144 ? x0[k / 9 % 16 * 196 + t1 * 14 + t0] : 0.0f;
 }
 
-__kernel void gemm_tiled_32x32_0068948934(
+__kernel __attribute__((reqd_work_group_size(64, 1, 1)))
+void gemm_tiled_32x32_a14361e9c5(
     __global const float *restrict x1,
     __global const float *restrict x0,
     __global const float *restrict x2,
@@ -58,38 +59,38 @@ __kernel void gemm_tiled_32x32_0068948934(
     int end = min((split + 1) * 160, 144);
     int k0 = split * 160;
     float a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15;
-        a0 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x1);
-        a1 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 64) / 32, k0 + (lid + 64) % 32, x1);
-        a2 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 128) / 32, k0 + (lid + 128) % 32, x1);
-        a3 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 192) / 32, k0 + (lid + 192) % 32, x1);
-        a4 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x1);
-        a5 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 320) / 32, k0 + (lid + 320) % 32, x1);
-        a6 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 384) / 32, k0 + (lid + 384) % 32, x1);
-        a7 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 448) / 32, k0 + (lid + 448) % 32, x1);
-        a8 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x1);
-        a9 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 576) / 32, k0 + (lid + 576) % 32, x1);
-        a10 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 640) / 32, k0 + (lid + 640) % 32, x1);
-        a11 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 704) / 32, k0 + (lid + 704) % 32, x1);
-        a12 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x1);
-        a13 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 832) / 32, k0 + (lid + 832) % 32, x1);
-        a14 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 896) / 32, k0 + (lid + 896) % 32, x1);
-        a15 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 960) / 32, k0 + (lid + 960) % 32, x1);
-        b0 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x0);
-        b1 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 64) % 32, k0 + (lid + 64) / 32, x0);
-        b2 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x0);
-        b3 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 192) % 32, k0 + (lid + 192) / 32, x0);
-        b4 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x0);
-        b5 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 320) % 32, k0 + (lid + 320) / 32, x0);
-        b6 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x0);
-        b7 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 448) % 32, k0 + (lid + 448) / 32, x0);
-        b8 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x0);
-        b9 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 576) % 32, k0 + (lid + 576) / 32, x0);
-        b10 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x0);
-        b11 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 704) % 32, k0 + (lid + 704) / 32, x0);
-        b12 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x0);
-        b13 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 832) % 32, k0 + (lid + 832) / 32, x0);
-        b14 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x0);
-        b15 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 960) % 32, k0 + (lid + 960) / 32, x0);
+        a0 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x1);
+        a1 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 64) / 32, k0 + (lid + 64) % 32, x1);
+        a2 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 128) / 32, k0 + (lid + 128) % 32, x1);
+        a3 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 192) / 32, k0 + (lid + 192) % 32, x1);
+        a4 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x1);
+        a5 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 320) / 32, k0 + (lid + 320) % 32, x1);
+        a6 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 384) / 32, k0 + (lid + 384) % 32, x1);
+        a7 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 448) / 32, k0 + (lid + 448) % 32, x1);
+        a8 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x1);
+        a9 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 576) / 32, k0 + (lid + 576) % 32, x1);
+        a10 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 640) / 32, k0 + (lid + 640) % 32, x1);
+        a11 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 704) / 32, k0 + (lid + 704) % 32, x1);
+        a12 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x1);
+        a13 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 832) / 32, k0 + (lid + 832) % 32, x1);
+        a14 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 896) / 32, k0 + (lid + 896) % 32, x1);
+        a15 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 960) / 32, k0 + (lid + 960) % 32, x1);
+        b0 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x0);
+        b1 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 64) % 32, k0 + (lid + 64) / 32, x0);
+        b2 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x0);
+        b3 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 192) % 32, k0 + (lid + 192) / 32, x0);
+        b4 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x0);
+        b5 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 320) % 32, k0 + (lid + 320) / 32, x0);
+        b6 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x0);
+        b7 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 448) % 32, k0 + (lid + 448) / 32, x0);
+        b8 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x0);
+        b9 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 576) % 32, k0 + (lid + 576) / 32, x0);
+        b10 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x0);
+        b11 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 704) % 32, k0 + (lid + 704) / 32, x0);
+        b12 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x0);
+        b13 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 832) % 32, k0 + (lid + 832) / 32, x0);
+        b14 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x0);
+        b15 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 960) % 32, k0 + (lid + 960) / 32, x0);
 
     while (k0 < end) {
         a_tile[(lid + 0) % 32 * 36 + (lid + 0) / 32] = a0;
@@ -128,38 +129,38 @@ __kernel void gemm_tiled_32x32_0068948934(
         barrier(CLK_LOCAL_MEM_FENCE);
         k0 += 32;
         if (k0 < end) {
-        a0 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x1);
-        a1 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 64) / 32, k0 + (lid + 64) % 32, x1);
-        a2 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 128) / 32, k0 + (lid + 128) % 32, x1);
-        a3 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 192) / 32, k0 + (lid + 192) % 32, x1);
-        a4 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x1);
-        a5 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 320) / 32, k0 + (lid + 320) % 32, x1);
-        a6 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 384) / 32, k0 + (lid + 384) % 32, x1);
-        a7 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 448) / 32, k0 + (lid + 448) % 32, x1);
-        a8 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x1);
-        a9 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 576) / 32, k0 + (lid + 576) % 32, x1);
-        a10 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 640) / 32, k0 + (lid + 640) % 32, x1);
-        a11 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 704) / 32, k0 + (lid + 704) % 32, x1);
-        a12 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x1);
-        a13 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 832) / 32, k0 + (lid + 832) % 32, x1);
-        a14 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 896) / 32, k0 + (lid + 896) % 32, x1);
-        a15 = gemm_tiled_32x32_0068948934_a(image, m0 + (lid + 960) / 32, k0 + (lid + 960) % 32, x1);
-        b0 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x0);
-        b1 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 64) % 32, k0 + (lid + 64) / 32, x0);
-        b2 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x0);
-        b3 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 192) % 32, k0 + (lid + 192) / 32, x0);
-        b4 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x0);
-        b5 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 320) % 32, k0 + (lid + 320) / 32, x0);
-        b6 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x0);
-        b7 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 448) % 32, k0 + (lid + 448) / 32, x0);
-        b8 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x0);
-        b9 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 576) % 32, k0 + (lid + 576) / 32, x0);
-        b10 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x0);
-        b11 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 704) % 32, k0 + (lid + 704) / 32, x0);
-        b12 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x0);
-        b13 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 832) % 32, k0 + (lid + 832) / 32, x0);
-        b14 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x0);
-        b15 = gemm_tiled_32x32_0068948934_b(image, n0 + (lid + 960) % 32, k0 + (lid + 960) / 32, x0);
+        a0 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x1);
+        a1 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 64) / 32, k0 + (lid + 64) % 32, x1);
+        a2 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 128) / 32, k0 + (lid + 128) % 32, x1);
+        a3 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 192) / 32, k0 + (lid + 192) % 32, x1);
+        a4 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x1);
+        a5 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 320) / 32, k0 + (lid + 320) % 32, x1);
+        a6 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 384) / 32, k0 + (lid + 384) % 32, x1);
+        a7 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 448) / 32, k0 + (lid + 448) % 32, x1);
+        a8 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x1);
+        a9 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 576) / 32, k0 + (lid + 576) % 32, x1);
+        a10 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 640) / 32, k0 + (lid + 640) % 32, x1);
+        a11 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 704) / 32, k0 + (lid + 704) % 32, x1);
+        a12 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x1);
+        a13 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 832) / 32, k0 + (lid + 832) % 32, x1);
+        a14 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 896) / 32, k0 + (lid + 896) % 32, x1);
+        a15 = gemm_tiled_32x32_a14361e9c5_a(image, m0 + (lid + 960) / 32, k0 + (lid + 960) % 32, x1);
+        b0 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x0);
+        b1 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 64) % 32, k0 + (lid + 64) / 32, x0);
+        b2 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x0);
+        b3 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 192) % 32, k0 + (lid + 192) / 32, x0);
+        b4 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x0);
+        b5 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 320) % 32, k0 + (lid + 320) / 32, x0);
+        b6 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x0);
+        b7 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 448) % 32, k0 + (lid + 448) / 32, x0);
+        b8 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x0);
+        b9 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 576) % 32, k0 + (lid + 576) / 32, x0);
+        b10 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x0);
+        b11 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 704) % 32, k0 + (lid + 704) / 32, x0);
+        b12 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x0);
+        b13 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 832) % 32, k0 + (lid + 832) / 32, x0);
+        b14 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x0);
+        b15 = gemm_tiled_32x32_a14361e9c5_b(image, n0 + (lid + 960) % 32, k0 + (lid + 960) / 32, x0);
 
         }
         for (int kk = 0; kk < 32; ++kk) {
@@ -186,20 +187,20 @@ __kernel void gemm_tiled_32x32_0068948934(
     }
     m0 += tm;
     n0 += tn;
-    gemm_tiled_32x32_0068948934_put(c00, image, m0 + 0, n0 + 0, x2, y);
-    gemm_tiled_32x32_0068948934_put(c01, image, m0 + 0, n0 + 1, x2, y);
-    gemm_tiled_32x32_0068948934_put(c02, image, m0 + 0, n0 + 2, x2, y);
-    gemm_tiled_32x32_0068948934_put(c03, image, m0 + 0, n0 + 3, x2, y);
-    gemm_tiled_32x32_0068948934_put(c10, image, m0 + 1, n0 + 0, x2, y);
-    gemm_tiled_32x32_0068948934_put(c11, image, m0 + 1, n0 + 1, x2, y);
-    gemm_tiled_32x32_0068948934_put(c12, image, m0 + 1, n0 + 2, x2, y);
-    gemm_tiled_32x32_0068948934_put(c13, image, m0 + 1, n0 + 3, x2, y);
-    gemm_tiled_32x32_0068948934_put(c20, image, m0 + 2, n0 + 0, x2, y);
-    gemm_tiled_32x32_0068948934_put(c21, image, m0 + 2, n0 + 1, x2, y);
-    gemm_tiled_32x32_0068948934_put(c22, image, m0 + 2, n0 + 2, x2, y);
-    gemm_tiled_32x32_0068948934_put(c23, image, m0 + 2, n0 + 3, x2, y);
-    gemm_tiled_32x32_0068948934_put(c30, image, m0 + 3, n0 + 0, x2, y);
-    gemm_tiled_32x32_0068948934_put(c31, image, m0 + 3, n0 + 1, x2, y);
-    gemm_tiled_32x32_0068948934_put(c32, image, m0 + 3, n0 + 2, x2, y);
-    gemm_tiled_32x32_0068948934_put(c33, image, m0 + 3, n0 + 3, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c00, image, m0 + 0, n0 + 0, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c01, image, m0 + 0, n0 + 1, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c02, image, m0 + 0, n0 + 2, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c03, image, m0 + 0, n0 + 3, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c10, image, m0 + 1, n0 + 0, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c11, image, m0 + 1, n0 + 1, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c12, image, m0 + 1, n0 + 2, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c13, image, m0 + 1, n0 + 3, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c20, image, m0 + 2, n0 + 0, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c21, image, m0 + 2, n0 + 1, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c22, image, m0 + 2, n0 + 2, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c23, image, m0 + 2, n0 + 3, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c30, image, m0 + 3, n0 + 0, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c31, image, m0 + 3, n0 + 1, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c32, image, m0 + 3, n0 + 2, x2, y);
+    gemm_tiled_32x32_a14361e9c5_put(c33, image, m0 + 3, n0 + 3, x2, y);
 }

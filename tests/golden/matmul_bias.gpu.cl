@@ -4,29 +4,30 @@
 // 494 kFLOP, 50.3 kB; template gemm_tiled_opencl
 // launch: 256 by 256
 
-void gemm_tiled_64x64_ba8e6048b6_store(float v, int image, int m, int n, int at,
+void gemm_tiled_64x64_8fa3ee4e22_store(float v, int image, int m, int n, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
     y[at] = v + x2[n];
 }
 
-void gemm_tiled_64x64_ba8e6048b6_put(float v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y)
+void gemm_tiled_64x64_8fa3ee4e22_put(float v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y)
 {
     if (m < 64 && n < 40)
-        gemm_tiled_64x64_ba8e6048b6_store(v, image, m, n, (image * 64 + m) * 40 + n, x2, y);
+        gemm_tiled_64x64_8fa3ee4e22_store(v, image, m, n, (image * 64 + m) * 40 + n, x2, y);
 }
-float gemm_tiled_64x64_ba8e6048b6_a(int image, int m, int k, __global const float *restrict x0)
+float gemm_tiled_64x64_8fa3ee4e22_a(int image, int m, int k, __global const float *restrict x0)
 {
     return x0[m * 96 + k];
 }
 
-float gemm_tiled_64x64_ba8e6048b6_b(int image, int n, int k, __global const float *restrict x1)
+float gemm_tiled_64x64_8fa3ee4e22_b(int image, int n, int k, __global const float *restrict x1)
 {
     return n < 40 ? x1[k * 40 + n] : 0.0f;
 }
 
-__kernel void gemm_tiled_64x64_ba8e6048b6(
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void gemm_tiled_64x64_8fa3ee4e22(
     __global const float *restrict x0,
     __global const float *restrict x1,
     __global const float *restrict x2,
@@ -48,22 +49,22 @@ __kernel void gemm_tiled_64x64_ba8e6048b6(
     int end = min((split + 1) * 96, 96);
     int k0 = split * 96;
     float a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7;
-        a0 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
-        a1 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
-        a2 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
-        a3 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
-        a4 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
-        a5 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
-        a6 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
-        a7 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
-        b0 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
-        b1 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
-        b2 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
-        b3 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
-        b4 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
-        b5 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
-        b6 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
-        b7 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
+        a0 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
+        a1 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
+        a2 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
+        a3 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
+        a4 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
+        a5 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
+        a6 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
+        a7 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
+        b0 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
+        b1 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
+        b2 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
+        b3 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
+        b4 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
+        b5 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
+        b6 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
+        b7 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
 
     while (k0 < end) {
         a_tile[(lid + 0) % 32 * 68 + (lid + 0) / 32] = a0;
@@ -86,22 +87,22 @@ __kernel void gemm_tiled_64x64_ba8e6048b6(
         barrier(CLK_LOCAL_MEM_FENCE);
         k0 += 32;
         if (k0 < end) {
-        a0 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
-        a1 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
-        a2 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
-        a3 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
-        a4 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
-        a5 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
-        a6 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
-        a7 = gemm_tiled_64x64_ba8e6048b6_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
-        b0 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
-        b1 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
-        b2 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
-        b3 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
-        b4 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
-        b5 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
-        b6 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
-        b7 = gemm_tiled_64x64_ba8e6048b6_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
+        a0 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
+        a1 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
+        a2 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
+        a3 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
+        a4 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
+        a5 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
+        a6 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
+        a7 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
+        b0 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
+        b1 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
+        b2 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
+        b3 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
+        b4 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
+        b5 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
+        b6 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
+        b7 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
 
         }
         for (int kk = 0; kk < 32; ++kk) {
@@ -128,20 +129,20 @@ __kernel void gemm_tiled_64x64_ba8e6048b6(
     }
     m0 += tm;
     n0 += tn;
-    gemm_tiled_64x64_ba8e6048b6_put(c00, image, m0 + 0, n0 + 0, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c01, image, m0 + 0, n0 + 1, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c02, image, m0 + 0, n0 + 2, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c03, image, m0 + 0, n0 + 3, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c10, image, m0 + 1, n0 + 0, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c11, image, m0 + 1, n0 + 1, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c12, image, m0 + 1, n0 + 2, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c13, image, m0 + 1, n0 + 3, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c20, image, m0 + 2, n0 + 0, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c21, image, m0 + 2, n0 + 1, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c22, image, m0 + 2, n0 + 2, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c23, image, m0 + 2, n0 + 3, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c30, image, m0 + 3, n0 + 0, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c31, image, m0 + 3, n0 + 1, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c32, image, m0 + 3, n0 + 2, x2, y);
-    gemm_tiled_64x64_ba8e6048b6_put(c33, image, m0 + 3, n0 + 3, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c00, image, m0 + 0, n0 + 0, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c01, image, m0 + 0, n0 + 1, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c02, image, m0 + 0, n0 + 2, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c03, image, m0 + 0, n0 + 3, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c10, image, m0 + 1, n0 + 0, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c11, image, m0 + 1, n0 + 1, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c12, image, m0 + 1, n0 + 2, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c13, image, m0 + 1, n0 + 3, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c20, image, m0 + 2, n0 + 0, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c21, image, m0 + 2, n0 + 1, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c22, image, m0 + 2, n0 + 2, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c23, image, m0 + 2, n0 + 3, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c30, image, m0 + 3, n0 + 0, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c31, image, m0 + 3, n0 + 1, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c32, image, m0 + 3, n0 + 2, x2, y);
+    gemm_tiled_64x64_8fa3ee4e22_put(c33, image, m0 + 3, n0 + 3, x2, y);
 }

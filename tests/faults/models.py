@@ -1,0 +1,116 @@
+"""Models for the fault matrix: small ones of our own, and real ones where their folder is present.
+
+Each has feeds and what should come out, in the format of the real models' golden runs
+("in0:<name>", "out0:<name>"), whose outputs are onnxruntime's.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import jitcl
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = ROOT.parent / "shared" / "models"
+SUPERRES = ROOT / "examples" / "superres-x3.onnx"
+LOW_BITS = 0.15                         # of int8 and int4: the engines round in other places
+TOLERANCES = {"high": 2e-3, "normal": 2e-2, "low": 2e-2}
+CHANNELS, LENGTH = 64, 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the file with its feeds and what should come out."""
+
+    name: str
+    path: Path
+    golden: Path
+    low_bits: bool = False
+
+    def tolerance(self, precision: str) -> float:
+        """Of the largest difference, in units of the largest magnitude."""
+        return LOW_BITS if self.low_bits else TOLERANCES[precision]
+
+
+def missing(name: str) -> str:
+    """Why a model can't be had here, for skips; "" where it can."""
+    if name in OWN or (REAL / f"{name}.onnx").exists():
+        return ""
+    return f"the folder of real models ({name}) is not there"
+
+
+@functools.cache
+def case(name: str) -> Case:
+    """The model of this name; own ones are made, and computed on the CPU path."""
+    if name not in OWN:
+        return Case(name, REAL / f"{name}.onnx", REAL / "golden" / f"{name}.0.npz",
+                    any(tag in name for tag in ("int8", "int4", "qop", "qdq")))
+    folder = Path(tempfile.mkdtemp(prefix="jitcl-faults-"))
+    path, feeds = OWN[name](folder)
+    outputs = jitcl.compile(path, device="cpu", cache_dir=folder).run(feeds)
+    named = {f"in{i}:{k}": v for i, (k, v) in enumerate(feeds.items())}
+    named |= {f"out{i}:{k}": v for i, (k, v) in enumerate(outputs.items())}
+    np.savez(folder / "golden.npz", **named)
+    return Case(name, path, folder / "golden.npz", low_bits=False)
+
+
+def _superres(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """The example's network on a small picture: convolutions, an addition, an upscaling."""
+    image = np.random.default_rng(1).random((1, 3, 20, 24), np.float32)
+    return SUPERRES, {"image": image}
+
+
+def _block(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """A transformer's block with weights of 4 bits: products, a softmax, a normalisation, a GELU.
+    """
+    rng = np.random.default_rng(2)
+    constants: dict[str, np.ndarray] = {}
+    nodes = []
+
+    def constant(name: str, value: np.ndarray) -> str:
+        constants[name] = value
+        return name
+
+    def node(op: str, inputs: list[str], output: str, **attributes: object) -> str:
+        nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+    def linear(x: str, output: str) -> str:
+        packed = rng.integers(0, 256, (CHANNELS, CHANNELS // 32, 16), np.uint8)
+        scales = (rng.random((CHANNELS, CHANNELS // 32)) * 0.02 + 0.01).astype(np.float32)
+        return node("MatMulNBits", [x, constant(f"{output}.w", packed),
+                                    constant(f"{output}.s", scales.reshape(-1))], output,
+                    domain="com.microsoft", K=CHANNELS, N=CHANNELS, bits=4, block_size=32)
+
+    q, k, v = (linear("x", n) for n in "qkv")
+    scores = node("MatMul", [q, node("Transpose", [k], "kt", perm=[0, 2, 1])], "scores")
+    scaled = node("Mul", [scores, constant("scale", np.float32(CHANNELS ** -0.5))], "scaled")
+    mixed = node("MatMul", [node("Softmax", [scaled], "weights", axis=-1), v], "mixed")
+    added = node("Add", ["x", linear(mixed, "o")], "added")
+    normed = node("LayerNormalization", [
+        added, constant("gamma", np.ones(CHANNELS, np.float32)),
+        constant("beta", np.zeros(CHANNELS, np.float32))], "normed", axis=-1)
+    root = constant("root", np.float32(2 ** 0.5))
+    erf = node("Erf", [node("Div", [normed, root], "halved")], "erf")
+    gelu = node("Mul", [normed, node("Add", [erf, constant("one", np.float32(1))], "shift")], "y")
+    shape = [1, LENGTH, CHANNELS]
+    graph = helper.make_graph(
+        nodes, "block", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(gelu, TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    path = folder / "block.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path, {"x": rng.standard_normal(shape).astype(np.float32)}
+
+
+OWN: dict[str, Callable[[Path], tuple[Path, dict[str, np.ndarray]]]] = {
+    "superres": _superres, "block": _block}

@@ -1,0 +1,114 @@
+// conv_0_patches: arranges operands for conv_0: conv + add + relu
+// from the graph
+// x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+// 0 FLOP, 28.9 kB; template conv_opencl
+// launch: 256 by 64; params 1, 256, 14, 14, 16, 16, 1, 1, 1, 1, 1, 1, 1, 1
+
+__kernel void patches_22e749fd68(
+    __global const float *restrict x,
+    __global float *restrict p,
+int each, int rows, int height, int width, int oh, int ow, int kh, int kw, int sh, int sw, int dh, int dw, int top, int left)
+{
+    int last = min(((int)get_global_id(0) + 1) * each, rows);
+    for (int row = (int)get_global_id(0) * each; row < last; ++row) {
+        int h = row % oh, tap = row / oh;
+        int kx = tap % kw, line = tap / kw;
+        int ky = line % kh, plane = line / kh;
+        int xh = h * sh + ky * dh - top, xw = kx * dw - left;
+        int first = clamp((sw - 1 - xw) / sw, 0, ow);           // the first column inside
+        int end = clamp((width - 1 - xw + sw) / sw, first, ow); // the first one behind
+        if (xh < 0 || xh >= height) first = end = ow;
+        int from = (plane * height + xh) * width + xw;
+        int to = row * ow;
+        for (int w = 0; w < first; ++w) p[to + w] = 0.0f;
+        if (sw == 1)
+            for (int w = first; w < end; ++w) p[to + w] = x[from + w];
+        else
+            for (int w = first; w < end; ++w) p[to + w] = x[from + w * sw];
+        for (int w = end; w < ow; ++w) p[to + w] = 0.0f;
+    }
+}
+
+// conv_0: conv + add + relu
+// from the graph
+// x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+// 1.82 MFLOP, 60 kB; template conv_opencl
+// launch: 256 by 64; params 1, 224, 8, 28, 0, 32, 16, 3, 3, 14, 14, 56, 4, 16, 16, 1, 256, 4096, 1, 4608, 576
+
+#ifndef JITCL_MAX_F32X4
+#define JITCL_MAX_F32X4
+float4 jitcl_max_f32x4(float4 a, float4 b)
+{
+    return select(b, a, isgreater(a, b) | isnan(a));
+}
+#endif
+
+void conv_4x2x4_9f97794f3d_store(float4 v, int image, int m, int h, int w, int at,
+    __global const float *restrict x2,
+    __global float *restrict y)
+{
+    vstore4(jitcl_max_f32x4(v + x2[m], (float4)(0.0f)), 0, y + at);
+}
+
+__kernel void conv_4x2x4_9f97794f3d(
+    __global const float *restrict x,
+    __read_only image1d_buffer_t wt,
+    __global const float *restrict x2,
+    __global float *restrict y,
+int each, int tasks, int m_tiles, int n_tiles, int m_inner, int m_count, int c_count, int kh, int kw, int oh, int ow, int vectors, int row_vectors, int h_step, int ky_step, int dw, int plane, int x_image, int groups, int wt_group, int wt_tile)
+{
+    int last = min(((int)get_global_id(0) + 1) * each, tasks);
+    for (int task = (int)get_global_id(0) * each; task < last; ++task) {
+        int image = task / (m_tiles * n_tiles);
+        int rest = task - image * m_tiles * n_tiles;
+        int mt = m_inner ? rest % m_tiles : rest / n_tiles;
+        int nt = m_inner ? rest / m_tiles : rest % n_tiles;
+        int m0 = min(mt * 4, m_count - 4);
+        int q0 = min(nt * 2 + 0, vectors - 1);
+        int h0 = q0 / row_vectors;
+        int w0 = min((q0 - h0 * row_vectors) * 4, ow - 4);
+        int o0 = h0 * h_step + w0 * 1;
+        int q1 = min(nt * 2 + 1, vectors - 1);
+        int h1 = q1 / row_vectors;
+        int w1 = min((q1 - h1 * row_vectors) * 4, ow - 4);
+        int o1 = h1 * h_step + w1 * 1;
+        __global const float *xc = x + image * x_image;
+        int wk = ((image % groups) * wt_group + mt * wt_tile) / 4;
+        float4 c00 = (float4)(0.0f), c01 = (float4)(0.0f);
+        float4 c10 = (float4)(0.0f), c11 = (float4)(0.0f);
+        float4 c20 = (float4)(0.0f), c21 = (float4)(0.0f);
+        float4 c30 = (float4)(0.0f), c31 = (float4)(0.0f);
+        for (int c = 0; c < c_count; ++c) {
+            __global const float *xy = xc;
+            for (int ky = 0; ky < kh; ++ky) {
+                __global const float *xk = xy;
+                for (int kx = 0; kx < kw; ++kx) {
+                    float4 b0 = vload4(0, xk + o0);
+                    float4 b1 = vload4(0, xk + o1);
+                    float4 wk0 = read_imagef(wt, wk + 0);
+                    c00 += wk0.s0 * b0;
+                    c01 += wk0.s0 * b1;
+                    c10 += wk0.s1 * b0;
+                    c11 += wk0.s1 * b1;
+                    c20 += wk0.s2 * b0;
+                    c21 += wk0.s2 * b1;
+                    c30 += wk0.s3 * b0;
+                    c31 += wk0.s3 * b1;
+                    wk += 1;
+                    xk += dw;
+                }
+                xy += ky_step;
+            }
+            xc += plane;
+        }
+        int at = (image * m_count + m0) * oh * ow;
+        conv_4x2x4_9f97794f3d_store(c00, image, m0 + 0, h0, w0, at + (0 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_9f97794f3d_store(c01, image, m0 + 0, h1, w1, at + (0 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_9f97794f3d_store(c10, image, m0 + 1, h0, w0, at + (1 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_9f97794f3d_store(c11, image, m0 + 1, h1, w1, at + (1 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_9f97794f3d_store(c20, image, m0 + 2, h0, w0, at + (2 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_9f97794f3d_store(c21, image, m0 + 2, h1, w1, at + (2 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_9f97794f3d_store(c30, image, m0 + 3, h0, w0, at + (3 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_9f97794f3d_store(c31, image, m0 + 3, h1, w1, at + (3 * oh + h1) * ow + w1, x2, y);
+    }
+}

@@ -1,0 +1,110 @@
+"""The fault matrix (tests/faults): whatever a driver does, a right result or a JitclError, and the
+next run remembers. A handful on small models; each row on a real model with `-m slow`; more by
+benchmarks/fault_matrix.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.drivers import posing
+from tests.faults.child import difference
+from tests.faults.models import case, missing
+from tests.faults.running import check
+from tests.faults.scenarios import HALF, KERNEL, SCENARIOS, Scenario
+
+pytestmark = pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds")
+QUICK = [s for s in SCENARIOS if s.quick]
+
+
+def rows(chosen: list[Scenario]) -> pytest.MarkDecorator:
+    """Each scenario on each of its drivers."""
+    pairs = [(s, d) for s in chosen for d in s.drivers]
+    return pytest.mark.parametrize("scenario, driver", pairs,
+                                   ids=[f"{s.name}-{d}" for s, d in pairs])
+
+
+def passes(scenario: Scenario, driver: str, model: str, tmp_path) -> None:
+    if missing(model):
+        pytest.skip(missing(model))
+    result = check(scenario, driver, case(model), tmp_path / "cache")
+    assert result.problems == []
+    assert result.outcome == "right"
+
+
+@rows([dataclasses.replace(s, drivers=s.drivers[:1]) for s in QUICK])
+def test_quick(scenario, driver, tmp_path):
+    passes(scenario, driver, scenario.own, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@rows(list(SCENARIOS))
+def test_real_model(scenario, driver, tmp_path):
+    passes(scenario, driver, scenario.models[0], tmp_path)
+
+
+def test_the_rows():
+    assert len(SCENARIOS) >= 20 and len({s.name for s in SCENARIOS}) == len(SCENARIOS)
+    for row in SCENARIOS:
+        assert len(set(row.models)) >= 3 and row.says
+        assert set(row.fires) | set(row.again) <= set(posing.ACTIONS)
+        assert not set(row.again) & set(posing.CRASHES)
+
+
+# ---- what a user sees
+
+COMMAND = """
+import sys
+from jitcl.cli.main import main
+sys.argv = ["jitcl", *{arguments!r}]
+main()
+"""
+
+
+def command(tmp_path, *arguments: str) -> posing.Outcome:
+    """`jitcl` on a Mali-G78 whose compiler has no instruction for some kernel with halves."""
+    return posing.run_python(
+        COMMAND.format(arguments=arguments), cache=tmp_path, pose=posing.POSES["mali-g78:intel"],
+        rules=[f"abort /{KERNEL}.*({HALF['intel']})/"], timeout=200)
+
+
+def prepared(folder: Path, model: str) -> tuple[Path, list[str], np.ndarray]:
+    """The model's file, options that feed it, and its first output."""
+    which = case(model)
+    with np.load(which.golden) as z:
+        feeds = {k.split(":", 1)[1]: z[k] for k in z.files if k.startswith("in")}
+        wanted = next(z[k] for k in z.files if k.startswith("out"))
+    np.savez(folder / "feeds.npz", **feeds)
+    return which.path, ["-i", str(folder / "feeds.npz")], wanted
+
+
+@pytest.mark.parametrize("model", [
+    pytest.param("superres", marks=pytest.mark.slow),
+    pytest.param("minilm_l6_v2", marks=pytest.mark.slow)])
+def test_cannot_select(model, tmp_path):
+    """It dies of "Cannot select: intrinsic %llvm.bifrost.2586" on kernels with halves."""
+    if missing(model):
+        pytest.skip(missing(model))
+    path, feeds, wanted = prepared(tmp_path, model)
+    done = command(tmp_path, "run", str(path), "-d", "opencl:arm", "--precision", "low", *feeds,
+                   "-o", str(tmp_path / "out.npy"))
+    assert done.returncode == 0, done.stderr
+    assert difference(np.load(tmp_path / "out.npy"), wanted) < 2e-2
+    assert done.stats.faults["abort"] >= 1
+    told = [line for line in done.stderr.splitlines() if "Cannot select" in line]
+    assert len(told) == 1
+    assert "SIGABRT" in told[0] and "arithmetic in float32" in told[0], told
+
+    again = command(tmp_path, "run", str(path), "-d", "opencl:arm", "--precision", "low", *feeds)
+    assert again.returncode == 0
+    assert again.stats.faults["abort"] == done.stats.faults["abort"]
+
+    shown = command(tmp_path, "devices")
+    assert shown.returncode == 0, shown.stderr
+    assert "faults of opencl:" in shown.stdout
+    assert "crash: SIGABRT: LLVM ERROR: Cannot select: intrinsic" in shown.stdout

@@ -1,0 +1,225 @@
+"""Kernels that a process died over in its own driver: the next one tries them in a worker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jitcl.devices.care import Care
+from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.opencl import list_devices, programs
+from jitcl.devices.opencl.isolation import Isolated
+from jitcl.devices.pending import KEPT_SECONDS, Pending
+from jitcl.errors import KernelFault
+from tests.test_isolation import BROKEN, DOUBLE, SQUARE, Compared, Memory, X, chain, opened
+
+DEVICES = list_devices()
+ROOT = Path(__file__).resolve().parent.parent
+needs_device = pytest.mark.skipif(not DEVICES, reason="there is no OpenCL driver")
+
+# -- the files -----------------------------------------------------------------------------------
+
+
+def marks(path: Path) -> list[Path]:
+    return sorted(path.parent.glob("*.pending"))
+
+
+def left_behind(path: Path, *entries: str, pid: int = 0, born: str = "0") -> Path:
+    """The file of a process that has ended: this one's number, but it was born at another time."""
+    file = path.with_suffix(".1-0.pending")
+    path.parent.mkdir(exist_ok=True)
+    said = {"pid": pid or os.getpid(), "born": born, "entries": entries}
+    file.write_text(json.dumps(said))
+    return file
+
+
+@pytest.fixture()
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "faults" / "pocl-3.0--cpu--0123.json"
+
+
+def test_a_file_is_there_during_the_block_and_not_after_it(path):
+    with Pending(path).over(["a", "b"]):
+        (mark,) = marks(path)
+        assert json.loads(mark.read_text())["entries"] == ["a", "b"]
+        assert Pending(path).died_over() == frozenset()         # this process lives
+    assert marks(path) == []
+    with pytest.raises(KeyboardInterrupt), Pending(path).over(["a"]):
+        raise KeyboardInterrupt
+    assert list(path.parent.iterdir()) == []
+
+
+def test_processes_that_ended_are_told_from_those_that_live(path):
+    left_behind(path, "a")
+    assert Pending(path).died_over() == {"a"}
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    born = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    left_behind(path, "a", pid=child.pid, born=born)
+    assert Pending(path).died_over() == frozenset()
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert Pending(path).died_over() == {"a"}                   # a zombie has ended
+    child.communicate()
+    assert Pending(path).died_over() == {"a"}
+    assert Pending(path.with_name("another--device--1.json")).died_over() == frozenset()
+
+
+def test_what_is_settled_is_forgotten_and_the_rest_is_not(path):
+    left_behind(path, "a", "b")
+    Pending(path).settle(frozenset("c"))
+    Pending(path).settle(frozenset("a"))
+    assert Pending(path).died_over() == {"b"}
+    Pending(path).settle(frozenset("b"))
+    assert marks(path) == []
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", '{"pid": 1}', '{"pid": "x", "born": "", "entries": []}'])
+def test_files_that_say_nothing_are_removed(path, text):
+    left_behind(path, "a").write_text(text)
+    assert Pending(path).died_over() == frozenset() and marks(path) == []
+
+
+def test_old_files_are_removed(path):
+    old = time.time() - KEPT_SECONDS - 60
+    os.utime(left_behind(path, "a"), (old, old))
+    assert Pending(path).died_over() == frozenset() and marks(path) == []
+
+
+def test_where_nothing_can_be_written_there_is_no_file_and_no_warning(tmp_path, caplog):
+    (tmp_path / "faults").write_text("a file where the directory would be")
+    with Pending(tmp_path / "faults" / "x.json").over(["a"]), Pending(None).over(["a"]):
+        pass
+    assert [r for r in caplog.records if r.levelno >= logging.INFO] == []
+
+
+# -- loading -------------------------------------------------------------------------------------
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from tests.test_isolation import DEVICES, DOUBLE, Compared, Memory, chain, opened
+from jitcl.devices.care import Care
+from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.opencl import loading, programs
+
+def die(*_):
+    if sys.argv[3] != "9":
+        signal.signal(int(sys.argv[3]), signal.SIG_DFL)     # drivers install handlers
+    os.kill(os.getpid(), int(sys.argv[3]))
+
+if sys.argv[2] == "build":
+    programs.from_source = die
+else:
+    loading.run_once = die
+device = opened(DEVICES[0], FaultDatabase(Path(sys.argv[1])))
+plan = chain(DOUBLE)
+device.load(plan, Memory(), care=Care("untrusted", (Compared(plan),)))
+"""
+
+
+@pytest.fixture()
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The kernels of each job that a worker gets."""
+    call, jobs = Isolated.call, []
+
+    def listen(self: Isolated, request: tuple[str, Any], *a: Any, **k: Any) -> Any:
+        jobs.append([s.entry for s in request[1].kernels])
+        return call(self, request, *a, **k)
+
+    monkeypatch.setattr(Isolated, "call", listen)
+    return jobs
+
+
+@needs_device
+@pytest.mark.parametrize(("where", "number"), [
+    ("build", signal.SIGKILL), ("build", signal.SIGABRT), ("launch", signal.SIGSEGV)])
+def test_a_process_that_died_over_a_kernel_is_not_followed_by_another(path, asked, where, number):
+    done = subprocess.run([sys.executable, "-c", DIES, str(path), where, str(int(number))],
+                          cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -number, done.stderr
+    assert len(marks(path)) == 1
+    device, plan, cache = opened(DEVICES[0], FaultDatabase(path)), chain(DOUBLE, SQUARE), Memory()
+    (y,) = device.load(plan, cache, care=Care("untrusted")).run([X])
+    np.testing.assert_array_equal(y, (2 * X) ** 2)
+    assert asked == [["double_1"]]                              # the other is built here
+    assert marks(path) == [] and device.faults.faults == ()
+    again = opened(DEVICES[0], FaultDatabase(path))
+    again.load(plan, cache, care=Care("untrusted"))
+    assert len(asked) == 1 and again.counters["programs_built_from_source"] == 0
+
+
+@needs_device
+def test_kernels_on_file_are_those_under_way(path, monkeypatch):
+    build, seen = programs.from_source, []
+
+    def look(*a: Any) -> Any:
+        seen.append([json.loads(m.read_text())["entries"] for m in marks(path)])
+        return build(*a)
+
+    monkeypatch.setattr(programs, "from_source", look)
+    faults = FaultDatabase(path)
+    opened(DEVICES[0], faults).load(chain(DOUBLE, SQUARE), care=Care("untrusted"))
+    assert seen == [[["double_1", "square_1"]]]
+    opened(DEVICES[0], faults).load(chain(DOUBLE), care=Care("never"))
+    assert seen[1:] == [[]]
+    with pytest.raises(KernelFault):
+        opened(DEVICES[0], faults).load(chain(BROKEN), care=Care("untrusted"))
+    assert seen[2:] == [[["broken_1"]]] and marks(path) == []
+
+
+@needs_device
+def test_a_stored_kernel_that_a_first_launch_died_over_is_tried_anew(path, asked):
+    """It came into the cache where results were not compared."""
+    plan, cache, faults = chain(DOUBLE), Memory(), FaultDatabase(path)
+    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted"))
+    left_behind(path, "double_1")
+    trial = Compared(plan)
+    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted", (trial,)))
+    assert asked == [["double_1"]] and len(trial.seen) == 1 and marks(path) == []
+
+
+@needs_device
+def test_a_warm_start_looks_at_no_file(path, monkeypatch):
+    plan, cache, faults = chain(DOUBLE), Memory(), FaultDatabase(path)
+    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted"))
+    monkeypatch.setattr(Pending, "_left_behind", lambda _: pytest.fail("it looked"))
+    monkeypatch.setattr(Pending, "_written", lambda *_: pytest.fail("it wrote"))
+    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted"))
+
+
+# -- trials ---------------------------------------------------------------------------------------
+
+@needs_device
+@pytest.mark.parametrize("mode", ["untrusted", "always"])
+@pytest.mark.parametrize("reason", ["", "no bound is known"])
+def test_a_trial_that_cannot_judge_clears_nobody(mode, reason, caplog):
+    from tests.test_isolation import source
+
+    four = source("four_1", "x[i] + ((float4)(1.0f)).x")
+    device, trial = opened(DEVICES[0], proven=("vec4",)), Compared(chain(four), reason=reason)
+    with caplog.at_level(logging.INFO, "jitcl.opencl"):
+        (y,) = device.load(chain(four), Memory(), care=Care(mode, (trial,))).run([X])
+    np.testing.assert_array_equal(y, X + 1)
+    assert ("vec4" in device.faults.good) == bool(device.store.checked) == (not reason)
+    assert ("can't be checked (no bound is known): four_1" in caplog.text) == bool(reason)
+
+
+@needs_device
+def test_a_trial_that_cannot_be_prepared_ends_the_loading():
+    class Odd(Compared):
+        def prepare(self) -> None:
+            raise ValueError("no such operation")
+
+    with pytest.raises(ValueError, match="no such operation"):
+        opened(DEVICES[0]).load(chain(DOUBLE), care=Care("untrusted", (Odd(chain(DOUBLE)),)))
