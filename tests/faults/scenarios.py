@@ -14,9 +14,10 @@ KERNEL = r"_[0-9a-f]{10}\("
 WORKER = "jitcl.devices.opencl.worker"
 DRIVERS = ("intel", "pocl")
 PLAIN = ("mnist8", "oww_embedding", "squeezenet1.0_fp16")
-HALVES = ("squeezenet1.0_fp16", "oww_embedding", "minilm_l6_v2")
+HALVES = ("squeezenet1.0_fp16", "minilm_l6_v2", "selfie_segmentation")
 SOFTMAX = ("squeezenet1.0_fp16", "stories260K_kv_int4", "minilm_l6_v2")
-LOW_BITS = ("stories260K_kv_int4", "ultraface_qop_u8", "block")
+BYTES = ("stories260K_kv_int4", "ultraface_qop_u8", "minilm_int4")
+NIBBLES = ("stories260K_kv_int4", "minilm_int4", "block")
 # half: arithmetic where the driver has it, else the loads and stores that PoCL has
 HALF = {"intel": r"convert_half|\(half[0-9]*\)|half[0-9]* [a-z0-9_]+ =",
         "pocl": r"v(load|store)a?_half"}
@@ -60,6 +61,8 @@ class Scenario:
     quick: bool = False                 # in the default test run
     memory_share: float = 0.0           # of what the plan needs, that the device has; 0: enough
     halves: bool = False                # the plan must use halves, on the driver that has them
+    steps: bool = False                 # a kernel must have stepped down
+    tells: str = ""                     # what the user must read: a regular expression
 
 
 def rules(*lines: str, **settings: Any) -> tuple[Phase, ...]:
@@ -73,10 +76,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("fp16-abort-always", "aborts on anything with halves, probes too",
              rules("abort /HALF/"), HALVES, precision="low", own="superres", fires=("abort",)),
     Scenario("int4-abort", "aborts on packed weights of 4 bits",
-             rules(f"abort /{KERNEL}.*(int4|& 15|0xf|>> 4)/"), LOW_BITS,
+             rules(f"abort /{KERNEL}.*(int4|& 15|0xf|>> 4)/"), NIBBLES,
              fires=("abort",), quick=True),
     Scenario("int8-abort", "aborts on bytes",
-             rules(f"abort /{KERNEL}.*uchar/"), LOW_BITS, fires=("abort",)),
+             rules(f"abort /{KERNEL}.*uchar/"), BYTES, fires=("abort",)),
     Scenario("vector-abort", "aborts on vectors of 8 and 4",
              rules(f"abort /{KERNEL}.*float(4|8|16)/"), fires=("abort",)),
     Scenario("image-abort", "aborts on kernels that read images",
@@ -147,9 +150,9 @@ SCENARIOS: tuple[Scenario, ...] = (
              "Zen 4: nothing is posed), and they are forced upon it", rules(), pose="",
              drivers=("pocl",), variables={
                  "JITCL_POCL_CPU": "znver3", "JITCL_BUILD_SECONDS": "8",
-                 "JITCL_TARGET": "max_vector_width=16,vector_width=16"}),
+                 "JITCL_TARGET": "max_vector_width=16,vector_width=16"}, steps=True),
     Scenario("wide-vectors-probed", "is the same, and nothing is forced", rules(), pose="",
              drivers=("pocl",), variables={
-                 "JITCL_POCL_CPU": "znver3", "JITCL_BUILD_SECONDS": "8"}),
+                 "JITCL_POCL_CPU": "znver3", "JITCL_BUILD_SECONDS": "8"}, tells="probe vec16"),
 )
 BY_NAME = {s.name: s for s in SCENARIOS}

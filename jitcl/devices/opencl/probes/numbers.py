@@ -12,6 +12,7 @@ from jitcl.devices.opencl.probes.record import Probe, Verdict
 
 FMA_LOOPS = 100_000
 SLOW_LOOPS = 500                    # where these take TOO_SLOW seconds, in a simulator
+ROUNDS = 6                          # of both, before fma() is called slow; of milliseconds
 TOO_SLOW = 0.002
 SLOW_FMA = 2.0                      # a library call takes 3 to 10 times as long as a*b+c
 LANES = 16                          # values that each vector probe computes
@@ -135,8 +136,13 @@ def _multiply_add(bench: Bench, program: Any) -> Verdict:
     y = bench.buffer(np.zeros(16, np.float32))
     slow = bench.seconds(program, "fma_0", 1, 1, x, y, np.int32(SLOW_LOOPS), launches=4) > TOO_SLOW
     loops = np.int32(SLOW_LOOPS if slow else FMA_LOOPS)
-    plain, fused = (bench.seconds(program, f"fma_{n}", 1, 1, x, y, loops) for n in (0, 1))
-    slowdown = fused / max(plain, 1e-9)
+    plain = fused = slowdown = float("inf")
+    for n in range(ROUNDS):         # in turns: on a busy machine either may be held up
+        plain = min(plain, bench.seconds(program, "fma_0", 1, 1, x, y, loops))
+        fused = min(fused, bench.seconds(program, "fma_1", 1, 1, x, y, loops))
+        slowdown = fused / max(plain, 1e-9)
+        if n and slowdown < SLOW_FMA:
+            break
     return Verdict(slowdown < SLOW_FMA, f"fma() takes {slowdown:.2f} times as long as a*b+c "
                                         f"({fused * 1e3:.2f} against {plain * 1e3:.2f} ms)")
 
