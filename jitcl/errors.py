@@ -22,6 +22,12 @@ class UnsupportedError(JitclError):
     """The model needs ops, types or attributes that jitcl does not implement; all are listed."""
 
 
+class NotOneGraph(UnsupportedError):
+    """A model that is no single graph: some of it has to run on the host, or what follows depends
+    on values that it computes. The runtime catches it and runs the model as a program of parts.
+    """
+
+
 class ShapeError(JitclError):
     """Shapes or ranks do not fit together."""
 

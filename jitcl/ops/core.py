@@ -24,6 +24,7 @@ from jitcl import dtypes
 from jitcl.errors import JitclError, ShapeError, TypeError_, UnsupportedError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
+from jitcl.ir.graph import Node
 from jitcl.ir.types import Dim, TensorType
 
 Index = tuple[Expr, ...]
@@ -121,6 +122,31 @@ class Op:
     doc: str = ""
 
 
+@dataclass(frozen=True)
+class Bounded:
+    """What an import rule returns where data decides how long the results are (NonZero, Compress,
+    Unique, NonMaxSuppression): results of the largest size that there can be, and how much of them
+    counts.
+
+    padded: the node's outputs in order, None for one that is not computed; what lies beyond the
+    count is never looked at. count: one element of i32 or i64, how long the results are. axes: for
+    each of `padded` the axis that is cut to the count, None for a result of a fixed size.
+
+    Kernels compute all of it. The runtime reads the count, cuts the results to size and compiles
+    what follows for it. Where the count is known at import, the graph slices instead.
+    """
+
+    padded: tuple[Node | None, ...]
+    count: Node
+    axes: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.padded):
+            raise JitclError(f"Bounded: {len(self.padded)} results and {len(self.axes)} axes")
+        if self.count.type.size != 1 or self.count.type.dtype not in ("i32", "i64"):
+            raise JitclError(f"Bounded: the count is {self.count.type}, wanted one i32 or i64")
+
+
 OPS: dict[str, Op] = {}
 ONNX: dict[tuple[str, str], Callable[..., Any]] = {}     # (domain, op type) -> rule(g, node)
 
@@ -136,6 +162,8 @@ def declare(op: Op) -> Op:
 def onnx_rule(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Import rule of ONNX ops: `rule(g, node) -> Node or tuple of Nodes`, one for each output that
     it gives.
+
+    A rule whose results are as long as data says returns `Bounded`.
 
     `node` is the frontend's neutral view: `.op_type`, `.inputs` (Nodes; None where left out),
     `.attrs` (plain Python values), `.opset`, `.n_outputs`, `.input(i)` (None where left out),
