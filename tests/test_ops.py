@@ -101,7 +101,7 @@ def test_op(device: str, name: str) -> None:
 
 def declarations() -> Counter[str]:
     """Names of the functions in ops/ under a declaring decorator."""
-    kinds = ("elementwise", "indexed", "movement", "reduction", "composite")
+    kinds = ("elementwise", "indexed", "movement", "reduction", "composite", "recurrence")
     found: Counter[str] = Counter()
     for path in OPS_DIR.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -119,7 +119,8 @@ def test_each_op_is_declared_in_one_place() -> None:
 
 def test_each_op_has_samples_and_one_meaning() -> None:
     assert [op.name for op in OPS.values() if not op.samples] == []
-    assert [op.name for op in OPS.values() if (op.body is None) == (op.expand is None)] == []
+    meanings = {op.name: (op.body, op.expand, op.scan) for op in OPS.values()}
+    assert [name for name, each in meanings.items() if len([m for m in each if m]) != 1] == []
 
 
 def test_no_op_is_named_outside_its_module_by_import_rules() -> None:

@@ -110,7 +110,8 @@ def sample(*args: Spec, rtol: float = 1e-5, **attrs: Any) -> Sample:
 
 @dataclass(frozen=True)
 class Op:
-    """A declared op. Exactly one of `body` (kernels) and `expand` (a composite's graph) is set."""
+    """A declared op. Exactly one of `body` (kernels), `expand` (a composite's graph) and `scan` (a
+    recurrence's steps) is set."""
 
     name: str
     kind: str
@@ -120,6 +121,7 @@ class Op:
     expand: Callable[..., Any] | None = None
     samples: tuple[Sample, ...] = ()
     doc: str = ""
+    scan: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,40 @@ def reduction(combine: str, *, ref: Callable[..., Any], samples: Sequence[Sample
 def reduced(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[Dim, ...]:
     """The shape that is left when `axes` (normalised) are reduced."""
     return tuple(1 if a in axes else d for a, d in enumerate(shape) if keepdims or a not in axes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One assignment of a recurrence: `out[at(*j)] = value(*j)` for all j in `extents`, in any
+    order, so it must not read what it writes itself."""
+
+    extents: tuple[int, ...]
+    at: Callable[..., Index]
+    value: Callable[..., Expr]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a recurrence does: for each chain the parts of `init(chain)`, then `steps` times those
+    of `step(chain, t)`, one after the other. No chain writes where another reads or writes."""
+
+    chains: tuple[int, ...]
+    steps: int
+    init: Callable[[Index], Sequence[Part]]
+    step: Callable[[Index, Expr], Sequence[Part]]
+
+
+def recurrence(*, infer: Infer, ref: Callable[..., Any],
+               samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Scan]], Op]:
+    """An op that reads its own output at earlier steps: `fn(s, own, *loaders, **attrs) -> Scan`.
+
+    `own(*index)` is an element of the output that a part before this one has written. Such a node
+    is computed in a kernel of its own, each chain's steps in a sequential loop.
+    """
+    def wrap(fn: Callable[..., Scan]) -> Op:
+        return declare(Op(fn.__name__, "recurrence", infer, ref, samples=tuple(samples),
+                          doc=fn.__doc__ or "", scan=fn))
+    return wrap
 
 
 def composite(*, ref: Callable[..., Any], onnx: str | None = None,
