@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import jitcl
-from jitcl.errors import JitclError, ModelError, ShapeError, TypeError_, UnsupportedError
+from jitcl.errors import JitclError, ModelError, ShapeError, TypeError_
 from jitcl.frontends.onnx import import_model, load
 from tests.test_quantise import DEVICES, model
 
@@ -249,9 +249,6 @@ ONE, ZERO = np.float32(1), np.uint8(0)
             {"s": np.ones((2, 2), np.float32)}, np.float32, axis=1, block_size=3),
      ShapeError, "blocks of 3 along axis 1 of u8[2,3] want scales and zero points [2, 1], "
                  "got f32[2,2]"),
-    (one_op("QLinearAveragePool", ["a", "s", "z", "s", "z"], {"a": A}, {"s": ONE, "z": ZERO},
-            np.uint8, "com.microsoft", kernel_shape=[2, 2], channels_last=1),
-     UnsupportedError, "has channels_last=1: export it with channels in axis 1"),
 ])
 def test_what_rules_say(proto: onnx.ModelProto, error: type[JitclError], text: str) -> None:
     with pytest.raises(error) as caught:

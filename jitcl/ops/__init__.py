@@ -25,6 +25,10 @@ MODULES = (                      # one a line, so that two additions never clash
     "quantised",
     "attention",
     "sampling",
+    "contrib_fused",
+    "contrib_nbits",
+    "contrib_quantised",
+    "fourier",
 )
 
 for _name in MODULES:

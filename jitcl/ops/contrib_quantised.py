@@ -1,0 +1,199 @@
+"""Import rules of onnxruntime's ops on quantised tensors. Sums of products are exact integers;
+other ops are computed on the numbers that the integers stand for, as onnxruntime does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jitcl.errors import ModelError, UnsupportedError
+from jitcl.ir.graph import Node
+from jitcl.ops.builder import GraphBuilder
+from jitcl.ops.contrib import channels_first, channels_last, inputs_of, microsoft, standard
+from jitcl.ops.core import norm_axis
+from jitcl.ops.quantised import integer_product, one_number, qlinear_conv
+
+# ---- computed on the numbers that they stand for
+
+
+def number(g: GraphBuilder, x: Node, scale: Node, zero: Node | None) -> Node:
+    """The numbers that integers stand for; one scale and zero point for all."""
+    given = [] if zero is None else [one_number(g, zero, "a zero point")]
+    return g.dequantize(x, one_number(g, scale, "a scale"), *given)
+
+
+def quantised(g: GraphBuilder, y: Node, scale: Node, zero: Node | None, like: Node) -> Node:
+    """Numbers as integers of the zero point's type, or of that of `like`."""
+    to = like.type.dtype if zero is None else zero.type.dtype
+    given = [] if zero is None else [one_number(g, zero, "y_zero_point")]
+    return g.quantize(y, one_number(g, scale, "y_scale"), *given, to=to)
+
+
+@microsoft("QLinearConcat")
+def _qlinear_concat(g: GraphBuilder, node: Any) -> Node:
+    """Operands that already have the result's scale and zero point go through as they are."""
+    y_scale, y_zero, *rest = node.inputs
+    if len(rest) % 3 or not rest:
+        raise ModelError(f"QLinearConcat takes 2 + 3n inputs, got {len(node.inputs)}")
+    parts = []
+    for x, scale, zero in zip(rest[::3], rest[1::3], rest[2::3]):
+        parts.append(_moved(g, x, (scale, zero), (y_scale, y_zero)))
+    return g.concat(*parts, axis=node.attrs["axis"])
+
+
+def _moved(g: GraphBuilder, x: Node, old: tuple[Node, Node], new: tuple[Node, Node]) -> Node:
+    """Integers of one scale and zero point as those of another; unchanged where they are the
+    same."""
+    if all(a is b or (a.op == b.op == "const" and np.array_equal(a.data, b.data))
+           for a, b in zip(old, new)):
+        return x
+    return quantised(g, number(g, x, *old), *new, x)
+
+
+@microsoft("QLinearWhere")
+def _qlinear_where(g: GraphBuilder, node: Any) -> Node:
+    condition, x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = node.inputs[:9]
+    new = (z_scale, z_zero)
+    return g.where(condition, _moved(g, x, (x_scale, x_zero), new),
+                   _moved(g, y, (y_scale, y_zero), new))
+
+
+@microsoft("QLinearAdd", "QLinearMul")
+def _qlinear_binary(g: GraphBuilder, node: Any) -> Node:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs_of(node, 8)
+    op = {"QLinearAdd": "add", "QLinearMul": "mul"}[node.op_type]
+    y = g.op(op, number(g, a, a_scale, a_zero), number(g, b, b_scale, b_zero))
+    return quantised(g, y, y_scale, y_zero, a)
+
+
+@microsoft("QLinearSigmoid", "QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool",
+           "QLinearSoftmax", "QLinearReduceMean")
+def _qlinear_unary(g: GraphBuilder, node: Any) -> Node:
+    """The op of the same name on the numbers that x stands for."""
+    x, x_scale, x_zero, y_scale, y_zero = inputs_of(node, 5)
+    last = bool(node.attrs.get("channels_last", 0))
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("channels_last", "opset", "axes")}
+    axes = node.attrs.get("axes")
+    more = [] if axes is None else [g.const(np.array(axes, np.int64))]
+    real = number(g, channels_first(g, x) if last else x, x_scale, x_zero)
+    plain = node.op_type.removeprefix("QLinear")
+    if plain == "Softmax" and int(node.attrs.get("opset", 13)) < 13:
+        y = _flat_softmax(g, real, int(attrs.get("axis", 1)))
+    else:
+        y = standard(g, node, plain, real, *more, attrs=attrs)
+    y = quantised(g, y, y_scale, y_zero, x)
+    return channels_last(g, y) if last else y
+
+
+def _flat_softmax(g: GraphBuilder, x: Node, axis: int) -> Node:
+    """Softmax before opset 13: over all axes from `axis` on, as one."""
+    lead = x.type.dims[:norm_axis(axis, x.type.rank)]
+    return g.reshape(g.softmax(g.reshape(x, shape=(*lead, -1))), shape=x.type.dims)
+
+
+# ---- sums of products of integers
+
+
+def columns(g: GraphBuilder, v: Node | None) -> Node | None:
+    """A scale or zero point of a matrix: one number, or one a column, to broadcast to a product."""
+    return None if v is None else g.reshape(v, shape=()) if v.type.size == 1 else v
+
+
+def _times(g: GraphBuilder, total: Node, *factors: Node | None) -> Node:
+    """A sum of integer products in float: total * (product of the scales)."""
+    scale: Node | None = None
+    for f in factors:
+        if f is not None:
+            scale = f if scale is None else g.mul(scale, f)
+    assert scale is not None
+    return g.mul(g.cast(total, to=scale.type.dtype), scale)
+
+
+@microsoft("MatMulIntegerToFloat")
+def _matmul_integer_to_float(g: GraphBuilder, node: Any) -> Node:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs_of(node, 7)
+    assert a is not None and b is not None
+    total = integer_product(g, a, b, a_zero, b_zero)
+    y = _times(g, total, columns(g, a_scale), columns(g, b_scale))
+    return y if bias is None else g.add(y, bias)
+
+
+def dynamically_quantised(g: GraphBuilder, x: Node) -> tuple[Node, Node, Node]:
+    """x as u8 over its own range with zero in it, the scale and the zero point (u8): what
+    DynamicQuantizeLinear gives."""
+    low = g.min(g.reduce_min(x, keepdims=False), 0.0)
+    high = g.max(g.reduce_max(x, keepdims=False), 0.0)
+    span = g.div(g.sub(high, low), 255.0)
+    scale = g.where(g.equal(span, 0.0), g.const(1, x.type.dtype), span)
+    zero = g.cast(g.clip(g.round(g.div(g.neg(low), scale)), 0.0, 255.0), to="u8")
+    return g.quantize(x, scale, zero, to="u8"), scale, zero
+
+
+@microsoft("DynamicQuantizeMatMul")
+def _dynamic_quantize_matmul(g: GraphBuilder, node: Any) -> Node:
+    x, b, b_scale, b_zero, bias = inputs_of(node, 5)
+    assert x is not None and b is not None
+    a, a_scale, a_zero = dynamically_quantised(g, x)
+    y = _times(g, integer_product(g, a, b, a_zero, b_zero), a_scale, columns(g, b_scale))
+    return y if bias is None else g.add(y, bias)
+
+
+@microsoft("QGemm")
+def _qgemm(g: GraphBuilder, node: Any) -> Node:
+    """alpha * (A' - a_zero) @ (B' - b_zero) * scales + C; a float without y_scale."""
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = inputs_of(node, 9)
+    assert a is not None and b is not None and a_scale is not None
+    if node.attrs.get("transA", 0):
+        a = g.transpose(a, perm=(1, 0))
+    if node.attrs.get("transB", 0):
+        b = g.transpose(b, perm=(1, 0))
+    total = integer_product(g, a, b, a_zero, b_zero)
+    if c is not None:
+        total = g.add(total, c)
+    scale = g.mul(columns(g, a_scale), columns(g, b_scale))
+    alpha = float(node.attrs.get("alpha", 1.0))
+    scale = scale if alpha == 1.0 else g.mul(scale, alpha)
+    if y_scale is None:
+        return g.mul(g.cast(total, to=scale.type.dtype), scale)
+    if y_zero is None:
+        raise ModelError("has y_scale but no y_zero_point: give both, or neither")
+    factor = g.div(scale, one_number(g, y_scale, "y_scale"))
+    return g.requantize(total, factor, one_number(g, y_zero, "y_zero_point"),
+                        to=y_zero.type.dtype)
+
+
+@microsoft("QLinearConv")
+def _qlinear_conv(g: GraphBuilder, node: Any) -> Node:
+    """ONNX's QLinearConv, whose operand may have its channels last."""
+    if not node.attrs.get("channels_last", 0):
+        return qlinear_conv(g, node)
+    turned = node.with_(inputs=(channels_first(g, node.inputs[0]), *node.inputs[1:]))
+    return channels_last(g, qlinear_conv(g, turned))
+
+
+@microsoft("MulInteger")
+def _mul_integer(g: GraphBuilder, node: Any) -> Node:
+    a, a_zero, b, b_zero = inputs_of(node, 4)
+
+    def centred(x: Node | None, zero: Node | None) -> Node:
+        assert x is not None
+        wide = g.cast(x, to="i32")
+        return wide if zero is None else g.sub(wide, g.cast(zero, to="i32"))
+    return g.mul(centred(a, a_zero), centred(b, b_zero))
+
+
+@microsoft("MatMulInteger16")
+def _matmul_integer16(g: GraphBuilder, node: Any) -> Node:
+    a, b = (g.cast(x, to="i32") for x in node.inputs[:2])
+    return standard(g, node, "MatMul", a, b, attrs={})
+
+
+@microsoft("ReduceSumInteger")
+def _reduce_sum_integer(g: GraphBuilder, node: Any) -> Node:
+    x = node.inputs[0]
+    if x.type.dtype not in ("u8", "i8"):
+        raise UnsupportedError(f"sums 8-bit integers, got {x.type}")
+    wide = "u32" if x.type.dtype == "u8" else "i32"
+    return g.reduce_sum(g.cast(x, to=wide), axes=tuple(node.attrs["axes"]),
+                        keepdims=bool(node.attrs["keepdims"]))
