@@ -122,6 +122,13 @@ def _grid_sample(g: Any, node: OnnxNode) -> OnnxNode:
     return node.with_(attrs={**node.attrs, "mode": renamed})
 
 
+def _dft(g: Any, node: OnnxNode) -> OnnxNode:
+    """The axis was an attribute, 1 where it is left out; its input's default is -2."""
+    if node.input(2) is not None:
+        return node
+    return node.with_(inputs=(*node.inputs[:1], node.input(1), const(np.int64(1))))
+
+
 Change = Callable[[Any, OnnxNode], OnnxNode]
 CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
     "Upsample": ((99, _upsample),),
@@ -133,6 +140,7 @@ CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
     "GroupNormalization": ((21, _group_norm),),
     "Scatter": ((99, _scatter),),
     "GridSample": ((20, _grid_sample),),
+    "DFT": ((20, _dft),),
 }
 
 
