@@ -4,7 +4,8 @@ none of whose kernels is known to fail there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from jitcl.ops.builder import reference
 from jitcl.target import Target
 from jitcl.target.ladder import RUNGS, Rung
 
+RESOURCES = re.compile("OUT_OF_RESOURCES|INVALID_WORK_(GROUP|ITEM)")      # of launches
 GROWTH = 8                     # unpacked weights are at most this many times as large: int4 as f32
 SMALL_BYTES = 64 << 10         # results that may be larger than that
 SHOWN = 160                    # characters of a signature in an error or a comment
@@ -68,7 +70,7 @@ class Ladder:
         """
         refusals: list[Refusal] = []
         memo: Memo = {}
-        for rung, writer in self._rungs():
+        for rung, writer in self._rungs(refusals):
             parts = tuple(self._write(rung, writer, group, name, memo))
             refused = self._refused(rung, parts)
             if refused is None:
@@ -76,21 +78,26 @@ class Ladder:
             refusals.append(refused)
         raise BuildError(no_variant(group, origin, refusals, self.target))
 
-    def _rungs(self) -> Iterator[tuple[Rung, Writer]]:
-        """The rungs that differ from those above them, each with what writes its kernels."""
+    def _rungs(self, refusals: Sequence[Refusal]) -> Iterator[tuple[Rung, Writer]]:
+        """The rungs that differ from those above them, each with what writes its kernels. Where
+        launches were refused so far, smaller groups are declared: most kernels' texts don't depend
+        on their group, and the same kernel is not tried twice.
+        """
         seen = set()
         for rung in RUNGS if self.faults is not None else RUNGS[:1]:
-            writer = self._writer(rung)
+            exact = "max_work_group" in rung.caps and any(
+                RESOURCES.search(r.signature) for r in refusals)
+            writer = self._writer(rung, exact)
             if writer is not None and (writer, rung.split) not in seen:
                 seen.add((writer, rung.split))
                 yield rung, writer
 
-    def _writer(self, rung: Rung) -> Writer | None:
+    def _writer(self, rung: Rung, exact: bool) -> Writer | None:
         if rung.cpu:
             return Writer(self.host, self.templates) if self.host is not None else None
         target = rung.apply(self.target)
         half = self.half and rung.effect.get("fp16_arithmetic", True) and not target.soft_half
-        return Writer(target, self.templates and not rung.loops_only, half)
+        return Writer(target, self.templates and not rung.loops_only, half, exact)
 
     def _write(self, rung: Rung, writer: Writer, group: Group, name: str,
                memo: Memo) -> Iterator[Written]:

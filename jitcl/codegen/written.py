@@ -40,11 +40,14 @@ Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most rungs
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes groups for a target. `half`: generated loops compute f16 tensors in f16."""
+    """Writes groups for a target. `half`: generated loops compute f16 tensors in f16. `exact`:
+    OpenCL kernels say which work-group they are launched with.
+    """
 
     target: Target
     templates: bool = True
     half: bool = False
+    exact: bool = False
 
     @property
     def language(self) -> Language:
@@ -81,9 +84,10 @@ class Writer:
 
     def _kernel(self, emitted: Emitted, group: Group, template: str) -> KernelSource:
         options = self._options(emitted, group)
-        digest = hashlib.sha256((emitted.body + repr(options)).encode()).hexdigest()[:10]
+        text = with_group(emitted) if self.exact else emitted.body
+        digest = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:10]
         entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
-        body = emitted.body.replace(ENTRY, entry)
+        body = text.replace(ENTRY, entry)
         return KernelSource(entry, body, self.language, options, template)
 
     def _options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
@@ -92,3 +96,16 @@ class Writer:
         if any(n.op in self.target.unoptimised_ops for n in group.members):
             options += ("-cl-opt-disable",)
         return options
+
+
+def with_group(emitted: Emitted) -> str:
+    """The kernel's text with its work-group declared, so that a compiler gives each work-item the
+    registers that such a group leaves it.
+
+        __kernel void f(...)   ->   __kernel __attribute__((reqd_work_group_size(16, 1, 1))) void f
+    """
+    if not emitted.local_size or "reqd_work_group_size" in emitted.body:
+        return emitted.body
+    sizes = ", ".join(map(str, (*emitted.local_size, 1, 1)[:3]))
+    return emitted.body.replace(
+        "__kernel void", f"__kernel __attribute__((reqd_work_group_size({sizes}))) void", 1)
