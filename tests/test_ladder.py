@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -168,6 +169,36 @@ def test_a_group_steps_down_to_what_works(name, target, fails, rung):
     assert not any(set(f) <= features(k) for f in fails for k in plan.kernels)
     for step in plan.steps:
         assert f"// written {BY_NAME[rung].says}, since the driver fails: SIGABRT" in step.head
+
+
+class Launches(Driver):
+    """Kernels of `entries` can't be launched."""
+
+    def rejects(self, entry: str, features: frozenset[str]) -> str:
+        return f"OUT_OF_RESOURCES at enqueue of {entry}" if entry in self.entries else ""
+
+
+@pytest.mark.parametrize("name", ["elementwise-f16", "softmax", "conv"])
+def test_smaller_groups_are_declared_where_launches_were_refused(name):
+    """The text is another one, though it does not depend on the group: so it is another kernel."""
+    target = TARGETS["gpu"]
+    entries: set[str] = set()
+    variants_met = []
+    for _ in range(len(RUNGS)):
+        plan = plan_of(GRAPHS[name](), target, Launches(entries=entries))
+        variants_met += [s.variant for s in main_steps(plan)]
+        entries |= {k.entry for k in plan.kernels}
+        if "groups-16" in variants_met:
+            break
+    assert "groups-16" in variants_met
+    kernels = {k.entry: k.body for k in plan.kernels}
+    for step in plan.steps:
+        size = ", ".join(map(str, (*step.local_size, 1, 1)[:3]))
+        if step.variant == "groups-16" and step.local_size:
+            assert math.prod(step.local_size) <= 16
+            assert f"__attribute__((reqd_work_group_size({size}))) void" in kernels[step.kernel]
+    crashed = plan_of(GRAPHS[name](), target, Driver(entries=entries))
+    assert not any("reqd_work_group_size" in k.body for k in crashed.kernels if not k.template)
 
 
 def test_images_go_first():
