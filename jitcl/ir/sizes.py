@@ -1,0 +1,488 @@
+"""Sizes that are not known yet, but pass for numbers: how one plan serves many shapes.
+
+    space = Space()
+    n = space.symbol("past", 5)         # 5 now, other values later
+    (n + 3) * 8 // 4                    # 2*size0 + 6: arithmetic stays symbolic
+    n == 1, n < 64                      # False without more ado; True, and a guard: size0 < 64
+
+A `Size` is a polynomial with integer coefficients over *atoms*: the symbols, and quotients that do
+not come out even. Beside its terms it has a *hint*, its value now. A comparison that holds for all
+values of the symbols is just answered. Any other is answered for the hint and becomes a *guard* of
+the space: what was derived holds wherever the guards do ("concolic" execution: Godefroid, Klarlund
+and Sen, 2005, "DART: Directed Automated Random Testing"). Where Python or NumPy want a number and
+nothing else (`range(n)`, an array's element), SizePinned is raised, so that no size is ever taken
+for its hint silently.
+
+Sizes claim to be ints (`isinstance(n, int)`), since all of the compiler computes with sizes as
+ints; `type(n) is Size` tells them apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, cast
+
+LOWEST = 2                      # symbols stand for values from here on: 0 and 1 are shapes apart
+HIGHEST = (1 << 31) - 1
+Monomial = tuple[int, ...]      # numbers of atoms, sorted; () is 1
+Terms = dict[Monomial, int]     # without zeros
+Row = list[Any]                 # terms as JSON: [[monomial, coefficient] ...]
+
+_spaces = itertools.count()
+_judging = threading.local()
+
+
+class SizePinned(Exception):
+    """Something needs the number that a size is now, and would not hold for another."""
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A symbol, by its name among the model's dimensions; or floor(numerator / denominator)."""
+
+    symbol: str = ""
+    numerator: Any = None
+    denominator: Any = None
+    hint: int = 0
+    low: int | None = LOWEST        # not known: None
+
+
+@dataclass
+class Space:
+    """The symbols of one compilation, and what was asked about them."""
+
+    atoms: list[Atom] = field(default_factory=list)
+    guards: dict[tuple[str, Size], None] = field(default_factory=dict)    # in the order met
+    sealed: bool = False            # no more guards: what holds is known
+
+    def __post_init__(self) -> None:
+        self.number = next(_spaces)
+        self._quotients: dict[tuple[Any, Any], Size] = {}
+
+    def symbol(self, name: str, hint: int) -> int:
+        """A size for a named dimension, LOWEST or more."""
+        for number, atom in enumerate(self.atoms):
+            if atom.symbol == name:
+                return Size(self, {(number,): 1}, atom.hint)        # type: ignore[return-value]
+        if not LOWEST <= hint <= HIGHEST:
+            raise SizePinned(f"dimension '{name}' is {hint}")
+        self.atoms.append(Atom(name, hint=hint))
+        return Size(self, {(len(self.atoms) - 1,): 1}, hint)        # type: ignore[return-value]
+
+    def quotient(self, a: Size, b: Size | int) -> Size:
+        """floor(a / b) as an atom, where no simpler form is known; b > 0."""
+        key = (a, b)
+        if key not in self._quotients:
+            low = 0 if _low(a) >= 0 else None
+            value = a.hint // hint(b)
+            self.atoms.append(Atom("", a, b, value, low))
+            self._quotients[key] = Size(self, {(len(self.atoms) - 1,): 1}, value)
+        return self._quotients[key]
+
+    def guard(self, relation: str, size: Size) -> None:
+        """From here on `size relation 0` is taken for granted; relation is "==", "!=", ">="."""
+        if self.sealed and (relation, size) not in self.guards:
+            raise SizePinned(f"'{size} {relation} 0' is asked of a finished compilation")
+        self.guards[relation, size] = None
+
+    def values(self, symbols: Mapping[str, int]) -> list[int]:
+        """Of all atoms, in order, for values of the symbols."""
+        found: list[int] = []
+        for atom in self.atoms:
+            if atom.symbol:
+                found.append(symbols[atom.symbol])
+            else:
+                found.append(at(atom.numerator, found) // at(atom.denominator, found))
+        return found
+
+    def holds(self, values: Sequence[int]) -> bool:
+        """Whether what was derived holds where atoms have these values."""
+        if any(a.symbol and not LOWEST <= v <= HIGHEST for a, v in zip(self.atoms, values)):
+            return False
+        for relation, size in self.guards:
+            value = at(size, values)
+            if not (value == 0 if relation == "==" else value != 0 if relation == "!="
+                    else value >= 0):
+                return False
+        return True
+
+
+class Size:
+    """A size as a polynomial over atoms; never a constant (that is an int)."""
+
+    __slots__ = ("hint", "key", "space", "terms")
+
+    def __init__(self, space: Space, terms: Terms, value: int) -> None:
+        self.space, self.terms, self.hint = space, terms, value
+        self.key = tuple(sorted(terms.items()))
+
+    @property
+    def __class__(self) -> type:                        # type: ignore[override]
+        return int
+
+    # ---- as a number
+
+    def __index__(self) -> int:
+        raise SizePinned(f"'{self}' is needed as a number")
+
+    __int__ = __float__ = __trunc__ = __index__
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __hash__(self) -> int:
+        return hash((self.space.number, self.key))
+
+    def __repr__(self) -> str:
+        return text(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.hint, spec) if spec else text(self)
+
+    # ---- arithmetic
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return _beyond(other)
+        if not _whole(other):
+            return NotImplemented
+        terms = dict(self.terms)
+        for monomial, k in _terms(other):
+            terms[monomial] = terms.get(monomial, 0) + k
+        return _made(self.space, terms, self.hint + hint(other))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return Size(self.space, {m: -k for m, k in self.terms.items()}, -self.hint)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return _beyond(other if self > 0 else -other)
+        if not _whole(other):
+            return NotImplemented
+        terms: Terms = {}
+        for a, k in self.terms.items():
+            for b, c in _terms(other):
+                monomial = tuple(sorted((*a, *b)))
+                terms[monomial] = terms.get(monomial, 0) + k * c
+        return _made(self.space, terms, self.hint * hint(other))
+
+    __rmul__ = __mul__
+
+    def __pow__(self, other: Any) -> Any:
+        if type(other) is not int or other < 0:
+            raise SizePinned(f"'{self} ** {other}'")
+        return math.prod([self] * other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _floordiv(self, other) if _whole(other) else NotImplemented
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _floordiv(other, self) if _whole(other) else NotImplemented
+
+    def __mod__(self, other: Any) -> Any:
+        return self - other * _floordiv(self, other) if _whole(other) else NotImplemented
+
+    def __rmod__(self, other: Any) -> Any:
+        return other - self * _floordiv(other, self) if _whole(other) else NotImplemented
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __truediv__(self, other: Any) -> Any:
+        raise SizePinned(f"'{self} / {other}' is no size")
+
+    __rtruediv__ = __truediv__
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    # ---- comparisons
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, float) or not _whole(other):
+            return False
+        if type(other) is Size and other.space is not self.space:
+            return False
+        difference = self - other
+        if type(difference) is not Size:
+            return bool(difference == 0)
+        if _low(difference) > 0 or _high(difference) < 0:
+            return False
+        equal = difference.hint == 0
+        self.space.guard("==" if equal else "!=", _leading(difference))
+        return equal
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __ge__(self, other: Any) -> bool:
+        return at_least(self, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return not at_least(other, self)
+
+    def __le__(self, other: Any) -> bool:
+        return at_least(other, self)
+
+    def __lt__(self, other: Any) -> bool:
+        return not at_least(self, other)
+
+
+# ---- arithmetic of polynomials
+
+def _whole(x: object) -> bool:
+    return type(x) is Size or type(x) is int or (isinstance(x, int) and not isinstance(x, bool)
+                                                 ) or hasattr(x, "__index__")
+
+
+def _terms(x: Any) -> Iterable[tuple[Monomial, int]]:
+    if type(x) is Size:
+        return x.terms.items()
+    return (((), int(x)),) if x else ()
+
+
+def _made(space: Space, terms: Terms, value: int) -> Any:
+    terms = {m: k for m, k in terms.items() if k}
+    return Size(space, terms, value) if terms.keys() - {()} else terms.get((), 0)
+
+
+def _beyond(infinite: float) -> float:
+    """What a size and an infinity add up to."""
+    if not math.isinf(infinite):
+        raise SizePinned(f"arithmetic with {infinite} is not arithmetic of sizes")
+    return infinite
+
+
+def _leading(size: Size) -> Size:
+    """The size or its negative: one of both for guards that mean the same."""
+    return cast(Size, -size) if size.key[-1][1] < 0 else size
+
+
+def _floordiv(a: Any, b: Any) -> Any:
+    if type(b) is not Size and b < 0:
+        a, b = -a, -b
+    if not b > 0:
+        raise SizePinned(f"'{a} // {b}': the divisor is not known to be positive")
+    quotient, rest = divided(a, b)
+    if type(rest) is not Size and type(b) is not Size:
+        return quotient + rest // b
+    if at_least_always(rest, 0) and at_least_always(b - 1, rest):
+        return quotient
+    space = rest.space if type(rest) is Size else b.space
+    if type(rest) is Size and all(k <= 0 for k in rest.terms.values()):
+        return quotient - _floordiv(-rest + b - 1, b)       # floor(-x / b) = -ceil(x / b)
+    return quotient + space.quotient(rest, b)
+
+
+def divided(a: Any, b: Any) -> tuple[Any, Any]:
+    """(q, r) with a = q * b + r: for all values of the symbols, and as much in q as comes out even.
+    """
+    if type(a) is not Size and type(b) is not Size:
+        return a // b, a % b
+    space = a.space if type(a) is Size else b.space
+    if type(b) is not Size:
+        even = {m: k // b for m, k in a.terms.items() if k % b == 0}
+        rest = {m: k for m, k in a.terms.items() if k % b}
+        constant = rest.pop((), 0)
+        even[()] = even.get((), 0) + constant // b
+        rest[()] = constant % b
+        quotient = _made(space, even, _value(space, even))
+        return quotient, a - quotient * b
+    quotient, rest = 0, a
+    lead, coefficient = max(b.terms.items(), key=lambda t: (len(t[0]), t[0]))
+    while type(rest) is Size:
+        found = next((m for m, k in sorted(rest.terms.items(), key=lambda t: (-len(t[0]), t[0]))
+                      if k % coefficient == 0 and _without(m, lead) is not None), None)
+        if found is None:
+            break
+        part = cast(Monomial, _without(found, lead))
+        factor = {part: rest.terms[found] // coefficient}
+        step = _made(space, factor, _value(space, factor))
+        after = rest - step * b
+        if type(after) is Size and len(after.terms) >= len(rest.terms):
+            break                                           # no simpler than it was
+        quotient, rest = quotient + step, after
+    return quotient, rest
+
+
+def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for number in part:
+        if number not in left:
+            return None
+        left.remove(number)
+    return tuple(left)
+
+
+def _value(space: Space, terms: Terms) -> int:
+    return sum(k * math.prod(space.atoms[n].hint for n in m) for m, k in terms.items())
+
+
+# ---- what is known of all values
+
+def _low(size: Any) -> float:
+    """A bound from below for all values of the symbols; -inf where none is known."""
+    if type(size) is not Size:
+        return cast(float, size)
+    shifted = _shifted(size)
+    if shifted is None:
+        return -math.inf
+    total = shifted.pop((), 0)
+    return total + sum(k * HIGHEST ** len(m) for m, k in shifted.items() if k < 0)
+
+
+def _high(size: Any) -> float:
+    return -_low(-size)
+
+
+def _shifted(size: Size) -> Terms | None:
+    """The polynomial over what each atom exceeds its least value by."""
+    total: Terms = {(): 0}
+    for monomial, k in size.terms.items():
+        product: Terms = {(): k}
+        for number in monomial:
+            low = size.space.atoms[number].low
+            if low is None:
+                return None
+            grown: Terms = {}
+            for m, c in product.items():
+                grown[m] = grown.get(m, 0) + c * low
+                longer = tuple(sorted((*m, number)))
+                grown[longer] = grown.get(longer, 0) + c
+            product = grown
+        for m, c in product.items():
+            total[m] = total.get(m, 0) + c
+    return total
+
+
+def at_least_always(a: Any, b: Any) -> bool:
+    """Whether a >= b for all values of the symbols (of numbers: whether it is so)."""
+    if type(a) is not Size and type(b) is not Size:
+        return bool(a >= b)
+    if isinstance(a, float) or isinstance(b, float):
+        return a == math.inf or b == -math.inf
+    return _low(a - b) >= 0
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether a == b for all values of the symbols."""
+    if type(a) is not Size and type(b) is not Size:
+        return bool(a == b)
+    difference = a - b
+    return type(difference) is not Size and difference == 0
+
+
+def at_least(a: Any, b: Any) -> bool:
+    """a >= b: answered for all values of the symbols, or for the hints and made a guard."""
+    if isinstance(a, float) or isinstance(b, float):
+        for x in (a, b):
+            if isinstance(x, float):
+                _beyond(x)
+        return a == math.inf or b == -math.inf
+    difference = a - b
+    if type(difference) is not Size:
+        return bool(difference >= 0)
+    if _low(difference) >= 0:
+        return True
+    if _high(difference) < 0:
+        return False
+    holds = difference.hint >= 0
+    if not getattr(_judging, "by_hint", False):
+        difference.space.guard(">=", difference if holds else -difference - 1)
+    return holds
+
+
+@contextmanager
+def judged_by_hint() -> Iterator[None]:
+    """What is larger is answered for the hints, without guards: where that decides how fast
+    something is, and all answers are right.
+    """
+    before = getattr(_judging, "by_hint", False)
+    _judging.by_hint = True
+    try:
+        yield
+    finally:
+        _judging.by_hint = before
+
+
+# ---- sizes in other things
+
+def whole(x: Any) -> int:
+    """int(x), but a size stays what it is."""
+    return cast(int, x) if type(x) is Size else int(x)
+
+
+def hint(x: Any) -> int:
+    """The number that a size is now; numbers are what they are."""
+    return x.hint if type(x) is Size else cast(int, x)
+
+
+def text(size: Size) -> str:
+    """As it stands in kernels: over `size0`, `size1`, .., the atoms; in parentheses."""
+    parts = []
+    for monomial, k in sorted(size.terms.items(), key=lambda t: (-len(t[0]), t[0])):
+        factors = [f"size{n}" for n in monomial]
+        if abs(k) != 1 or not factors:
+            factors.insert(0, str(abs(k)))
+        parts.append(("-" if k < 0 else "+", " * ".join(factors)))
+    sign, first = parts[0]
+    whole_text = ("-" if sign == "-" else "") + first
+    whole_text += "".join(f" {s} {p}" for s, p in parts[1:])
+    return whole_text if whole_text.isidentifier() else f"({whole_text})"
+
+
+def at(size: Any, values: Sequence[int]) -> int:
+    """The number that a size is where atoms have these values."""
+    if type(size) is not Size:
+        return cast(int, size)
+    total = 0
+    for monomial, k in size.terms.items():
+        for number in monomial:
+            k *= values[number]
+        total += k
+    return total
+
+
+def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
+    """x with every size in it exchanged: in tuples, lists, dicts' values, dataclasses."""
+    if type(x) is Size:
+        return change(x)
+    if isinstance(x, tuple):
+        new = tuple(everywhere(v, change) for v in x)
+        return x if all(a is b for a, b in zip(x, new)) else new
+    if isinstance(x, list):
+        return [everywhere(v, change) for v in x]
+    if isinstance(x, dict):
+        return {k: everywhere(v, change) for k, v in x.items()}
+    if is_dataclass(x) and not isinstance(x, type):
+        changes = {f.name: new for f in fields(x)
+                   if (new := everywhere(old := getattr(x, f.name), change)) is not old}
+        return replace(x, **changes) if changes else x
+    return x
+
+
+def has_size(x: Any) -> bool:
+    """Whether there is a size in tuples or lists, however deep."""
+    if isinstance(x, (tuple, list)):
+        return any(map(has_size, x))
+    return type(x) is Size
+
+
+__all__ = ["Atom", "Size", "SizePinned", "Space", "at", "at_least", "at_least_always", "divided",
+           "everywhere", "has_size", "hint", "judged_by_hint", "same", "text", "whole"]
