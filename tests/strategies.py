@@ -11,7 +11,7 @@ from jitcl import dtypes
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Data, Graph, Node, Origin, graph_input
-from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store
 from jitcl.ir.scalar import SCALARS, identity
 from jitcl.ir.types import ROW, Layout, Sym, TensorType
 
@@ -164,9 +164,30 @@ class KernelMaker:
         loop = For(r, self.pick(("loop", "unroll", "vec")), (update,))
         return [Let(acc, E.const(identity(combine, dtype), dtype)), loop]
 
+    def fold(self) -> list[Stmt]:
+        """let s = ..; for r < n { let now = s; set s, .. = values }"""
+        kinds = self.draw(st.lists(st.sampled_from(("f32", "i32", "index", "bool")), min_size=1,
+                                   max_size=3))
+        states = [E.var(self.fresh("s"), dtype) for dtype in kinds]
+        first = [Let(s, self.value(s.dtype, 1)) for s in states]
+        r = E.var(self.fresh("r"), extent=self.draw(st.integers(0, 4)))
+        outside = list(self.lets)
+        self.loops.append(r)
+        now = [E.var(self.fresh("now"), dtype) for dtype in kinds]
+        self.lets += now
+        body = self.reduction() if self.draw(st.booleans()) else []
+        update = Assign(tuple(states), tuple(self.value(dtype, 2) for dtype in kinds))
+        self.loops.pop()
+        self.lets = [*outside, *states]
+        named = [Let(n, s) for n, s in zip(now, states)]
+        return [*first, For(r, self.pick(("loop", "unroll")), (*named, *body, update))]
+
     def block(self) -> list[Stmt]:
         found: list[Stmt] = []
-        for kind in self.draw(st.lists(st.sampled_from(("let", "reduce")), max_size=2)):
+        for kind in self.draw(st.lists(st.sampled_from(("let", "reduce", "fold")), max_size=2)):
+            if kind == "fold":
+                found += self.fold()
+                continue
             if kind == "reduce":
                 found += self.reduction()
                 continue

@@ -16,7 +16,7 @@ from jitcl.ir import expr as E
 from jitcl.ir import interpreter
 from jitcl.ir.expr import Expr
 from jitcl.ir.interpreter import run_kernel
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store
 from jitcl.ir.parser import parse_kernel
 from jitcl.ir.scalar import SCALARS
 from tests import strategies
@@ -57,6 +57,9 @@ def plain(kernel: Kernel, flat: dict[str, np.ndarray]) -> None:
                     block(s.body)
             elif isinstance(s, Let):
                 env[s.var.value] = value(s.value)
+            elif isinstance(s, Assign):
+                found = [value(e) for e in s.values]
+                env.update(zip((v.value for v in s.vars), found))
             elif isinstance(s, Accum):
                 t = dtypes.to_numpy(s.var.dtype)
                 total = SCALARS[s.combine].fn(env[s.var.value], value(s.value))

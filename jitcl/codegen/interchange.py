@@ -31,7 +31,7 @@ from jitcl.codegen.loops import (
 from jitcl.codegen.share import replace
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Buffer, For, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, Buffer, For, Let, Stmt, Store
 from jitcl.ir.scalar import SCALARS, identity
 
 ROW = 512                      # elements of a scratch row: a few rows fit into L1
@@ -78,6 +78,8 @@ def pays(loop: For) -> bool:
     reductions = [s for s in loop.body if isinstance(s, For)]
     if not reductions or loop.extent < SHORTEST:
         return False
+    if any(isinstance(s, Assign) for s in inside(loop.body)):
+        return False                         # what a loop carries stays in registers
     along, across = 0.0, 0.0
     for reduction in reductions:
         inner = _innermost(reduction)

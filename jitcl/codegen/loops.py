@@ -12,7 +12,7 @@ from dataclasses import replace as changed
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions
+from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
 from jitcl.ir.scalar import SCALARS
 
 Body = tuple[Stmt, ...]
@@ -59,6 +59,8 @@ def rewrite(stmt: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
         return Let(stmt.var, fn(stmt.value))
     if isinstance(stmt, Accum):
         return Accum(stmt.var, stmt.combine, fn(stmt.value))
+    if isinstance(stmt, Assign):
+        return Assign(stmt.vars, tuple(fn(e) for e in stmt.values))
     if isinstance(stmt, Store):
         guard = None if stmt.guard is None else fn(stmt.guard)
         return Store(stmt.buffer, tuple(fn(i) for i in stmt.indices), fn(stmt.value), guard)
@@ -120,19 +122,19 @@ def renest(nest: list[For], body: Body) -> Stmt:
 
 
 def inline_lets(body: Body) -> Body:
-    """Statements without `let`s but of accumulators: transformations see whole expressions."""
-    accumulators = {s.var.value for s in inside(body) if isinstance(s, Accum)}
-    return _inline(body, accumulators, {})
+    """Statements without `let`s but of variables that change: transformations see whole
+    expressions. (What a loop carries changes at its end only, so its `let`s may be inlined.)"""
+    return _inline(body, {v.value for s in inside(body) for v in mutated(s)}, {})
 
 
-def _inline(body: Body, accumulators: set[str], known: dict[str, Expr]) -> Body:
+def _inline(body: Body, changing: set[str], known: dict[str, Expr]) -> Body:
     out: list[Stmt] = []
     known = dict(known)
     for stmt in body:
-        if isinstance(stmt, Let) and stmt.var.value not in accumulators:
+        if isinstance(stmt, Let) and stmt.var.value not in changing:
             known[stmt.var.value] = substitute(stmt.value, known)
         elif isinstance(stmt, For):
-            out.append(For(stmt.var, stmt.kind, _inline(stmt.body, accumulators, known)))
+            out.append(For(stmt.var, stmt.kind, _inline(stmt.body, changing, known)))
         else:
             out.append(renamed(stmt, known))
     return tuple(out)
@@ -262,6 +264,11 @@ def _without(body: Body, names: set[str]) -> Body:
                 continue
         elif isinstance(stmt, (Let, Accum)) and stmt.var.value in names:
             continue
+        elif isinstance(stmt, Assign):
+            kept = [(v, e) for v, e in zip(stmt.vars, stmt.values) if v.value not in names]
+            if not kept:
+                continue
+            stmt = Assign(tuple(v for v, _ in kept), tuple(e for _, e in kept))
         out.append(stmt)
     return tuple(out)
 
@@ -296,6 +303,9 @@ def _copy(body: Body, names: Names, values: dict[str, Expr]) -> Body:
         elif isinstance(stmt, Accum):
             var = values.get(stmt.var.value, stmt.var)
             out.append(Accum(var, stmt.combine, substitute(stmt.value, values)))
+        elif isinstance(stmt, Assign):
+            carried = tuple(values.get(v.value, v) for v in stmt.vars)
+            out.append(Assign(carried, tuple(substitute(e, values) for e in stmt.values)))
         elif isinstance(stmt, For):
             out.append(For(stmt.var, stmt.kind, _copy(stmt.body, names, values)))
         else:

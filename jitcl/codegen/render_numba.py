@@ -16,7 +16,7 @@ from jitcl.codegen.transpose import TILE, turned
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">",
           "ge": ">=", "eq": "==", "ne": "!="}
@@ -108,6 +108,9 @@ class NumbaRenderer:
             return [f"{pad}{s.var.value} = {self.expr(s.value)}"]
         if isinstance(s, Accum):
             return [f"{pad}{s.var.value} = {self.combined(s)}"]
+        if isinstance(s, Assign):
+            names = ", ".join(str(v.value) for v in s.vars)
+            return [f"{pad}{names} = {', '.join(self.expr(e) for e in s.values)}"]
         if isinstance(s, Store):
             return self.store(s, pad)
         raise JitclError(f"the CPU renderer has no form for a {type(s).__name__} statement")

@@ -21,6 +21,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
     Accum,
+    Assign,
     Barrier,
     For,
     Kernel,
@@ -336,6 +337,8 @@ class OpenClRenderer:
             return [f"{pad}{self.ctype(s.var.dtype)} {s.var.value} = {self.expr(s.value)};"]
         if isinstance(s, Accum):
             return [f"{pad}{self.accumulate(s.var, s.combine, s.value)}"]
+        if isinstance(s, Assign):
+            return self.assign(s, indent)
         if isinstance(s, Store):
             return self.store(s, pad)
         if isinstance(s, Barrier):
@@ -356,6 +359,20 @@ class OpenClRenderer:
         if combine in ("add", "mul"):
             return f"{var.value} {'+' if combine == 'add' else '*'}= {self.expr(value)};"
         return f"{var.value} = {self.expr(E.make(combine, (var, value), var.dtype))};"
+
+    def assign(self, s: Assign, indent: int) -> list[str]:
+        """Assignments one after the other; a variable that a later value reads changes last."""
+        pad, now, last = "    " * indent, [], []
+        for k, (var, value) in enumerate(zip(s.vars, s.values)):
+            name, text = str(var.value), self.expr(value)
+            if value is var:
+                continue
+            if any(name in e.free for e in s.values[k + 1:]):
+                now.append(f"{pad}{self.ctype(var.dtype)} next_{name} = {text};")
+                last.append(f"{pad}{name} = next_{name};")
+            else:
+                now.append(f"{pad}{name} = {text};")
+        return now + last
 
     def store(self, s: Store, pad: str) -> list[str]:
         lines = [

@@ -13,7 +13,7 @@ from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, statements
+from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store, statements
 
 _COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _INFIX = {"lt": "<", "ge": ">="}
@@ -125,6 +125,8 @@ class VectorRenderer(NumbaRenderer):
             return self.block(s.body, indent)
         if isinstance(s, Let) and s.var.value in self.wide:
             return [f"{pad}{s.var.value} = {self.splat(s.value)}"]
+        if isinstance(s, Assign) and any(self.is_wide(e) for e in (*s.vars, *s.values)):
+            raise NotVectorisable("a loop carries values that differ from lane to lane")
         return super().stmt(s, indent)
 
     def store(self, s: Store, pad: str) -> list[str]:

@@ -19,7 +19,17 @@ from jitcl.codegen.schedule_opencl_cpu import cpu_form
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions, statements
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    expressions,
+    statements,
+)
 from jitcl.ir.scalar import identity
 from jitcl.target import Target
 
@@ -233,12 +243,12 @@ def _accumulated_twice(loops: list[For]) -> bool:
 
 def shareable(loop: For) -> bool:
     """Whether a reduction's iterations are independent: nothing reads what the loop accumulates,
-    nothing stores.
+    nothing stores or is carried along.
     """
     own = {v.value for v in accumulators(loop)}
     combines: dict[str, str] = {}
     for s, _ in statements((loop,)):
-        if isinstance(s, Store) or any(x.free & own for x in expressions(s)):
+        if isinstance(s, (Assign, Store)) or any(x.free & own for x in expressions(s)):
             return False
         if isinstance(s, Accum) and combines.setdefault(s.var.value, s.combine) != s.combine:
             return False

@@ -13,7 +13,7 @@ from collections import Counter
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, expressions
+from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
 
 
 def share(kernel: Kernel, changing: frozenset[str] = frozenset(), addresses: bool = True) -> Kernel:
@@ -34,7 +34,7 @@ class _Sharer:
     def __init__(self, kernel: Kernel, changing: frozenset[str], addresses: bool) -> None:
         self.count = 0
         self.changing, self.addresses = changing, addresses
-        self.accumulators = {s.var.value for s in _all(kernel.body) if isinstance(s, Accum)}
+        self.changed = {v.value for s in _all(kernel.body) for v in mutated(s)}
 
     def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """Name what is used twice in this block or loops inside it, and does not vary there."""
@@ -60,7 +60,9 @@ class _Sharer:
                 self.count += 1
                 names[e] = name
                 out.append(Let(name, value))
+            stale = {v.value for s in _all((stmt,)) for v in mutated(s)}
             stmt = _rewrite(stmt, names)
+            names = {e: name for e, name in names.items() if not e.free & stale}
             if isinstance(stmt, For):
                 stmt = For(stmt.var, stmt.kind, self.block(stmt.body))
             out.append(stmt)
@@ -75,7 +77,7 @@ class _Sharer:
             for e in expressions(s):
                 for sub in E.walk(e):
                     if uses[sub] > 1 and self._worth(sub) and not (sub.free & varying) and (
-                            not (sub.free & self.accumulators) or s is stmt) and self._lasts(sub):
+                            not (sub.free & self.changed) or s is stmt) and self._lasts(sub):
                         found[sub] = None
         return list(found)
 
@@ -117,6 +119,8 @@ def _rewrite(stmt: Stmt, names: dict[Expr, Expr]) -> Stmt:
         return Let(stmt.var, replace(stmt.value, names))
     if isinstance(stmt, Accum):
         return Accum(stmt.var, stmt.combine, replace(stmt.value, names))
+    if isinstance(stmt, Assign):
+        return Assign(stmt.vars, tuple(replace(e, names) for e in stmt.values))
     if isinstance(stmt, Store):
         guard = None if stmt.guard is None else replace(stmt.guard, names)
         at = tuple(replace(i, names) for i in stmt.indices)

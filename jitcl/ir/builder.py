@@ -17,7 +17,7 @@ from jitcl import dtypes
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr, Number
-from jitcl.ir.kernel import Accum, For, Let, LoopKind, Stmt
+from jitcl.ir.kernel import Accum, Assign, For, Let, LoopKind, Stmt, expressions, statements
 from jitcl.ir.scalar import SCALARS, identity
 from jitcl.ir.types import TensorType
 
@@ -169,6 +169,42 @@ class KernelBuilder:
         self.place(level, Let(acc, start), nest)
         return E.cast(acc, held)
 
+    def fold(self, extent: int, init: Sequence[Expr],
+             step: Callable[..., Sequence[Expr]]) -> tuple[Expr, ...]:
+        """`state = step(k, *state)` for k in 0 .. extent - 1, from `init` on: the last state.
+
+        For what no reduction can say: a walk down a tree, a recurrence, the best with its place.
+        The iterations run one after the other. As a reduction, a fold is no elementwise op's:
+        templates' epilogues take expressions only.
+        """
+        init = tuple(init)
+        if extent == 0:
+            return init
+        k = self.open("r", extent)
+        if k.is_const:
+            return self._stepped(init, step(k, *init))
+        states = tuple(E.var(self.fresh("state"), e.dtype) for e in init)
+        now = tuple(E.var(self.fresh("now"), e.dtype) for e in init)
+        inside = len(self.scopes) - 1
+        self.levels.update((e.value, inside) for e in now)   # nothing made of them leaves the loop
+        values = self._stepped(init, step(k, *now))
+        self.place(inside, Assign(states, values))
+        loop = self.close()
+        read = {v for s, _ in statements(loop.body) for e in expressions(s) for v in e.free}
+        named = tuple(Let(n, s) for n, s in zip(now, states) if n.value in read)
+        loop = For(loop.var, loop.kind, (*named, *loop.body))
+        level = max(self._nest_level(loop, {e.value for e in states}), self.level(*init))
+        self.levels.update((e.value, level) for e in states)
+        self.place(level, *(Let(s, e) for s, e in zip(states, init)), loop)
+        return states
+
+    def _stepped(self, init: tuple[Expr, ...], values: Sequence[Expr]) -> tuple[Expr, ...]:
+        """What a fold's step gave; it must have the types that the state began with."""
+        got, want = (", ".join(e.dtype for e in found) for found in (values, init))
+        if got != want:
+            raise JitclError(f"a fold's step gives ({got}), its state is ({want}): cast the values")
+        return tuple(values)
+
     def _nest_level(self, nest: For, own: set[str]) -> int:
         """The scope a finished loop nest must stand in: the deepest that declares what it reads."""
         needed: set[str] = set()
@@ -182,6 +218,6 @@ class KernelBuilder:
             elif isinstance(stmt, Let):
                 declared.add(stmt.var.value)
                 needed |= stmt.value.free
-            elif isinstance(stmt, Accum):
-                needed |= stmt.value.free
+            else:
+                needed |= {v for e in expressions(stmt) for v in e.free}
         return max((self.levels[v] for v in needed - declared), default=0)

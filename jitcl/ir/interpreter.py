@@ -17,7 +17,19 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import InputError, JitclError
 from jitcl.ir.expr import Expr, walk
-from jitcl.ir.kernel import Accum, Barrier, Buffer, For, Kernel, Let, Stmt, Store, expressions
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    Barrier,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    carries,
+    expressions,
+)
 from jitcl.ir.printer import statement_text
 from jitcl.ir.scalar import SCALARS
 
@@ -85,6 +97,8 @@ class _Run:
                 self.env[stmt.var.value] = self.value(stmt.value, stmt), len(self.sizes)
             elif isinstance(stmt, Accum):
                 self.accumulate(stmt)
+            elif isinstance(stmt, Assign):
+                self.assign(stmt)
             elif isinstance(stmt, Store):
                 self.store(stmt)
             else:
@@ -113,6 +127,8 @@ class _Run:
         Inside a sequential loop that is an axis, loops must be taken whole: cut in pieces, they
         would be accumulated in another order.
         """
+        if carries(loop):
+            return 0
         if self.whole:
             return max(1, loop.extent)
         size = 1
@@ -146,6 +162,11 @@ class _Run:
         terms = np.concatenate([start, np.broadcast_to(terms, (*outer, terms.shape[-1]))], axis=-1)
         total = fn.accumulate(terms, axis=-1, dtype=terms.dtype)[..., -1]
         self.env[stmt.var.value] = typed(total, stmt.var.dtype), rank
+
+    def assign(self, stmt: Assign) -> None:
+        values = [self.value(e, stmt) for e in stmt.values]
+        for var, value in zip(stmt.vars, values):
+            self.env[var.value] = value, len(self.sizes)
 
     def store(self, stmt: Store) -> None:
         value = self.value(stmt.value, stmt)
@@ -264,6 +285,8 @@ def can_run_at_once(loop: For) -> bool:
     So it is where nothing reads what the loop accumulates, and every accumulator and every buffer
     is written by one statement only: then the terms meet in the order of the iterations.
     """
+    if carries(loop):
+        return False
     stmts = list(_all(loop.body))
     declared = {s.var.value for s in stmts if isinstance(s, Let)}
     outer = [s.var.value for s in stmts if isinstance(s, Accum) and s.var.value not in declared]

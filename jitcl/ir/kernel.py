@@ -16,6 +16,16 @@ Buffers are physical: their shapes hold padding and halos, and indices are final
 `group` (work-groups, threads), `lane` (work-items), `loop` (sequential), `unroll`, `vec` (vector
 lanes). A fresh kernel has `loop` and `parallel` only: the latter marks loops whose iterations are
 independent, as those over a kernel's output are.
+
+A loop may carry values from one iteration to the next: its last statement assigns all of them at
+once, from what they were.
+
+    let state0: index = 0
+    for r0 < 3 @loop {
+      let now0: index = state0
+      set state0 = select(x[i, feature[now0]] <= threshold[now0], left[now0], right[now0])
+    }
+    y[i] = leaf[state0]
 """
 
 from __future__ import annotations
@@ -78,6 +88,18 @@ class Accum:
 
 
 @dataclass(frozen=True)
+class Assign:
+    """`set vars = values`, all at once: values read the variables as they were before.
+
+    The last statement of a sequential loop, whose block declares the variables by `let`. Such a
+    loop accumulates nothing else that is declared outside of it.
+    """
+
+    vars: tuple[Expr, ...]
+    values: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
 class Store:
     """`buffer[indices] = value`, where `guard` (if any) holds."""
 
@@ -92,7 +114,7 @@ class Barrier:
     """All work-items of a group meet; local memory is visible to all behind it."""
 
 
-Stmt = For | Let | Accum | Store | Barrier
+Stmt = For | Let | Accum | Assign | Store | Barrier
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,19 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     """The expressions that one statement itself evaluates."""
     if isinstance(stmt, (Let, Accum)):
         return (stmt.value,)
+    if isinstance(stmt, Assign):
+        return stmt.values
     if isinstance(stmt, Store):
         return (*stmt.indices, stmt.value, *((stmt.guard,) if stmt.guard is not None else ()))
     return ()
+
+
+def mutated(stmt: Stmt) -> tuple[Expr, ...]:
+    """The variables whose values one statement itself changes."""
+    return (stmt.var,) if isinstance(stmt, Accum) else (
+        stmt.vars if isinstance(stmt, Assign) else ())
+
+
+def carries(loop: For) -> bool:
+    """Whether each iteration needs the one before it."""
+    return any(isinstance(s, Assign) for s in loop.body)

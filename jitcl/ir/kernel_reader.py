@@ -11,7 +11,18 @@ from lark.visitors import v_args
 from jitcl import dtypes
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Barrier, Buffer, For, Kernel, Let, LoopKind, Stmt, Store
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    Barrier,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    LoopKind,
+    Stmt,
+    Store,
+)
 from jitcl.ir.printer import INFIX, default_dtype, implied_dtype
 from jitcl.ir.reader import Where, WordReader, near
 from jitcl.ir.scalar import COMBINES, SCALARS
@@ -104,6 +115,21 @@ class KernelReader(WordReader):
         typed = self.typed(value, var.dtype)
         self.expect(value, typed, var.dtype, f"'{name}'")
         return Accum(var, str(combine[:-1]), typed)
+
+    def assigned(self, *names: lark.Token) -> tuple[lark.Token, ...]:
+        return names
+
+    def assign(self, names: tuple[lark.Token, ...], values: tuple[_Term, ...]) -> Assign:
+        if len(names) != len(values):
+            self.fail(names[0], f"{len(names)} variables are set to {len(values)} values")
+        pairs = []
+        for name, value in zip(names, values):
+            var = self.variable(name).expr
+            assert var is not None
+            typed = self.typed(value, var.dtype)
+            self.expect(value, typed, var.dtype, f"'{name}'")
+            pairs.append((var, typed))
+        return Assign(tuple(v for v, _ in pairs), tuple(e for _, e in pairs))
 
     def store(self, name: lark.Token, index: _Index, value: _Term, guard: _Term | None) -> Store:
         buffer = self.buffer_of(name, index)

@@ -27,7 +27,7 @@ from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Data, Graph, Node
-from jitcl.ir.kernel import Accum, Barrier, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, Barrier, For, Kernel, Let, Stmt, Store
 from jitcl.ir.types import ROW, Sym, TensorType
 
 INLINE = 16                                  # constants of more elements are written by digest
@@ -237,6 +237,10 @@ def statement_text(stmt: Stmt, stored: dict[str, str] | None = None) -> str:
     if isinstance(stmt, Accum):
         value = expr_text(stmt.value, stmt.var.dtype)
         return f"{word_text(stmt.var.value)} {stmt.combine}= {value}"
+    if isinstance(stmt, Assign):
+        names = ", ".join(word_text(v.value) for v in stmt.vars)
+        values = (expr_text(e, v.dtype) for v, e in zip(stmt.vars, stmt.values))
+        return f"set {names} = {', '.join(values)}"
     if isinstance(stmt, Store):
         at = ", ".join(expr_text(i, "index") for i in stmt.indices)
         value = expr_text(stmt.value, (stored or {}).get(stmt.buffer, ""))

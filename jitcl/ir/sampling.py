@@ -25,7 +25,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.enclosure import LARGEST, TINY, UNIT, Array, Enclosed, evaluated
 from jitcl.ir.expr import Expr
 from jitcl.ir.interpreter import all_inside, can_run_at_once, checked_array, evaluation_order
-from jitcl.ir.kernel import Accum, For, Kernel, Let, Stmt, Store, statements
+from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, carries, statements
 from jitcl.ir.noise import Noise, noise
 from jitcl.ir.printer import statement_text
 from jitcl.ir.scalar import SCALARS
@@ -123,7 +123,7 @@ def nest_levels(kernel: Kernel) -> list[tuple[list[For], int]]:
                              "fresh kernels can be sampled")
         trips = sum(n for s, n in statements(tuple(
             s for s in body if isinstance(s, For) and s.kind != "parallel"))
-            if isinstance(s, Accum))
+            if isinstance(s, (Accum, Assign)))
         if loops and (trips or not inner):
             levels.append((loops, trips))
             loops = []
@@ -172,6 +172,10 @@ class _Walk:
                 self.bind(stmt.var.value, self.value(stmt.value, stmt))
             elif isinstance(stmt, Accum):
                 self.accumulate(stmt)
+            elif isinstance(stmt, Assign):
+                values = [self.value(e, stmt) for e in stmt.values]
+                for var, value in zip(stmt.vars, values):
+                    self.bind(var.value, value)
             elif isinstance(stmt, Store):
                 self.store(stmt)
             else:
@@ -200,6 +204,11 @@ class _Walk:
     def loop(self, loop: For) -> None:
         """A sequential loop: its iterations at once, in chunks; one by one where they depend on
         each other."""
+        if carries(loop):
+            for i in range(loop.extent):
+                self.bind(loop.var.value, Enclosed(np.asarray(i, np.int64)))
+                self.block(loop.body)
+            return
         each = math.prod(self.sizes) * max(1, all_inside(loop))
         chunk = max(1, CHUNK // each) if can_run_at_once(loop) else 1
         self.extents.append(loop.extent)

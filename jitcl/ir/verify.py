@@ -20,6 +20,7 @@ from jitcl.ir.graph import Data, Graph, Node
 from jitcl.ir.interpreter import index_values
 from jitcl.ir.kernel import (
     Accum,
+    Assign,
     Barrier,
     Buffer,
     For,
@@ -28,7 +29,9 @@ from jitcl.ir.kernel import (
     LoopKind,
     Stmt,
     Store,
+    carries,
     expressions,
+    mutated,
 )
 from jitcl.ir.printer import expr_text, statement_text, value_names
 from jitcl.ir.scalar import COMBINES, SCALARS
@@ -196,7 +199,7 @@ class _KernelCheck:
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         declared: list[str] = []
-        accumulated = {s.var.value for s in _all(body) if isinstance(s, Accum)}
+        mutable = {v.value for s in _all(body) for v in mutated(s)}
         for stmt in body:
             self.stmt = stmt
             for e in expressions(stmt):
@@ -206,10 +209,15 @@ class _KernelCheck:
             elif isinstance(stmt, Let):
                 self.let(stmt)
                 declared.append(stmt.var.value)
-                if stmt.var.dtype == "index" and stmt.var.value not in accumulated:
+                if stmt.var.dtype == "index" and stmt.var.value not in mutable:
                     self.known[stmt.var.value] = stmt.value
             elif isinstance(stmt, Accum):
                 self.accum(stmt)
+            elif isinstance(stmt, Assign):
+                self.assign(stmt)
+                if stmt is not body[-1]:
+                    self.fail("a loop's assignment is its last statement: others would read "
+                              "some values of this iteration and some of the next")
             elif isinstance(stmt, Store):
                 self.store(stmt)
             elif not isinstance(stmt, Barrier):
@@ -261,10 +269,35 @@ class _KernelCheck:
         if stmt.value.dtype != dtype:
             self.fail(f"a value of type {stmt.value.dtype} is combined, wanted {dtype}")
         for loop in self.loops[self.depth[stmt.var.value]:]:
-            if loop.kind in ("group", "lane", "parallel"):
-                self.fail(f"'{stmt.var.value}' is shared by the iterations of "
-                          f"'for {loop.var.value} @{loop.kind}', which run at once: "
-                          "declare it inside, or make the loop sequential")
+            self.sequential(stmt.var, loop)
+            if carries(loop):
+                self.fail(f"'{stmt.var.value}' is accumulated in 'for {loop.var.value}', which "
+                          "carries values: declare it inside, or carry it, too")
+
+    def sequential(self, var: Expr, loop: For) -> None:
+        """Fails where a variable from outside changes in iterations that run at once."""
+        if loop.kind in ("group", "lane", "parallel"):
+            self.fail(f"'{var.value}' is shared by the iterations of "
+                      f"'for {loop.var.value} @{loop.kind}', which run at once: "
+                      "declare it inside, or make the loop sequential")
+
+    def assign(self, stmt: Assign) -> None:
+        names = [v.value for v in stmt.vars]
+        if not names or len(set(names)) != len(names) or len(names) != len(stmt.values):
+            self.fail(f"{len(stmt.values)} values for {', '.join(map(str, names)) or 'nothing'}: "
+                      "wanted one for each of some variables that differ")
+        if not self.loops:
+            self.fail("stands in no loop: only loops carry values")
+        for var, value in zip(stmt.vars, stmt.values):
+            self.variable(var)
+            if var.extent is not None or self.depth[var.value] != len(self.loops) - 1:
+                self.fail(f"'{var.value}' is not declared by a let beside the loop that carries it")
+            if value.dtype != var.dtype:
+                self.fail(f"a value of type {value.dtype} is given to '{var.value}', "
+                          f"wanted {var.dtype}")
+            self.sequential(var, self.loops[-1])
+        if self.loops[-1].kind == "vec":
+            self.fail("lanes can't carry values from one to the next: make the loop sequential")
 
     def store(self, stmt: Store) -> None:
         buffer = self.buffers.get(stmt.buffer)
