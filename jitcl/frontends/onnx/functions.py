@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, TypeProto
 
 from jitcl.frontends.onnx import tensors
+from jitcl.frontends.onnx.scope import Opaque, Seq, Value
 from jitcl.ir.graph import Node
 
 
@@ -27,7 +28,10 @@ def has_body(op_type: str, domain: str, opset: int) -> bool:
 
 
 def standard_body(
-    node: NodeProto, opset: int, inputs: Sequence[Node | None], attributes: Sequence[AttributeProto]
+    node: NodeProto,
+    opset: int,
+    inputs: Sequence[Value | None],
+    attributes: Sequence[AttributeProto],
 ) -> FunctionProto | None:
     """The function body that ONNX gives for a node, or None; `attributes` are the node's,
     resolved."""
@@ -61,14 +65,41 @@ def _newest(versions: Sequence[int], opset: int) -> int:
     return max((v for v in versions if v <= opset), default=min(versions))
 
 
-def type_proto(node: Node | None) -> TypeProto:
-    """A node's type as ONNX writes it; empty for an input that is left out."""
-    if node is None:
-        return TypeProto()
-    made: TypeProto = onnx.helper.make_tensor_type_proto(
-        tensors.ELEM_TYPES[node.type.dtype], list(node.type.dims)
-    )
+def type_proto(value: Value | None) -> TypeProto:
+    """A value's type as ONNX writes it; empty for an input that is left out."""
+    helper = onnx.helper
+    if isinstance(value, Node):
+        made: TypeProto = helper.make_tensor_type_proto(
+            tensors.ELEM_TYPES[value.type.dtype], list(value.type.dims))
+        return made
+    if isinstance(value, Seq):
+        if value.items:
+            return _sequence_of(type_proto(value.items[0]))
+        return _sequence_of(helper.make_tensor_type_proto(
+            tensors.ELEM_TYPES[value.dtype or "f32"], None))
+    if isinstance(value, Opaque) and value.signature:
+        return _signed(value.signature)
+    return TypeProto()
+
+
+def _signed(found: Sequence[Any]) -> TypeProto:
+    """The type that a `frontends.values.signature` tells."""
+    if found[0] == "sequence":
+        return _sequence_of(_signed(found[1] or ("f32", ())))
+    code = tensors.ELEM_TYPES.get(found[0], TensorProto.STRING)
+    shape = None if len(found) < 2 else list(found[1])
+    made: TypeProto = onnx.helper.make_tensor_type_proto(code, shape)
     return made
+
+
+def _sequence_of(inner: TypeProto) -> TypeProto:
+    made: TypeProto = onnx.helper.make_sequence_type_proto(inner)
+    return made
+
+
+def versions(function: FunctionProto) -> dict[str, int]:
+    """Opset of each domain that a body uses."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in function.opset_import}
 
 
 def defaults(node: NodeProto, function: FunctionProto, opset: int) -> dict[str, AttributeProto]:

@@ -1,68 +1,43 @@
 """`import_model`: an `OnnxModel` at concrete input shapes becomes a graph.
 
-Every node goes one of four ways: its op's import rule; a function body (the model's or ONNX's
-own), imported in place; the taken branch of an If with a known condition; or the list of what is
-not supported, raised once at the end.
+Every node goes one of these ways: its op's import rule; a function body (the model's or ONNX's
+own), imported in place; what `sequences` and `control` resolve at import; or the list of what is
+not supported, raised once at the end. `Partition` attempts an import node by node instead, and
+makes a program of what can't be one graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+from onnx import AttributeProto, FunctionProto, NodeProto
 
 from jitcl import dtypes
-from jitcl.errors import InputError, JitclError, ModelError, NeedsValue, UnsupportedError
-from jitcl.frontends.onnx import functions, opsets, tensors
-from jitcl.frontends.onnx.model import OnnxModel, constant, label, reads
+from jitcl.errors import (
+    InputError,
+    JitclError,
+    ModelError,
+    NeedsValue,
+    NotOneGraph,
+    UnsupportedError,
+)
+from jitcl.frontends.onnx import control, functions, opsets, sequences, tensors
+from jitcl.frontends.onnx.model import OnnxModel, label, reads
 from jitcl.frontends.onnx.node import OnnxNode
+from jitcl.frontends.onnx.problems import Cut, Problems
+from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Value, tensors_in
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input, spread_origin, toposort
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
+from jitcl.ops.core import Bounded
 
 MAX_VALUE_ELEMENTS = 4096  # larger inputs do not become part of a specialisation's key
-MISSING = Node(
-    "missing", (), (), TensorType("f32", ())
-)  # the result of a node that is not supported
-
-
-@dataclass
-class Scope:
-    """Names in sight of a node: a graph's, a branch's (which sees its surroundings), or a
-    function's."""
-
-    values: dict[str, Node | None]  # None: a function's input that the caller left out
-    stored: Callable[[str], Node | None]  # initialisers, made when first read
-    opsets: Mapping[str, int]
-    bound: dict[str, AttributeProto] = field(default_factory=dict)
-    parent: Scope | None = None
-    prefix: str = ""  # of node names, in a function of the model
-    origin: Origin | None = None  # in a body that ONNX defines: the node it stands for
-
-    def find(self, name: str) -> tuple[bool, Node | None]:
-        """Whether the name is known, and its value."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return True, scope.values[name]
-            node = scope.stored(name)
-            if node is not None:
-                scope.values[name] = node
-                return True, node
-            scope = scope.parent
-        return False, None
-
-
-@dataclass
-class Problem:
-    """One kind of thing that is not supported, and where it is met."""
-
-    reason: str
-    nodes: list[str] = field(default_factory=list)
+# What is computed from an input, rather than read from it, is worth a specialisation for each value
+# only where it is small and looks like a size; else the model is cut there.
+MAX_DERIVED_ELEMENTS = {True: 16, False: 4}  # integers, floats
 
 
 def import_model(
@@ -74,35 +49,45 @@ def import_model(
 
     Inputs named in `values` are constants of the graph and none of its inputs. Raises InputError
     where shapes do not fit the model, NeedsValue where the value of an input decides shapes (give
-    it in `values`), UnsupportedError listing all that is missing, and ShapeError, TypeError_ or
+    it in `values`), NotOneGraph listing all that no graph can hold, and ShapeError, TypeError_ or
     ModelError naming the node that does not fit.
     """
-    return _Importer(model, dict(values or {})).run(dict(shapes))
+    return Importer(model, dict(values or {})).run(dict(shapes))
 
 
-class _Importer:
-    def __init__(self, model: OnnxModel, values: dict[str, np.ndarray[Any, Any]]) -> None:
+class Importer:
+    """One import. `types`: of inputs that are there, for messages."""
+
+    def __init__(self, model: OnnxModel, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.model, self.fixed = model, values
         self.g = builder.GraphBuilder()
         self.memo: dict[Node, np.ndarray[Any, Any]] = {}
         self.origins: dict[Node, Origin] = {}
-        self.problems: dict[tuple[str, str, str], Problem] = {}
+        self.problems = Problems()
         self.located: JitclError | None = None  # an error that already names its node
         self.functions = {(f.domain, f.name, f.overload): f for f in model.proto.functions}
+        self._operands: tuple[Value | None, ...] = ()  # of the node of the graph that is imported
+        self._inside = False  # whether a node of a body is imported for it
 
     def run(self, shapes: dict[str, tuple[int, ...]]) -> Graph:
+        """The whole model as one graph."""
         graph = self.model.proto.graph
         inputs, values = self._inputs(shapes)
         scope = Scope(values, self._initialiser, self.model.opsets)
         outputs = [v.name for v in graph.output]
         self.nodes(graph.node, outputs, scope)
         if self.problems:
-            raise UnsupportedError(self._report())
+            raise NotOneGraph(self.problems.listing(self.model.source))
         found = []
         for name in outputs:
             known, node = scope.find(name)
             if not known or node is None or node is MISSING:
                 raise ModelError(f"{self.model.source}: output '{name}' is made by no node")
+            if not isinstance(node, Node):
+                raise NotOneGraph(
+                    f"{self.model.source}: output '{name}' is no tensor, but a sequence or an "
+                    f"empty optional"
+                )
             found.append((name, node))
         return Graph(graph.name or "model", tuple(inputs), tuple(found), self.origins)
 
@@ -110,14 +95,14 @@ class _Importer:
 
     def _inputs(
         self, shapes: dict[str, tuple[int, ...]]
-    ) -> tuple[list[Node], dict[str, Node | None]]:
+    ) -> tuple[list[Node], dict[str, Value | None]]:
         declared = {**self.model.inputs, **self.model.defaults}
         for name in (*shapes, *self.fixed):
             if name not in declared:
                 known = ", ".join(declared) or "none"
                 raise InputError(f"{self.model.source}: no input '{name}'; it has {known}")
         inputs: list[Node] = []
-        values: dict[str, Node | None] = {}
+        values: dict[str, Value | None] = {}
         for name, type in declared.items():
             if name in self.fixed:
                 array = np.asarray(self.fixed[name], dtypes.to_numpy(type.dtype))
@@ -133,39 +118,55 @@ class _Importer:
                 inputs.append(node)
         return inputs, values
 
-    def _initialiser(self, name: str) -> Node | None:
-        return self.model.constant(name) if name in self.model.initialisers else None
+    def _initialiser(self, name: str) -> Value | None:
+        if name not in self.model.initialisers:
+            return None
+        if self.model.is_text(name):
+            return Opaque("strings", ("string", tuple(self.model.initialisers[name].dims)))
+        return self.model.constant(name)
 
     def evaluate(self, node: Node) -> np.ndarray[Any, Any]:
-        """A node's value; NeedsValue where a small input decides it, UnsupportedError where data
-        does."""
+        """A node's value; NeedsValue where a small input decides it, Cut where it is computed and
+        may be read once it is, UnsupportedError where a large input is it."""
         if node.op == "const":
             return node.data
         try:
             return builder.evaluate(node, self.memo)
         except NeedsValue as error:
-            type = {**self.model.inputs, **self.model.defaults}[error.input_name]
-            size = next(
-                (n.type.size for n in _reached(node) if n.attr("name") == error.input_name), 0
-            )
-            if size <= MAX_VALUE_ELEMENTS:
-                raise
-            raise UnsupportedError(
-                f"its parameters depend on the data of input '{error.input_name}' {type}, "
-                f"which has {size} elements here"
-            ) from error
+            self._weigh(node, error)
+            raise
+
+    def known(self, node: Node) -> np.ndarray[Any, Any] | None:
+        """A node's value where no input decides it, else None."""
+        if any(n is MISSING for n in toposort([node])):
+            return None
+        try:
+            return builder.evaluate(node, self.memo)
+        except NeedsValue:
+            return None
+
+    def _weigh(self, node: Node, error: NeedsValue) -> None:
+        """Raise unless the value of the input is worth a specialisation."""
+        type = next(n.type for n in toposort([node]) if n.attr("name") == error.input_name)
+        computed = any(
+            n.op not in ("const", "input") for v in self._operands for n in tensors_in(v)
+        )
+        read = node.op == "input" or not (computed or self._inside)
+        most = MAX_VALUE_ELEMENTS
+        if not read:
+            most = MAX_DERIVED_ELEMENTS[not dtypes.is_float(type.dtype)]
+        if type.size <= most:
+            return
+        shown = f"input '{error.input_name}' {type}, which has {type.size} elements here"
+        if read:
+            raise UnsupportedError(f"its parameters depend on the data of {shown}") from error
+        raise Cut(f"its parameters depend on the data of {shown}") from error
 
     # ---- nodes
 
     def nodes(self, nodes: Sequence[NodeProto], outputs: Iterable[str], scope: Scope) -> None:
         """Import those nodes that the outputs need."""
-        needed = {o for o in outputs if o}
-        keep = []
-        for node in reversed(nodes):
-            if any(o in needed for o in node.output):
-                keep.append(node)
-                needed.update(reads(node))
-        for node in reversed(keep):
+        for node, needed in needed_nodes(nodes, outputs):
             self.node(node, scope, needed)
 
     def node(self, proto: NodeProto, scope: Scope, needed: set[str]) -> None:
@@ -174,7 +175,7 @@ class _Importer:
         origin = scope.origin or Origin(name, proto.op_type)
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         opset = scope.opsets.get(domain, 0)
-        inputs: list[Node | None] = []
+        inputs: list[Value | None] = []
         ready = True
         for value in proto.input:
             known, node = scope.find(value) if value else (True, None)
@@ -184,29 +185,60 @@ class _Importer:
                 )
             ready = ready and node is not MISSING
             inputs.append(node)
-        results = None
+        results: Sequence[Value | None] | None = None
+        if scope.depth == 0:
+            self._operands, self._inside = tuple(inputs), False
+        else:
+            self._inside = True
         try:
             if ready:
-                results = self._results(proto, domain, opset, inputs, scope, origin)
-            elif not self._has_way(proto, domain, opset):
-                self._problem(origin, domain, "")
+                found = self._results(proto, domain, opset, inputs, scope, origin)
+                results = self._cut(found) if isinstance(found, Bounded) else found
+                for i, out in enumerate(proto.output):
+                    if out in needed and out and (i >= len(results) or results[i] is None):
+                        raise UnsupportedError(f"its output {i} ('{out}') is not computed")
+            elif not self.has_way(proto, domain, opset):
+                raise UnsupportedError("")
         except UnsupportedError as error:
-            self._problem(origin, domain, str(error))
+            results = None
+            self.failed(origin, domain, error, scope, ready)
         for i, out in enumerate(proto.output):
             if not out:
                 continue
             result = results[i] if results is not None and i < len(results) else None
-            if result is None and results is not None and out in needed:
-                self._problem(origin, domain, f"its output {i} ('{out}') is not computed")
             scope.values[out] = MISSING if result is None else result
-            if result is not None and result is not MISSING:
-                spread_origin(result, origin, self.origins)
+            for made in tensors_in(result):
+                if made is not MISSING:
+                    spread_origin(made, origin, self.origins)
 
-    def _has_way(self, proto: NodeProto, domain: str, opset: int) -> bool:
+    def failed(
+        self, origin: Origin, domain: str, error: UnsupportedError, scope: Scope, ready: bool
+    ) -> None:
+        """A node could not be imported; `ready`: its operands were there."""
+        self.problems.add(origin, domain, str(error))
+
+    def _cut(self, found: Bounded) -> Sequence[Value | None]:
+        """Bounded results at their size, where that is known by now."""
+        count = self.known(found.count)
+        if count is None:
+            return self.bounded(found)
+        size = int(count.reshape(-1)[0])
+        return [
+            x if x is None or axis is None
+            else self.g.slice_(x, starts=(0,), ends=(size,), axes=(axis,))
+            for x, axis in zip(found.padded, found.axes)
+        ]
+
+    def bounded(self, found: Bounded) -> Sequence[Value | None]:
+        """Results as long as data says."""
+        raise Cut("how long its results are, data decides")
+
+    def has_way(self, proto: NodeProto, domain: str, opset: int) -> bool:
         """Whether a node's op can be imported, as far as that shows without its operands."""
         return (
             opsets.has_rule(proto.op_type, domain)
-            or proto.op_type in ("Constant", "If")
+            or not domain
+            and (proto.op_type in ("Constant", *control.RULES, *sequences.RULES))
             or (domain, proto.op_type, proto.overload) in self.functions
             or functions.has_body(proto.op_type, domain, opset)
         )
@@ -216,57 +248,57 @@ class _Importer:
         proto: NodeProto,
         domain: str,
         opset: int,
-        inputs: list[Node | None],
+        inputs: list[Value | None],
         scope: Scope,
         origin: Origin,
-    ) -> Sequence[Node | None]:
+    ) -> Sequence[Value | None] | Bounded:
         attributes = functions.resolve(proto, scope.bound)
         local = self.functions.get((proto.domain, proto.op_type, proto.overload))
         if local is not None:
-            return self._call(
-                proto,
-                local,
-                inputs,
-                attributes,
-                {o.domain if o.domain != "ai.onnx" else "": o.version for o in local.opset_import},
-                prefix=f"{scope.prefix}{label(proto)}/",
-                origin=scope.origin,
-            )
+            prefix = f"{scope.prefix}{label(proto)}/"
+            return self._call(proto, local, inputs, attributes, scope, prefix, scope.origin)
         where = f"node '{origin.name}' ({proto.op_type})"
         if proto.op_type == "Constant" and not domain:
-            return (_constant(attributes, self.model.base, where),)
+            return (constant_node(attributes, self.model.base, where),)
         plain = {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
-        if proto.op_type == "If" and not domain:
-            return self._branch(inputs, plain, scope)
+        special = control.RULES.get(proto.op_type) or sequences.RULES.get(proto.op_type)
+        if special is not None and not domain:
+            given = special(self, proto, inputs, plain, scope)
+            if given is not None:
+                return given
         if opsets.has_rule(proto.op_type, domain):
-            outputs = len(proto.output)
-            while outputs and not proto.output[outputs - 1]:
-                outputs -= 1
-            node = OnnxNode(
-                proto.op_type,
-                domain,
-                origin.name,
-                self._padded(proto, domain, opset, inputs),
-                plain,
-                opset,
-                outputs,
-                self.evaluate,
-            )
-            results = self._apply(node, proto)
-            if results is not None:
-                return results
+            found = self._by_rule(proto, domain, opset, inputs, plain, origin)
+            if found is not None:
+                return found
         body = functions.standard_body(proto, opset, inputs, attributes)
         if body is None:
             raise UnsupportedError("")
-        return self._call(
-            proto,
-            body,
-            inputs,
-            attributes,
-            {o.domain if o.domain != "ai.onnx" else "": o.version for o in body.opset_import},
-            prefix=scope.prefix,
-            origin=origin,
-        )
+        return self._call(proto, body, inputs, attributes, scope, scope.prefix, origin)
+
+    def _by_rule(
+        self,
+        proto: NodeProto,
+        domain: str,
+        opset: int,
+        inputs: Sequence[Value | None],
+        attrs: dict[str, Any],
+        origin: Origin,
+    ) -> Sequence[Value | None] | Bounded | None:
+        """What the import rule of the op gives; None where it leaves the node to ONNX's body."""
+        operands: list[Node | None] = []
+        for value, name in zip(inputs, proto.input):
+            if value is not None and not isinstance(value, Node):
+                what = value.what if isinstance(value, Opaque) else (
+                    "a sequence" if isinstance(value, Seq) else "an empty optional")
+                raise UnsupportedError(f"reads {what} ('{name}')")
+            operands.append(value)
+        outputs = len(proto.output)
+        while outputs and not proto.output[outputs - 1]:
+            outputs -= 1
+        padded = self._padded(proto, domain, opset, operands)
+        node = OnnxNode(proto.op_type, domain, origin.name, padded, attrs, opset, outputs,
+                        self.evaluate)
+        return self._apply(node, proto)
 
     def _padded(
         self, proto: NodeProto, domain: str, opset: int, inputs: list[Node | None]
@@ -276,7 +308,7 @@ class _Importer:
         most = schema.max_input if schema is not None and schema.max_input < 100 else 0
         return (*inputs, *(None,) * (most - len(inputs)))
 
-    def _apply(self, node: OnnxNode, proto: NodeProto) -> Sequence[Node | None] | None:
+    def _apply(self, node: OnnxNode, proto: NodeProto) -> Sequence[Value | None] | Bounded | None:
         """Run the node's rule; errors name the node and what it reads. None: the rule leaves it to
         ONNX's body."""
         try:
@@ -297,6 +329,8 @@ class _Importer:
             raise self.located from error
         if result is NotImplemented:
             return None
+        if isinstance(result, Bounded):
+            return result
         return (result,) if isinstance(result, Node) else tuple(result)
 
     def _message(self, node: OnnxNode, proto: NodeProto, text: str) -> str:
@@ -316,79 +350,40 @@ class _Importer:
         self,
         proto: NodeProto,
         function: FunctionProto,
-        inputs: list[Node | None],
+        inputs: list[Value | None],
         attributes: list[AttributeProto],
-        versions: dict[str, int],
+        scope: Scope,
         prefix: str,
         origin: Origin | None,
-    ) -> Sequence[Node | None]:
+    ) -> Sequence[Value | None]:
         """The results of a function's body on these inputs."""
         opset = self.model.opsets.get("" if proto.domain == "ai.onnx" else proto.domain, 0)
         bound = functions.defaults(proto, function, opset)
         bound.update({a.name: a for a in attributes})
         given = dict(zip(function.input, inputs))
-        values: dict[str, Node | None] = {name: given.get(name) for name in function.input}
-        inner = Scope(values, lambda _: None, versions, bound, None, prefix, origin)
+        values: dict[str, Value | None] = {name: given.get(name) for name in function.input}
+        versions = functions.versions(function)
+        inner = Scope(
+            values, lambda _: None, versions, bound, None, prefix, origin, scope.depth + 1
+        )
         self.nodes(function.node, function.output[: len(proto.output)], inner)
         return [inner.find(name)[1] for name in function.output]
 
-    def _branch(
-        self, inputs: list[Node | None], attrs: dict[str, Any], scope: Scope
-    ) -> Sequence[Node | None]:
-        """The results of the branch that a known condition takes."""
-        condition = inputs[0]
-        assert condition is not None
-        taken: GraphProto = attrs[
-            "then_branch" if self.evaluate(condition).reshape(-1)[0] else "else_branch"
-        ]
-        stored = {t.name: t for t in taken.initializer} | {
-            t.values.name: t for t in taken.sparse_initializer
-        }
 
-        def find(name: str) -> Node | None:
-            return (
-                constant(stored[name], self.model.base, f"initialiser '{name}'")
-                if name in stored
-                else None
-            )
-
-        inner = Scope({}, find, scope.opsets, scope.bound, scope, scope.prefix, scope.origin)
-        names = [v.name for v in taken.output]
-        self.nodes(taken.node, names, inner)
-        return [inner.find(name)[1] for name in names]
-
-    # ---- what is not supported
-
-    def _problem(self, origin: Origin, domain: str, reason: str) -> None:
-        key = (origin.op_type, domain, reason)
-        names = self.problems.setdefault(key, Problem(reason)).nodes
-        if origin.name not in names:
-            names.append(origin.name)
-
-    def _report(self) -> str:
-        count = sum(len(p.nodes) for p in self.problems.values())
-        lines = [
-            f"{self.model.source}: {count} node{'s are' if count > 1 else ' is'} not supported"
-        ]
-        for (op_type, domain, reason), problem in self.problems.items():
-            names = ", ".join(f"'{n}'" for n in problem.nodes[:8])
-            more = f" and {len(problem.nodes) - 8} more" if len(problem.nodes) > 8 else ""
-            where = f" of domain '{domain}'" if domain else ""
-            lines.append(
-                f"  {op_type}{where}, {len(problem.nodes)} times: {names}{more}"
-                + (f": {reason}" if reason else "")
-            )
-        lines.append(
-            "  Replace these nodes when exporting, or declare the ops: see CONTRIBUTING.md."
-        )
-        return "\n".join(lines)
+def needed_nodes(
+    nodes: Sequence[NodeProto], outputs: Iterable[str]
+) -> list[tuple[NodeProto, set[str]]]:
+    """The nodes that the outputs need, in order, each with all names that are needed."""
+    needed = {o for o in outputs if o}
+    keep = []
+    for node in reversed(nodes):
+        if any(o in needed for o in node.output):
+            keep.append(node)
+            needed.update(reads(node))
+    return [(node, needed) for node in reversed(keep)]
 
 
-def _reached(node: Node) -> list[Node]:
-    return [n for n in toposort([node]) if n.op == "input"]
-
-
-def _constant(attributes: list[AttributeProto], base: Path | None, where: str) -> Node:
+def constant_node(attributes: list[AttributeProto], base: Path | None, where: str) -> Node:
     """A Constant node in any of its forms."""
     for a in attributes:
         if a.name == "value":
@@ -432,4 +427,4 @@ def _fits(name: str, type: TensorType, shape: Sequence[int]) -> None:
             )
 
 
-__all__ = ["import_model"]
+__all__ = ["Importer", "constant_node", "import_model", "needed_nodes"]

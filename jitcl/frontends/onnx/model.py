@@ -75,6 +75,12 @@ class OnnxModel:
             **{t.values.name: t for t in graph.sparse_initializer},
         }
 
+    def is_text(self, name: str) -> bool:
+        """Whether an initialiser holds strings."""
+        stored = self.initialisers[name]
+        return bool(stored.data_type == onnx.TensorProto.STRING) if isinstance(
+            stored, onnx.TensorProto) else False
+
     @cached_property
     def external_files(self) -> tuple[Path, ...]:
         """Files beside the model that hold elements of its tensors."""

@@ -159,6 +159,8 @@ def attribute(a: AttributeProto, base: Path | None, what: str) -> Any:
         return to_dense(a.sparse_tensor, base, f"{what}, attribute '{a.name}'")
     if a.type == kind.GRAPH:
         return a.g
+    if a.type == kind.TYPE_PROTO:
+        return a.tp
     if a.type == kind.FLOATS:
         return tuple(a.floats)
     if a.type == kind.INTS:
