@@ -16,7 +16,8 @@ from functools import cached_property
 from typing import Any
 
 from jitcl import dtypes
-from jitcl.ir.scalar import SCALARS
+from jitcl.ir.scalar import SCALARS, result_dtype
+from jitcl.ir.sizes import Size, at_least_always, divided
 
 Number = int | float | bool
 
@@ -142,7 +143,12 @@ def make(op: str, args: Iterable[Expr], dtype: str, value: Any = None, extent: i
 
 
 def const(value: Number, dtype: str) -> Expr:
-    """A literal of a type: floats become float, ints wrap into range, bools bool."""
+    """A literal of a type: floats become float, ints wrap into range, bools bool. Sizes are
+    literals of type index; of another, they are converted.
+    """
+    if type(value) is Size:
+        literal = make("const", (), "index", value)
+        return literal if dtype == "index" else make("cast", (literal,), dtype)
     if dtypes.is_float(dtype):
         return make("const", (), dtype, float(value))
     if dtype == "bool":
@@ -180,7 +186,10 @@ def lift(x: Expr | Number, like: Expr) -> Expr:
 def cast(x: Expr, dtype: str) -> Expr:
     if x.dtype == dtype:
         return x
-    if x.is_const and dtype not in ("f16", "bf16") and not (
+    if dtype in dtypes.LOW and x.op == "cast" and x.args[0].dtype == dtype and (
+            x.dtype == dtypes.compute(dtype)):
+        return x.args[0]                     # it was such a value before
+    if x.is_const and type(x.value) is not Size and dtypes.compute(dtype) == dtype and not (
             dtypes.is_float(x.dtype) and not dtypes.is_float(dtype) and not math.isfinite(x.value)):
         return const(bool(x.value) if dtype == "bool" else x.value, dtype)
     return make("cast", (x,), dtype)
@@ -190,7 +199,7 @@ def call(op: str, *args: Expr) -> Expr:
     """A scalar operation, simplified where that is exact."""
     scalar = SCALARS[op]
     assert len(args) == scalar.arity, f"{op} takes {scalar.arity} operands, got {len(args)}"
-    dtype = "bool" if scalar.result == "bool" else args[-1].dtype
+    dtype = result_dtype(op, args[-1].dtype)
     if args[0].dtype == "index" and op in _INDEX:
         return _INDEX[op](*args)
     simple = _simplify(op, args)
@@ -226,20 +235,39 @@ def bounds(x: Expr) -> tuple[float, float]:
         return (a + c, b + d) if x.op == "add" else (a - d, b - c)
     if x.op == "mul" and x.args[1].is_const:
         (a, b), c = bounds(x.args[0]), x.args[1].value
-        return (a * c, b * c) if c >= 0 else (b * c, a * c)
-    if x.op in ("floordiv", "mod") and x.args[1].is_const and x.args[1].value > 0:
+        if at_least_always(c, 0):
+            return a * c, b * c
+        return (b * c, a * c) if at_least_always(0, c) else (-math.inf, math.inf)
+    if x.op in ("floordiv", "mod") and x.args[1].is_const and at_least_always(x.args[1].value, 1):
         (a, b), c = bounds(x.args[0]), x.args[1].value
         if x.op == "mod":
-            return (0, min(b, c - 1)) if a >= 0 else (0, c - 1)
-        return (a if math.isinf(a) else a // c), (b if math.isinf(b) else b // c)
+            return (0, _least(b, c - 1)) if at_least_always(a, 0) else (0, c - 1)
+        return _quotient(a, c), _quotient(b, c)
     if x.op in ("min", "max"):
         (a, b), (c, d) = bounds(x.args[0]), bounds(x.args[1])
-        f = min if x.op == "min" else max
-        return f(a, c), f(b, d)
+        if x.op == "min":
+            return -_largest(-a, -c), _least(b, d)
+        return -_least(-a, -c), _largest(b, d)
     if x.op == "select":
         (a, b), (c, d) = bounds(x.args[1]), bounds(x.args[2])
-        return min(a, c), max(b, d)
+        return -_largest(-a, -c), _largest(b, d)
     return -math.inf, math.inf
+
+
+def _least(a: float, b: float) -> float:
+    """The lesser of two upper bounds; of sizes that can't be told apart, either."""
+    return a if at_least_always(b, a) else b
+
+
+def _largest(a: float, b: float) -> float:
+    """An upper bound of both."""
+    if at_least_always(a, b):
+        return a
+    return b if at_least_always(b, a) else math.inf
+
+
+def _quotient(a: float, c: int) -> float:
+    return a if isinstance(a, float) and math.isinf(a) else a // c
 
 
 def linear(x: Expr) -> tuple[dict[Expr, int], int]:
@@ -289,49 +317,75 @@ def _mul(a: Expr, b: Expr) -> Expr:
 def _split(x: Expr, c: int) -> tuple[Expr, Expr]:
     """x = c * quotient + rest, exactly, with all multiples of c in the quotient."""
     terms, constant = linear(x)
-    quotient = {a: k // c for a, k in terms.items() if k % c == 0}
-    rest = {a: k for a, k in terms.items() if k % c}
-    return from_linear(quotient, constant // c), from_linear(rest, constant % c)
+    quotient: dict[Expr, int] = {}
+    rest: dict[Expr, int] = {}
+    for atom, k in terms.items():
+        q, r = divided(k, c)
+        if type(r) is not Size and r == 0:
+            quotient[atom] = q
+        else:
+            rest[atom] = k
+    whole, left = divided(constant, c)
+    return from_linear(quotient, whole), from_linear(rest, left)
 
 
 def _floordiv(a: Expr, b: Expr) -> Expr:
-    if not b.is_const or b.value <= 0:
+    if not b.is_const or not at_least_always(b.value, 1):
         return make("floordiv", (a, b), "index")
     c = b.value
     if c == 1:
         return a
     quotient, rest = _split(a, c)
-    low, high = bounds(rest)
-    if math.floor(low / c) == math.floor(high / c) if math.isfinite(low + high) else False:
-        return _add(quotient, index(math.floor(low / c)))
+    strip = _strip(rest, c)
+    if strip is not None:
+        return _add(quotient, index(strip))
     if rest.op == "floordiv" and rest.args[1].is_const:            # (x // d) // c = x // (d * c)
         return _add(quotient, _floordiv(rest.args[0], index(rest.args[1].value * c)))
     return _add(quotient, make("floordiv", (rest, b), "index"))
 
 
 def _mod(a: Expr, b: Expr) -> Expr:
-    if not b.is_const or b.value <= 0:
+    if not b.is_const or not at_least_always(b.value, 1):
         return make("mod", (a, b), "index")
     c = b.value
     if c == 1:
         return index(0)
     _, rest = _split(a, c)
-    low, high = bounds(rest)
-    if math.isfinite(low + high) and math.floor(low / c) == math.floor(high / c):
-        return _sub(rest, index(c * math.floor(low / c)))
-    if rest.op == "mod" and rest.args[1].is_const and rest.args[1].value % c == 0:
+    strip = _strip(rest, c)
+    if strip is not None:
+        return _sub(rest, index(c * strip))
+    if rest.op == "mod" and rest.args[1].is_const and _divides(c, rest.args[1].value):
         return _mod(rest.args[0], b)
     return make("mod", (rest, b), "index")
 
 
+def _strip(x: Expr, c: int) -> int | None:
+    """The one number that floor(x / c) can be; None where it can be several."""
+    low, high = bounds(x)
+    if type(low) is not Size and type(high) is not Size and type(c) is not Size:
+        finite = math.isfinite(low + high)
+        return math.floor(low / c) if finite and math.floor(low / c) == math.floor(
+            high / c) else None
+    return 0 if at_least_always(low, 0) and at_least_always(c - 1, high) else None
+
+
+def _divides(c: int, k: int) -> bool:
+    rest = divided(k, c)[1]
+    return type(rest) is not Size and rest == 0
+
+
 def _min(a: Expr, b: Expr) -> Expr:
     (la, ha), (lb, hb) = bounds(a), bounds(b)
-    return a if ha <= lb else b if hb <= la else make("min", (a, b), "index")
+    if at_least_always(lb, ha):
+        return a
+    return b if at_least_always(la, hb) else make("min", (a, b), "index")
 
 
 def _max(a: Expr, b: Expr) -> Expr:
     (la, ha), (lb, hb) = bounds(a), bounds(b)
-    return a if la >= hb else b if lb >= ha else make("max", (a, b), "index")
+    if at_least_always(la, hb):
+        return a
+    return b if at_least_always(lb, ha) else make("max", (a, b), "index")
 
 
 _INDEX: dict[str, Callable[..., Expr]] = {
@@ -341,10 +395,12 @@ _INDEX: dict[str, Callable[..., Expr]] = {
 
 def _compare(op: str, a: Expr, b: Expr) -> Expr | None:
     low, high = bounds(_sub(a, b))
-    always, never = {"lt": (high < 0, low >= 0), "le": (high <= 0, low > 0),
-                     "gt": (low > 0, high <= 0), "ge": (low >= 0, high < 0),
-                     "eq": (low == high == 0, low > 0 or high < 0),
-                     "ne": (low > 0 or high < 0, low == high == 0)}[op]
+    positive, negative = at_least_always(low, 1), at_least_always(-1, high)
+    from_zero, to_zero = at_least_always(low, 0), at_least_always(0, high)
+    always, never = {"lt": (negative, from_zero), "le": (to_zero, positive),
+                     "gt": (positive, to_zero), "ge": (from_zero, negative),
+                     "eq": (from_zero and to_zero, positive or negative),
+                     "ne": (positive or negative, from_zero and to_zero)}[op]
     return const(True, "bool") if always else const(False, "bool") if never else None
 
 

@@ -16,6 +16,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "gather",
     "sorting",
     "creation",
+    "sizes",
     "contraction",
     "window",
     "pooling",
@@ -28,7 +29,11 @@ MODULES = (                      # one a line, so that two additions never clash
     "contrib_fused",
     "contrib_nbits",
     "contrib_quantised",
+    "rotary",
+    "contrib_attention",
     "fourier",
+    "roi",
+    "recurrent",
 )
 
 for _name in MODULES:

@@ -11,6 +11,7 @@ from jitcl.errors import ShapeError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import has_size, whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -38,13 +39,14 @@ def _constant_of_shape(g: GraphBuilder, node: Any) -> Node:
 
 @onnx_rule("Shape")
 def _shape(g: GraphBuilder, node: Any) -> Node:
-    dims = node.inputs[0].type.dims
-    return g.const(dims[slice(node.attrs.get("start", 0), node.attrs.get("end"))], "i64")
+    dims = node.inputs[0].type.dims[slice(node.attrs.get("start", 0), node.attrs.get("end"))]
+    return g.sizes(values=dims) if has_size(dims) else g.const(dims, "i64")
 
 
 @onnx_rule("Size")
 def _size(g: GraphBuilder, node: Any) -> Node:
-    return g.const(node.inputs[0].type.size, "i64")
+    size = node.inputs[0].type.size
+    return g.reshape(g.sizes(values=(size,)), shape=()) if has_size(size) else g.const(size, "i64")
 
 
 @onnx_rule("Range")
@@ -52,6 +54,10 @@ def _range(g: GraphBuilder, node: Any) -> Node:
     """start + i * delta, as ONNX defines it: rounding does not build up."""
     start, limit, delta = (np.asarray(node.static(i)).reshape(()) for i in (0, 1, 2))
     dtype = node.inputs[0].type.dtype
+    if object in (start.dtype, limit.dtype, delta.dtype):
+        first, step = whole(start.item()), whole(delta.item())
+        count = (whole(limit.item()) - first + step - (1 if step > 0 else -1)) // step
+        return g.cast(g.arange(start=first, delta=step, count=max(0, count)), to=dtype)
     if not delta or not np.isfinite([start, limit, delta]).all():
         raise ShapeError(f"a range from {start} to {limit} by {delta} has no end: "
                          f"wanted finite numbers, delta not 0")

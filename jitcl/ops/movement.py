@@ -12,6 +12,7 @@ from jitcl.errors import ShapeError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import whole
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -32,8 +33,8 @@ Shape = tuple[int, ...]
 
 
 def ints(values: Any) -> Shape:
-    """A static parameter as plain ints."""
-    return tuple(int(v) for v in np.asarray(values).reshape(-1))
+    """A static parameter as plain ints, or sizes."""
+    return tuple(whole(v) for v in np.asarray(values).reshape(-1))
 
 
 # ---- shape

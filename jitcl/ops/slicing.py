@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import has_size
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -38,14 +40,14 @@ Ints = Sequence[int]
 # ---- slice and split
 
 def _ranges(shape: Sequence[Dim], starts: Ints, ends: Ints, axes: Ints | None, steps: Ints | None
-            ) -> dict[int, range]:
+            ) -> dict[int, Cut]:
     """The indices that a slice takes of each axis that it cuts."""
     axes = range(len(starts)) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ShapeError(f"starts {list(starts)}, ends {list(ends)}, axes {list(axes)} and steps "
                          f"{list(steps)} must be equally many")
-    found: dict[int, range] = {}
+    found: dict[int, Cut] = {}
     for start, end, axis, step in zip(starts, ends, axes, steps):
         axis = norm_axis(axis, len(shape))
         dim = shape[axis]
@@ -53,14 +55,32 @@ def _ranges(shape: Sequence[Dim], starts: Ints, ends: Ints, axes: Ints | None, s
             why = ("is cut twice" if axis in found else "has step 0" if step == 0
                    else f"({dim}) is not known yet")
             raise ShapeError(f"axis {axis} {why}")
-        found[axis] = range(*slice(start, end, step).indices(dim))
+        found[axis] = _cut(start, end, step, dim)
     return found
+
+
+@dataclass(frozen=True)
+class Cut:
+    """start, start + step, ..: `count` indices of an axis."""
+
+    start: int
+    step: int
+    count: int
+
+
+def _cut(start: int, end: int, step: int, dim: int) -> Cut:
+    """What x[start:end:step] takes of an axis of `dim` elements."""
+    if not has_size((start, end, dim)) or step < 0:
+        indices = range(*slice(start, end, step).indices(dim))
+        return Cut(indices.start, indices.step, len(indices))
+    first, behind = (min(max(i + dim if i < 0 else i, 0), dim) for i in (start, end))
+    return Cut(first, step, max(0, (behind - first + step - 1) // step))
 
 
 def _slice_type(x: TensorType, starts: Ints, ends: Ints, axes: Ints | None = None,
                 steps: Ints | None = None) -> TensorType:
     cut = _ranges(x.shape, starts, ends, axes, steps)
-    return x.with_(shape=tuple(len(cut[a]) if a in cut else d for a, d in enumerate(x.shape)))
+    return x.with_(shape=tuple(cut[a].count if a in cut else d for a, d in enumerate(x.shape)))
 
 
 def _slice_ref(x: np.ndarray, starts: Ints, ends: Ints, axes: Ints | None = None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node, const
+from jitcl.ir.sizes import has_size
 from jitcl.ir.types import Dim
 from jitcl.ops.core import broadcast, norm_axis
 from jitcl.passes.base import RewritePass, Rewriter
@@ -106,8 +107,10 @@ def _slice(node: Node, g: Rewriter) -> Node | None:
     x = node.inputs[0]
     if x.type.shape == node.type.shape and all(s == 1 for s in node.attr("steps") or (1,)):
         return x
+    if has_size((x.type.shape, node.type.shape, node.attr("starts"), node.attr("ends"))):
+        return None                        # ranges are of numbers
     cut = slice_ranges(node)
-    if x.op == "slice":
+    if x.op == "slice" and not has_size(x.inputs[0].type.shape):
         inner = slice_ranges(x)
         cut = {a: inner[a][cut[a].start:cut[a].stop:cut[a].step] if a in inner and a in cut
                else cut.get(a) or inner[a] for a in sorted({*cut, *inner})}
@@ -324,7 +327,7 @@ def _without_repetition(x: Node, others: list[Shape], node: Node) -> Node:
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    if a.dtype.kind == "f" or a.dtype.name == "bfloat16":
+    if a.dtype.kind not in "iub":
         bits = f"u{a.dtype.itemsize}"
         a, b = (np.ascontiguousarray(v).view(bits) for v in (a, b))
     return bool((a == b).all())
