@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from jitcl.codegen.lower_scan import scan_statements
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
@@ -88,9 +89,11 @@ class Loads:
             )
         outer, s.out = getattr(s, "out", type), type
         try:
-            return op.body(s, ix, *(NodeLoader(self, i) for i in node.inputs), **node.kwargs)
+            value = op.body(s, ix, *(NodeLoader(self, i) for i in node.inputs), **node.kwargs)
         finally:
             s.out = outer
+        computed = type.dtype in dtypes.LOW and op.kind != "movement"
+        return s.cast(value, type.dtype) if computed else value      # inlined or stored, the same
 
 
 class NodeLoader:
@@ -160,6 +163,8 @@ def lower(group: Group, name: str, *, half: bool = False,
     """
     operands = group.operands
     names = {node: f"x{i}" for i, node in enumerate(operands)}
+    if lookup(group.root.op).kind == "recurrence":
+        return _lower_recurrence(group, name, names)
     merged = merge_axes(group)
     types = (lambda n: merged[n]) if merged else (lambda n: n.type)
     out = types(group.root)
@@ -179,7 +184,26 @@ def lower(group: Group, name: str, *, half: bool = False,
         s.place(len(s.scopes) - 1, *body)
         body = (s.close(),)
     s.place(0, *body)
-    done = tuple(s.scopes[0].stmts)
+    y = Buffer("y", out.dtype, out.physical, "out")
+    return _finished(name, tuple(s.scopes[0].stmts), names, types, y)
+
+
+def _lower_recurrence(group: Group, name: str, names: dict[Node, str]) -> Lowered:
+    """The kernel of a recurrence: a group of its own, whose operands are all in memory."""
+    if group.inlined:
+        raise JitclError(f"'{group.root.op}' was fused with {len(group.inlined)} other ops: "
+                         "a recurrence reads its operands from memory")
+    s = KernelBuilder()
+    loads = Loads(s, group, names)
+    done = scan_statements(s, group.root, [NodeLoader(loads, i) for i in group.root.inputs])
+    type = group.root.type
+    return _finished(name, done, names, lambda n: n.type,
+                     Buffer("y", type.dtype, type.physical, "scan"))
+
+
+def _finished(name: str, done: tuple[Stmt, ...], names: dict[Node, str],
+              types: Callable[[Node], TensorType], y: Buffer) -> Lowered:
+    """The kernel of these statements, over the operands that they read and its output."""
     read = {
         e.value
         for stmt, _ in statements(done)
@@ -187,10 +211,9 @@ def lower(group: Group, name: str, *, half: bool = False,
         for e in E.walk(x)
         if e.op == "load"
     }
-    operands = [n for n in operands if names[n] in read]  # of some, only the shape matters
+    operands = [n for n in names if names[n] in read]  # of some, only the shape matters
     buffers = [Buffer(names[n], n.type.dtype, types(n).physical) for n in operands]
-    buffers.append(Buffer("y", out.dtype, out.physical, "out"))
-    return Lowered(share(Kernel(name, tuple(buffers), done)), tuple(operands))
+    return Lowered(share(Kernel(name, (*buffers, y), done)), tuple(operands))
 
 
 def merge_axes(group: Group) -> dict[Node, TensorType] | None:

@@ -8,9 +8,13 @@ from jitcl.codegen.lower import Lowered
 from jitcl.codegen.render_vector import vector_kernel
 from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.schedule_opencl import schedule
+from jitcl.codegen.schedule_sized import sized_for_cpu, sized_for_opencl, sizes_of
 from jitcl.errors import JitclError
+from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.kernel import scanned
 from jitcl.ir.printer import print_kernel
+from jitcl.ir.sizes import SizePinned
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Emitted
 
@@ -22,15 +26,31 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
     if target.kind == "reference":           # unscheduled, as text IR
         text = print_kernel(replace(lowered.kernel, name=ENTRY))
         return Emitted(stem, text, arguments, (group.root,))
+    if sizes_of(lowered.kernel):
+        return _sized(lowered, stem, target, arguments, group)
     if target.kind == "cpu":
-        body = vector_kernel(lowered.kernel, ENTRY, target.vector_width)
-        body = body or loops_for_cpu(lowered.kernel, ENTRY)
+        vectors = None if scanned(lowered.kernel) else vector_kernel(
+            lowered.kernel, ENTRY, target.vector_width)
+        body = vectors or loops_for_cpu(lowered.kernel, ENTRY)
         return Emitted(stem, body, arguments, (group.root,))
     if target.kind == "opencl":
         done = schedule(lowered.kernel, ENTRY, target)
         return Emitted(stem, done.body, arguments, (group.root,), (), done.global_size,
                        done.local_size)
     raise JitclError(f"no renderer for devices of kind '{target.kind}'")
+
+
+def _sized(lowered: Lowered, stem: str, target: Target, arguments: tuple[Node, ...],
+           group: Group) -> Emitted:
+    """One kernel for many sizes."""
+    if target.kind == "cpu" and not scanned(lowered.kernel):
+        done = sized_for_cpu(lowered.kernel, ENTRY)
+    elif target.kind == "opencl" and not scanned(lowered.kernel):
+        done = sized_for_opencl(lowered.kernel, ENTRY, target)
+    else:
+        raise SizePinned(f"kernels of '{stem}' have fixed sizes here")
+    return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,
+                   done.local_size)
 
 
 def kernel_stem(group: Group) -> str:

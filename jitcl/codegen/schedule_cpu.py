@@ -31,7 +31,7 @@ from jitcl.codegen.split import split_at_conditions, strip_divisions
 from jitcl.codegen.transpose import tile_transposes
 from jitcl.codegen.vectors import short_vectors
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Stmt, statements
+from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Stmt, scanned, statements
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     rows = Rows(names)
     kernel = flatten(kernel)
     body = inline_lets(kernel.body)
+    if scanned(kernel):                      # loops stay as they are: the order of stores matters
+        done = share(Kernel(kernel.name, kernel.buffers, body), addresses=False)
+        return Scheduled(done, ())
     body = split_at_conditions(body, names)
     body = drop_unused(distribute(body))
     body = merge_loops(body, names)

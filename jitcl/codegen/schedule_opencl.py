@@ -5,6 +5,8 @@ a GPU, elements  one element a work-item (of millions, eight, a stride apart), i
                  memory, so that loads coalesce
 a GPU, rows      one row a work-group: its lanes share reductions (partial results, then a
                  tree in local memory) and the loops over the row's elements
+a GPU, scans     one chain a work-group: its lanes share each part of a step and meet behind it;
+                 where groups don't work, one chain a work-item
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from jitcl.codegen.loops import inline_lets
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_opencl_cpu import cpu_form
+from jitcl.codegen.schedule_opencl_scan import chain_lines, lanes_for
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -28,6 +31,7 @@ from jitcl.ir.kernel import (
     Stmt,
     Store,
     expressions,
+    scanned,
     statements,
 )
 from jitcl.ir.scalar import identity
@@ -58,10 +62,12 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
         return Scheduled(text, (items,), (1,))
     renderer = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
     nest, inner = parallel_nest(kernel)
+    if scanned(kernel) and target.local_works:
+        return chains(kernel, entry, renderer, min(ROW_GROUP, target.max_work_group))
     group = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = min(group, target.reduction_group, target.max_work_group)
     form = RowForm(renderer, lanes, target.volatile_group_size)
-    if target.local_works and form.suits(nest, inner):
+    if target.local_works and not scanned(kernel) and form.suits(nest, inner):
         lines = form.lines(nest, inner)
         groups = math.prod(f.extent for f in nest)
         return Scheduled(renderer.kernel_text(entry, lines), (groups * form.lanes,), (form.lanes,))
@@ -70,6 +76,17 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     lines = element_lines(renderer, nest, inner, total)
     items = total // STRIDES if total >= MANY else total
     return Scheduled(renderer.kernel_text(entry, lines), (-(-items // local) * local,), (local,))
+
+
+def chains(kernel: Kernel, entry: str, r: OpenClRenderer, most: int) -> Scheduled:
+    """A recurrence, one chain a work-group."""
+    nest, inner = parallel_nest(kernel)
+    lanes = lanes_for(inner, most)
+    lines = [f"    {r.index} lane = get_local_id(0), lanes = get_local_size(0);",
+             f"    {r.index} p = get_group_id(0);", *decoded(r, nest, "p", "    "),
+             *chain_lines(r, inner, 1)]
+    groups = math.prod(f.extent for f in nest)
+    return Scheduled(r.kernel_text(entry, lines), (groups * lanes,), (lanes,))
 
 
 def parallel_nest(kernel: Kernel) -> tuple[list[For], tuple[Stmt, ...]]:

@@ -13,13 +13,25 @@ from collections import Counter
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    expressions,
+    mutated,
+    scanned,
+)
 
 
 def share(kernel: Kernel, changing: frozenset[str] = frozenset(), addresses: bool = True) -> Kernel:
     """The kernel with every value that is used more than once named by a `let`.
 
-    What is read from a `changing` buffer (scratch memory that the kernel writes) is not named.
+    What is read from a `changing` buffer (scratch memory that the kernel writes, or what a scan
+    reads of its output) is not named.
     Without `addresses`, neither are sums and products of loop variables, nor comparisons of them:
     compilers do that themselves, and guards stay what they are.
     """
@@ -33,7 +45,7 @@ _CHEAP = ("add", "sub", "mul", "const", "var", "lt", "le", "gt", "ge", "and")
 class _Sharer:
     def __init__(self, kernel: Kernel, changing: frozenset[str], addresses: bool) -> None:
         self.count = 0
-        self.changing, self.addresses = changing, addresses
+        self.changing, self.addresses = changing | scanned(kernel), addresses
         self.changed = {v.value for s in _all(kernel.body) for v in mutated(s)}
 
     def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

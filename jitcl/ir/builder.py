@@ -43,6 +43,7 @@ class KernelBuilder:
         self.scopes: list[Scope] = [Scope(None, "loop")]
         self.levels: dict[str, int] = {}         # variable -> index of the scope that declares it
         self.guards: list[Expr] = []
+        self.floor = 0                           # no statement is placed further out than this
         self._count: dict[str, int] = {}
 
     # ---- names and scopes
@@ -54,11 +55,13 @@ class KernelBuilder:
 
     def level(self, *exprs: Expr) -> int:
         """The innermost scope that any of the expressions depends on."""
-        return max((self.levels[v] for e in exprs for v in e.free), default=0)
+        return max((self.floor, *(self.levels[v] for e in exprs for v in e.free)))
 
-    def open(self, stem: str, extent: int, kind: LoopKind = "loop") -> Expr:
-        """Enter a loop; returns its variable (the constant 0 where the loop would run once)."""
-        if extent == 1:
+    def open(self, stem: str, extent: int, kind: LoopKind = "loop", *,
+             always: bool = False) -> Expr:
+        """Enter a loop; returns its variable (the constant 0 where the loop would run once, and
+        is not wanted `always`)."""
+        if extent == 1 and not always:
             return E.index(0)
         var = E.var(self.fresh(stem), extent=extent)
         self.levels[var.value] = len(self.scopes)
@@ -70,6 +73,16 @@ class KernelBuilder:
         scope = self.scopes.pop()
         assert scope.var is not None
         return For(scope.var, scope.kind, tuple(scope.stmts))
+
+    @contextlib.contextmanager
+    def inside_scope(self) -> Iterator[None]:
+        """What is made here stays inside the innermost open scope: it reads what this one stores.
+        """
+        outer, self.floor = self.floor, len(self.scopes) - 1
+        try:
+            yield
+        finally:
+            self.floor = outer
 
     def place(self, level: int, *stmts: Stmt) -> None:
         self.scopes[level].stmts.extend(stmts)
@@ -220,4 +233,4 @@ class KernelBuilder:
                 needed |= stmt.value.free
             else:
                 needed |= {v for e in expressions(stmt) for v in e.free}
-        return max((self.levels[v] for v in needed - declared), default=0)
+        return max((self.floor, *(self.levels[v] for v in needed - declared)))

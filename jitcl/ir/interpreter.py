@@ -49,7 +49,7 @@ def run_kernel(kernel: Kernel, buffers: Mapping[str, np.ndarray]) -> None:
     strided: dict[str, np.ndarray] = {}
     for buffer in kernel.buffers:
         array = checked_array(kernel, buffer, buffers)
-        if buffer.role == "out" and not array.flags.c_contiguous:
+        if buffer.role != "in" and not array.flags.c_contiguous:
             strided[buffer.name] = array
             array = array.copy()
         flat[buffer.name] = array.reshape(-1)
@@ -69,7 +69,7 @@ def checked_array(kernel: Kernel, buffer: Buffer, buffers: Mapping[str, np.ndarr
     if array.dtype != dtypes.to_numpy(buffer.dtype) or array.shape != buffer.shape:
         raise InputError(f"kernel '{kernel.name}': buffer '{buffer.name}' is {want}, "
                          f"got {array.dtype}{list(array.shape)}")
-    if buffer.role == "out" and not array.flags.writeable:
+    if buffer.role != "in" and not array.flags.writeable:
         raise InputError(f"kernel '{kernel.name}': out buffer '{buffer.name}' is read-only")
     return array
 

@@ -34,19 +34,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, walk
 
+Role = Literal["in", "out", "scan"]
 LoopKind = Literal["group", "lane", "loop", "unroll", "vec", "parallel"]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel's operand: physical shape in elements."""
+    """A kernel's operand: physical shape in elements. A `scan` buffer is written by the kernel, and
+    read where it has written."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    role: Literal["in", "out"] = "in"
+    role: Role = "in"
 
     @property
     def size(self) -> int:
@@ -129,6 +131,11 @@ class Kernel:
         return next(b for b in self.buffers if b.name == name)
 
 
+def scanned(kernel: Kernel) -> frozenset[str]:
+    """The buffers that the kernel both writes and reads."""
+    return frozenset(b.name for b in kernel.buffers if b.role == "scan")
+
+
 def statements(body: tuple[Stmt, ...], trips: int = 1) -> Iterator[tuple[Stmt, int]]:
     """Every statement with the number of times that it runs."""
     for stmt in body:
@@ -155,5 +162,12 @@ def mutated(stmt: Stmt) -> tuple[Expr, ...]:
 
 
 def carries(loop: For) -> bool:
-    """Whether each iteration needs the one before it."""
-    return any(isinstance(s, Assign) for s in loop.body)
+    """Whether each iteration needs the one before it: for variables, or for what that stored."""
+    if any(isinstance(s, Assign) for s in loop.body):
+        return True
+    if loop.kind not in ("loop", "unroll"):
+        return False
+    stored = {s.buffer for s, _ in statements(loop.body) if isinstance(s, Store)}
+    return bool(stored) and any(
+        e.op == "load" and e.value in stored
+        for s, _ in statements(loop.body) for x in expressions(s) for e in walk(x))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import cast, get_args
 
 import lark
 from lark.visitors import v_args
@@ -20,6 +20,7 @@ from jitcl.ir.kernel import (
     Kernel,
     Let,
     LoopKind,
+    Role,
     Stmt,
     Store,
 )
@@ -67,7 +68,7 @@ class KernelReader(WordReader):
             self.fail(name, f"buffer '{name}' is {type}: buffers are physical, with known "
                             "row-major shapes")
         self.buffers[str(name)] = Buffer(str(name), type.dtype, type.dims,
-                                         "in" if role == "in" else "out")
+                                         cast(Role, str(role)))
 
     def kernel_head(self, name: lark.Token, *_: None) -> str:
         self.scopes = [{}]

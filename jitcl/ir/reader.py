@@ -31,7 +31,7 @@ _WORDS = {                                   # what messages call the terminals 
     "NAME": "a name", "STRING": "a quoted string", "VALUE": "a value (%name)",
     "SYMBOL": "a name after '@'",
     "INT": "an integer", "FLOAT": "a number", "BOOL": "true or false", "CMP": "a comparison",
-    "SUM": "'+' or '-'", "PRODUCT": "'*', '/' or '%'", "ROLE": "'in' or 'out'",
+    "SUM": "'+' or '-'", "PRODUCT": "'*', '/' or '%'", "ROLE": "'in', 'out' or 'scan'",
     "LAYOUT": "a layout", "COMBINE": "'add=', 'max=' or the like",
     "DIGEST": "a constant's #digest", "$END": "the end of the text"}
 _UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}

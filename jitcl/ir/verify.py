@@ -27,6 +27,7 @@ from jitcl.ir.kernel import (
     Kernel,
     Let,
     LoopKind,
+    Role,
     Stmt,
     Store,
     carries,
@@ -169,6 +170,7 @@ class _KernelCheck:
         self.depth: dict[str, int] = {}                  # variable -> open loops at declaration
         self.known: dict[str, Expr] = {}                 # index variable of a let -> value
         self.checked: set[Expr] = set()                  # expressions found good in an open scope
+        self.written: set[str] = set()                   # buffers that were stored to
         self.stmt: Stmt | None = None
 
     def fail(self, message: str) -> NoReturn:
@@ -182,9 +184,9 @@ class _KernelCheck:
         for b in self.kernel.buffers:
             if b.name in self.buffers:
                 self.fail(f"two buffers are named '{b.name}'")
-            if b.dtype not in dtypes.STORED or b.role not in ("in", "out"):
-                self.fail(f"buffer '{b.name}' is {b.role} {b.dtype}, wanted in or out and one of "
-                          f"{', '.join(dtypes.STORED)}")
+            if b.dtype not in dtypes.STORED or b.role not in get_args(Role):
+                self.fail(f"buffer '{b.name}' is {b.role} {b.dtype}, wanted in, out or scan and "
+                          f"one of {', '.join(dtypes.STORED)}")
             if any(not isinstance(d, int) or d < 0 for d in b.shape):
                 self.fail(f"buffer '{b.name}' has shape {b.shape}, wanted ints >= 0")
             self.buffers[b.name] = b
@@ -192,7 +194,7 @@ class _KernelCheck:
         self.stmt = None
         stored = {s.buffer for s in _all(self.kernel.body) if isinstance(s, Store)}
         for b in self.kernel.buffers:
-            if b.role == "out" and b.name not in stored:
+            if b.role != "in" and b.name not in stored:
                 self.fail(f"out buffer '{b.name}' is never stored to")
 
     # ---- statements
@@ -301,8 +303,9 @@ class _KernelCheck:
 
     def store(self, stmt: Store) -> None:
         buffer = self.buffers.get(stmt.buffer)
-        if buffer is None or buffer.role != "out":
+        if buffer is None or buffer.role == "in":
             self.fail(f"'{stmt.buffer}' is {'no' if buffer is None else 'not an out'} buffer")
+        self.written.add(stmt.buffer)
         if stmt.value.dtype != buffer.dtype:
             self.fail(f"a value of type {stmt.value.dtype} is stored, wanted {buffer.dtype} as "
                       f"buffer '{buffer.name}' has it")
@@ -358,8 +361,10 @@ class _KernelCheck:
         buffer = self.buffers.get(e.value)
         if buffer is None:
             self.fail(f"'{e.value}' is no buffer")
-        if buffer.role != "in":
+        if buffer.role == "out":
             self.fail(f"out buffer '{buffer.name}' is read: stores are not visible to all at once")
+        if buffer.role == "scan" and buffer.name not in self.written:
+            self.fail(f"scan buffer '{buffer.name}' is read before anything is stored to it")
         if e.dtype != buffer.dtype:
             self.fail(f"'{expr_text(e)}' is read as {e.dtype}, the buffer is {buffer.dtype}")
         if e.guard is not None and e.guard.dtype != "bool":

@@ -10,7 +10,8 @@ from jitcl.ops.builder import lookup, reference
 from jitcl.passes.base import Pass
 from jitcl.passes.regions import DECODERS
 
-SLOW = ("contraction", "window", "scan", "sort")    # references take long on large operands
+# references take long on large operands
+SLOW = ("contraction", "window", "scan", "sort", "recurrence")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jitcl.ir.types import ROW
 from jitcl.passes.regions import Regions, row_count
 from jitcl.target import Target
 
-ALONE = ("sort", "composite", "opaque")        # kinds that are their own group
+ALONE = ("sort", "recurrence", "composite", "opaque")        # kinds that are their own group
 BY_ADDRESS = ("matmul", "einsum", "matmul_integer")    # contractions that read views well
 DEAR = 6                       # FLOPs of one element that are not repeated along an axis
 AGAIN = 16                     # FLOPs of one element that may be computed again, all in all

@@ -121,7 +121,7 @@ class _Halver:
 
     def _halved(self, node: Node) -> bool:
         kind = self._kind(node)
-        if kind in ("", "reduction", "sort") or node.type.nbytes <= self.small:
+        if kind in ("", "reduction", "sort", "recurrence") or node.type.nbytes <= self.small:
             return False
         if node.op in DECODERS:
             return False                       # scales are among the smallest numbers of a model
