@@ -43,7 +43,7 @@ class KernelBuilder:
         self.scopes: list[Scope] = [Scope(None, "loop")]
         self.levels: dict[str, int] = {}         # variable -> index of the scope that declares it
         self.guards: list[Expr] = []
-        self.floor = 0                           # no statement is placed further out than this
+        self.outermost = 0                           # no statement is placed further out than this
         self._count: dict[str, int] = {}
 
     # ---- names and scopes
@@ -55,7 +55,7 @@ class KernelBuilder:
 
     def level(self, *exprs: Expr) -> int:
         """The innermost scope that any of the expressions depends on."""
-        return max((self.floor, *(self.levels[v] for e in exprs for v in e.free)))
+        return max((self.outermost, *(self.levels[v] for e in exprs for v in e.free)))
 
     def open(self, stem: str, extent: int, kind: LoopKind = "loop", *,
              always: bool = False) -> Expr:
@@ -78,11 +78,11 @@ class KernelBuilder:
     def inside_scope(self) -> Iterator[None]:
         """What is made here stays inside the innermost open scope: it reads what this one stores.
         """
-        outer, self.floor = self.floor, len(self.scopes) - 1
+        outer, self.outermost = self.outermost, len(self.scopes) - 1
         try:
             yield
         finally:
-            self.floor = outer
+            self.outermost = outer
 
     def place(self, level: int, *stmts: Stmt) -> None:
         self.scopes[level].stmts.extend(stmts)
@@ -233,4 +233,4 @@ class KernelBuilder:
                 needed |= stmt.value.free
             else:
                 needed |= {v for e in expressions(stmt) for v in e.free}
-        return max((self.floor, *(self.levels[v] for v in needed - declared)))
+        return max((self.outermost, *(self.levels[v] for v in needed - declared)))
