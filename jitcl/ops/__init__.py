@@ -34,6 +34,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "fourier",
     "roi",
     "recurrent",
+    "recurrent_onnx",
 )
 
 for _name in MODULES:

@@ -24,7 +24,14 @@ Array = np.ndarray[Any, Any]
 
 
 def _attention_ref(
-    q: Array, k: Array, v: Array, bias: Array | None = None, *, scale: float, softcap: float = 0.0
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None = None,
+    sink: Array | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
 ) -> Array:
     repeats = q.shape[1] // k.shape[1]
     ks, vs = (np.repeat(wide(a), repeats, axis=1) for a in (k, v))
@@ -36,6 +43,8 @@ def _attention_ref(
     highest = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
     total = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(wide(sink).reshape(-1, 1, 1) - highest)
     return np.asarray(
         np.einsum("bhst,bhtd->bhsd", weights / np.where(total == 0, 1, total), vs)
     ).astype(q.dtype)
@@ -55,6 +64,14 @@ def _attention_ref(
             softcap=2.0,
         ),
         sample(F16(1, 2, 4, 8), F16(1, 2, 6, 8), F16(1, 2, 6, 8), scale=0.35, rtol=2e-3),
+        sample(
+            F32(2, 4, 3, 8),
+            F32(2, 2, 5, 8),
+            F32(2, 2, 5, 8),
+            F32(2, 1, 3, 5),
+            F32(4),
+            scale=0.5,
+        ),
     ],
 )
 def attention(
@@ -63,6 +80,7 @@ def attention(
     k: Node,
     v: Node,
     bias: Node | None = None,
+    sink: Node | None = None,
     *,
     scale: float,
     softcap: float = 0.0,
@@ -72,7 +90,9 @@ def attention(
 
     q [batch, heads, queries, size], k [batch, shared heads, keys, size], v [batch, shared heads,
     keys, value size], bias broadcasts to [batch, heads, queries, keys]. `softcap` c: c *
-    tanh(scores / c), 0 for none.
+    tanh(scores / c), 0 for none. `sink` [heads]: the score of a key whose value is 0, which takes
+    weight from the others (Xiao et al., 2024, "Efficient streaming language models with attention
+    sinks").
     """
     (batch, heads, queries, size), (_, shared, keys, _) = q.type.dims, k.type.dims
     if (
@@ -96,7 +116,10 @@ def attention(
         scores = g.mul(g.tanh(g.div(scores, float(softcap))), float(softcap))
     if bias is not None:
         scores = g.add(scores, _by_group(g, g.cast(bias, to=kind), shared, repeats))
-    y = g.matmul(_softmax(g, scores), valued)
+    if sink is not None:
+        grouped = (1, shared, repeats, 1, 1) if repeats > 1 else (1, heads, 1, 1)
+        sink = g.reshape(g.cast(sink, to=kind), shape=grouped)
+    y = g.matmul(_softmax(g, scores, sink), valued)
     if repeats > 1:
         y = g.reshape(y, shape=(batch, heads, queries, v.type.dims[3]))
     return g.cast(y, to=q.type.dtype)
@@ -111,14 +134,19 @@ def _by_group(g: GraphBuilder, bias: Node, shared: int, repeats: int) -> Node:
     return g.reshape(bias, shape=(batch, *groups, queries, keys))
 
 
-def _softmax(g: GraphBuilder, scores: Node) -> Node:
-    """Softmax along the last axis; zeros where a whole row is -inf."""
+def _softmax(g: GraphBuilder, scores: Node, sink: Node | None = None) -> Node:
+    """Softmax along the last axis, of which a sink takes its part; zeros where a whole row is
+    -inf."""
     highest = g.reduce_max(scores, axes=(-1,), keepdims=True)
+    if sink is not None:
+        highest = g.max(highest, sink)
     lowest = g.const(-math.inf, scores.type.dtype)
     weights = g.exp(
         g.sub(scores, g.where(g.equal(highest, lowest), g.const(0, scores.type.dtype), highest))
     )
     total = g.reduce_sum(weights, axes=(-1,), keepdims=True)
+    if sink is not None:
+        total = g.add(total, g.exp(g.sub(sink, highest)))
     return g.div(weights, g.where(g.equal(total, 0.0), g.const(1, scores.type.dtype), total))
 
 

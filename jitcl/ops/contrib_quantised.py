@@ -95,27 +95,24 @@ def _flat_softmax(g: GraphBuilder, x: Node, axis: int) -> Node:
 # ---- sums of products of integers
 
 
-def columns(g: GraphBuilder, v: Node | None) -> Node | None:
-    """A scale or zero point of a matrix: one number, or one a column, to broadcast to a product."""
-    return None if v is None else g.reshape(v, shape=()) if v.type.size == 1 else v
+def columns(g: GraphBuilder, v: Node) -> Node:
+    """A scale of a matrix, one number or one a column, to broadcast to a product."""
+    return g.reshape(v, shape=()) if v.type.size == 1 else v
 
 
-def _times(g: GraphBuilder, total: Node, *factors: Node | None) -> Node:
-    """A sum of integer products in float: total * (product of the scales)."""
-    scale: Node | None = None
-    for f in factors:
-        if f is not None:
-            scale = f if scale is None else g.mul(scale, f)
-    assert scale is not None
-    return g.mul(g.cast(total, to=scale.type.dtype), scale)
+def scaled_product(g: GraphBuilder, a: Node, b: Node, a_zero: Node | None, b_zero: Node | None,
+                   factor: Node) -> Node:
+    """factor * (a - a_zero) @ (b - b_zero) in float; the product itself is exact."""
+    return g.mul(g.cast(integer_product(g, a, b, a_zero, b_zero), to=factor.type.dtype), factor)
 
 
 @microsoft("MatMulIntegerToFloat")
 def _matmul_integer_to_float(g: GraphBuilder, node: Any) -> Node:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs_of(node, 7)
     assert a is not None and b is not None
-    total = integer_product(g, a, b, a_zero, b_zero)
-    y = _times(g, total, columns(g, a_scale), columns(g, b_scale))
+    assert a_scale is not None and b_scale is not None
+    factor = g.mul(columns(g, a_scale), columns(g, b_scale))
+    y = scaled_product(g, a, b, a_zero, b_zero, factor)
     return y if bias is None else g.add(y, bias)
 
 
@@ -135,7 +132,9 @@ def _dynamic_quantize_matmul(g: GraphBuilder, node: Any) -> Node:
     x, b, b_scale, b_zero, bias = inputs_of(node, 5)
     assert x is not None and b is not None
     a, a_scale, a_zero = dynamically_quantised(g, x)
-    y = _times(g, integer_product(g, a, b, a_zero, b_zero), a_scale, columns(g, b_scale))
+    assert b_scale is not None
+    factor = g.mul(a_scale, columns(g, b_scale))
+    y = scaled_product(g, a, b, a_zero, b_zero, factor)
     return y if bias is None else g.add(y, bias)
 
 
