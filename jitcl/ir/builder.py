@@ -43,7 +43,7 @@ class KernelBuilder:
         self.scopes: list[Scope] = [Scope(None, "loop")]
         self.levels: dict[str, int] = {}         # variable -> index of the scope that declares it
         self.guards: list[Expr] = []
-        self.outermost = 0                           # no statement is placed further out than this
+        self.outermost = 0                       # no statement is placed further out than this
         self._count: dict[str, int] = {}
 
     # ---- names and scopes
