@@ -8,6 +8,7 @@ from jitcl.ops.core import ONNX, OPS
 
 MODULES = (                      # one a line, so that two additions never clash
     "elementwise",
+    "low_bits",
     "logic",
     "activation",
     "reduction",
@@ -33,6 +34,8 @@ MODULES = (                      # one a line, so that two additions never clash
     "contrib_attention",
     "fourier",
     "roi",
+    "deform",
+    "linear_algebra",
     "recurrent",
     "recurrent_onnx",
 )
