@@ -3,7 +3,7 @@
 What does not depend on the previous step, x @ W' with its biases, is an ordinary matrix product
 for all steps at once. The scans below do the rest, all steps of a sequence in one kernel:
 
-    xw     [directions, steps, batch, gates * hidden]   the projected input
+    xw     [steps, batch, directions, gates * hidden]   the projected input
     r      [directions, gates * hidden, hidden]         recurrent weights, rows as ONNX has them
     h0, c0 [directions, batch, hidden]                  initial states
     states [directions, batch, steps + 1, slots, hidden]
@@ -92,7 +92,7 @@ class Cell:
         self.s, self.own, self.xw, self.r = s, own, xw, r
         self.direction, self.activations, self.clip = direction, activations, clip
         self.lengths = lengths
-        self.directions, self.steps, self.batch, _ = xw.shape
+        self.steps, self.batch, self.directions, _ = xw.shape
         self.hidden = r.shape[2]
 
     def scan(self, starts: Sequence[Loader], step: Callable[[Index, Expr], Sequence[Part]]) -> Scan:
@@ -123,7 +123,7 @@ class Cell:
     def gate(self, number: int, chain: Index, t: Expr, j: Expr) -> Expr:
         """The projected input of a gate's unit j at step t."""
         d, b = chain
-        return self.xw(d, self.time(d, t), b, j + number * self.hidden)
+        return self.xw(self.time(d, t), b, d, j + number * self.hidden)
 
     def product(self, number: int, chain: Index, row: Expr, slot: int, j: Expr) -> Expr:
         """A gate's unit j of r @ state, of one slot of the row `row`."""
@@ -157,17 +157,18 @@ def _states(gates: int, slots: int) -> Callable[..., TensorType]:
     def typed(xw: TensorType, r: TensorType, *rest: TensorType, direction: str,
               activations: Activations, clip: float = 0.0, lengths: bool = False,
               **more: Any) -> TensorType:
-        if any(t.dtype != xw.dtype for t in (r, *rest[:-1])) or xw.dtype not in ("f32", "f64"):
+        floats = rest[:-1] if lengths else rest
+        if any(t.dtype != xw.dtype for t in (r, *floats)) or xw.dtype not in ("f32", "f64"):
             raise TypeError_("recurrent cells compute in f32 or f64, all operands alike: cast them")
         want = DIRECTIONS.get(direction)
         if want is None or len(activations) != want:
             raise ShapeError(f"direction '{direction}' with {len(activations)} sets of activations:"
                              f" wanted one of {', '.join(DIRECTIONS)}, one set a direction")
         if xw.rank != 4 or r.rank != 3 or r.dims[1] != gates * r.dims[2] or (
-                xw.dims[0] != want or r.dims[0] != want or xw.dims[3] != r.dims[1]):
-            raise ShapeError(f"wanted xw [{want},steps,batch,{gates}*hidden] and "
+                xw.dims[2] != want or r.dims[0] != want or xw.dims[3] != r.dims[1]):
+            raise ShapeError(f"wanted xw [steps,batch,{want},{gates}*hidden] and "
                              f"r [{want},{gates}*hidden,hidden], got {xw} and {r}")
-        _, steps, batch, _ = xw.dims
+        steps, batch, _, _ = xw.dims
         if lengths and (rest[-1].dims != (batch,) or rest[-1].dtype != "i32"):
             raise ShapeError(f"lengths are i32 [{batch}], got {rest[-1]}")
         count = slots - 1 if more.get("linear_before_reset") else slots
@@ -194,7 +195,7 @@ Cells = Callable[..., tuple[Array, ...]]
 def _walk(cell: Cells, xw: Array, r: Array, starts: Sequence[Array], direction: str,
           activations: Activations, clip: float, lengths: Array | None) -> Array:
     """states of a cell: `cell(d, x, r, fns, *state) -> state` is one step of direction d."""
-    directions, steps, batch, _ = xw.shape
+    steps, batch, directions, _ = xw.shape
     rows = np.zeros((directions, batch, steps + 1, len(starts), r.shape[2]), xw.dtype)
     for d in range(directions):
         backwards = direction == "reverse" or d == 1
@@ -203,7 +204,7 @@ def _walk(cell: Cells, xw: Array, r: Array, starts: Sequence[Array], direction: 
         state = tuple(start[d] for start in starts)
         rows[d, :, 0] = np.stack(state, axis=1)
         for k, time in enumerate(reversed(range(steps)) if backwards else range(steps)):
-            new = cell(d, xw[d, time], r[d], fns, *state)
+            new = cell(d, xw[time, :, d], r[d], fns, *state)
             if lengths is not None:
                 alive = (time < lengths)[:, None]
                 new = tuple(np.where(alive, n, old) for n, old in zip(new, state))
@@ -263,7 +264,7 @@ def _sample(gates: int, states: int, *more: Spec, steps: int = 4, batch: int = 2
     n = DIRECTIONS[direction]
     weights = Spec((n, gates * hidden, hidden), dtype, -0.7, 0.7)
     start = [Spec((n, batch, hidden), dtype) for _ in range(states)]
-    return sample(Spec((n, steps, batch, gates * hidden), dtype), weights, *start, *more, rtol=rtol,
+    return sample(Spec((steps, batch, n, gates * hidden), dtype), weights, *start, *more, rtol=rtol,
                   direction=direction, **attrs)
 
 
