@@ -1,5 +1,5 @@
 """`load`: from a file, bytes or ModelProto to a checked `OnnxModel`, or a ModelError that says how
-to fix it."""
+to fix it. What is checked: `checking`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from onnx import ModelProto
 
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.frontends import model_digest
-from jitcl.frontends.onnx import functions, tensors
+from jitcl.frontends.onnx import checking, tensors
 from jitcl.ir.graph import Node, const
 from jitcl.ir.types import Dim, Sym, TensorType
-
-OLDEST_OPSET = 7
-SLOW_CHECK_BYTES = 1 << 16  # larger initialisers are not shown to onnx.checker
 
 
 @dataclass(eq=False)
@@ -162,7 +159,7 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
         proto, digest = _parse(data, name), model_digest(data)
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
-    _check_opsets(proto, name)
+    checking.check_opsets(proto, name)
     model = OnnxModel(_sorted(proto, name), name, digest, base)
     for file in model.external_files:
         if base is None or not file.is_file():
@@ -172,7 +169,7 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
             tensors.to_node(
                 owner, base, f"{name}: initialiser '{owner.name}'"
             )  # raises, and says why
-    _check(model)
+    checking.check(model.proto, name)
     return model
 
 
@@ -195,42 +192,14 @@ def _parse(data: bytes, name: str) -> ModelProto:
             f"{name}: is not an ONNX model, or was cut off ({len(data)} bytes)\n"
             f"  Fetch or export the file again; a git-lfs pointer is not the model."
         ) from error
+    if proto.ir_version < 3 and proto.ir_version and not proto.opset_import:
+        proto.opset_import.append(onnx.helper.make_opsetid("", 1))  # there was only one then
     if not proto.ir_version or not proto.opset_import:
         raise ModelError(
             f"{name}: is not an ONNX model: it has no IR version or no opset\n"
             f"  jitcl reads ONNX files (.onnx) and its own text (.jitcl)."
         )
     return proto
-
-
-def _check_opsets(proto: ModelProto, name: str) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    for opset in proto.opset_import:
-        if _domain(opset.domain):
-            continue  # other domains: their ops are looked up one by one
-        if opset.version > newest:
-            raise ModelError(
-                f"{name}: uses opset {opset.version}; the installed onnx {onnx.__version__} "
-                f"knows up to {newest}\n  Upgrade onnx, or export for opset {newest}."
-            )
-        if opset.version < OLDEST_OPSET:
-            changed = sorted(
-                {n.op_type for n in proto.graph.node if not _unchanged(n, opset.version)}
-            )
-            if changed:
-                raise UnsupportedError(
-                    f"{name}: uses opset {opset.version}; jitcl reads {OLDEST_OPSET} and newer, "
-                    f"and these ops changed in between: {', '.join(changed)}\n"
-                    f"  Convert it: onnx.version_converter.convert_version(model, 13)."
-                )
-
-
-def _unchanged(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether an op means at that opset what it means at the oldest that jitcl reads."""
-    old, known = (functions.schema_of(node.op_type, node.domain, v) for v in (opset, OLDEST_OPSET))
-    if old is None or known is None:
-        return False
-    return bool(old.since_version == known.since_version)
 
 
 def _sorted(proto: ModelProto, name: str) -> ModelProto:
@@ -293,45 +262,3 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 def label(node: onnx.NodeProto) -> str:
     """What people call a node: its name, or that of its first output."""
     return node.name or next((o for o in node.output if o), node.op_type)
-
-
-def _check(model: OnnxModel) -> None:
-    """onnx.checker's verdict as a ModelError."""
-    try:
-        onnx.checker.check_model(_to_check(model.proto))
-    except onnx.checker.ValidationError as error:
-        first = str(error).strip().splitlines()
-        raise ModelError(
-            f"{model.source}: is not a valid ONNX model: {' '.join(first[:2])}\n"
-            f"  onnx.checker.check_model says so; export the model again."
-        ) from error
-
-
-def _to_check(proto: ModelProto) -> ModelProto:
-    """What the checker is shown: large and external initialisers as inputs, as reading those takes
-    time (they are checked when they become constants), and a shape for outputs without one, which
-    exporters leave out."""
-    slim = ModelProto()
-    slim.ir_version = proto.ir_version
-    slim.opset_import.extend(proto.opset_import)
-    slim.functions.extend(proto.functions)
-    graph = proto.graph
-    slim.graph.name = graph.name or "graph"
-    slim.graph.node.extend(graph.node)
-    slim.graph.sparse_initializer.extend(graph.sparse_initializer)
-    large = {
-        t.name: t
-        for t in graph.initializer
-        if t.ByteSize() > SLOW_CHECK_BYTES or onnx.external_data_helper.uses_external_data(t)
-    }
-    slim.graph.initializer.extend(t for t in graph.initializer if t.name not in large)
-    slim.graph.input.extend(v for v in graph.input if v.name not in large)
-    slim.graph.input.extend(
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
-        for t in large.values()
-    )
-    slim.graph.output.extend(graph.output)
-    for value in slim.graph.output:
-        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.type.tensor_type.shape.SetInParent()
-    return slim
