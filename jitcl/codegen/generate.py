@@ -20,6 +20,7 @@ from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Accum, Kernel, expressions, statements
+from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
 from jitcl.ops.cost import expr_cost
 from jitcl.target import Target
@@ -103,8 +104,7 @@ class _Generator:
 
     def array(self, name: str, array: np.ndarray, dtype: str) -> int:
         self.buffers.append(BufferSpec(name, dtype, array.shape, array.nbytes, "const"))
-        bits = array.view(np.uint16) if dtype == "bf16" else array     # plans hold NumPy's types
-        self.constants[len(self.buffers) - 1] = bits
+        self.constants[len(self.buffers) - 1] = dtypes.as_bits(array)  # plans hold NumPy's types
         return len(self.buffers) - 1
 
     def view(self, group: Group) -> bool:
@@ -177,8 +177,8 @@ class _Generator:
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)
-        flops = 0 if launch.prepares else part_flops(group, part)
-        moved = sum(self.buffers[b].nbytes for b in set(buffers))
+        flops = 0 if launch.prepares else hint(part_flops(group, part))
+        moved = hint(sum(self.buffers[b].nbytes for b in set(buffers)))
         work = f"{amount(flops, 'FLOP')}, {amount(moved, 'B')}"
         how = f"template {kernel.template}" if kernel.template else "generated loops"
         mark = COMMENT[kernel.language]

@@ -8,12 +8,13 @@ can be cached on disk and loaded by a fresh process without importing the model 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from jitcl.ir.sizes import Space, at, everywhere
 from jitcl.target.features import features_of
 
 BufferKind = Literal["input", "output", "const", "temp"]
@@ -87,6 +88,16 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Shapes:
+    """What differs between two runs of a plan for many shapes: sizes as numbers."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    params: tuple[tuple[int, ...], ...]         # of each step
+    global_sizes: tuple[tuple[int, ...], ...]   # of each step
+
+
+@dataclass(frozen=True)
 class Plan:
     """Kernels, steps and memory of one specialisation."""
 
@@ -98,6 +109,15 @@ class Plan:
     slots: tuple[int, ...]                  # bytes of each temporary allocation
     constants: dict[int, np.ndarray] = field(default_factory=dict)  # buffer -> packed physical data
     streamed: bool = False                  # a buffer lives from its first to its last use
+    space: Space | None = None              # of a plan for many shapes: its integers are sizes
+
+    def at(self, values: Sequence[int]) -> Plan:
+        """The plan of one shape, of a plan for many: `values` of its space's atoms."""
+        fields = [everywhere(part, lambda size: at(size, values)) for part in (
+            self.inputs, self.outputs, self.steps, self.buffers)]
+        inputs, outputs, steps, buffers = fields
+        return replace(self, inputs=inputs, outputs=outputs, steps=steps, buffers=buffers,
+                       space=None)
 
     @property
     def peak_bytes(self) -> int:

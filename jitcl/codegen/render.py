@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import jinja2
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 
+SIZE = re.compile(r"\bsize(\d+)\b")
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
@@ -29,6 +32,12 @@ def environment() -> jinja2.Environment:
 def render(template: str, **values: Any) -> str:
     """The text of `jitcl/templates/<template>` with its variables filled in."""
     return environment().get_template(template).render(**values)
+
+
+def size_names(lines: Sequence[str]) -> list[str]:
+    """The sizes that a kernel's statements name (`ir/sizes.py`): its integer parameters."""
+    found = {int(n) for line in lines for n in SIZE.findall(line)}
+    return [f"size{n}" for n in sorted(found)]
 
 
 def flat(shape: tuple[int, ...], indices: tuple[Expr, ...]) -> Expr:

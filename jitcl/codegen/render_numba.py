@@ -10,13 +10,16 @@ import builtins
 import keyword
 import math
 
+from jitcl import dtypes
 from jitcl.codegen.loops import linear_in
-from jitcl.codegen.render import flat, render
+from jitcl.codegen.render import flat, render, size_names
 from jitcl.codegen.transpose import TILE, turned
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store
+from jitcl.ir.scalar import reinterprets
+from jitcl.ir.sizes import at_least_always
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">",
           "ge": ">=", "eq": "==", "ne": "!="}
@@ -55,12 +58,15 @@ class NumbaRenderer:
         if x.op == "select" and x.dtype == "index":
             return f"select({', '.join(self.expr(a) for a in x.args)})"
         kind = x.args[0].dtype
+        if reinterprets(x.op):
+            return f"as_type({self.expr(x.args[0])}, '{kind}', '{x.dtype}')"
         if x.op in ("add", "sub") and kind in _FLOATS and any(a.op == "mul" for a in x.args):
             return self.fma(x)
         if x.op in _INFIX and (kind in _FLOATS or (kind == "index" and x.op != "div")):
             return f"{self.operand(x.args[0])} {_INFIX[x.op]} {self.operand(x.args[1])}"
         name = x.op
-        if kind == "index" and name in ("floordiv", "mod") and E.bounds(x.args[0])[0] >= 0:
+        if kind == "index" and name in ("floordiv", "mod") and (
+                at_least_always(E.bounds(x.args[0])[0], 0)):
             name = "div" if name == "floordiv" else "fmod"      # no operand is negative
         return f"{public(name)}({', '.join(self.expr(a) for a in x.args)})"
 
@@ -87,8 +93,7 @@ class NumbaRenderer:
         value = repr(x.value)
         if isinstance(x.value, float):
             value = {"inf": "inf", "-inf": "-inf", "nan": "nan"}.get(value, value)
-        kind = {"f16": "f32", "bf16": "f32"}.get(x.dtype, x.dtype)
-        return f"{kind}({value})"
+        return f"{dtypes.compute(x.dtype)}({value})"
 
     def load(self, x: Expr) -> str:
         at = self.expr(flat(self.shapes[x.value], x.indices))
@@ -144,10 +149,11 @@ class NumbaRenderer:
         return lines + self.block(body, indent + 1)
 
     def store(self, s: Store, pad: str) -> list[str]:
-        narrow = s.value.op == "cast" and s.value.dtype in ("f16", "bf16")
-        value = s.value.args[0] if narrow else s.value         # the store itself rounds
         at = self.expr(flat(self.shapes[s.buffer], s.indices))
-        line = f"store({s.buffer}, {at}, {self.expr(value)})"
+        line = f"store({s.buffer}, {at}, {self.expr(stored_value(s.value))})"
+        if s.value.op == "load" and s.value.dtype in dtypes.LOW and s.value.guard is None:
+            place = self.expr(flat(self.shapes[s.value.value], s.value.indices))
+            line = f"copy_element({s.buffer}, {at}, {s.value.value}, {place})"
         if s.guard is None:
             return [pad + line]
         return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]
@@ -239,6 +245,13 @@ def outer_loops(nest: list[For]) -> int:
     return outer
 
 
+def stored_value(value: Expr) -> Expr:
+    """What to give to a store, which itself rounds: a value before its cast to a type that is only
+    stored."""
+    casts = value.op == "cast" and dtypes.compute(value.dtype) != value.dtype
+    return value.args[0] if casts else value
+
+
 # ---- guards that are ranges
 
 def common_guard(loop: For) -> Expr | None:
@@ -289,4 +302,4 @@ def render_kernel(kernel: Kernel, entry: str, scratch: tuple[Buffer, ...] = (),
     """
     lines = renderer(kernel, scratch).body()
     return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, scratch=scratch,
-                  lines=lines)
+                  lines=lines, sizes=size_names(lines))

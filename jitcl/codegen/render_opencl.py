@@ -15,7 +15,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.opencl_helpers import CTYPE, helper, stored_type
-from jitcl.codegen.render import flat, render
+from jitcl.codegen.render import flat, render, size_names
 from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -31,7 +31,8 @@ from jitcl.ir.kernel import (
     expressions,
     statements,
 )
-from jitcl.ir.scalar import SCALARS
+from jitcl.ir.scalar import SCALARS, reinterprets
+from jitcl.ir.sizes import Size, at_least_always
 
 # C's precedence: a child is put in parentheses where it binds less than its place wants
 ATOM, UNARY, MUL, ADD, SHIFT, RELATION, EQUALITY, LOGIC, CHOICE = 16, 14, 13, 12, 11, 10, 9, 5, 3
@@ -93,6 +94,8 @@ class OpenClRenderer:
             return ("true" if value else "false"), ATOM
         if dtypes.is_float(dtype):
             return self._float_literal(float(value), dtype)
+        if type(value) is Size:
+            return str(value), ATOM
         value = int(value)
         suffix = {"u32": "u", "i64": "L", "u64": "UL"}.get(dtype, "")
         if dtype == "index" and abs(value) >= _BIG:
@@ -153,6 +156,8 @@ class OpenClRenderer:
                 f"{self.operand(condition, LOGIC - 1)} ? {self.operand(yes, LOGIC - 1)} : "
                 f"{self.operand(no, CHOICE)}"
             ), CHOICE
+        if reinterprets(x.op):
+            return self._reinterpreted(x)
         if x.op in _INFIX and not (x.args[0].dtype == "bool" and x.op in ("lt", "le", "gt", "ge")):
             return self._narrowed(self._infix(x), x)
         if x.args[0].dtype == "bool":
@@ -197,6 +202,27 @@ class OpenClRenderer:
             raise JitclError(f"scalar '{x.op}' of bool has no meaning")
         return form.format(*args), LOGIC if "&&" in form else LOGIC - 1
 
+    def _reinterpreted(self, x: Expr) -> Text:
+        """The bits of a value as another type, by way of the unsigned integer of as many bits."""
+        have, to = x.args[0].dtype, x.dtype
+        unsigned = CTYPE[f"u{8 * dtypes.itemsize(have)}"]
+        text, binds = self.text(x.args[0])
+        if have == "bool":
+            text = f"({text} ? 1 : 0)"
+        elif dtypes.compute(have) != have:
+            plain = have == "f16" and self.half
+            text = f"as_ushort({text})" if plain else self.call_helper(f"to_{have}", text)[0]
+        elif dtypes.is_float(have):
+            self.ctype(have)
+            text = f"as_{unsigned}({text})"
+        else:
+            text = f"({unsigned}){text if binds >= UNARY else f'({text})'}"
+        if to == "bool":
+            return f"{text} != 0", EQUALITY
+        if dtypes.compute(to) != to and not (to == "f16" and self.half):
+            return self.call_helper(f"from_{to}", text)
+        return f"as_{self.ctype(to)}({text})", ATOM
+
     def _call(self, x: Expr) -> Text:
         kind = x.args[0].dtype
         args = [self.expr(a) for a in x.args]
@@ -232,7 +258,7 @@ class OpenClRenderer:
                 divisor is not None
                 and divisor.is_const
                 and divisor.value > 0
-                and (x.op in ("div", "fmod") or E.bounds(x.args[0])[0] >= 0)
+                and (x.op in ("div", "fmod") or at_least_always(E.bounds(x.args[0])[0], 0))
             ):
                 return f"{self.operand(x.args[0], MUL)} {plain} {args[1]}", MUL
         return self.call_helper(f"{x.op}_{kind}", *args)
@@ -242,6 +268,8 @@ class OpenClRenderer:
         have = source.dtype
         if to == "bool":
             return f"{self.operand(source, EQUALITY + 1)} != 0", EQUALITY
+        if have == "bool" and to in dtypes.LOW:
+            return self._narrow(self.cast(E.cast(source, dtypes.compute(to))), to)
         if have == "bool":
             one, zero = self.literal(1, to)[0], self.literal(0, to)[0]
             return f"{self.operand(source, LOGIC - 1)} ? {one} : {zero}", CHOICE
@@ -249,9 +277,10 @@ class OpenClRenderer:
             return self._to_float(source, have, to)
         if dtypes.is_float(have):
             return self._float_to_int(source, have, to)
-        if self.ctype(have) == self.ctype(to):
-            return self.text(source)
-        return f"({self.ctype(to)}){self.operand(source, UNARY)}", UNARY
+        text = self.text(source)
+        if self.ctype(have) != self.ctype(to):
+            text = f"({self.ctype(to)}){self.operand(source, UNARY)}", UNARY
+        return self._narrow(text, to) if to in dtypes.LOW else text
 
     def _to_float(self, source: Expr, have: str, to: str) -> Text:
         text = self.text(source)
@@ -262,10 +291,13 @@ class OpenClRenderer:
             text = f"convert_{new}({text[0]})", ATOM
         if to == "f16" and have != "f16" and not self.half:
             return self.call_helper("round_f16", text[0])
-        if to == "bf16" and have != "bf16":
-            self.helpers["to_bf16"] = self.helpers["from_bf16"] = None
-            return f"jitcl_from_bf16(jitcl_to_bf16({text[0]}))", ATOM
+        if to != have and (to == "bf16" or to in dtypes.LOW):
+            return self._narrow(text, to)
         return text
+
+    def _narrow(self, text: Text, to: str) -> Text:
+        """A value as what is left of it in memory."""
+        return self.call_helper(f"from_{to}", self.call_helper(f"to_{to}", text[0])[0])
 
     def _half_cast(self, source: Expr, old: str, new: str) -> Text:
         """Between half and another type by way of a float and a cast: NVIDIA's compiler has no
@@ -283,7 +315,8 @@ class OpenClRenderer:
         wide = "long" if to in ("u32", "i64", "u64") or self.ctype(to) == "long" else "int"
         kind = "f64" if self.ctype(have) == "double" else "f32"
         text = self.call_helper(f"{wide}_from_{kind}", self.expr(source))
-        return text if self.ctype(to) == wide else (f"({self.ctype(to)}){text[0]}", UNARY)
+        text = text if self.ctype(to) == wide else (f"({self.ctype(to)}){text[0]}", UNARY)
+        return self._narrow(text, to) if to in dtypes.LOW else text
 
     def load(self, x: Expr) -> Text:
         at = self.expr(flat(self.shapes[x.value], x.indices))
@@ -304,8 +337,8 @@ class OpenClRenderer:
             return self.call_helper("from_f16", f"{buffer}[{at}]")[0]
         if dtype == "f16" and not self.half:
             return f"vload_half({at}, {buffer})"
-        if dtype == "bf16":
-            return self.call_helper("from_bf16", f"{buffer}[{at}]")[0]
+        if dtype == "bf16" or dtype in dtypes.LOW:
+            return self.call_helper(f"from_{dtype}", f"{buffer}[{at}]")[0]
         return f"{buffer}[{at}]"
 
     def read_vector(self, buffer: str, at: str, width: int) -> str:
@@ -387,14 +420,17 @@ class OpenClRenderer:
         self.ctype(dtype)
         if dtype == "f16" and self.half:
             return f"{buffer}[{at}] = {self.expr(value)}"
-        if dtype in ("f16", "bf16") and value.op == "cast" and value.dtype == dtype:
+        if value.op == "load" and dtype in dtypes.LOW and value.guard is None:
+            place = self.expr(flat(self.shapes[value.value], value.indices))
+            return f"{buffer}[{at}] = {value.value}[{place}]"
+        if dtypes.compute(dtype) != dtype and value.op == "cast" and value.dtype == dtype:
             value = E.cast(value.args[0], dtypes.compute(dtype))  # storing rounds by itself
         if dtype == "f16" and self.soft_half:
             return f"{buffer}[{at}] = {self.call_helper('to_f16', self.expr(value))[0]}"
         if dtype == "f16":
             return f"vstore_half_rte({self.expr(value)}, {at}, {buffer})"
-        if dtype == "bf16":
-            return f"{buffer}[{at}] = {self.call_helper('to_bf16', self.expr(value))[0]}"
+        if dtype == "bf16" or dtype in dtypes.LOW:
+            return f"{buffer}[{at}] = {self.call_helper(f'to_{dtype}', self.expr(value))[0]}"
         if dtype == "bool":
             return f"{buffer}[{at}] = {self.operand(value, LOGIC - 1)} ? 1 : 0"
         return f"{buffer}[{at}] = {self.expr(value)}"
@@ -417,6 +453,7 @@ class OpenClRenderer:
             entry=entry,
             arguments=arguments,
             lines=lines,
+            sizes=size_names(lines),
             doubles=self.doubles,
             half=self.half,
             helpers=[helper(name) for name in self.helpers],
@@ -426,7 +463,7 @@ class OpenClRenderer:
 def computes_in_half(kernel: Kernel) -> bool:
     """Whether any arithmetic of the kernel is on f16 values."""
     return any(
-        e.op in SCALARS and any(a.dtype == "f16" for a in e.args)
+        e.op in SCALARS and not reinterprets(e.op) and any(a.dtype == "f16" for a in e.args)
         for stmt, _ in statements(kernel.body)
         for x in expressions(stmt)
         for e in E.walk(x)

@@ -10,6 +10,7 @@ from jitcl.codegen.hooks_opencl import OpenClHooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
+from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates import TEMPLATES
@@ -57,7 +58,7 @@ class Writer:
         """The kernels of a template where one accepts the group, else generated loops; `memo` keeps
         what is lowered for other writers.
         """
-        for template in TEMPLATES if self.templates else ():
+        for template in TEMPLATES if self.templates and not group_is_sized(group) else ():
             if template.language != self.language:
                 continue
             match = template.accepts(group, self.target)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.target import Target
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ class Cache(Protocol):
 class Executable(Protocol):
     """A loaded plan. Thread-safe: concurrent runs take turns."""
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Inputs in plan order, already checked; outputs are fresh arrays in plan order."""
+    def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
+        """Inputs in plan order, already checked; outputs are fresh arrays in plan order.
+
+        shapes: of this run, where the plan is the largest member of a family; nothing in it may be
+        larger than the plan's.
+        """
 
 
 class Device(Protocol):

@@ -68,11 +68,15 @@ class Space:
         """A size for a named dimension, LOWEST or more."""
         for number, atom in enumerate(self.atoms):
             if atom.symbol == name:
-                return Size(self, {(number,): 1}, atom.hint)        # type: ignore[return-value]
+                return self.atom(number)
         if not LOWEST <= hint <= HIGHEST:
             raise SizePinned(f"dimension '{name}' is {hint}")
         self.atoms.append(Atom(name, hint=hint))
-        return Size(self, {(len(self.atoms) - 1,): 1}, hint)        # type: ignore[return-value]
+        return self.atom(len(self.atoms) - 1)
+
+    def atom(self, number: int) -> int:
+        """An atom as a size."""
+        return Size(self, {(number,): 1}, self.atoms[number].hint)  # type: ignore[return-value]
 
     def quotient(self, a: Size, b: Size | int) -> Size:
         """floor(a / b) as an atom, where no simpler form is known; b > 0."""

@@ -35,7 +35,8 @@ from jitcl.ir.kernel import (
     mutated,
 )
 from jitcl.ir.printer import expr_text, statement_text, value_names
-from jitcl.ir.scalar import COMBINES, SCALARS
+from jitcl.ir.scalar import COMBINES, SCALARS, reinterprets, result_dtype
+from jitcl.ir.sizes import Size
 from jitcl.ir.types import Layout, Sym, TensorType
 
 Infer = Callable[[str, tuple[TensorType, ...], dict[str, Any]], TensorType]
@@ -126,7 +127,7 @@ class _GraphCheck:
         if type(value) is tuple:
             for v in value:
                 self.attr(node, name, v)
-        elif value is not None and type(value) not in (int, float, bool, str, Data):
+        elif value is not None and type(value) not in (int, float, bool, str, Data, Size):
             self.fail(node, f"attribute '{name}' holds {value!r} of type {type(value).__name__}, "
                             "wanted int, float, bool, str, None, Data or tuples of these")
 
@@ -384,7 +385,7 @@ class _KernelCheck:
         if any(v.dtype != dtype for v in values):
             self.fail(f"the operands of '{text}' have types {', '.join(v.dtype for v in values)}; "
                       "they must agree")
-        result = "bool" if scalar.result == "bool" else dtype
+        result = result_dtype(e.op, dtype)
         if e.dtype != result:
             self.fail(f"'{text}' has type {e.dtype}, wanted {result}")
         wanted = _takes(e.op, dtype)
@@ -455,6 +456,12 @@ class _KernelCheck:
 
 def _takes(op: str, dtype: str) -> str:
     """What a scalar operation takes instead, where it does not take `dtype`; else ""."""
+    if reinterprets(op):
+        width = dtypes.bits(SCALARS[op].result)
+        fits = dtype != "index" and dtypes.bits(dtype) == width
+        return "" if fits else f"a stored type of {width} bits"
+    if dtype in dtypes.LOW and op != "select":
+        return f"{dtypes.compute(dtype)}, which it is computed in: cast first"
     if op in _LOGIC:
         return "" if dtype == "bool" else "bool"
     if op in _BITS:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jitcl import dtypes
 from jitcl.ir.graph import Graph, Node, const, rebuild
+from jitcl.ir.sizes import has_size
 from jitcl.ops.builder import lookup, reference
 from jitcl.passes.base import Pass
 from jitcl.passes.regions import DECODERS
@@ -43,6 +44,8 @@ class FoldConstants(Pass):
         """The constant that a node is, where it is one and may be computed now."""
         if node.op in ("input", "const") or any(i.op != "const" for i in node.inputs):
             return None
+        if has_size((node.type.shape, tuple(node.kwargs.values()))):
+            return None                        # one value for each shape
         if not self._bounded(node):
             return None
         return const(reference(node, *(i.data for i in node.inputs)), node.type.dtype)

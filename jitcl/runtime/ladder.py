@@ -265,6 +265,20 @@ class Ladder:
             log.warning("%s", line)
         return special
 
+    def load_sized(self, plan: Plan, patience: Patience) -> Specialisation:
+        """The largest member of a family: a plan without places for its temporaries. Raises
+        KernelFault, OutOfMemoryError, BuildError.
+        """
+        from jitcl.runtime.lowering import laid_out
+
+        plan = laid_out(plan, self.device, self.options.memory)
+        while True:
+            seen = opening(self.device)
+            try:
+                return Specialisation(plan, self._load(self.device, plan), self.device, seen)
+            except DeviceLostError as error:
+                patience.device_lost(self.device, seen, error)
+
     def _load(self, device: Device, plan: Plan, generated: Generated | None = None) -> Executable:
         """Loaded with the care that was asked for; new plans with trials."""
         cache = self.cache

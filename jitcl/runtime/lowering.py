@@ -15,6 +15,7 @@ from jitcl.codegen.plan import Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
 from jitcl.ir.graph import Graph
+from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Observe, run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
@@ -51,7 +52,21 @@ class Lowering:
             observe=_debugging(observe),
             verify=check if config.get("verify") else None,
         )
-        self.groups = fuse(self.graph, device.target)
+        with judged_by_hint():               # what is worth storing is no question of right
+            self.groups = fuse(self.graph, device.target)
+
+    def generate(self, *, host: bool = True) -> Generated:
+        """Kernels that the device's fault database does not reject; memory is not laid out."""
+        device = self.device
+        return generate(
+            self.graph,
+            self.groups,
+            device.target,
+            templates=config.get("templates"),
+            half=half_arithmetic(device.target, self.options.precision),
+            faults=device.faults,
+            host=device.host_target if host else None,
+        )
 
     def plan(
         self, memory: str | None = None, streamed: bool = False, *, host: bool = True
@@ -61,26 +76,18 @@ class Lowering:
         memory: in place of the option; streamed: buffers live from first to last use. host:
         whether what no kernel of the device can do may go to the CPU path.
         """
-        device = self.device
-        generated = generate(
-            self.graph,
-            self.groups,
-            device.target,
-            templates=config.get("templates"),
-            half=half_arithmetic(device.target, self.options.precision),
-            faults=device.faults,
-            host=device.host_target if host else None,
-        )
-        plan = plan_memory(
-            generated.plan,
-            device.memory_mode,
-            memory or self.options.memory,  # type: ignore[arg-type]
-            max(64, device.target.alignment),
-        )
+        generated = self.generate(host=host)
+        plan = laid_out(generated.plan, self.device, memory or self.options.memory)
         plan = dataclasses.replace(plan, streamed=streamed)
         tell(plan, time.perf_counter() - self._start)
         self._start = time.perf_counter()
         return generated, plan
+
+
+def laid_out(plan: Plan, device: Device, memory: str) -> Plan:
+    """The plan with places for its temporaries."""
+    alignment = max(64, device.target.alignment)
+    return plan_memory(plan, device.memory_mode, memory, alignment)  # type: ignore[arg-type]
 
 
 def lower_model(

@@ -31,6 +31,7 @@ from jitcl.errors import (
 from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
+from jitcl.runtime.families import Families
 from jitcl.runtime.inputs import check_feeds, check_shape
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.report import Report, report_of
@@ -135,6 +136,7 @@ class Model:
         self.outputs: tuple[Tensor, ...] = meta["outputs"]
         self._beside: tuple[str, ...] = meta["beside"]
         self._by_value: list[str] = meta["by_value"]
+        self._families = Families(self._ladder, self.inputs)
 
     def __repr__(self) -> str:
         reads = ", ".join(map(str, self.inputs))
@@ -159,6 +161,10 @@ class Model:
                 free_frames(error)
                 del special         # its buffers make room
             except OutOfMemoryError as error:
+                if self._given_up(special):
+                    free_frames(error)
+                    del special
+                    continue
                 below, dropped = self._ladder.below(special, error), self._drop(special)
                 free_frames(error)
                 del special
@@ -248,6 +254,9 @@ class Model:
                     break
                 try:
                     shapes = {n: a.shape for n, a in arrays.items()}
+                    found = self._member(arrays, values, patience) if fed else None
+                    if found is not None:
+                        break
                     found = self._kept[kept_as] = self._ladder.specialise(
                         self._key(arrays, values), shapes, values, patience)
                 except NeedsValue as e:
@@ -262,6 +271,18 @@ class Model:
             self._last = found
             return found
 
+    def _member(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray],
+                patience: Patience) -> Specialisation | None:
+        """A plan for many shapes at these, where there is one or it is time for one."""
+        if values or patience.failed:
+            return None
+        shapes = {n: a.shape for n, a in arrays.items()}
+        found = self._families.member(shapes, patience)
+        if found is None:
+            self._families.see(shapes)
+            found = self._families.grow(self._key(arrays, values), shapes, patience)
+        return found
+
     def _identity(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
         """(inputs whose values decide shapes, what the specialisation is kept under)."""
         values = {n: arrays[n] for n in self._by_value if n in arrays}
@@ -273,12 +294,21 @@ class Model:
     def _drop(self, special: Specialisation) -> bool:
         """It failed: compile anew when it is next needed. False where another thread did so."""
         with self._lock:
+            if self._families.drop(special):
+                self._last = None
+                return True
             found = [k for k, kept in self._kept.items() if kept is special]
             for kept_as in found:
                 del self._kept[kept_as]
             if self._last is special:
                 self._last = None
             return bool(found)
+
+    def _given_up(self, special: Specialisation) -> bool:
+        """Whether it was a family's, for which there is no room: its shapes get plans of their own.
+        """
+        with self._lock:
+            return self._families.give_up(special)
 
     def _take_smaller(
         self, arrays: Mapping[str, np.ndarray], patience: Patience, rung: str, fallback: Fallback

@@ -21,6 +21,7 @@ import numpy as np
 
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.errors import CacheError
+from jitcl.ir.sizes import Atom, Size, Space
 
 MAGIC = b"JITCLPLN"
 ALIGN = 64
@@ -47,8 +48,9 @@ def encode(plan: Plan, extra: Any = None) -> list[bytes | bytearray | memoryview
         pieces += [data.reshape(-1).view(np.uint8).data, padding]
         offset += data.nbytes + len(padding)
     fields = {f.name: _plain(getattr(plan, f.name), f.name)
-              for f in dataclasses.fields(plan) if f.name != "constants"}
-    document = {"schema": _SCHEMA, "plan": fields, "constants": places, "extra": extra}
+              for f in dataclasses.fields(plan) if f.name not in ("constants", "space")}
+    document = {"schema": _SCHEMA, "plan": fields, "constants": places, "extra": extra,
+                "space": space_rows(plan.space) if plan.space is not None else None}
     try:
         text = json.dumps(document, separators=(",", ":")).encode()
     except TypeError as error:
@@ -84,21 +86,24 @@ def decode(data: bytes | memoryview) -> tuple[Plan, Any]:
             np.frombuffer(view, kind, count, start + offset) if count else np.empty(0, kind)
         ).reshape(shape)
         constants[buffer].flags.writeable = False
-    fields = {name: _restored(value) for name, value in document["plan"].items()}
-    return Plan(**fields, constants=constants), document["extra"]
+    space = space_of(document["space"]) if document["space"] is not None else None
+    fields = {name: _restored(value, space) for name, value in document["plan"].items()}
+    return Plan(**fields, constants=constants, space=space), document["extra"]
 
 
 def _little_endian(array: np.ndarray[Any, Any], buffer: int) -> np.ndarray[Any, Any]:
-    """The array, C-contiguous and little-endian. bfloat16 comes as its bits, in uint16."""
+    """The array, C-contiguous and little-endian. bfloat16 and low types come as their bits."""
     data = np.asarray(array, order="C")
     if data.dtype.kind not in "biufc":
         raise CacheError(f"constant of buffer {buffer} has NumPy dtype {data.dtype}, "
-                         "wanted numbers or bool (bfloat16 as uint16)")
+                         "wanted numbers or bool (ml_dtypes as their bits)")
     return data.astype(data.dtype.newbyteorder("<"), copy=False)
 
 
 def _plain(value: Any, where: str) -> Any:
     """A field as JSON: a tuple as a list, records as {"of": class, "rows": [[fields] ...]}."""
+    if type(value) is Size:
+        return {"size": size_row(value)}
     if value is None or isinstance(value, (str, bool, float)):
         return value
     if isinstance(value, tuple):
@@ -121,10 +126,49 @@ def _rows(records: tuple[Any, ...], where: str) -> dict[str, Any]:
     return {"of": name, "rows": rows}
 
 
-def _restored(value: Any) -> Any:
+def _restored(value: Any, space: Space | None) -> Any:
     if isinstance(value, dict):
+        if "size" in value:
+            return size_of(value["size"], space)
         cls = _RECORDS[value["of"]]
-        return tuple(cls(*map(_restored, row)) for row in value["rows"])
+        return tuple(cls(*(_restored(v, space) for v in row)) for row in value["rows"])
     if isinstance(value, list):
-        return tuple(map(_restored, value))
+        return tuple(_restored(v, space) for v in value)
     return value
+
+
+# ---- sizes, of plans for many shapes
+
+def size_row(size: Any) -> Any:
+    """A size as JSON: its hint and its terms; a number as it is."""
+    if type(size) is not Size:
+        return size
+    return [size.hint, [[list(monomial), k] for monomial, k in size.key]]
+
+
+def size_of(row: Any, space: Space | None) -> Any:
+    """What `size_row` wrote; CacheError where it is damaged."""
+    if not isinstance(row, list):
+        return row
+    value, terms = row
+    if space is None or any(n >= len(space.atoms) for monomial, _ in terms for n in monomial):
+        raise CacheError("a size of a plan names no symbol of it")
+    return Size(space, {tuple(monomial): k for monomial, k in terms}, value)
+
+
+def space_rows(space: Space) -> dict[str, Any]:
+    atoms = [[a.symbol, size_row(a.numerator), size_row(a.denominator), a.hint, a.low]
+             for a in space.atoms]
+    return {"atoms": atoms, "guards": [[how, size_row(size)] for how, size in space.guards]}
+
+
+def space_of(rows: dict[str, Any]) -> Space:
+    """A space that asks no more."""
+    space = Space()
+    for symbol, numerator, denominator, value, low in rows["atoms"]:
+        space.atoms.append(Atom(symbol, size_of(numerator, space), size_of(denominator, space),
+                                value, low))
+    for how, row in rows["guards"]:
+        space.guards[how, size_of(row, space)] = None
+    space.sealed = True
+    return space

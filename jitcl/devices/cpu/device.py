@@ -6,6 +6,7 @@ outputs = executable.run([array, ...])
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from jitcl import config, dtypes
-from jitcl.codegen.plan import Plan, Step
+from jitcl.codegen.plan import Plan, Shapes, Step
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, MEET, Executor
@@ -111,6 +112,7 @@ class CpuExecutable:
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._args, self._steps = self._tables()
+        self._param_places = self._places_of_params()
         self._output_places = [self._output_place(t.buffer) for t in plan.outputs]
         self._lock = threading.Lock()
 
@@ -154,14 +156,41 @@ class CpuExecutable:
         ]
         return args, np.array(steps, np.int64).reshape(-1, 3)
 
-    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's).
+    def _places_of_params(self) -> np.ndarray:
+        """Where the steps' integers stand in the argument table."""
+        found, at = [], 0
+        for step in self.plan.steps:
+            at += len(step.buffers)
+            found += range(at, at + len(step.params))
+            at += len(step.params)
+        return np.array(found, np.int64)
+
+    def _resize(self, shapes: Shapes) -> None:
+        """Take other shapes from here on: the integers of the kernels, and views of the buffers."""
+        plan = self.plan
+        self._args[self._param_places] = [v for params in shapes.params for v in params]
+        self._inputs = [self._part(t.buffer, t.dtype, shape)
+                        for t, shape in zip(plan.inputs, shapes.inputs)]
+        self._outputs = [self._part(t.buffer, t.dtype, shape)
+                         for t, shape in zip(plan.outputs, shapes.outputs)]
+
+    def _part(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The beginning of a buffer."""
+        kind = dtypes.to_numpy(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        return self._memory[buffer][:nbytes].view(kind).reshape(shape)
+
+    def run(self, arrays: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
+        """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's, or
+        as `shapes` says).
 
         Inputs are copied, so that no other thread can change them under a kernel's hands. Outputs
         are written to the arrays that this returns.
         """
-        self._check(arrays)
         with self._lock:
+            if shapes is not None:
+                self._resize(shapes)
+            self._check(arrays)
             for view, array in zip(self._inputs, arrays):
                 np.copyto(view, array)
             outputs = [self._fresh(i) for i in range(len(self._outputs))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,17 @@ class Launch:
     def bind(self, memory: Memory) -> None:
         for i, b in enumerate(self.step.buffers):
             self.kernel.set_arg(i, memory.image(b) if b in self.step.images else memory[b])
+
+    def resized(self, params: tuple[int, ...], global_size: tuple[int, ...]) -> Launch:
+        """The launch with other integers (set at once) and work-items."""
+        if params == self.step.params and global_size == self.step.global_size:
+            return self
+        first = len(self.step.buffers)
+        for i, (value, before) in enumerate(zip(params, self.step.params), first):
+            if value != before:
+                self.kernel.set_arg(i, np.int32(value))
+        step = replace(self.step, params=params, global_size=global_size)
+        return replace(self, step=step, global_size=padded(global_size, self.local_size))
 
     def start(self, queue: Any) -> Any:
         """Enqueue it; returns the event. Raises StepFailed."""
@@ -92,8 +103,14 @@ def _prepare(device: OpenClDevice, plan: Plan, step: Step, program: Any) -> Laun
     if local != step.local_size and any(required):
         needs = f"needs groups of {math.prod(step.local_size)}, runs with at most {limit}"
         return fault_of(plan, step, "launch", "resources", needs)
-    padded = tuple(-(-g // l) * l for g, l in zip(step.global_size, local))
-    return Launch(step, kernel, padded, local)
+    return Launch(step, kernel, padded(step.global_size, local), local)
+
+
+def padded(global_size: tuple[int, ...], local: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Work-items in whole groups."""
+    if local is None:
+        return global_size
+    return tuple(-(-g // l) * l for g, l in zip(global_size, local))
 
 
 def ended(queue: Any, events: Iterable[Any]) -> None:

@@ -6,14 +6,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyopencl as cl
 
 from jitcl import dtypes
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
@@ -61,7 +61,8 @@ class LoadedPlan(ABC):
         with translated(f"{device.name}: preparing a model", allocating=True):
             self.queue = self._new_queue()
         actions: dict[int, Action] = {**prepared(device, plan, programs), **sections}
-        self._launches: list[Action] = [actions[n] for n in sorted(actions)]
+        self._numbers = sorted(actions)             # of their steps
+        self._launches: list[Action] = [actions[n] for n in self._numbers]
 
     # ---- what the two kinds do in their own way
 
@@ -81,17 +82,32 @@ class LoadedPlan(ABC):
 
     # ---- running
 
-    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Inputs in the order of plan.inputs (shape and dtype as there) -> fresh arrays, as
-        plan.outputs.
+    def run(self, arrays: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
+        """Inputs in the order of plan.inputs (shape and dtype as there, or as `shapes` says) ->
+        fresh arrays, as plan.outputs.
 
         Raises InputError for an array that does not fit, KernelFault for a kernel that the driver
         refuses or fails in (it is recorded: compile again), OutOfMemoryError, DeviceLostError, and
         DeviceError for what else the driver refuses.
         """
-        sources = self._check(arrays)
         with self._turn("running a model"):
-            return self._settled(sources)
+            if shapes is not None:
+                self._resize(shapes)
+            return self._settled(self._check(arrays))
+
+    def _resize(self, shapes: Shapes) -> None:
+        """Take other shapes from here on: the kernels' integers and work-items, and what is copied
+        of the buffers.
+        """
+        plan = self.plan
+        self.plan = replace(
+            plan, inputs=tuple(replace(t, shape=s) for t, s in zip(plan.inputs, shapes.inputs)),
+            outputs=tuple(replace(t, shape=s) for t, s in zip(plan.outputs, shapes.outputs)))
+        for k, number in enumerate(self._numbers):
+            action = self._launches[k]
+            if isinstance(action, Launch):
+                self._launches[k] = action.resized(shapes.params[number],
+                                                   shapes.global_sizes[number])
 
     @contextmanager
     def _turn(self, doing: str) -> Iterator[None]:

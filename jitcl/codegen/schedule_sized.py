@@ -1,0 +1,113 @@
+"""Kernels whose sizes are parameters: plain loops that are right for every size.
+
+    sizes of one shape          for i in range(24): ..           tuned for 24, built for 24
+    sizes that are parameters   for i in range((4 * size0)): ..  built once
+
+The schedules of fixed sizes ask what divides what and which loop is long. Here the loops stay as
+they are lowered, but for merging; on OpenCL devices each element of the output, or each row that
+reductions share, is a work-item's. Sizes stand in the text as polynomials over `size0`, `size1`,
+.. (`ir/sizes.py`), which are the kernel's integer parameters behind its buffers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+from jitcl.codegen.loops import flatten, inline_lets, merge_loops
+from jitcl.codegen.render_numba import NumbaRenderer, outer_loops, render_kernel
+from jitcl.codegen.render_numba import parallel_nest as nest_of
+from jitcl.codegen.render_opencl import OpenClRenderer
+from jitcl.codegen.schedule_opencl import decoded, parallel_nest
+from jitcl.codegen.share import share
+from jitcl.ir import expr as E
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.kernel import For, Kernel, expressions, statements
+from jitcl.ir.sizes import Size, has_size, judged_by_hint
+from jitcl.target import Target
+
+GROUP = 64                      # work-items a group
+DECLARED = re.compile(r"^    (?:const int )?size(\d+)(?: = param\(.*\)|,|\))$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A kernel's text; `params` are what it takes behind its buffers."""
+
+    body: str
+    params: tuple[int, ...]
+    global_size: tuple[int, ...] = ()
+    local_size: tuple[int, ...] = ()
+
+
+def group_is_sized(group: Group) -> bool:
+    """Whether a size that is not known has to do with a group."""
+    return any(_node_is_sized(n) for n in (*group.members, *group.operands))
+
+
+def _node_is_sized(node: Node) -> bool:
+    return has_size((node.type.shape, tuple(v for _, v in node.attrs)))
+
+
+def sizes_of(kernel: Kernel) -> list[Size]:
+    """The sizes that a kernel's buffers, loops and literals have; none of most kernels."""
+    found = [d for b in kernel.buffers for d in b.shape if type(d) is Size]
+    for stmt, _ in statements(kernel.body):
+        if isinstance(stmt, For):
+            found += [stmt.extent] if type(stmt.extent) is Size else []
+        for x in expressions(stmt):
+            found += [e.value for e in E.walk(x) if e.is_const and type(e.value) is Size]
+    return found
+
+
+def simple(kernel: Kernel) -> Kernel:
+    """One axis a buffer, neighbouring loops merged."""
+    kernel = flatten(kernel)
+    body = merge_loops(inline_lets(kernel.body), itertools.count())
+    return Kernel(kernel.name, kernel.buffers, body)
+
+
+def sized_for_cpu(kernel: Kernel, entry: str) -> Sized:
+    """For the CPU path."""
+    space = sizes_of(kernel)[0].space
+    plain = share(simple(kernel), addresses=False)
+    text = render_kernel(plain, entry, renderer=SizedRenderer)
+    return Sized(text, tuple(space.atom(n) for n in parameters(text)))
+
+
+def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
+    """For OpenCL devices: a work-item an iteration of the outer parallel loops."""
+    space = sizes_of(kernel)[0].space
+    plain = simple(kernel)
+    r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
+    nest, inner = parallel_nest(plain)
+    total = math.prod(f.extent for f in nest)
+    name = nest[0].var.value if len(nest) == 1 else "p"
+    lines = [f"    {r.index} {name} = get_global_id(0);", f"    if ({name} >= {total}) return;"]
+    if len(nest) > 1:
+        lines += decoded(r, nest, name, "    ")
+    text = r.kernel_text(entry, [*lines, *r.block(inner, 1)])
+    local = min(GROUP, target.max_work_group)
+    items = (total + local - 1) // local * local
+    return Sized(text, tuple(space.atom(n) for n in parameters(text)), (items,), (local,))
+
+
+class SizedRenderer(NumbaRenderer):
+    """Threads share all the outer loops that NumbaRenderer might split."""
+
+    def split(self, loop: For) -> list[str]:
+        nest = nest_of(loop)
+        with judged_by_hint():
+            count = outer_loops(nest)
+        return self.split_many(nest[:count])
+
+
+def parameters(text: str) -> tuple[int, ...]:
+    """The numbers of the atoms that a kernel's text declares, in order."""
+    return tuple(int(n) for n in DECLARED.findall(text))
+
+
+__all__ = ["Sized", "group_is_sized", "sized_for_cpu", "sized_for_opencl", "sizes_of"]

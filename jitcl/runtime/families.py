@@ -1,0 +1,352 @@
+"""Families: one plan for many shapes, for models whose shapes change from run to run.
+
+    run 1   past 0, 4 tokens     a specialisation, as for any shapes
+    run 2   past 4, 1 token      another
+    run 3   past 5, 1 token      shapes go on changing: a family, `past` its symbol
+    run 4.. past 6, 7, ..        members of the family: nothing is compiled
+
+What has changed between runs becomes a symbol, what has not (and what is 0 or 1) stays a number.
+The model is compiled once more with `ir/sizes.py` in place of these dimensions; the plan that comes
+out holds for all shapes that fulfil the guards met on the way. It is loaded for a capacity, a power
+of two above what is fed, and for a larger one when that is outgrown: the same kernels, larger
+buffers. A run then costs the evaluation of the plan's integers.
+
+Where a family can't be made (an op that needs to know a size, a device without parameters, kernels
+that had better be tuned for their shape), the model goes on with specialisations.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jitcl.codegen.plan import LANGUAGE, Plan, Shapes
+from jitcl.devices.base import Executable
+from jitcl.errors import (
+    BuildError,
+    CacheError,
+    JitclError,
+    KernelFault,
+    OutOfMemoryError,
+)
+from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere
+from jitcl.ir.types import Sym
+from jitcl.runtime import serial
+from jitcl.runtime.cache import Key
+from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
+from jitcl.runtime.source import Tensor
+
+ENOUGH = 3                      # different shapes after which more are expected
+SMALLEST = 64                   # capacity of a symbol
+HEAVY = 200_000_000             # FLOPs of sized kernels from which tuned ones are worth building
+ATTEMPTS = 5                    # compilations, where a driver fails on kernels
+VARIANTS = 4                    # families of one pattern: each has met other guards
+PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
+
+Dims = tuple[int, ...]
+log = logging.getLogger("jitcl")
+
+
+@dataclass(frozen=True)
+class Member(Specialisation):
+    """A family's plan at the shapes of one run."""
+
+    family: Family | None = None
+
+
+@dataclass(frozen=True)
+class _Resized:
+    """An executable at some shapes."""
+
+    executable: Executable
+    shapes: Shapes
+
+    def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
+        return self.executable.run(inputs, shapes or self.shapes)
+
+
+@dataclass(eq=False)
+class Family:
+    """A plan for many shapes, and the loaded plan of its capacity."""
+
+    plan: Plan                                  # its integers are sizes
+    shapes: Mapping[str, Dims]                  # of the inputs: numbers and sizes
+    loaded: Specialisation | None = None
+    capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self._wanted = (
+            tuple(t.shape for t in plan.inputs), tuple(t.shape for t in plan.outputs),
+            tuple(s.params for s in plan.steps), tuple(s.global_size for s in plan.steps))
+
+    @property
+    def space(self) -> Space:
+        assert self.plan.space is not None
+        return self.plan.space
+
+    def values(self, shapes: Mapping[str, Dims]) -> list[int] | None:
+        """What the atoms are at the inputs' shapes; None where these are no member's."""
+        symbols: dict[str, int] = {}
+        pairs = []
+        if shapes.keys() != self.shapes.keys():
+            return None
+        for name, dims in self.shapes.items():
+            pairs += zip(dims, shapes[name])
+        for size, value in pairs:
+            if type(size) is Size and len(size.key) == 1 and size.key[0][1] == 1 and (
+                    len(size.key[0][0]) == 1):
+                symbol = self.space.atoms[size.key[0][0][0]].symbol
+                if symbol:
+                    symbols.setdefault(symbol, value)
+        values = self.space.values(symbols)
+        fits = all(at(size, values) == value for size, value in pairs)
+        return values if fits and self.space.holds(values) else None
+
+    def at(self, values: Sequence[int]) -> Shapes:
+        """The plan's integers where atoms have these values."""
+        known: dict[Any, int] = {}
+
+        def number(size: Size) -> int:
+            if size.key not in known:
+                known[size.key] = at(size, values)
+            return known[size.key]
+        return Shapes(*everywhere(self._wanted, number))
+
+    def outgrown(self, values: Sequence[int]) -> bool:
+        return not self.capacity or any(v > c for v, c in zip(values, self.capacity))
+
+
+@dataclass
+class Families:
+    """A model's families, the last used at the end. Not for use from two threads at once."""
+
+    ladder: Ladder
+    inputs: Sequence[Tensor]
+    kept: OrderedDict[int, Family] = field(default_factory=OrderedDict)
+    _seen: dict[Any, None] = field(default_factory=dict)            # shapes, ENOUGH of them
+    _last: Mapping[str, Dims] = field(default_factory=dict)
+    _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
+    _hopeless: set[str] = field(default_factory=set)                # patterns
+
+    def member(self, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
+        """The member of a family that is there already."""
+        for number in reversed(self.kept):
+            family = self.kept[number]
+            values = family.values(shapes)
+            if values is not None:
+                self.kept.move_to_end(number)
+                return self._take(family, values, patience)
+        return None
+
+    def see(self, shapes: Mapping[str, Dims]) -> None:
+        """Remember what was fed."""
+        for name, dims in shapes.items():
+            before = self._last.get(name, dims)
+            self._changed.update((name, a) for a, (d, e) in enumerate(zip(dims, before)) if d != e)
+        if len(self._seen) < ENOUGH:
+            self._seen[tuple(sorted(shapes.items()))] = None
+        self._last = dict(shapes)
+
+    def grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
+        """A new family that these shapes belong to, where they go on changing and one can be made.
+        """
+        if len(self._seen) < ENOUGH or self.ladder.device.target.kind == "reference":
+            return None
+        space = Space()
+        sized = symbolic(space, self.inputs, shapes, self._changed)
+        pattern = json.dumps({n: [str(d) for d in dims] for n, dims in sorted(sized.items())})
+        if not space.atoms or pattern in self._hopeless:
+            return None
+        for variant in range(VARIANTS):
+            parts = {**key.parts, "shapes": pattern, "family": str(variant)}
+            family_key = Key(parts, key.subject)
+            family = self._stored(family_key, sized)
+            if family is None:
+                return self._made(family_key, pattern, space, sized, shapes, patience)
+            found = self._first(family, shapes, patience)
+            if found is not None:
+                return found
+        self._hopeless.add(pattern)
+        return None
+
+    def drop(self, special: Specialisation) -> bool:
+        """Forget the family of a member that failed; False where that was done."""
+        family = special.family if isinstance(special, Member) else None
+        numbers = [n for n, kept in self.kept.items() if kept is family]
+        for number in numbers:
+            del self.kept[number]
+        return bool(numbers)
+
+    def give_up(self, special: Specialisation) -> bool:
+        """Forget it, and make none like it again."""
+        dropped = self.drop(special)
+        if isinstance(special, Member) and special.family is not None:
+            shapes = special.family.shapes
+            self._hopeless.add(
+                json.dumps({n: [str(d) for d in dims] for n, dims in sorted(shapes.items())}))
+        return dropped
+
+    # ---- made, or from the cache
+
+    def _made(self, key: Key, pattern: str, space: Space, sized: Mapping[str, Dims],
+              shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
+        """Compiled for sizes; None, once and for all, where that can't be."""
+        ladder = self.ladder
+        found = None
+        for _ in range(ATTEMPTS):
+            try:
+                plan = sized_plan(ladder, space, sized)
+                found = self._first(Family(plan, sized), shapes, patience)
+            except KernelFault as error:
+                free_frames(error)                      # the fault is known now: other kernels
+                space = Space()
+                sized = symbolic(space, self.inputs, shapes, self._changed)
+                continue
+            except (SizePinned, JitclError, ArithmeticError, LookupError, TypeError,
+                    ValueError) as error:
+                if isinstance(error, OutOfMemoryError):
+                    free_frames(error)
+                log.info("%s: no plan for shapes that change: %s: %s", key.subject,
+                         type(error).__name__, error)
+            break
+        if found is None:
+            self._hopeless.add(pattern)
+        else:
+            ladder.cache.put("plan", key, serial.encode(plan))
+        return found
+
+    def _stored(self, key: Key, sized: Mapping[str, Dims]) -> Family | None:
+        """What the cache holds."""
+        stored = self.ladder.cache.get_mmap("plan", key)
+        try:
+            plan = serial.decode(stored)[0] if stored is not None else None
+        except CacheError:
+            return None
+        if plan is None or plan.space is None:
+            return None
+        by_name = {t.name: t.shape for t in plan.inputs}
+        missing = {n: dims for n, dims in sized.items() if n not in by_name}
+        if any(type(d) is Size for dims in missing.values() for d in dims):
+            return None
+        return Family(plan, {n: by_name.get(n, dims) for n, dims in sized.items()})
+
+    def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience
+               ) -> Member | None:
+        values = family.values(shapes)
+        if values is None:
+            return None
+        member = self._take(family, values, patience)
+        if member is not None:
+            self.kept[max(self.kept, default=0) + 1] = family
+        return member
+
+    def _take(self, family: Family, values: list[int], patience: Patience) -> Member | None:
+        """The loaded family at these values; loaded anew where it has no room for them, or its
+        device was lost.
+        """
+        ladder, loaded = self.ladder, family.loaded
+        if family.outgrown(values):
+            capacity = [max(SMALLEST, 1 << (v - 1).bit_length()) if a.symbol else 0
+                        for a, v in zip(family.space.atoms, values)]
+            symbols = {a.symbol: c for a, c in zip(family.space.atoms, capacity) if a.symbol}
+            family.loaded = None                        # room for the larger one
+            family.capacity = family.space.values(symbols)
+            loaded = ladder.load_sized(family.plan.at(family.capacity), patience)
+        elif loaded is not None and loaded.stale:
+            loaded = ladder.reload(loaded, patience)
+        family.loaded = loaded
+        if loaded is None:
+            return None
+        executable = _Resized(loaded.executable, family.at(values))
+        fields = {**vars(loaded), "executable": executable}
+        return Member(**fields, family=family)
+
+
+def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
+             changed: set[tuple[str, int]]) -> dict[str, Dims]:
+    """The shapes with symbols for what has changed between runs: one for each name that the model
+    has for a dimension, sums of these for names that are sums ("past + new").
+    """
+    known: dict[str, int] = {}
+    found: dict[tuple[str, int], int] = {}
+    places = [(t.name, axis, dim) for t in inputs if t.name in shapes
+              for axis, dim in enumerate(t.shape)]
+    for name, axis, dim in places:
+        value = shapes[name][axis]
+        if isinstance(dim, Sym) and dim.name.isidentifier():
+            moves = any((n, a) in changed for n, a, d in places if d == dim)
+            fixed = not moves or value < LOWEST
+            found[name, axis] = known[dim.name] = value if fixed else space.symbol(dim.name, value)
+    for name, axis, dim in places:
+        value = shapes[name][axis]
+        if (name, axis) in found:
+            continue
+        found[name, axis] = value
+        if isinstance(dim, Sym) and (name, axis) in changed and value >= LOWEST:
+            total = expression(dim.name, known)
+            agrees = total is not None and (
+                total.hint if type(total) is Size else total) == value
+            found[name, axis] = (
+                total if agrees and total is not None else space.symbol(dim.name, value))
+    return {n: tuple(found.get((n, a), d) for a, d in enumerate(dims))
+            for n, dims in shapes.items()}
+
+
+def expression(text: str, known: Mapping[str, int]) -> int | None:
+    """The value of a dimension's name that is a sum or product of other names: "past + 2 * new";
+    None where it is no such thing.
+    """
+    total, term, sign, place = 0, 1, 1, 0
+    while place < len(text.rstrip()):
+        part = PART.match(text, place)
+        if part is None or (part[2] not in known and not part[2].isdigit()):
+            return None
+        value = known[part[2]] if part[2] in known else int(part[2])
+        if part[1] == "*" and place:
+            term = term * value
+        elif (part[1] is None) == (place == 0):
+            total = total + term * sign if place else 0
+            term, sign = value, -1 if part[1] == "-" else 1
+        else:
+            return None
+        place = part.end()
+    return total + term * sign if place else None
+
+
+def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]) -> Plan:
+    """The plan for sizes. Raises SizePinned, and what compilation raises."""
+    from jitcl.runtime.lowering import Lowering
+
+    lowering = Lowering(ladder.source, sized, {}, ladder.device, ladder.options)
+    plan = replace(lowering.generate(host=False).plan, space=space)
+    space.sealed = True
+    if any(not _grows(space, b.nbytes) for b in plan.buffers):
+        raise SizePinned("a buffer may shrink where a dimension grows")
+    work = sum(s.flops for s in plan.steps if any(type(p) is Size for p in s.params))
+    if work > HEAVY:
+        raise SizePinned(f"{work / 1e6:.0f} MFLOP are worth kernels for each shape")
+    if any(k.language != LANGUAGE[ladder.device.target.kind] for k in plan.kernels):
+        raise BuildError("a step of it would run on the CPU path")
+    return plan
+
+
+def _grows(space: Space, size: Any) -> bool:
+    """Whether a size is never less where the symbols are more."""
+    if type(size) is not Size:
+        return True
+    if any(k < 0 for monomial, k in size.key if monomial):
+        return False
+    inside = (space.atoms[n] for monomial, _ in size.key for n in monomial)
+    return all(a.symbol or (type(a.denominator) is not Size and _grows(space, a.numerator))
+               for a in inside)
+
+
+__all__ = ["Families", "Family", "Member", "expression", "symbolic"]
