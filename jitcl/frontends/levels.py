@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jitcl.frontends.values import Signature
@@ -21,6 +22,7 @@ from jitcl.frontends.values import Signature
 # Where a scope lies: from the main graph down, (node, attribute) of each body that is entered.
 Hops = tuple[tuple[str, str], ...]
 # index of an output of the part | {"seq": [Form]} | {"none": 1} | {"cut": [index, count, axis]}
+# | {"same": name of an input} | {"const": [dtype, shape, elements]}
 Form = Any
 
 
@@ -32,6 +34,10 @@ class State:
 
     left: tuple[str, ...] | None = None
     expanded: tuple[tuple[str, str], ...] = ()      # (node, operand types as JSON)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.raw())
 
     def raw(self) -> list[Any]:
         return [self.left, self.expanded]
@@ -48,6 +54,10 @@ class Where:
 
     hops: Hops = ()
     expanded: tuple[tuple[tuple[str, str], ...], ...] = ()  # of the scope that each hop starts from
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.raw())
 
     def enter(self, state: State, node: str, attribute: str) -> Where:
         return Where((*self.hops, (node, attribute)), (*self.expanded, state.expanded))
@@ -109,10 +119,11 @@ class HostStep:
 
 @dataclass(frozen=True)
 class Level:
-    """One level. drop: names that nobody reads after it. waits: (node, op, why) of what had to wait
+    """One level. here: the expansions that its nodes are named by. drop: names that nobody reads after it. waits: (node, op, why) of what had to wait
     for a value of this level. never: (node, op, why) of later nodes known to be for the host.
     """
 
+    here: State
     part: Part | None
     steps: tuple[HostStep, ...]
     drop: tuple[str, ...]
@@ -122,6 +133,7 @@ class Level:
 
     def encode(self) -> bytes:
         raw = asdict(self)
+        raw["here"] = self.here.raw()
         raw["after"] = None if self.after is None else self.after.raw()
         for step, row in zip(self.steps, raw["steps"]):
             for (_, body), (_, found) in zip(step.bodies, row["bodies"]):
@@ -133,6 +145,7 @@ class Level:
         raw = json.loads(data)
         part = raw["part"]
         return Level(
+            State.of_raw(raw["here"]),
             None if part is None else Part(
                 tuple(part["nodes"]), tuple((n, d, r) for n, d, r in part["inputs"]),
                 tuple((n, f) for n, f in part["outputs"]), part["count"], tuple(part["by_value"])),

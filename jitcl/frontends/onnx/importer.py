@@ -24,11 +24,13 @@ from jitcl.errors import (
     NotOneGraph,
     UnsupportedError,
 )
-from jitcl.frontends.onnx import control, functions, opsets, sequences, tensors
+from jitcl.frontends.onnx import functions, opsets, tensors
+from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads
 from jitcl.frontends.onnx.node import OnnxNode
 from jitcl.frontends.onnx.problems import Cut, Problems
-from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Value, tensors_in
+from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Sized, Value, tensors_in
+from jitcl.frontends.onnx.sequences import RULES as SEQUENCES
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input, spread_origin, toposort
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
@@ -183,7 +185,7 @@ class Importer:
                 raise ModelError(
                     f"node '{name}' ({proto.op_type}) reads '{value}', which nothing makes"
                 )
-            ready = ready and node is not MISSING
+            ready = ready and node is not MISSING and not isinstance(node, Sized)
             inputs.append(node)
         results: Sequence[Value | None] | None = None
         if scope.depth == 0:
@@ -201,7 +203,7 @@ class Importer:
                 raise UnsupportedError("")
         except UnsupportedError as error:
             results = None
-            self.failed(origin, domain, error, scope, ready)
+            self.failed(proto, origin, error, scope, ready)
         for i, out in enumerate(proto.output):
             if not out:
                 continue
@@ -212,9 +214,15 @@ class Importer:
                     spread_origin(made, origin, self.origins)
 
     def failed(
-        self, origin: Origin, domain: str, error: UnsupportedError, scope: Scope, ready: bool
+        self,
+        proto: NodeProto,
+        origin: Origin,
+        error: UnsupportedError,
+        scope: Scope,
+        ready: bool,
     ) -> None:
         """A node could not be imported; `ready`: its operands were there."""
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
         self.problems.add(origin, domain, str(error))
 
     def _cut(self, found: Bounded) -> Sequence[Value | None]:
@@ -238,7 +246,7 @@ class Importer:
         return (
             opsets.has_rule(proto.op_type, domain)
             or not domain
-            and (proto.op_type in ("Constant", *control.RULES, *sequences.RULES))
+            and (proto.op_type in ("Constant", *CONTROL, *SEQUENCES))
             or (domain, proto.op_type, proto.overload) in self.functions
             or functions.has_body(proto.op_type, domain, opset)
         )
@@ -261,7 +269,7 @@ class Importer:
         if proto.op_type == "Constant" and not domain:
             return (constant_node(attributes, self.model.base, where),)
         plain = {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
-        special = control.RULES.get(proto.op_type) or sequences.RULES.get(proto.op_type)
+        special = CONTROL.get(proto.op_type) or SEQUENCES.get(proto.op_type)
         if special is not None and not domain:
             given = special(self, proto, inputs, plain, scope)
             if given is not None:

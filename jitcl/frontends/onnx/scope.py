@@ -37,7 +37,16 @@ class Opaque:
     signature: tuple[Any, ...] = ()
 
 
-Value = Node | Seq | Empty | Opaque
+@dataclass(frozen=True)
+class Sized:
+    """A result of `Bounded` that is cut to its size between two parts: nobody reads it before."""
+
+    padded: Node
+    count: Node
+    axis: int
+
+
+Value = Node | Seq | Empty | Opaque | Sized
 
 # the result of a node that could not be imported
 MISSING = Node("missing", (), (), TensorType("f32", ()))
@@ -50,6 +59,8 @@ def tensors_in(value: Value | None) -> Iterator[Node]:
     elif isinstance(value, Seq):
         for item in value.items:
             yield from tensors_in(item)
+    elif isinstance(value, Sized):
+        yield from (value.padded, value.count)
 
 
 @dataclass
@@ -80,4 +91,4 @@ class Scope:
         return False, None
 
 
-__all__ = ["MISSING", "Empty", "Opaque", "Scope", "Seq", "Value", "tensors_in"]
+__all__ = ["MISSING", "Empty", "Opaque", "Scope", "Seq", "Sized", "Value", "tensors_in"]

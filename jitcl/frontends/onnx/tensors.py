@@ -29,11 +29,18 @@ _DTYPES: dict[int, str] = {
     TensorProto.UINT32: "u32",
     TensorProto.UINT64: "u64",
     TensorProto.BOOL: "bool",
+    TensorProto.FLOAT8E4M3FN: "f8e4m3",
+    TensorProto.FLOAT8E4M3FNUZ: "f8e4m3z",
+    TensorProto.FLOAT8E5M2: "f8e5m2",
+    TensorProto.FLOAT8E5M2FNUZ: "f8e5m2z",
+    TensorProto.FLOAT8E8M0: "f8e8m0",
+    TensorProto.FLOAT4E2M1: "f4e2m1",
+    TensorProto.INT4: "i4",
+    TensorProto.UINT4: "u4",
+    TensorProto.INT2: "i2",
+    TensorProto.UINT2: "u2",
 }
-PACKED: dict[int, str] = {  # two elements a byte, and the op that takes them apart
-    TensorProto.INT4: "unpack_int4",
-    TensorProto.UINT4: "unpack_uint4",
-}
+FEW = 1 << 10  # elements of less than a byte that are taken apart at once: zero points and the like
 ELEM_TYPES = {short: number for number, short in _DTYPES.items()}
 
 
@@ -49,26 +56,27 @@ def dtype_name(elem_type: int) -> str:
 
 
 def to_node(tensor: TensorProto, base: Path | None, what: str) -> Node:
-    """A tensor as a constant; one of 4 bits as its bytes, which kernels take apart."""
-    if tensor.data_type not in PACKED:
+    """A tensor as a constant; weights of 4 and 2 bits as their bytes, which kernels take apart."""
+    shape, dtype = tuple(tensor.dims), dtype_of(tensor.data_type)
+    if dtype is None or dtypes.bits(dtype) >= 8 or math.prod(shape) <= FEW:
         return const(to_array(tensor, base, what))
-    shape = tuple(tensor.dims)
-    return GraphBuilder().op(PACKED[tensor.data_type], const(_packed(tensor, base, what)),
-                             shape=shape)
+    packed = const(_packed(tensor, dtypes.bits(dtype), base, what))
+    return GraphBuilder().unpack(packed, to=dtype, shape=shape)
 
 
-def _packed(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor of 4 bits, the low half of each the earlier element."""
+def _packed(tensor: TensorProto, bits: int, base: Path | None,
+            what: str) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor of 4 or 2 bits, the low bits of each the earliest element."""
     if external_data_helper.uses_external_data(tensor):
         tensor = _with_external(tensor, base, what)
     if tensor.HasField("raw_data"):
         array = np.frombuffer(tensor.raw_data, np.uint8)
     else:
         array = np.asarray(tensor.int32_data, np.int32).astype(np.uint8)
-    wanted = -(-math.prod(tensor.dims) // 2)
+    wanted = -(-math.prod(tensor.dims) * bits // 8)
     if array.size != wanted:
         raise ModelError(
-            f"{what} is malformed: {math.prod(tensor.dims)} elements of 4 bits take {wanted} "
+            f"{what} is malformed: {math.prod(tensor.dims)} elements of {bits} bits take {wanted} "
             f"bytes, it has {array.size}\n"
             f"  The file is damaged or was written by a faulty exporter; export it again."
         )

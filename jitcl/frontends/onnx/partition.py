@@ -1,0 +1,393 @@
+"""`Partition`: an ONNX model as levels of compiled parts and host steps.
+
+An attempt imports all nodes that are left, with the types (and, where needed, the values) of what
+is there. What it could import is a part. A node that fails with all its operands at hand runs on
+the host, or, if it is control flow, is driven by it. What waits for those, or for a value that the
+part computes, is left for the next level.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from jitcl.errors import NotOneGraph, UnsupportedError
+from jitcl.frontends import levels
+from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where
+from jitcl.frontends.onnx import host, tensors
+from jitcl.frontends.onnx.importer import Importer, needed_nodes
+from jitcl.frontends.onnx.model import OnnxModel, reads
+from jitcl.frontends.onnx.problems import Cut
+from jitcl.frontends.onnx.scope import (
+    MISSING,
+    Empty,
+    Opaque,
+    Scope,
+    Seq,
+    Sized,
+    Value,
+)
+from jitcl.frontends.onnx.units import Body, Unit, Units, captured
+from jitcl.frontends.values import Signature, described, plain
+from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.ops.core import Bounded
+
+CONTROL = ("If", "Loop", "Scan")
+KEPT_GRAPHS = 4  # graphs of attempts that were not asked for yet
+INLINE_ELEMENTS = 64  # constants that later nodes read are part of the level up to this size
+
+
+class Inner(UnsupportedError):
+    """A node of a body could not be imported."""
+
+
+@dataclass
+class Failure:
+    """Why a node could not be imported; `ready`: its operands were there."""
+
+    error: UnsupportedError
+    ready: bool
+    operands: str  # their types, JSON
+
+
+class _Attempt(Importer):
+    """An import of some nodes of a scope that notes what fails instead of giving up."""
+
+    def __init__(self, body: Body, units: Units, env: Mapping[str, Signature],
+                 values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        super().__init__(body.model, values)
+        self.failures: dict[str, Failure] = {}
+        self.sized: list[str] = []
+        self.names: dict[str, Value | None] = {}
+        self.inputs: dict[str, Node] = {}
+        for name, found in env.items():
+            if not plain(found):
+                self.names[name] = Opaque(described(found), tuple(found))
+            elif name in values:
+                self.names[name] = const(values[name])
+            else:
+                node = graph_input(name, TensorType(found[0], tuple(found[1])))
+                self.names[name] = self.inputs[name] = node
+        self._body, self._all = body, units
+        self._unit: Unit | None = None
+
+    def import_units(self, units: Sequence[Unit], outputs: Sequence[str]) -> list[Unit]:
+        """Import what the outputs need; the needed units."""
+        kept = []
+        by_proto = {id(u.proto): u for u in units}
+        for proto, needed in needed_nodes([u.proto for u in units], outputs):
+            unit = self._unit = by_proto[id(proto)]
+            kept.append(unit)
+            scope = Scope(self.names, lambda n: self._body.constant(n, self._all), unit.opsets,
+                          prefix=unit.prefix, origin=unit.origin)
+            self.node(proto, scope, needed)
+        return kept
+
+    def failed(self, proto: NodeProto, origin: Origin, error: UnsupportedError, scope: Scope,
+               ready: bool) -> None:
+        if scope.depth:
+            raise error if isinstance(error, Inner) else Inner(
+                f"its {proto.op_type}" + (f": {error}" if str(error) else " has no import rule"))
+        assert self._unit is not None
+        rows = [] if not ready else [_row(scope.find(n)[1]) if n else None for n in proto.input]
+        self.failures[self._unit.place] = Failure(error, ready, json.dumps(rows))
+
+    def bounded(self, found: Bounded) -> Sequence[Value | None]:
+        if self._inside:
+            return super().bounded(found)
+        assert self._unit is not None
+        self.sized.append(self._unit.place)
+        return [x if x is None or axis is None else Sized(x, found.count, axis)
+                for x, axis in zip(found.padded, found.axes)]
+
+
+def _row(value: Value | None) -> Any:
+    """A value's type, as `frontends.values.signature` tells it."""
+    if isinstance(value, Node):
+        return [value.type.dtype, list(value.type.dims)]
+    if isinstance(value, Seq):
+        first = _row(value.items[0]) if value.items else [value.dtype or "f32", []]
+        return ["sequence", first, len(value.items)]
+    if isinstance(value, Opaque):
+        return list(value.signature)
+    return ["none"] if isinstance(value, Empty) else None
+
+
+@dataclass
+class _Outputs:
+    """The tensors that a part gives, numbered, and the forms of the names that stand for them."""
+
+    flat: list[Node] = field(default_factory=list)
+
+    def form(self, value: Value | None) -> Form:
+        if isinstance(value, Seq):
+            return {"seq": [self.form(v) for v in value.items]}
+        if isinstance(value, Sized):
+            return {"cut": [self._number(value.padded), self._number(value.count), value.axis]}
+        if not isinstance(value, Node):
+            return {"none": 1}
+        if value.op == "input":
+            return {"same": value.attr("name")}
+        if value.op == "const" and value.type.size <= INLINE_ELEMENTS:
+            return {"const": [value.type.dtype, list(value.type.dims),
+                              value.data.reshape(-1).tolist()]}
+        return self._number(value)
+
+    def _number(self, node: Node) -> int:
+        if node not in self.flat:
+            self.flat.append(node)
+        return self.flat.index(node)
+
+
+class Partition:
+    """A model's levels. Thread-safe."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.model = model
+        main = Body(model, model.proto.graph, model.opsets, Where())
+        self._bodies: dict[Where, Body] = {Where(): main}
+        self._graphs: OrderedDict[str, Graph] = OrderedDict()
+        self._runs: dict[Any, host.Run] = {}
+        self._lock = threading.RLock()
+
+    # ---- what runs ask for
+
+    def level(self, where: Where, state: State, env: Mapping[str, Signature],
+              values: Mapping[str, np.ndarray[Any, Any]]) -> Level:
+        """The next level of a scope. env: what is there, by name; values: of inputs that decide
+        shapes. Raises NeedsValue for another such input, UnsupportedError where nothing, not even
+        onnx.reference, can run a node.
+        """
+        with self._lock:
+            body = self._body(where)
+            while True:
+                units = body.units(state)
+                left = [u for u in units.nodes.values()
+                        if state.left is None or u.place in set(state.left)]
+                attempt = _Attempt(body, units, env, values)
+                needed = attempt.import_units(left, body.outputs)
+                expanded = self._expansions(body, attempt, needed, state)
+                if not expanded:
+                    return self._level(body, state, units, attempt, needed, env, values)
+                state = expanded
+
+    def graph(self, where: Where, state: State, part: Part, shapes: Mapping[str, Any],
+              values: Mapping[str, np.ndarray[Any, Any]]) -> Graph:
+        """A part as a graph, for these shapes of its inputs."""
+        with self._lock:
+            known = self._graphs.pop(_graph_key(where, state, part, shapes, values), None)
+            if known is not None:
+                return known
+            body = self._body(where)
+            units = body.units(state)
+            env: dict[str, Signature] = {
+                n: [dtype, list(shapes[n])] for n, dtype, _ in part.inputs}
+            attempt = _Attempt(body, units, env, values)
+            names = [name for name, _ in part.outputs]
+            attempt.import_units([units.nodes[p] for p in part.nodes], names)
+            for place, failure in attempt.failures.items():
+                origin = units.nodes[place].shown
+                raise NotOneGraph(f"node '{origin.name}' ({origin.op_type}): {failure.error}")
+            outputs = _Outputs()
+            for name in names:
+                outputs.form(attempt.names[name])
+            return _graph(attempt, part, outputs, body)
+
+    def constant(self, where: Where, state: State, name: str) -> Any:
+        """A constant in sight of a scope, for the host; KeyError where there is none."""
+        with self._lock:
+            body = self._body(where)
+            return body.value(name, body.units(state))
+
+    def host(self, where: Where, state: State, step: HostStep) -> host.Run:
+        """What runs a step on the host."""
+        with self._lock:
+            key = where, state.expanded, step.node
+            if key not in self._runs:
+                unit = self._body(where).units(state).nodes[step.node]
+                self._runs[key] = host.evaluator(unit.proto, unit.opsets, step.name)
+            return self._runs[key]
+
+    # ---- levels
+
+    def _body(self, where: Where) -> Body:
+        found = self._bodies.get(where)
+        if found is None:
+            outer = self._body(Where(where.hops[:-1], where.expanded[:-1]))
+            place, attribute = where.hops[-1]
+            state = State(None, where.expanded[-1])
+            found = self._bodies[where] = outer.body(where, state, place, attribute)
+        return found
+
+    def _expansions(self, body: Body, attempt: _Attempt, needed: Sequence[Unit],
+                    state: State) -> State | None:
+        """The state with those calls expanded that failed inside; None if there are none."""
+        found: dict[str, str] = {}
+        left: list[str] = []
+        for unit in needed:
+            failure = attempt.failures.get(unit.place)
+            inner = None
+            if failure is not None and isinstance(failure.error, Inner) and not (
+                    unit.proto.op_type in CONTROL and not unit.domain):
+                inner = body.expand(unit, failure.operands)
+            if inner is None:
+                left.append(unit.place)
+            else:
+                assert failure is not None
+                found[unit.place] = failure.operands
+                left += [u.place for u in inner]
+        if not found:
+            return None
+        return State(tuple(left), tuple(sorted({**dict(state.expanded), **found}.items())))
+
+    def _level(self, body: Body, state: State, units: Units, attempt: _Attempt,
+               needed: Sequence[Unit], env: Mapping[str, Signature],
+               values: Mapping[str, np.ndarray[Any, Any]]) -> Level:
+        imported: list[Unit] = []
+        failing: list[Unit] = []
+        later: list[Unit] = []
+        waits, never = [], []
+        for unit in needed:
+            failure = attempt.failures.get(unit.place)
+            row = (unit.shown.name, unit.shown.op_type)
+            if failure is None:
+                made = [attempt.names.get(o) for o in unit.proto.output if o]
+                (later if any(v is MISSING for v in made) else imported).append(unit)
+                if unit.place in attempt.sized:
+                    waits.append((*row, "how long its result is, data decides"))
+            elif not failure.ready or isinstance(failure.error, Cut):
+                later.append(unit)
+                if failure.ready:
+                    waits.append((*row, str(failure.error)))
+                elif not attempt.has_way(unit.proto, unit.domain,
+                                         unit.opsets.get(unit.domain, 0)):
+                    never.append((*row, _why(failure.error)))
+            else:
+                failing.append(unit)
+        if needed and not imported and not failing:
+            rows = "\n".join(f"  '{n}' ({op}): {why}" for n, op, why in waits)
+            raise UnsupportedError(f"{self.model.source}: no node can be run:\n{rows}")
+        self._check_host(failing, attempt)
+        wanted = _wanted([*failing, *later], body.outputs)
+        part = self._part(body, attempt, imported, wanted, env, values, state)
+        after = State(tuple(u.place for u in later), state.expanded) if later else None
+        made_now = {o for u in (*imported, *failing) for o in u.proto.output if o}
+        keep = _wanted(later, body.outputs)
+        drop = tuple(sorted(n for n in {*env, *made_now} if n not in keep))
+        steps = tuple(self._step(body, state, units, u, attempt.failures[u.place])
+                      for u in failing)
+        return Level(State((), state.expanded), part, steps, drop, tuple(waits), tuple(never),
+                     after)
+
+    def _check_host(self, failing: Sequence[Unit], attempt: _Attempt) -> None:
+        """UnsupportedError listing nodes that can't even run on the host."""
+        rows = []
+        for unit in failing:
+            if unit.proto.op_type in CONTROL and not unit.domain:
+                continue
+            if not host.has_implementation(unit.proto, unit.opsets):
+                origin, error = unit.shown, attempt.failures[unit.place].error
+                domain = f" of domain '{unit.domain}'" if unit.domain else ""
+                why = f": {error}" if str(error) else ""
+                rows.append(f"  '{origin.name}' ({origin.op_type}{domain}){why}")
+        if rows:
+            are = "nodes are" if len(rows) > 1 else "node is"
+            raise UnsupportedError("\n".join([
+                f"{self.model.source}: {len(rows)} {are} not supported, and onnx.reference has "
+                "no implementation for the host", *rows,
+                "  Replace these nodes when exporting, or declare the ops: see CONTRIBUTING.md."]))
+
+    def _part(self, body: Body, attempt: _Attempt, imported: Sequence[Unit], wanted: set[str],
+              env: Mapping[str, Signature], values: Mapping[str, np.ndarray[Any, Any]],
+              state: State) -> Part | None:
+        """What was imported, as far as later nodes or the outputs read it."""
+        names = [o for u in imported for o in u.proto.output if o in wanted]
+        if not names:
+            return None
+        outputs = _Outputs()
+        forms = tuple((n, outputs.form(attempt.names[n])) for n in dict.fromkeys(names))
+        read = {n for u in imported for n in reads(u.proto)}
+        inputs = tuple((n, env[n][0], len(env[n][1])) for n in env
+                       if n in read and plain(env[n]))
+        by_value = tuple(n for n, _, _ in inputs if n in values)
+        part = Part(tuple(u.place for u in imported), inputs, forms, len(outputs.flat), by_value)
+        if part.count:
+            shapes = {n: tuple(env[n][1]) for n, _, _ in inputs}
+            fixed = {n: values[n] for n in by_value}
+            self._graphs[_graph_key(body.where, state, part, shapes, fixed)] = _graph(
+                attempt, part, outputs, body)
+            while len(self._graphs) > KEPT_GRAPHS:
+                self._graphs.popitem(last=False)
+        return part
+
+    def _step(self, body: Body, state: State, units: Units, unit: Unit,
+              failure: Failure) -> HostStep:
+        origin, proto = unit.shown, unit.proto
+        step = HostStep(unit.place, origin.name, proto.op_type, _why(failure.error),
+                        tuple(proto.input), tuple(proto.output))
+        if proto.op_type not in CONTROL or unit.domain:
+            return step
+        attrs: dict[str, Any] = {"opset": unit.opsets.get("", 0)}
+        bodies = []
+        for a in proto.attribute:
+            if not a.HasField("g"):
+                attrs[a.name] = tensors.attribute(a, self.model.base, f"node '{origin.name}'")
+                continue
+            names = captured(a.g, (*(n for x in a.g.node for n in reads(x)),
+                                   *(v.name for v in a.g.output)))
+            bodies.append((a.name, levels.Body(
+                body.where.enter(state, unit.place, a.name),
+                tuple(v.name for v in a.g.input), tuple(v.name for v in a.g.output),
+                tuple(n for n in names if body.constant(n, units) is None),
+                tuple(_declared(v.type) for v in a.g.output))))
+        return replace(step, attrs=attrs, bodies=tuple(bodies))
+
+
+def _graph(attempt: _Attempt, part: Part, outputs: _Outputs, body: Body) -> Graph:
+    inputs = tuple(attempt.inputs[n] for n, _, _ in part.inputs if n in attempt.inputs)
+    name = body.graph.name or "model"
+    return Graph(name, inputs, tuple(zip(output_names(part.count), outputs.flat)),
+                 attempt.origins)
+
+
+def output_names(count: int) -> list[str]:
+    """What a part's outputs are called."""
+    return [f"out{i}" for i in range(count)]
+
+
+def _graph_key(where: Where, state: State, part: Part, shapes: Mapping[str, Any],
+               values: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    return levels.digest(
+        where.raw(), state.expanded, part.nodes, part.outputs,
+        sorted((n, list(shapes[n])) for n, _, _ in part.inputs),
+        sorted((n, v.dtype.str, v.tolist()) for n, v in values.items()))
+
+
+def _wanted(units: Sequence[Unit], outputs: Sequence[str]) -> set[str]:
+    return {n for u in units for n in reads(u.proto)} | set(outputs)
+
+
+def _why(error: UnsupportedError) -> str:
+    return " ".join(str(error).split()) or "no import rule"
+
+
+def _declared(type: Any) -> Any:
+    """The signature of a body's output as far as the file says it."""
+    if not type.HasField("tensor_type"):
+        return None
+    dtype = tensors.dtype_of(type.tensor_type.elem_type)
+    if dtype is None:
+        return None
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in type.tensor_type.shape.dim]
+    return [dtype, dims if type.tensor_type.HasField("shape") else None]
+
+
+__all__ = ["Partition", "output_names"]
