@@ -38,6 +38,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "linear_algebra",
     "recurrent",
     "recurrent_onnx",
+    "trees",
 )
 
 for _name in MODULES:
