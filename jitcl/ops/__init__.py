@@ -36,6 +36,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "roi",
     "deform",
     "linear_algebra",
+    "random",
     "recurrent",
     "recurrent_onnx",
     "trees",

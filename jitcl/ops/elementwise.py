@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import TypeError_, UnsupportedError
+from jitcl.errors import TypeError_
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
@@ -353,13 +353,3 @@ def where(s: KernelBuilder, condition: Expr, x: Expr, y: Expr) -> Expr:
 def _identity(g: GraphBuilder, node: Any) -> Node:
     x: Node = node.inputs[0]
     return x
-
-
-@onnx_rule("Dropout")
-def _dropout(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
-    x: Node = node.inputs[0]
-    ratio, training = (node.static(i) for i in (1, 2))
-    if training is not None and bool(training) and (ratio is None or float(ratio) != 0):
-        raise UnsupportedError("Dropout in training mode draws random numbers: "
-                               "export the model for inference")
-    return (x, g.expand(g.const(True), shape=x.type.shape))[:node.n_outputs]
