@@ -60,7 +60,8 @@ CASES: list[Case] = []
 
 
 def case(name: str, op: str, *args: Array | None, outputs: Sequence[int] = (0,),
-         fed: Sequence[int] = (0,), atol: float = 2e-5, domain: str = MICROSOFT, model_opset: int = 17,
+         fed: Sequence[int] = (0,), atol: float = 2e-5, domain: str = MICROSOFT,
+         model_opset: int = 17,
          judge: Any = None, rows: Any = None, **attrs: Any) -> None:
     CASES.append(Case(name, op, args, attrs, tuple(outputs), tuple(fed), atol, domain,
                       model_opset, judge, rows))

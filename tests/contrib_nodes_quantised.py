@@ -17,7 +17,8 @@ for _op in ("QLinearAdd", "QLinearMul"):
     case(_op.lower(), _op, A, AS, AZ, B, BS, BZ, CS, CZ, fed=(0, 3), atol=1)
     case(f"{_op.lower()}_i8", _op, i8(2, 30), AS, one(-3, np.int8), i8(2, 1), BS, one(5, np.int8),
          CS, one(1, np.int8), fed=(0, 3), atol=1)
-case("qlinearadd_no_zero", "QLinearAdd", A, AS, None, B, BS, None, CS, CZ, fed=(0, 3), atol=1)
+case("qlinearadd_no_zero", "QLinearAdd", A, AS, None, B, BS, None, CS, fed=(0, 3), atol=1,
+     judge=lambda a, s, b, t, u: [np.clip(np.rint((a * s + b * t) / u), 0, 255).astype(np.uint8)])
 case("qlinearconcat", "QLinearConcat", CS, CZ, u8(2, 5), AS, AZ, u8(2, 7), CS, CZ, fed=(2, 5),
      atol=1, axis=1)
 case("qlinearwhere", "QLinearWhere", np.array([[True], [False]]), A, AS, AZ, B, BS, BZ, CS, CZ,

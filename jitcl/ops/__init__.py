@@ -32,6 +32,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "contrib_quantised",
     "rotary",
     "contrib_attention",
+    "legacy",
     "fourier",
     "roi",
     "deform",

@@ -2,8 +2,8 @@
 rule sees it.
 
 `ATTRIBUTES` lists attributes that became inputs; `CHANGES` holds what a table row can't say. An
-entry applies to nodes of models older than its opset. (onnx.version_converter does whole models,
-and not all ops.)
+entry applies to nodes of models older than its opset; opsets 1 to 6 stand in `oldest`.
+(onnx.version_converter does whole models, and not all ops.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import ShapeError, UnsupportedError
+from jitcl.errors import ShapeError
 from jitcl.frontends.onnx.node import OnnxNode
+from jitcl.frontends.onnx.oldest import as_of_7
 from jitcl.ir.graph import Node, const
 from jitcl.ops.core import ONNX, norm_axis
 
@@ -78,13 +79,7 @@ def _top_k(g: Any, node: OnnxNode) -> OnnxNode:
 
 
 def _batch_norm(g: Any, node: OnnxNode) -> OnnxNode:
-    attrs = {k: v for k, v in node.attrs.items() if k != "spatial"}
-    if node.attrs.get("spatial", 1) == 0:
-        raise UnsupportedError(
-            "BatchNormalization with spatial=0 (opset 7 and 8) is not supported: "
-            "convert the model to opset 9 or newer"
-        )
-    return node.with_(attrs=attrs, n_outputs=1)
+    return node.with_(n_outputs=1)
 
 
 def _roi_align(g: Any, node: OnnxNode) -> OnnxNode:
@@ -148,6 +143,8 @@ def modern(g: Any, node: OnnxNode) -> OnnxNode:
     """The node in the newest opset's form."""
     if node.domain:
         return node
+    if node.opset < 7:
+        node = as_of_7(g, node)
     since, table = ATTRIBUTES.get(node.op_type, (0, {}))
     if node.opset < since:
         node = _to_inputs(node, table)
@@ -191,11 +188,26 @@ def _flattened(g: Any, node: OnnxNode) -> Any:
     return g.reshape(y, shape=dims)
 
 
+def _batch_norm_7(g: Any, node: OnnxNode) -> Any:
+    """With spatial=0 each element of a row has statistics of its own, not each channel."""
+    rule = ONNX["", "BatchNormalization"]
+    attrs = {k: v for k, v in node.attrs.items() if k != "spatial"}
+    x = node.inputs[0]
+    assert x is not None
+    if node.attrs.get("spatial", 1) or x.type.rank == 2:
+        return rule(g, node.with_(attrs=attrs))
+    each = (g.reshape(v, shape=(-1,)) for v in node.inputs[1:5])
+    flat = g.reshape(x, shape=(x.type.dims[0], -1))
+    y = rule(g, node.with_(inputs=(flat, *each), attrs=attrs))
+    return g.reshape(y, shape=x.type.dims)
+
+
 # op type -> (first opset of the new meaning, rule of the old one)
 OLD_RULES: dict[str, tuple[int, Callable[[Any, OnnxNode], Any]]] = {
     "Softmax": (13, _flattened),
     "LogSoftmax": (13, _flattened),
     "Hardmax": (13, _flattened),
+    "BatchNormalization": (9, _batch_norm_7),
 }
 
 
