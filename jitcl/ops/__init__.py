@@ -40,7 +40,9 @@ MODULES = (                      # one a line, so that two additions never clash
     "random",
     "recurrent",
     "recurrent_onnx",
+    "linear_attention",
     "trees",
+    "ml_trees",
 )
 
 for _name in MODULES:
