@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
 from jitcl.codegen.render import render
+from jitcl.codegen.render_cell import CellRenderer
 from jitcl.codegen.render_numba import NumbaRenderer, render_kernel
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
 from jitcl.codegen.schedule_cpu import loops_for_cpu
@@ -35,6 +36,10 @@ class Hooks:
     def load(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
         """An operand of the anchor at a logical index, with whatever is fused before it."""
         return self.loads.value(node, ix)
+
+    def loader(self, node: Node) -> NodeLoader:
+        """What an op's body reads an operand through."""
+        return NodeLoader(self.loads, node)
 
     def epilogue(self, ix: tuple[Expr, ...], value: Expr) -> Expr:
         """The root's value at logical index `ix`, given the anchor's `value` there; in its compute
@@ -188,6 +193,24 @@ class Hooks:
             rest //= d
             ix.append(E.index(0) if d == 1 else (row // rest) % d)
         return (*ix, E.index(0) if columns == 1 else E.var("nb") * width + lane)
+
+    def cell_lines(self, stores: Sequence[Store], lane: Expr, width: int, wide: tuple[str, ...],
+                   left: str = "") -> list[str] | None:
+        """Lines that do a recurrence's stores for vectors along `lane`, from the vectors `wide`;
+        `left` as in CellRenderer. None where they are no functions of whole vectors."""
+        try:
+            return CellRenderer(self._scan_buffers(), stores, lane, width, wide, left).lines()
+        except NotVectorisable:
+            return None
+
+    def cell_starts(self, stores: Sequence[Store]) -> list[str]:
+        """Lines that do stores element by element."""
+        kernel = share(Kernel("starts", self._scan_buffers(), tuple(stores)))
+        return NumbaRenderer(kernel).block(kernel.body, 0)
+
+    def _scan_buffers(self) -> tuple[Buffer, ...]:
+        *operands, y = self._buffers(self.group.root)
+        return (*operands, Buffer(y.name, y.dtype, y.shape, "scan"))
 
     def blocked(self, node: Node, width: int, pads: tuple[int, ...]) -> tuple[Scratch, Emitted]:
         """A kernel that copies an operand into zero-padded blocks of `width` channels (0: planes,

@@ -13,9 +13,10 @@ from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 from jitcl.templates.pool_opencl.template import PoolOpenCl
+from jitcl.templates.recurrent_cpu.template import RecurrentCpu
 
 TEMPLATES: tuple[Template, ...] = (
-    ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
+    ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(), RecurrentCpu(),
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )
 

@@ -1,0 +1,253 @@
+"""RNN, GRU and LSTM: each step's products with the recurrent weights as register tiles.
+
+The cell's arithmetic is the op's own: its scan is run once on a builder that puts a vector in the
+place of each product with r, and the template computes these vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.errors import JitclError
+from jitcl.ir import expr as E
+from jitcl.ir.builder import KernelBuilder
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.kernel import Store
+from jitcl.ir.types import ROW
+from jitcl.ops.builder import lookup
+from jitcl.ops.core import Part, Scan
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.tiling import LATENCY
+
+CELLS = ("lstm_states", "gru_states", "rnn_states")
+MOST_VECTORS = 12              # sums of one row that a tile keeps in registers
+NARROWEST = 4                  # lanes
+
+
+@dataclass(frozen=True, order=True)
+class Source:
+    """Which state a product reads: a slot of the row this many steps behind the current one."""
+
+    row: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """r @ state, of one gate."""
+
+    gate: int
+    source: Source
+
+    @property
+    def name(self) -> str:
+        return f"g{self.gate}_{self.source.row}{self.source.slot}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Products that are computed together, and the stores that need them."""
+
+    products: tuple[Product, ...]
+    stores: tuple[Store, ...]
+
+    def sources(self) -> list[tuple[Source, tuple[int, ...]]]:
+        """Each source with the gates that are multiplied with it."""
+        by_source = sorted(self.products, key=lambda p: p.source)
+        return [(source, tuple(p.gate for p in found))
+                for source, found in itertools.groupby(by_source, lambda p: p.source)]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`rows` sequences of the batch share `units` vectors of hidden units of each gate."""
+
+    lanes: int
+    rows: int
+    units: int
+
+
+def pack_gates(r: np.ndarray, gates: tuple[int, ...], t: Tiling) -> np.ndarray:
+    """[directions, G * H, H] -> [directions][panels][H][units][gates][lanes]; zeros behind H."""
+    directions, _, hidden = r.shape
+    panel = t.units * t.lanes
+    panels = -(-hidden // panel)
+    full = np.zeros((directions, len(gates), panels * panel, hidden), np.float32)
+    for k, gate in enumerate(gates):
+        full[:, k, :hidden] = r[:, gate * hidden:(gate + 1) * hidden]
+    split = full.reshape(directions, len(gates), panels, t.units, t.lanes, hidden)
+    return np.ascontiguousarray(split.transpose(0, 2, 5, 3, 1, 4))
+
+
+class _Products(KernelBuilder):
+    """Gives the vector g<gate> for each sum of products of the state with recurrent weights."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.found: list[Product] = []
+
+    def reduce(self, combine: str, extents: Sequence[int], term: Callable[..., Expr],
+               init: Any = None) -> Expr:
+        value = term(*(E.var(f"k{a}", extent=d) for a, d in enumerate(extents)))
+        state, weight = value.args if value.op == "mul" else (value, value)
+        if combine != "add" or state.value != "y" or weight.value != "r":
+            raise JitclError(f"a recurrent cell sums {value!r}: the template knows r * state only")
+        _, offset = E.linear(weight.indices[1])
+        row, slot = E.linear(state.indices[2])[1], state.indices[3].value
+        product = Product(offset // self.hidden, Source(row, slot))
+        if product not in self.found:
+            self.found.append(product)
+        return E.var(product.name, "f32")
+
+
+class RecurrentCpu:
+    """The states of recurrent cells in f32 with constant recurrent weights."""
+
+    name = "recurrent_cpu"
+    language = "numba"
+
+    def accepts(self, group: Group, target: Target) -> Group | None:
+        root = group.root
+        if root.op not in CELLS or target.kind != "cpu" or group.inlined:
+            return None
+        if root.type.dtype != "f32" or root.type.layout != ROW or root.type.size == 0:
+            return None
+        if root.inputs[1].op != "const" or root.type.dims[-1] < 2 or root.type.dims[2] < 2:
+            return None
+        return group
+
+    def emit(self, match: Group, hooks: Any) -> list[Emitted]:
+        return [_Writer(hooks).emit()]
+
+
+class _Writer:
+    def __init__(self, hooks: Any) -> None:
+        self.hooks = hooks
+        self.root: Node = hooks.group.root
+        self.r = self.root.inputs[1]
+        self.directions, self.batch, self.rows, self.slots, self.hidden = self.root.type.dims
+        self.gates = self.r.type.dims[1] // self.hidden
+
+    def emit(self) -> Emitted:
+        starts, stages = self.stages()
+        widest = max(len(s.products) for s in stages)
+        t = self.tiling(widest, self.hooks.target)
+        vectors = -(-self.hidden // t.lanes)
+        texts, packed = [], []
+        for stage in stages:
+            found = []
+            for source, gates in stage.sources():
+                found.append((source, gates, f"w{len(packed)}"))
+                packed.append(Packed(self.r, f"recurrent {gates} {t}",
+                                     partial(pack_gates, gates=gates, t=t)))
+            texts.append((found, self.lines(stage, t)))
+        operands = [n for n in self.hooks.names if n is not self.r]
+        body = self.hooks.render(
+            "recurrent_cpu/numba.py.j2", entry=ENTRY, stages=texts, starts=starts,
+            weights=[f"w{k}" for k in range(len(packed))],
+            operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
+            directions=self.directions, batch=self.batch, steps=self.rows - 1,
+            tiles=-(-self.batch // t.rows), slots=self.slots, hidden=self.hidden, vectors=vectors,
+            panels=-(-vectors // t.units), ROWS=t.rows, UNITS=t.units, W=t.lanes, VECTORS=widest)
+        arguments: tuple[Argument, ...] = (*packed, *operands, self.root)
+        stem = f"{self.root.op.removesuffix('_states')}_{t.rows}x{t.units}"
+        return Emitted(stem, body, arguments, (self.root,))
+
+    # ---- what the op's own scan says
+
+    def stages(self) -> tuple[list[str], list[Stage]]:
+        """Lines that store the initial states, and the stages of one step. Parts that need no state
+        of their own step from a product share a stage."""
+        s = _Products(self.hidden)
+        s.out = self.root.type
+        loaders = [_Weights(n) if n is self.r else self.hooks.loader(n) for n in self.root.inputs]
+        scan: Scan = lookup(self.root.op).scan(s, self.own, *loaders, **self.root.kwargs)  # type: ignore[misc]
+        chain = (self.variable("d", self.directions), self.variable("b", self.batch))
+        unit = E.var("j", extent=self.hidden)
+        starts = self.hooks.cell_starts([self.store(p, unit) for p in scan.init(chain)])
+        lane = E.var("nb") * self.lanes() + E.var("lane", extent=self.lanes())
+        stages: list[Stage] = []
+        for part in scan.step(chain, E.var("t", extent=scan.steps)):
+            s.found = []
+            store = self.store(part, lane)
+            if stages and all(p.source.row == 0 for p in s.found):
+                more = tuple(p for p in s.found if p not in stages[-1].products)
+                stages[-1] = Stage((*stages[-1].products, *more), (*stages[-1].stores, store))
+            else:
+                stages.append(Stage(tuple(s.found), (store,)))
+        return starts, stages
+
+    def own(self, *ix: Expr | int) -> Expr:
+        at = tuple(E.index(i) if isinstance(i, int) else i for i in ix)
+        return E.load("y", at, "f32")
+
+    def variable(self, name: str, extent: int) -> Expr:
+        return E.index(0) if extent == 1 else E.var(name, extent=extent)
+
+    def store(self, part: Part, j: Expr) -> Store:
+        return Store("y", part.at(j), part.value(j))
+
+    # ---- the kernel's form
+
+    def lanes(self) -> int:
+        """Lanes of a vector: fewer where there are few hidden units."""
+        width: int = self.hooks.target.vector_width
+        while width > NARROWEST and width // 2 >= self.hidden:
+            width //= 2
+        return width
+
+    def tiling(self, gates: int, target: Target) -> Tiling:
+        """The tile with the fewest cycles for a step, as `choose_tile` counts them."""
+        lanes = self.lanes()
+        vectors, free = -(-self.hidden // lanes), target.registers - 3
+        best, least = Tiling(lanes, 1, 1), math.inf
+        for rows in range(1, min(self.batch, 8) + 1):
+            for units in range(1, vectors + 1):
+                wide = units * gates
+                if wide > max(MOST_VECTORS, gates) or (rows + 1) * wide > free:
+                    break
+                cycles = max(rows * wide / 2, (rows + wide) / 2, LATENCY) + 0.15 * wide + 0.4
+                chains = self.directions * -(-self.batch // rows)
+                turns = -(-chains // max(1, target.compute_units))
+                total = cycles * -(-vectors // units) * turns
+                if total < least:
+                    best, least = Tiling(lanes, rows, units), total
+        return best
+
+    def lines(self, stage: Stage, t: Tiling) -> list[str]:
+        """A stage's stores for one vector of hidden units of one sequence."""
+        lane = E.var("lane", extent=t.lanes)
+        left = f"{self.hidden} - nb * {t.lanes}" if self.hidden % t.lanes else ""
+        names = tuple(p.name for p in stage.products)
+        loads, at = [], 0
+        for source, gates in stage.sources():
+            for gate in gates:
+                name = Product(gate, source).name
+                loads.append(f"{name} = vload(acc, (({at} + u * {len(gates)} + {gates.index(gate)})"
+                             f" * {t.rows} + c) * {t.lanes}, {t.lanes})")
+            at += len(gates) * t.units
+        lines = self.hooks.cell_lines(stage.stores, lane, t.lanes, names, left)
+        if lines is None:
+            raise JitclError(f"'{self.root.op}' is no function of vectors of hidden units")
+        return [*loads, *lines]
+
+
+class _Weights:
+    """Stands for the recurrent weights in the op's scan."""
+
+    def __init__(self, r: Node) -> None:
+        self.type, self.shape, self.dtype = r.type, r.type.dims, r.type.dtype
+
+    def __call__(self, *ix: Expr) -> Expr:
+        return E.load("r", ix, "f32")
