@@ -119,8 +119,9 @@ class HostStep:
 
 @dataclass(frozen=True)
 class Level:
-    """One level. here: the expansions that its nodes are named by. drop: names that nobody reads after it. waits: (node, op, why) of what had to wait
-    for a value of this level. never: (node, op, why) of later nodes known to be for the host.
+    """One level. here: the expansions that its nodes are named by. drop: names that nobody reads
+    after it. waits: (node, op, why) of what had to wait for a value of this level. never: the same
+    of later nodes that are known to be for the host.
     """
 
     here: State

@@ -11,10 +11,11 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import InputError
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.values import check_value
 
 
-def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The fed arrays in the order of the inputs; InputError where one does not fit."""
+def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The fed values in the order of the inputs; InputError where one does not fit."""
     if not isinstance(feeds, Mapping):
         raise InputError(
             f"run() takes a dict of input name -> array, got {type(feeds).__name__}; "
@@ -29,8 +30,12 @@ def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str,
     bound: dict[str, tuple[int, str]] = {}
     arrays = {}
     for t in inputs:
-        if t.name in feeds:
+        if t.name in feeds and t.value is not None:
+            arrays[t.name] = check_value(t, t.value, feeds[t.name])
+        elif t.name in feeds:
             arrays[t.name] = _check(t, feeds[t.name], bound)
+        elif t.value is not None and t.value.kind == "optional":
+            arrays[t.name] = None
         elif not t.optional:
             raise InputError(
                 f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}"
@@ -47,7 +52,7 @@ def _check(t: Tensor, value: Any, bound: dict[str, tuple[int, str]]) -> np.ndarr
     if array.dtype != want:
         raise InputError(
             f"input {t}: got dtype {array.dtype}, wanted {want}; "
-            f"convert it with array.astype('{want}')"
+            f"convert it with array.astype({_spelled(t.dtype)})"
         )
     if array.ndim != len(t.shape):
         raise InputError(f"input {t}: got {array.ndim} axes {array.shape}, wanted {len(t.shape)}")
@@ -65,6 +70,12 @@ def _check(t: Tensor, value: Any, bound: dict[str, tuple[int, str]]) -> np.ndarr
                 f"but '{dim.name}' is {size} at {where}"
             )
     return array
+
+
+def _spelled(dtype: str) -> str:
+    """The dtype as `astype` takes it."""
+    name = dtypes.numpy_name(dtype)
+    return name if "." in name else f"'{name}'"
 
 
 def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:

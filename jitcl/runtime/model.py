@@ -25,17 +25,21 @@ from jitcl.errors import (
     InputError,
     KernelFault,
     NeedsValue,
+    NotOneGraph,
     OptionError,
     OutOfMemoryError,
 )
+from jitcl.frontends.values import ValueType
 from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.families import Families
 from jitcl.runtime.inputs import check_feeds, check_shape
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
+from jitcl.runtime.program import Program
+from jitcl.runtime.program_report import report_of_program
 from jitcl.runtime.report import Report, report_of
-from jitcl.runtime.source import Source, Tensor, open_source
+from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.stepped import Fallback
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -128,6 +132,7 @@ class Model:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
         self._ladder = Ladder(source, device, options, strict, self.cache, progress, isolation)
+        self._open = (cache_dir, progress, isolation)
         self._lock = threading.Lock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._last: Specialisation | None = None
@@ -137,6 +142,9 @@ class Model:
         self._beside: tuple[str, ...] = meta["beside"]
         self._by_value: list[str] = meta["by_value"]
         self._families = Families(self._ladder, self.inputs)
+        self.program: Program | None = None         # where the model is no single graph
+        if meta["program"] or any(t.value is not None for t in self.inputs):
+            self._make_program()
 
     def __repr__(self) -> str:
         reads = ", ".join(map(str, self.inputs))
@@ -144,11 +152,29 @@ class Model:
 
     # ---- running
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Output name -> array, for input name -> array. Inputs are checked and copied; raises
-        InputError.
+        InputError. Strings are arrays of `str`, sequences lists, empty optionals None, maps dicts.
         """
         arrays = check_feeds(self.inputs, feeds)
+        if self.program is None:
+            try:
+                return self._run(arrays)[0]
+            except NotOneGraph:
+                if not self._make_program():
+                    raise
+        assert self.program is not None
+        return self.program.run(arrays, [t.name for t in self.outputs])
+
+    def run_specialised(
+        self, feeds: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], Specialisation]:
+        """The outputs, and what computed them; for models that are one graph."""
+        return self._run(check_feeds(self.inputs, feeds))
+
+    def _run(
+        self, arrays: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], Specialisation]:
         patience = Patience()
         while True:
             special = self._specialise(arrays, patience)
@@ -173,7 +199,7 @@ class Model:
             except DeviceLostError as error:
                 patience.device_lost(special.device, special.opening, error)
             else:
-                return {t.name: v for t, v in zip(special.plan.outputs, values)}
+                return {t.name: v for t, v in zip(special.plan.outputs, values)}, special
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
@@ -196,12 +222,18 @@ class Model:
             for t in self.inputs
             if t.name in shapes
         }
-        if self._by_value:
+        if self._by_value and self.program is None:
             return
         try:
-            self._specialise(arrays, Patience(), fed=False)
+            if self.program is None:
+                self._specialise(arrays, Patience(), fed=False)
         except NeedsValue:
             return
+        except NotOneGraph:
+            if not self._make_program():
+                raise
+        if self.program is not None:
+            self.program.prepare(arrays)
 
     def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
         """All input shapes, from the model and from `shapes`; None while one is unknown."""
@@ -216,7 +248,7 @@ class Model:
             if shapes and t.name in shapes:
                 found[t.name] = check_shape(t, shapes[t.name])
             elif not t.optional:
-                if any(isinstance(d, Sym) for d in t.shape):
+                if t.value is not None or any(isinstance(d, Sym) for d in t.shape):
                     return None
                 found[t.name] = TensorType(t.dtype, t.shape).dims
         return found
@@ -225,18 +257,63 @@ class Model:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
         host.
         """
+        if self.program is not None:
+            return report_of_program(self.source.name, self.device, self.program.last)
         return report_of(self.source.name, self.device, self._last)
 
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its
         key missed. Elements matter only of inputs that decide shapes."""
+        if self.program is not None:
+            part, inputs = self.program.first_part(feeds)
+            if part is not None:
+                return part.why(inputs)
         values = {n: feeds[n] for n in self._by_value if n in feeds}
         return self.cache.why("plan", self._key(feeds, values))
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last shapes that were run or compiled."""
-        return self._last.plan if self._last else None
+        """The plan of the last shapes that were run or compiled; of a program, that of its first
+        part.
+        """
+        return next(iter(self.plans), None)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of all compiled parts that the last run met, in order."""
+        if self.program is not None:
+            return tuple(r.special.plan for r in self.program.last if r.special is not None)
+        return (self._last.plan,) if self._last else ()
+
+    @property
+    def last(self) -> Specialisation | None:
+        """What was run or compiled last, of a model that is one graph."""
+        return self._last
+
+    def decides(self, name: str) -> None:
+        """The value of this input decides shapes: it is known without trying."""
+        with self._lock:
+            self._remember(name)
+
+    # ---- as a program
+
+    def _make_program(self) -> bool:
+        """From now on, in later processes too, the model runs as a program; False where its source
+        has no parts.
+        """
+        source = self.source
+        if not isinstance(source, OnnxSource):
+            return False
+        with self._lock:
+            if self.program is None:
+                program = Program(source, self.cache, self.strict, self._part)
+                self._store_meta({**self._known(), "program": True})
+                self.program = program
+        return True
+
+    def _part(self, source: Source) -> Model:
+        """A part of the model, with the same options."""
+        return Model(source, self.device, self.options, self.strict, *self._open)
 
     # ---- specialising
 
@@ -354,24 +431,23 @@ class Model:
                 "by_value": raw["by_value"],
                 "outputs": tuple(_tensor(r) for r in raw["outputs"]),
                 "beside": tuple(raw["beside"]),
+                "program": raw["program"],
             }
         inputs, outputs, beside = self.source.signature()
-        meta = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": []}
+        meta = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": [],
+                "program": False}
         self._store_meta(meta)
         return meta
+
+    def _known(self) -> dict[str, Any]:
+        return {"inputs": self.inputs, "outputs": self.outputs, "beside": self._beside,
+                "by_value": self._by_value, "program": self.program is not None}
 
     def _remember(self, name: str) -> None:
         """From now on the value of this input is part of the key, in later processes too."""
         if name not in self._by_value:
             self._by_value.append(name)
-            self._store_meta(
-                {
-                    "inputs": self.inputs,
-                    "outputs": self.outputs,
-                    "beside": self._beside,
-                    "by_value": self._by_value,
-                }
-            )
+            self._store_meta(self._known())
 
     def _store_meta(self, meta: Mapping[str, Any]) -> None:
         raw = {
@@ -379,17 +455,20 @@ class Model:
             "outputs": [_row(t) for t in meta["outputs"]],
             "beside": list(meta["beside"]),
             "by_value": list(meta["by_value"]),
+            "program": meta["program"],
         }
         self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
 
 
 def _row(t: Tensor) -> list[Any]:
-    return [t.name, t.dtype, [str(d) if isinstance(d, Sym) else d for d in t.shape], t.optional]
+    return [t.name, t.dtype, [str(d) if isinstance(d, Sym) else d for d in t.shape], t.optional,
+            t.value.row() if t.value is not None else None]
 
 
 def _tensor(row: list[Any]) -> Tensor:
-    name, dtype, shape, optional = row
-    return Tensor(name, dtype, tuple(Sym(d) if isinstance(d, str) else d for d in shape), optional)
+    name, dtype, shape, optional, value = row
+    return Tensor(name, dtype, tuple(Sym(d) if isinstance(d, str) else d for d in shape), optional,
+                  ValueType.of_row(value) if value is not None else None)
 
 
 def _stamp(files: tuple[str, ...]) -> str:

@@ -29,12 +29,37 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A line of a program. kind: "part" (compiled), "host" (a node that runs there, or control flow
+    that it drives) or "cut" (a node that waited for a value). depth: of the body it is in.
+    """
+
+    kind: str
+    depth: int
+    node: str = ""
+    op_type: str = ""
+    why: str = ""
+    steps: int = 0
+    kernels: int = 0
+    flops: int = 0
+    peak_bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "part":
+            return (f"part: {self.steps} steps of {self.kernels} kernels, "
+                    f"{amount(self.flops, 'FLOP')}, peak memory {amount(self.peak_bytes, 'B')}")
+        where = f"'{self.node}' ({self.op_type}): {self.why}"
+        return f"cut at {where}" if self.kind == "cut" else f"host: {where}"
+
+
+@dataclass(frozen=True)
 class Report:
     """Printable; `host` lists (node, op type, why) of all that does not run in a generated kernel
     of the device, `stepped_down` the steps whose first variants failed on its driver.
 
     device: what runs the model. asked: the device that was asked for. memory: "" for the plan as
     asked, else the rung of runtime/ladder.MEMORY_RUNGS that fitted; memory_why: what did not fit.
+    program: parts, host steps and cuts in order, where the model is no single graph.
     """
 
     model: str
@@ -48,12 +73,13 @@ class Report:
     stepped_down: tuple[SteppedDown, ...] = ()
     memory: str = ""
     memory_why: str = ""
+    program: tuple[Row, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        if not self.steps:
+        if not self.steps and not self.program:
             return (
                 f"{self.model} on {self.device}: not compiled yet "
                 "(shapes are not known before the first run)"
@@ -64,11 +90,20 @@ class Report:
         flops = sum(s.flops for s in self.steps)
         by_template = sum(bool(s.template) for s in self.steps)
         return (
-            f"{self.model} on {self.device}: {len(self.steps)} steps of {self.kernels} kernels "
+            f"{self.model} on {self.device}: {self._counts()}"
+            f"{len(self.steps)} steps of {self.kernels} kernels "
             f"({by_template} steps by templates), {amount(flops, 'FLOP')}, "
             f"peak memory {amount(self.peak_bytes, 'B')}"
             + (", plan from the cache" if self.from_cache else "")
         )
+
+    def _counts(self) -> str:
+        """"a program of 2 parts and 1 host step, " where it is one."""
+        if not self.program:
+            return ""
+        parts, host = (sum(r.kind == kind for r in self.program) for kind in ("part", "host"))
+        return (f"a program of {parts} part{'s' * (parts != 1)} and {host} host "
+                f"step{'s' * (host != 1)}, ")
 
     def _memory(self) -> list[str]:
         if not self.memory:
@@ -77,6 +112,11 @@ class Report:
                 f"({self.memory_why})"]
 
     def _host(self) -> list[str]:
+        if self.program:
+            rows = {(r.node, r.op_type, r.why) for r in self.program}
+            other = [f"  host: '{n}' ({op}): {why}" for n, op, why in self.host
+                     if (n, op, why) not in rows]
+            return [f"  {'  ' * r.depth}{r}" for r in self.program] + other
         return [f"  host: '{name}' ({op}): {why}" for name, op, why in self.host] or [
             "  every op runs in a generated kernel; none on the host"
         ]

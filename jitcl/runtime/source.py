@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.errors import ModelError
+from jitcl.frontends.values import ValueType
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Dim, Sym, TensorType
 
@@ -29,11 +31,11 @@ class Tensor:
     dtype: str
     shape: tuple[Dim, ...]
     optional: bool = False  # an input that has a default (an initialiser)
+    value: ValueType | None = None  # where it is not a tensor of numbers of known rank
 
     def __str__(self) -> str:
-        return f"'{self.name}' {TensorType(self.dtype, self.shape)}" + (
-            " (optional)" if self.optional else ""
-        )
+        what = self.value or TensorType(self.dtype, self.shape)
+        return f"'{self.name}' {what}" + (" (optional)" if self.optional else "")
 
 
 class Source(Protocol):
@@ -58,6 +60,7 @@ class OnnxSource:
     def __init__(self, data: Any, name: str, digest: str) -> None:
         self.data, self.name, self.digest = data, name, digest
         self._model: Any = None
+        self._partition: Any = None
 
     @property
     def model(self) -> Any:
@@ -69,13 +72,28 @@ class OnnxSource:
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         m = self.model
-        inputs = [Tensor(n, t.dtype, t.shape) for n, t in m.inputs.items()]
-        inputs += [Tensor(n, t.dtype, t.shape, True) for n, t in m.defaults.items()]
+        taken, given = m.value_types
+        inputs = [_described(n, t, n in m.initialisers) for n, t in taken.items()]
         outputs = [
-            Tensor(n, t.dtype, t.shape) if t is not None else Tensor(n, "unknown", ())
-            for n, t in m.outputs.items()
+            Tensor(n, "unknown", ()) if t.kind == "unknown" or t.kind == "tensor" and (
+                t.shape is None and t.dtype in dtypes.STORED)
+            else _described(n, t)
+            for n, t in given.items()
         ]
-        return tuple(inputs), tuple(outputs), tuple(map(str, m.external_files))
+        return tuple(inputs), tuple(outputs), self.beside()
+
+    def beside(self) -> tuple[str, ...]:
+        """Files beside the model that hold its weights."""
+        return tuple(map(str, self.model.external_files))
+
+    @property
+    def partition(self) -> Any:
+        """The model as a program: made when first needed."""
+        if self._partition is None:
+            from jitcl.frontends.onnx.partition import Partition
+
+            self._partition = Partition(self.model)
+        return self._partition
 
     def graph(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
@@ -83,6 +101,15 @@ class OnnxSource:
         from jitcl.frontends.onnx import import_model
 
         return import_model(self.model, dict(shapes), dict(values))
+
+
+def _described(name: str, type: ValueType, optional: bool = False) -> Tensor:
+    """An input or output of any kind."""
+    plain = type.kind == "tensor" and type.dtype in dtypes.STORED and type.shape is not None
+    inner = type
+    while inner.of is not None:
+        inner = inner.of
+    return Tensor(name, inner.dtype, inner.shape or (), optional, None if plain else type)
 
 
 class GraphSource:

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto
 
 from jitcl.errors import UnsupportedError
-from jitcl.frontends.onnx.model import constant
+from jitcl.frontends.onnx.model import constant, unreadable
 from jitcl.frontends.onnx.scope import MISSING, Scope, Value, tensors_in
 from jitcl.ir.graph import Node, const
 from jitcl.ops.core import norm_axis
@@ -111,10 +111,11 @@ def run_body(
         t.values.name: t for t in graph.sparse_initializer
     }
 
-    def find(name: str) -> Node | None:
+    def find(name: str) -> Value | None:
         if name not in stored:
             return None
-        return constant(stored[name], im.model.base, f"initialiser '{name}'")
+        what = f"initialiser '{name}'"
+        return unreadable(stored[name]) or constant(stored[name], im.model.base, what)
 
     values: dict[str, Value | None] = dict(zip((v.name for v in graph.input), given))
     inner = Scope(values, find, scope.opsets, scope.bound, scope, scope.prefix, scope.origin,

@@ -26,7 +26,7 @@ from jitcl.errors import (
 )
 from jitcl.frontends.onnx import functions, opsets, tensors
 from jitcl.frontends.onnx.control import RULES as CONTROL
-from jitcl.frontends.onnx.model import OnnxModel, label, reads
+from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
 from jitcl.frontends.onnx.problems import Cut, Problems
 from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Sized, Value, tensors_in
@@ -123,9 +123,7 @@ class Importer:
     def _initialiser(self, name: str) -> Value | None:
         if name not in self.model.initialisers:
             return None
-        if self.model.is_text(name):
-            return Opaque("strings", ("string", tuple(self.model.initialisers[name].dims)))
-        return self.model.constant(name)
+        return unreadable(self.model.initialisers[name]) or self.model.constant(name)
 
     def evaluate(self, node: Node) -> np.ndarray[Any, Any]:
         """A node's value; NeedsValue where a small input decides it, Cut where it is computed and

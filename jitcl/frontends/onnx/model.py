@@ -14,9 +14,11 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
-from jitcl.errors import ModelError, UnsupportedError
+from jitcl.errors import ModelError, NotOneGraph
 from jitcl.frontends import model_digest
 from jitcl.frontends.onnx import checking, tensors
+from jitcl.frontends.onnx.scope import Opaque
+from jitcl.frontends.values import ValueType
 from jitcl.ir.graph import Node, const
 from jitcl.ir.types import Dim, Sym, TensorType
 
@@ -72,11 +74,14 @@ class OnnxModel:
             **{t.values.name: t for t in graph.sparse_initializer},
         }
 
-    def is_text(self, name: str) -> bool:
-        """Whether an initialiser holds strings."""
-        stored = self.initialisers[name]
-        return bool(stored.data_type == onnx.TensorProto.STRING) if isinstance(
-            stored, onnx.TensorProto) else False
+    @cached_property
+    def value_types(self) -> tuple[dict[str, ValueType], dict[str, ValueType]]:
+        """Inputs (those with an initialiser last) and outputs of any kind, by name."""
+        graph = self.proto.graph
+        inputs = {v.name: v for v in graph.input}
+        order = sorted(inputs, key=lambda n: n in self.initialisers)
+        return ({n: _value_type(inputs[n].type, n) for n in order},
+                {v.name: _value_type(v.type, v.name) for v in graph.output})
 
     @cached_property
     def external_files(self) -> tuple[Path, ...]:
@@ -102,20 +107,20 @@ class OnnxModel:
         elements."""
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "no type"
-            raise UnsupportedError(
+            raise NotOneGraph(
                 f"{self.source}: '{value.name}' is a {kind.replace('_type', '')}; "
                 f"jitcl takes and gives tensors"
             )
         tensor = value.type.tensor_type
         dtype = tensors.dtype_of(tensor.elem_type)
         if dtype is None:
-            raise UnsupportedError(
+            raise NotOneGraph(
                 f"{self.source}: '{value.name}' has elements of type "
                 f"{tensors.dtype_name(tensor.elem_type)}; jitcl takes floats of 16 to 64 "
                 f"bits, integers of 8 to 64 bits and bool"
             )
         if not tensor.HasField("shape"):
-            raise UnsupportedError(
+            raise NotOneGraph(
                 f"{self.source}: '{value.name}' has no rank in the file\n  Give it one "
                 f"with onnx.shape_inference or in the export."
             )
@@ -129,6 +134,36 @@ def constant(proto: Any, base: Path | None, what: str) -> Node:
     if isinstance(proto, onnx.TensorProto):
         return tensors.to_node(proto, base, what)
     return const(tensors.to_dense(proto, base, what))
+
+
+def unreadable(proto: Any) -> Opaque | None:
+    """What stands for a stored constant that no kernel can read (strings); None for others."""
+    code = proto.data_type if isinstance(proto, onnx.TensorProto) else proto.values.data_type
+    if tensors.dtype_of(code) is not None:
+        return None
+    what = tensors.dtype_name(code)
+    text = "strings" if what == "string" else f"elements of type {what}"
+    return Opaque(text, (what, tuple(proto.dims)))
+
+
+def _value_type(type: onnx.TypeProto, name: str) -> ValueType:
+    """A declared type of any kind."""
+    kind = type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return ValueType(kind.split("_")[0],
+                         of=_value_type(getattr(type, kind).elem_type, f"?{name}"))
+    if kind == "map_type":
+        key = type.map_type.key_type
+        return ValueType("map", tensors.dtype_of(key) or tensors.dtype_name(key),
+                         of=_value_type(type.map_type.value_type, f"?{name}"))
+    if kind not in ("tensor_type", "sparse_tensor_type"):
+        return ValueType("unknown")
+    tensor = getattr(type, kind)
+    dtype = tensors.dtype_of(tensor.elem_type) or tensors.dtype_name(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return ValueType("tensor", dtype, None)
+    return ValueType("tensor", dtype, tuple(
+        _dim(d, f"{name}.{i}") for i, d in enumerate(tensor.shape.dim)))
 
 
 def _dim(dim: Any, name: str) -> Dim:

@@ -183,9 +183,10 @@ class Partition:
               values: Mapping[str, np.ndarray[Any, Any]]) -> Graph:
         """A part as a graph, for these shapes of its inputs."""
         with self._lock:
-            known = self._graphs.pop(_graph_key(where, state, part, shapes, values), None)
-            if known is not None:
-                return known
+            if all(type(d) is int for dims in shapes.values() for d in dims):
+                known = self._graphs.pop(_graph_key(where, state, part, shapes, values), None)
+                if known is not None:
+                    return known
             body = self._body(where)
             units = body.units(state)
             env: dict[str, Signature] = {
@@ -197,8 +198,9 @@ class Partition:
                 origin = units.nodes[place].shown
                 raise NotOneGraph(f"node '{origin.name}' ({origin.op_type}): {failure.error}")
             outputs = _Outputs()
-            for name in names:
-                outputs.form(attempt.names[name])
+            forms = tuple((name, outputs.form(attempt.names[name])) for name in names)
+            if forms != part.outputs:       # what folds at one size may not where it is a symbol
+                raise NotOneGraph(f"{self.model.source}: a part has other results at these shapes")
             return _graph(attempt, part, outputs, body)
 
     def constant(self, where: Where, state: State, name: str) -> Any:

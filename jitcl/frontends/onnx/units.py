@@ -14,7 +14,7 @@ from jitcl.errors import UnsupportedError
 from jitcl.frontends.levels import State, Where
 from jitcl.frontends.onnx import expand, functions, host, tensors
 from jitcl.frontends.onnx.importer import constant_node
-from jitcl.frontends.onnx.model import OnnxModel, constant, label
+from jitcl.frontends.onnx.model import OnnxModel, constant, label, unreadable
 from jitcl.frontends.onnx.scope import Opaque, Value
 from jitcl.ir.graph import Origin
 from jitcl.ir.types import TensorType
@@ -151,11 +151,9 @@ class Body:
         if name not in self._stored:
             return None
         proto = self._stored[name]
-        code = getattr(proto, "data_type", None)
-        if code is not None and tensors.dtype_of(code) is None:
-            what = tensors.dtype_name(code)
-            text = "strings" if what == "string" else f"elements of type {what}"
-            return Opaque(text, (what, tuple(proto.dims)))
+        odd = unreadable(proto)
+        if odd is not None:
+            return odd
         if self.where.hops:
             return constant(proto, self.model.base, f"initialiser '{name}'")
         return self.model.constant(name)

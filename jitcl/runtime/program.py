@@ -1,0 +1,313 @@
+"""`Program`: a model that is no single graph, run level by level: compiled parts, and host steps
+between them, on named values.
+
+A level is looked up by what is there: the types of all values, and the elements of those that
+decide shapes. It is found by an import attempt once, and kept in memory and in the cache. Parts are
+`Model`s of their own, so that their specialisations and plans are kept like any model's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import JitclError, NeedsValue, UnsupportedError
+from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where, digest
+from jitcl.frontends.values import signature
+from jitcl.ir.graph import Graph
+from jitcl.ir.types import Sym
+from jitcl.runtime import control
+from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.source import OnnxSource, Source, Tensor
+
+if TYPE_CHECKING:
+    from jitcl.runtime.ladder import Specialisation
+    from jitcl.runtime.model import Model
+
+START = State()
+MAX_LEVELS = 1024               # kept in memory
+MAX_PARTS = 256
+
+Env = dict[str, Any]
+
+
+class PartSource:
+    """A part of a model as a source of its own."""
+
+    def __init__(self, source: OnnxSource, where: Where, state: State, part: Part) -> None:
+        self._source, self._where, self._state, self._part = source, where, state, part
+        self.name = source.name
+        self.digest = digest(source.digest, where.raw(), state.expanded, part.nodes, part.inputs,
+                             part.outputs)
+
+    def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
+        inputs = tuple(
+            Tensor(name, dtype, tuple(Sym(f"?{name}.{axis}") for axis in range(rank)))
+            for name, dtype, rank in self._part.inputs)
+        outputs = tuple(Tensor(f"out{i}", "unknown", ()) for i in range(self._part.count))
+        return inputs, outputs, tuple(map(str, self._source.beside()))
+
+    def graph(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
+    ) -> Graph:
+        return self._source.partition.graph(  # type: ignore[no-any-return]
+            self._where, self._state, self._part, shapes, values)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A level as a run met it: what was compiled for its part, for which shapes and values."""
+
+    where: Where
+    level: Level
+    model: Model | None = None
+    special: Specialisation | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+Trace = dict[Any, Ran]
+
+
+class Program:
+    """Runs one model. Thread-safe. `make`: opens a source as a model with the options of this one.
+    """
+
+    def __init__(self, source: OnnxSource, cache: DeviceCache, strict: bool,
+                 make: Callable[[Source], Model]) -> None:
+        self.source, self.cache, self.strict, self._make = source, cache, strict, make
+        self.last: tuple[Ran, ...] = ()
+        self._lock = threading.RLock()
+        self._levels: OrderedDict[Any, Level] = OrderedDict()
+        self._by_value: dict[tuple[str, str], list[str]] = {}
+        self._parts: OrderedDict[str, Model] = OrderedDict()
+
+    # ---- running
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str]) -> Env:
+        """Values of the outputs by name; none of them shares memory with what is fed."""
+        trace: Trace = {}
+        found = self.run_scope(Where(), dict(feeds), outputs, trace)
+        self.last = tuple(trace.values())
+        fed = list(feeds.values())
+        return {name: _own(value, fed) for name, value in zip(outputs, found)}
+
+    def run_scope(self, where: Where, env: Env, outputs: Sequence[str], trace: Trace) -> list[Any]:
+        """The outputs of a graph or body, for the values of its inputs and captures (`env`, which
+        is used up).
+        """
+        state: State | None = START
+        while state is not None:
+            level = self._level(where, state, env)
+            ran = Ran(where, level)
+            if level.part is not None:
+                ran = self._run_part(where, level, level.part, env)
+            trace[where, state.left] = ran
+            for step in level.steps:
+                for name, value in zip(step.outputs, self._run_step(where, level, step, env,
+                                                                    trace)):
+                    if name:
+                        env[name] = value
+            for name in level.drop:
+                env.pop(name, None)
+            state = level.after
+        return [env[n] if n in env else self.constant(where, START, n) for n in outputs]
+
+    def prepare(self, arrays: Mapping[str, Any]) -> None:
+        """Find the first level for inputs like these and compile its part, where their elements
+        don't matter. Raises what strict=True rules out.
+        """
+        try:
+            level = self._level(Where(), START, dict(arrays), fed=False)
+        except NeedsValue:
+            return
+        if level.part is not None and level.part.count:
+            model = self._part(Where(), level, level.part)
+            model.prepare({n: arrays[n].shape for n, _, _ in level.part.inputs})
+            self.last = (Ran(Where(), level, model, model.last),)
+
+    def first_part(self, arrays: Mapping[str, Any]) -> tuple[Model | None, dict[str, Any]]:
+        """The part that a run with inputs like these begins with, and what it reads."""
+        level = self._level(Where(), START, dict(arrays))
+        if level.part is None or not level.part.count:
+            return None, {}
+        return (self._part(Where(), level, level.part),
+                {n: arrays[n] for n, _, _ in level.part.inputs})
+
+    def _run_part(self, where: Where, level: Level, part: Part, env: Env) -> Ran:
+        """Run what is compiled, and name its results in `env`."""
+        arrays: list[np.ndarray] = []
+        ran = Ran(where, level)
+        if part.count:
+            model = self._part(where, level, part)
+            feeds = {name: env[name] for name, _, _ in part.inputs}
+            results, special = model.run_specialised(feeds)
+            arrays = [results[f"out{i}"] for i in range(part.count)]
+            ran = Ran(where, level, model, special, {n: a.shape for n, a in feeds.items()},
+                      {n: feeds[n] for n in part.by_value})
+        made = {name: _formed(form, arrays, env) for name, form in part.outputs}
+        env.update(made)
+        return ran
+
+    def _run_step(self, where: Where, level: Level, step: HostStep, env: Env,
+                  trace: Trace) -> Sequence[Any]:
+        operands = [self._value(where, level, n, env) if n else None for n in step.inputs]
+        drive = control.DRIVERS.get(step.op_type) if step.bodies else None
+        if drive is None:
+            run = self.source.partition.host(where, level.here, step)
+            return run(operands)                        # type: ignore[no-any-return]
+
+        def body(name: str, given: Sequence[Any]) -> list[Any]:
+            found = dict(step.bodies)[name]
+            inner = {n: env[n] for n in found.captures if n in env}
+            inner.update(zip(found.inputs, given))
+            return self.run_scope(found.where, inner, found.outputs, trace)
+
+        return drive(step, operands, body)
+
+    def _value(self, where: Where, level: Level, name: str, env: Env) -> Any:
+        return env[name] if name in env else self.constant(where, level.here, name)
+
+    def constant(self, where: Where, state: State, name: str) -> Any:
+        """A constant of the model, for the host."""
+        try:
+            return self.source.partition.constant(where, state, name)
+        except KeyError:
+            raise JitclError(f"{self.source.name}: nothing makes '{name}' ({where.name})") from None
+
+    # ---- levels
+
+    def _level(self, where: Where, state: State, env: Env, fed: bool = True) -> Level:
+        """The next level of a scope for what is there; raises what strict=True rules out."""
+        place = where.digest, state.digest
+        with self._lock:
+            by_value = self._value_names(place)
+            while True:
+                values = {n: env[n] for n in by_value if n in env}
+                key = (place, tuple((n, _seen(v)) for n, v in env.items()),
+                       tuple((n, np.asarray(v).tobytes()) for n, v in values.items()))
+                level = self._levels.get(key)
+                if level is None:
+                    try:
+                        level = self._found(where, state, env, values)
+                    except NeedsValue as error:
+                        by_value.append(error.input_name)
+                        self._store(Key({**self._key(place), "of": "values"}, ""), by_value)
+                        if not fed:
+                            raise
+                        continue
+                    self._levels[key] = level
+                    while len(self._levels) > MAX_LEVELS:
+                        self._levels.popitem(last=False)
+                if not fed and values:
+                    raise NeedsValue(next(iter(values)), "its elements are not known yet")
+                break
+        if self.strict and level.steps:
+            raise UnsupportedError(self._ruled_out(level))
+        return level
+
+    def _found(self, where: Where, state: State, env: Env,
+               values: Mapping[str, np.ndarray]) -> Level:
+        """A level from the cache, or by an import attempt."""
+        seen = {n: signature(v) for n, v in env.items()}
+        key = Key({
+            **self._key((where.digest, state.digest)), "of": "level",
+            "seen": digest(sorted(seen.items())),
+            "values": digest(sorted((n, v.dtype.str, v.tolist()) for n, v in values.items())),
+        }, f"model {self.source.name}")
+        stored = self.cache.get("model", key)
+        if stored is not None:
+            return Level.decode(bytes(stored))
+        level: Level = self.source.partition.level(where, state, seen, values)
+        self.cache.put("model", key, level.encode())
+        return level
+
+    def _key(self, place: tuple[str, str]) -> dict[str, str]:
+        return {"model": self.source.digest, "code": code_version(), "scope": place[0],
+                "state": place[1]}
+
+    def _value_names(self, place: tuple[str, str]) -> list[str]:
+        """Names of inputs whose elements decide shapes at a place, as far as that is known."""
+        found = self._by_value.get(place)
+        if found is None:
+            import json
+
+            stored = self.cache.get("model", Key({**self._key(place), "of": "values"}, ""))
+            found = self._by_value[place] = json.loads(bytes(stored)) if stored is not None else []
+        return found
+
+    def _store(self, key: Key, names: Sequence[str]) -> None:
+        import json
+
+        self.cache.put("model", key, json.dumps(list(names)).encode())
+
+    def _ruled_out(self, level: Level) -> str:
+        rows = [(s.name, s.op_type, s.why) for s in level.steps] + list(level.never)
+        count = f"{len(rows)} node" + ("s" if len(rows) > 1 else "")
+        return "\n".join([
+            f"{self.source.name}: {count} would run on the host, which strict=True rules out",
+            *(f"  '{name}' ({op}): {why}" for name, op, why in dict.fromkeys(rows)),
+            "  Replace these nodes when exporting, declare the ops (see CONTRIBUTING.md), or leave "
+            "strict out."])
+
+    def _part(self, where: Where, level: Level, part: Part) -> Model:
+        source = PartSource(self.source, where, level.here, part)
+        with self._lock:
+            model = self._parts.pop(source.digest, None)
+            if model is None:
+                model = self._make(source)
+                for name in part.by_value:
+                    model.decides(name)
+            self._parts[source.digest] = model
+            while len(self._parts) > MAX_PARTS:
+                self._parts.popitem(last=False)
+            return model
+
+
+def _seen(value: Any) -> Any:
+    """What a level's key holds of a value: hashable, and quick for arrays."""
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OUST":
+        return value.dtype, value.shape
+    return repr(signature(value))
+
+
+def _formed(form: Form, arrays: Sequence[np.ndarray], env: Env) -> Any:
+    """The value that a form describes, from the arrays that a part gave."""
+    if isinstance(form, int):
+        return arrays[form]
+    if "seq" in form:
+        return [_formed(f, arrays, env) for f in form["seq"]]
+    if "same" in form:
+        return env[form["same"]]
+    if "cut" in form:
+        at, count, axis = form["cut"]
+        size = int(arrays[count].reshape(-1)[0])
+        return np.ascontiguousarray(
+            arrays[at][(slice(None),) * axis + (slice(0, size),)])
+    if "const" in form:
+        dtype, shape, elements = form["const"]
+        return np.array(elements, dtypes.to_numpy(dtype)).reshape(shape)
+    return None
+
+
+def _own(value: Any, fed: Sequence[Any]) -> Any:
+    """The value, copied where it may be (part of) something that was fed."""
+    if isinstance(value, list):
+        return [_own(v, fed) for v in value]
+    if isinstance(value, np.ndarray):
+        return value.copy() if _shared(value, fed) else value
+    return value
+
+
+def _shared(value: np.ndarray, fed: Sequence[Any]) -> bool:
+    return any(_shared(value, f) if isinstance(f, list) else
+               isinstance(f, np.ndarray) and np.may_share_memory(value, f) for f in fed)
+
+
+__all__ = ["PartSource", "Program", "Ran"]

@@ -1,0 +1,41 @@
+"""The report of a program: its parts, host steps and cuts, in the order in which they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jitcl.devices.base import Device
+from jitcl.runtime.program import Ran
+from jitcl.runtime.report import Report, Row, report_of
+
+
+def report_of_program(model: str, device: Device, ran: Sequence[Ran]) -> Report:
+    """All parts as one report: steps and host rows over all, the highest peak of memory."""
+    total = replace(report_of(model, device, None), from_cache=bool(ran))
+    rows: list[Row] = []
+    entries: set[str] = set()
+    for r in ran:
+        depth = len(r.where.hops)
+        if r.special is not None:
+            part = report_of(model, device, r.special)
+            entries |= {s.kernel for s in part.steps}
+            rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,
+                            flops=sum(s.flops for s in part.steps), peak_bytes=part.peak_bytes))
+            total = replace(
+                total, device=part.device, steps=(*total.steps, *part.steps),
+                host=(*total.host, *part.host),
+                kernels=len(entries & {s.kernel for s in (*total.steps, *part.steps)}),
+                peak_bytes=max(total.peak_bytes, part.peak_bytes),
+                from_cache=total.from_cache and part.from_cache,
+                stepped_down=(*total.stepped_down, *part.stepped_down),
+                memory=total.memory or part.memory, memory_why=total.memory_why or part.memory_why)
+        for step in r.level.steps:
+            rows.append(Row("host", depth, step.name, step.op_type, step.why))
+        for node, op, why in r.level.waits:
+            rows.append(Row("cut", depth, node, op, why))
+    hosted = tuple((row.node, row.op_type, row.why) for row in rows if row.kind == "host")
+    return replace(total, host=tuple(dict.fromkeys((*total.host, *hosted))), program=tuple(rows))
+
+
+__all__ = ["report_of_program"]
