@@ -43,6 +43,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "linear_attention",
     "trees",
     "ml_trees",
+    "ml_trees",
 )
 
 for _name in MODULES:
