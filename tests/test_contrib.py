@@ -17,6 +17,7 @@ from jitcl.ops.builder import evaluate
 from tests import (  # noqa: F401  they fill CASES
     contrib_nodes_attention,
     contrib_nodes_fused,
+    contrib_nodes_misc,
     contrib_nodes_quantised,
 )
 from tests.contrib_cases import CASES, Array, Case
