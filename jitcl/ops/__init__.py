@@ -41,6 +41,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "linear_algebra",
     "random",
     "selection",
+    "selection",
     "recurrent",
     "recurrent_onnx",
     "linear_attention",

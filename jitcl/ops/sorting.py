@@ -1,7 +1,14 @@
-"""Top-k by ranks: each element counts those before it, so that sorting is parallel."""
+"""Sorting without data-dependent stores: every place of the result looks for its element.
+
+Short axes are sorted by rank: each element counts those before it. Long ones are cut into blocks,
+and sorted blocks merged in pairs: a place finds out by bisection how many of the places before it
+come from the first block ("merge path"; Green et al., 2012). A merge is one parallel kernel, so an
+axis of n costs about n * log(n)^2.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +26,7 @@ from jitcl.ops.core import (
     I32,
     Index,
     Loader,
+    Sample,
     Spec,
     composite,
     fixed,
@@ -91,14 +99,156 @@ def rank_indices(s: KernelBuilder, ix: Index, rank: Loader, k: int, axis: int) -
     return s.cast(s.reduce("add", [rank.shape[axis]], place), "i64")
 
 
+# ---- long axes
+
+BLOCK = 256         # elements sorted by rank before merging begins
+LONG = 1024         # elements from which blocks are merged
+
+
+def precedes(s: KernelBuilder, x: Loader, row: Expr, i: Expr, j: Expr, largest: bool) -> Expr:
+    """Whether x[row, i] is strictly before x[row, j]: -1 if it is, 1 if it is behind, 0 if they are
+    equal, in lexicographic order along the last axis. NaN is greater than all else."""
+    def compare(k: Expr, order: Expr) -> tuple[Expr]:
+        a, b = x(row, i, k), x(row, j, k)
+        less, greater = a < b, a > b
+        if dtypes.is_float(x.dtype):
+            less = s.or_(less, s.and_(s.isnan(b), s.not_(s.isnan(a))))
+            greater = s.or_(greater, s.and_(s.isnan(a), s.not_(s.isnan(b))))
+        first, second = (greater, less) if largest else (less, greater)
+        sign = s.select(first, s.const(-1, "i32"), s.select(second, s.const(1, "i32"), 0))
+        return (s.select(s.eq(order, 0), sign, order),)
+    return s.fold(x.shape[2], (s.const(0, "i32"),), compare)[0]
+
+
+def _merge_type(x: TensorType, order: TensorType, run: int, largest: bool = False) -> TensorType:
+    if x.rank != 3 or order != TensorType("i32", x.shape[:2]) or x.dims[1] % (2 * run):
+        raise ShapeError(f"wanted x [rows, n, length] and its order i32[rows, n] in runs of {run}, "
+                         f"an even number of them, got {x} and {order}")
+    return order
+
+
+def _merge_ref(x: np.ndarray, order: np.ndarray, run: int, largest: bool = False) -> np.ndarray:
+    y = order.copy()
+    for r in range(len(x)):
+        for start in range(0, order.shape[1], 2 * run):
+            pair = order[r, start:start + 2 * run]
+            y[r, start:start + 2 * run] = pair[_row_order(x[r, pair], largest)]
+    return y
+
+
+def _row_order(x: np.ndarray, largest: bool = False) -> np.ndarray:
+    """A stable order of rows: by the last column first, so that the first one decides."""
+    order = np.arange(len(x))
+    for column in reversed(range(x.shape[1])):
+        order = order[_order(x[order, column], 0, largest)]
+    return order
+
+
+_RUNS = Spec((2, 4), "i32", values=(0, 1, 2, 3, 1, 0, 3, 2))
+
+
+@indexed("sort", infer=_merge_type, ref=_merge_ref, samples=[
+    sample(Spec((2, 4, 1), values=(1, 3, 0, 3, 2, -1, 9, 5)), _RUNS, run=2),
+    sample(Spec((2, 4, 1), "i64", values=(3, 1, 3, 0, -1, 2, 5, 9)), _RUNS, run=2, largest=True),
+    sample(I32(2, 4, 3, low=0, high=2), Spec((2, 4), "i32", values=(0, 1, 2, 3) * 2), run=1)])
+def merge_runs(s: KernelBuilder, ix: Index, x: Loader, order: Loader, run: int,
+               largest: bool = False) -> Expr:
+    """The order of runs of 2 * run elements from that of runs of `run`; equal ones stay in order.
+    """
+    row, place = ix
+    start = place // (2 * run) * (2 * run)
+    wanted = E.cast(place % (2 * run), "i32")
+
+    def first(i: Expr) -> Expr:
+        return _within(s, order(row, start + _clamped(s, i, run)), x.shape[1])
+
+    def second(j: Expr) -> Expr:
+        return _within(s, order(row, start + run + _clamped(s, j, run)), x.shape[1])
+
+    def halve(k: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
+        middle = s.shr(low + high, 1)
+        after = precedes(s, x, row, first(middle), second(wanted - 1 - middle), largest) <= 0
+        open_ = low < high
+        return (s.select(s.and_(open_, after), middle + 1, low),
+                s.select(s.and_(open_, s.not_(after)), middle, high))
+    begin = (s.max(wanted - run, 0), s.min(wanted, run))
+    taken, _ = s.fold(run.bit_length(), begin, halve)
+    rest = wanted - taken
+    one, other = first(taken), second(rest)
+    stays = s.or_(rest >= run, precedes(s, x, row, one, other, largest) <= 0)
+    return E.cast(s.select(s.and_(taken < run, stays), one, other), "i32")
+
+
+def _clamped(s: KernelBuilder, i: Expr, extent: int) -> Expr:
+    return s.min(s.max(s.index(i), 0), extent - 1)
+
+
+def _within(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
+    return _clamped(s, raw, extent)
+
+
+def _sorted_type(x: TensorType, largest: bool = False) -> TensorType:
+    if x.rank != 3 or not x.dims[2]:
+        raise ShapeError(f"wanted [rows, n, length] with a length of 1 or more, got {x}")
+    return TensorType("i32", x.shape[:2])
+
+
+def _sort_samples() -> list[Sample]:
+    return [sample(F32(2, 700, 1), largest=True), sample(I32(1, 300, 1, low=0, high=40)),
+            sample(I32(2, 37, 2, low=0, high=4)), sample(F32(1, 1, 1)),
+            sample(Spec((1, 6, 1), values=_NAN.values)),
+            sample(Spec((1, 6, 1), values=_NAN.values), largest=True)]
+
+
+@composite(ref=lambda x, largest=False: np.stack([_row_order(r, largest) for r in x]).astype("i4"),
+           samples=_sort_samples())
+def sort_order(g: GraphBuilder, x: Node, largest: bool = False) -> Node:
+    """The places of the elements [rows, n, length] in order, least (or greatest) first.
+
+    What fills the axis up to a power of two sorts behind all else: it is as far behind as a value
+    can be, and it stands behind its equals.
+    """
+    _sorted_type(x.type)
+    rows, n, length = x.type.dims
+    blocks = 1 if length > 1 else BLOCK
+    size = max(blocks, 1 << (n - 1).bit_length())
+    low, high = dtypes.limits(x.type.dtype)
+    worst = low if largest else float("nan") if dtypes.is_float(x.type.dtype) else high
+    x = g.pad(x, g.const(worst, x.type.dtype), pads=(0, 0, 0, 0, size - n, 0))
+    if blocks > 1:
+        cut = g.reshape(x, shape=(rows, size // blocks, blocks))
+        order = g.rank_indices(g.sort_rank(cut, axis=2, largest=largest), k=blocks, axis=2)
+        order = g.add(g.cast(order, to="i32"),
+                      g.const(np.arange(0, size, blocks).reshape(-1, 1), "i32"))
+    else:
+        order = g.const(np.arange(size), "i32")
+    order = g.expand(g.reshape(order, shape=(-1, size)), shape=(rows, size))
+    run = blocks
+    while run < size:
+        order = g.merge_runs(x, order, run=run, largest=largest)
+        run *= 2
+    return g.slice(order, starts=(0,), ends=(n,), axes=(1,))
+
+
 @composite(ref=lambda x, k, axis=-1, largest=True: _first(
     _order(x, axis, largest), k, axis), samples=[
     sample(F32(3, 9), k=4), sample(I32(2, 30, low=0, high=5), k=30),
     sample(F32(5, 2), k=2, axis=0, largest=False),
-    sample(_NAN, k=3), sample(F32(3, 1), k=1)])
+    sample(_NAN, k=3), sample(F32(3, 1), k=1),
+    sample(Spec((1100, 2), "i32", low=0, high=500), k=300, axis=0),
+    sample(F32(2, 1500), k=1500, largest=False)])
 def topk_indices(g: GraphBuilder, x: Node, k: int, axis: int = -1, largest: bool = True) -> Node:
     """Indices of the k greatest (or least) along an axis, sorted, equal ones by position."""
-    return g.rank_indices(g.sort_rank(x, axis=axis, largest=largest), k=k, axis=axis)
+    axis = norm_axis(axis, x.type.rank)
+    n = x.type.dims[axis]
+    if n < LONG:
+        return g.rank_indices(g.sort_rank(x, axis=axis, largest=largest), k=k, axis=axis)
+    others = [a for a in range(x.type.rank) if a != axis]
+    dims = [x.type.dims[a] for a in others]
+    rows = g.reshape(g.transpose(x, perm=(*others, axis)), shape=(math.prod(dims), n, 1))
+    order = g.slice(g.sort_order(rows, largest=largest), starts=(0,), ends=(k,), axes=(1,))
+    back = tuple((*others, axis).index(a) for a in range(x.type.rank))
+    return g.cast(g.transpose(g.reshape(order, shape=(*dims, k)), perm=back), to="i64")
 
 
 @onnx_rule("TopK")
