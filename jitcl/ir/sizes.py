@@ -49,7 +49,8 @@ class Atom:
     numerator: Any = None
     denominator: Any = None
     hint: int = 0
-    low: int | None = LOWEST        # not known: None
+    low: float = LOWEST             # bounds of its values; infinite where none is known
+    high: float = HIGHEST
 
 
 @dataclass
@@ -78,13 +79,13 @@ class Space:
         """An atom as a size."""
         return Size(self, {(number,): 1}, self.atoms[number].hint)  # type: ignore[return-value]
 
-    def quotient(self, a: Size, b: Size | int) -> Size:
+    def quotient(self, a: Size | int, b: Size | int) -> Size:
         """floor(a / b) as an atom, where no simpler form is known; b > 0."""
         key = (a, b)
         if key not in self._quotients:
-            low = 0 if _low(a) >= 0 else None
-            value = a.hint // hint(b)
-            self.atoms.append(Atom("", a, b, value, low))
+            low, high = (0, _high(a)) if _low(a) >= 0 else (-math.inf, math.inf)
+            value = hint(a) // hint(b)
+            self.atoms.append(Atom("", a, b, value, low, high))
             self._quotients[key] = Size(self, {(len(self.atoms) - 1,): 1}, value)
         return self._quotients[key]
 
@@ -101,7 +102,8 @@ class Space:
             if atom.symbol:
                 found.append(symbols[atom.symbol])
             else:
-                found.append(at(atom.numerator, found) // at(atom.denominator, found))
+                divisor = at(atom.denominator, found)       # 0 is what a guard rules out
+                found.append(at(atom.numerator, found) // divisor if divisor else 0)
         return found
 
     def holds(self, values: Sequence[int]) -> bool:
@@ -125,8 +127,8 @@ class Size:
         self.space, self.terms, self.hint = space, terms, value
         self.key = tuple(sorted(terms.items()))
 
-    @property
-    def __class__(self) -> type:                        # type: ignore[override]
+    @property                                           # type: ignore[misc]
+    def __class__(self) -> type:
         return int
 
     # ---- as a number
@@ -344,11 +346,15 @@ def _low(size: Any) -> float:
     """A bound from below for all values of the symbols; -inf where none is known."""
     if type(size) is not Size:
         return cast(float, size)
+    atoms = size.space.atoms
     shifted = _shifted(size)
     if shifted is None:
         return -math.inf
-    total = shifted.pop((), 0)
-    return total + sum(k * HIGHEST ** len(m) for m, k in shifted.items() if k < 0)
+    least: float = shifted.pop((), 0)
+    for monomial, k in shifted.items():
+        if k < 0:
+            least += k * math.prod(atoms[n].high - atoms[n].low for n in monomial)
+    return least
 
 
 def _high(size: Any) -> float:
@@ -361,8 +367,8 @@ def _shifted(size: Size) -> Terms | None:
     for monomial, k in size.terms.items():
         product: Terms = {(): k}
         for number in monomial:
-            low = size.space.atoms[number].low
-            if low is None:
+            low = cast(int, size.space.atoms[number].low)
+            if math.isinf(low):
                 return None
             grown: Terms = {}
             for m, c in product.items():
@@ -380,7 +386,7 @@ def at_least_always(a: Any, b: Any) -> bool:
     if type(a) is not Size and type(b) is not Size:
         return bool(a >= b)
     if isinstance(a, float) or isinstance(b, float):
-        return a == math.inf or b == -math.inf
+        return bool(a == math.inf or b == -math.inf)
     return _low(a - b) >= 0
 
 
@@ -398,7 +404,7 @@ def at_least(a: Any, b: Any) -> bool:
         for x in (a, b):
             if isinstance(x, float):
                 _beyond(x)
-        return a == math.inf or b == -math.inf
+        return bool(a == math.inf or b == -math.inf)
     difference = a - b
     if type(difference) is not Size:
         return bool(difference >= 0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node, const
+from jitcl.ir.sizes import hint
 from jitcl.passes.base import RewritePass, Rewriter
 from jitcl.passes.matching import per_axis, scalar, split_const
 
@@ -195,7 +196,7 @@ class DivideOnce(RewritePass):
         x, divisor = node.inputs
         if divisor.op not in ("sqrt", "reduce_sum"):
             return None
-        if x.type != node.type or self.times * divisor.type.size > node.type.size:
+        if x.type != node.type or hint(self.times * divisor.type.size) > hint(node.type.size):
             return None
         return g.mul(x, g.reciprocal(divisor))
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from jitcl import config
 from jitcl.codegen.plan import LANGUAGE, Plan, Shapes
 from jitcl.devices.base import Executable
 from jitcl.errors import (
@@ -44,7 +45,8 @@ from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.source import Tensor
 
 ENOUGH = 3                      # different shapes after which more are expected
-SMALLEST = 64                   # capacity of a symbol
+SMALLEST = 256                  # capacity of a symbol, where all buffers are
+MODEST = 64 << 20               # bytes at most
 HEAVY = 200_000_000             # FLOPs of sized kernels from which tuned ones are worth building
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
 VARIANTS = 4                    # families of one pattern: each has met other guards
@@ -119,6 +121,18 @@ class Family:
                 known[size.key] = at(size, values)
             return known[size.key]
         return Shapes(*everywhere(self._wanted, number))
+
+    def roomy(self, values: Sequence[int]) -> list[int]:
+        """A capacity for these values and more, as far as more costs little memory."""
+        capacity = list(values)
+        for least in (1, SMALLEST):
+            symbols = {a.symbol: max(least, 1 << (v - 1).bit_length())
+                       for a, v in zip(self.space.atoms, values) if a.symbol}
+            larger = self.space.values(symbols)
+            nbytes = sum(at(b.nbytes, larger) for b in self.plan.buffers)
+            if nbytes <= MODEST and self.space.holds(larger):
+                capacity = larger
+        return capacity
 
     def outgrown(self, values: Sequence[int]) -> bool:
         return not self.capacity or any(v > c for v, c in zip(values, self.capacity))
@@ -246,6 +260,8 @@ class Families:
         member = self._take(family, values, patience)
         if member is not None:
             self.kept[max(self.kept, default=0) + 1] = family
+            while len(self.kept) > config.get("specialisations"):
+                self.kept.popitem(last=False)
         return member
 
     def _take(self, family: Family, values: list[int], patience: Patience) -> Member | None:
@@ -254,11 +270,8 @@ class Families:
         """
         ladder, loaded = self.ladder, family.loaded
         if family.outgrown(values):
-            capacity = [max(SMALLEST, 1 << (v - 1).bit_length()) if a.symbol else 0
-                        for a, v in zip(family.space.atoms, values)]
-            symbols = {a.symbol: c for a, c in zip(family.space.atoms, capacity) if a.symbol}
             family.loaded = None                        # room for the larger one
-            family.capacity = family.space.values(symbols)
+            family.capacity = family.roomy(values)
             loaded = ladder.load_sized(family.plan.at(family.capacity), patience)
         elif loaded is not None and loaded.stale:
             loaded = ladder.reload(loaded, patience)

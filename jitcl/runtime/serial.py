@@ -157,7 +157,7 @@ def size_of(row: Any, space: Space | None) -> Any:
 
 
 def space_rows(space: Space) -> dict[str, Any]:
-    atoms = [[a.symbol, size_row(a.numerator), size_row(a.denominator), a.hint, a.low]
+    atoms = [[a.symbol, size_row(a.numerator), size_row(a.denominator), a.hint, a.low, a.high]
              for a in space.atoms]
     return {"atoms": atoms, "guards": [[how, size_row(size)] for how, size in space.guards]}
 
@@ -165,9 +165,9 @@ def space_rows(space: Space) -> dict[str, Any]:
 def space_of(rows: dict[str, Any]) -> Space:
     """A space that asks no more."""
     space = Space()
-    for symbol, numerator, denominator, value, low in rows["atoms"]:
+    for symbol, numerator, denominator, *rest in rows["atoms"]:
         space.atoms.append(Atom(symbol, size_of(numerator, space), size_of(denominator, space),
-                                value, low))
+                                *rest))
     for how, row in rows["guards"]:
         space.guards[how, size_of(row, space)] = None
     space.sealed = True
