@@ -31,8 +31,10 @@ _FINITE = [sample(F32(2, 30, low=-8, high=8)), sample(F16(20), rtol=1e-3),
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * x))
+def _sigmoid(x: np.ndarray) -> Any:
+    """To the last bits far below 0, too, where 1 + tanh(x / 2) cancels."""
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
 
 
 # ---- pieces of lines

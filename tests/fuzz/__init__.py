@@ -1,0 +1,11 @@
+"""A differential fuzzer: random ONNX graphs on jitcl's devices against onnx's reference evaluator.
+
+    drawing    random values and nodes, as Hypothesis draws them
+    pointwise, shaping, heavy    how the nodes of each op are drawn
+    oracle     what a right answer is, and how far from it a right device may be
+    engines    runs a drawn graph on a device and judges it
+    __main__   the longer mode: `python -m tests.fuzz --graphs 10000 --seed 7 --device cpu`
+
+`tests/test_fuzz.py` runs a fixed selection; what was found and fixed stands in
+`tests/test_fuzz_finds.py`.
+"""
