@@ -50,7 +50,7 @@ class Scaling:
                                  "channels: give one number for all, or one for each")
         if self.bgr:
             pixels = pixels[:, :, ::-1]
-        floats = np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
+        floats = dtypes.is_float(dtypes.from_numpy(dtype) or "")
         scale = self.scale if self.scale is not None else 1 / 255 if floats else 1.0
         x = pixels.astype(np.float64) * scale
         x = (x - np.array(self.mean or (0.0,))) / np.array(self.std or (1.0,))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.cli.feeds import picture_axes
 from jitcl.errors import InputError
 
@@ -51,10 +52,17 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "output"
 
 
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The array in types that .npy files know: bfloat16 and low floats as float32, low integers as
+    int32."""
+    dtype = dtypes.from_numpy(array.dtype) or ""
+    foreign = dtype == "bf16" or dtype in dtypes.LOW
+    return dtypes.converted(array, dtypes.compute(dtype)) if foreign else array
+
+
 def save_arrays(outputs: Mapping[str, np.ndarray], where: Path) -> list[Path]:
     """All outputs into one .npz, one output into a .npy, or each into a .npy of a folder."""
-    arrays = {n: a.astype(np.float32) if a.dtype.name == "bfloat16" else a
-              for n, a in outputs.items()}          # .npy knows no bfloat16
+    arrays = {n: _plain(a) for n, a in outputs.items()}
     try:
         if where.suffix == ".npz":
             where.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from jitcl import dtypes
 from jitcl.codegen.lower_scan import scan_statements
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from jitcl import dtypes
+from jitcl.codegen.opencl_minifloats import low_helper
 from jitcl.errors import JitclError
 
 CTYPE = {
@@ -26,8 +27,11 @@ CTYPE = {
     "u16": "ushort",
     "u32": "uint",
     "u64": "ulong",
+    **dict.fromkeys(dtypes.LOW_FLOATS, "float"),
+    **dict.fromkeys(dtypes.LOW_INTS, "int"),
 }
-STORED = {**CTYPE, "f16": "half", "bf16": "ushort", "bool": "uchar"}  # of buffers
+STORED = {**CTYPE, "f16": "half", "bf16": "ushort", "bool": "uchar",  # of buffers
+          **dict.fromkeys(dtypes.LOW, "uchar")}
 
 
 def stored_type(dtype: str, soft_half: bool) -> str:
@@ -139,6 +143,8 @@ def _body(name: str) -> str:
     if name in _OTHER:
         return _OTHER[name]
     op, _, dtype = name.rpartition("_")
+    if dtype in dtypes.LOW and op in ("to", "from"):
+        return low_helper(name, op, dtype)
     if op.endswith("_from"):
         wide, source = op.removesuffix("_from"), CTYPE[dtype]
         high, lowest = _INTS[wide]

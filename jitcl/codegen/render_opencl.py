@@ -208,7 +208,7 @@ class OpenClRenderer:
         unsigned = CTYPE[f"u{8 * dtypes.itemsize(have)}"]
         text, binds = self.text(x.args[0])
         if have == "bool":
-            text = f"({text} ? 1 : 0)"
+            text = f"(uchar)({text} ? 1 : 0)"
         elif dtypes.compute(have) != have:
             plain = have == "f16" and self.half
             text = f"as_ushort({text})" if plain else self.call_helper(f"to_{have}", text)[0]

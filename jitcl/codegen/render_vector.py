@@ -8,7 +8,7 @@ it scalars that are broadcast.
 from __future__ import annotations
 
 from jitcl.codegen.render import flat, render
-from jitcl.codegen.render_numba import NumbaRenderer
+from jitcl.codegen.render_numba import NumbaRenderer, stored_value
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
@@ -132,11 +132,7 @@ class VectorRenderer(NumbaRenderer):
     def store(self, s: Store, pad: str) -> list[str]:
         if s.guard is not None and self.is_wide(s.guard):
             raise NotVectorisable("a guard depends on the lane")
-        value = (
-            s.value.args[0]
-            if s.value.op == "cast" and s.value.dtype in ("f16", "bf16")
-            else s.value
-        )
+        value = stored_value(s.value)
         base = self.base(flat(self.shapes[s.buffer], s.indices))
         line = f"store({s.buffer}, {base}, {self.splat(value)})"
         if s.guard is None:
@@ -231,11 +227,7 @@ class EpilogueRenderer(VectorRenderer):
         return f"vload({buffer}, {base}, {self.width})"
 
     def store(self, s: Store, pad: str) -> list[str]:
-        value = (
-            s.value.args[0]
-            if s.value.op == "cast" and s.value.dtype in ("f16", "bf16")
-            else s.value
-        )
+        value = stored_value(s.value)
         text = self.splat(value)
         if self.channels_left and self.partial:
             return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from jitcl import dtypes
 from jitcl.codegen.opencl_helpers import CTYPE
 from jitcl.codegen.render_numba import common_guard, guard_range
 from jitcl.codegen.render_opencl import ADD, LOGIC, OpenClRenderer
@@ -46,7 +47,7 @@ class CpuRenderer(OpenClRenderer):
     def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...], target: Target) -> None:
         super().__init__(kernel, target.fp64, target.soft_half, target.half_builtins)
         self.shapes |= {b.name: b.shape for b in scratch}
-        self.stored |= {b.name: "f32" if b.dtype in ("f16", "bf16") else b.dtype for b in scratch}
+        self.stored |= {b.name: dtypes.compute(b.dtype) for b in scratch}
         self.width = min(target.vector_width, target.max_vector_width)
         self.shares = self._count(kernel.body, SHARES * target.compute_units)
 

@@ -73,7 +73,7 @@ class ReferenceExecutable:
         for i, spec in enumerate(plan.buffers):
             if spec.kind == "const":
                 array = np.ascontiguousarray(plan.constants[i]).reshape(spec.shape)
-                array = array.view(dtypes.to_numpy(spec.dtype))     # bf16 comes as its bits
+                array = dtypes.from_bits(array, spec.dtype)
             elif spec.kind == "temp":
                 raw = slots[spec.slot][spec.offset:spec.offset + spec.nbytes]
                 array = raw.view(dtypes.to_numpy(spec.dtype)).reshape(spec.shape)

@@ -27,12 +27,13 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.expr import Expr
-from jitcl.ir.scalar import SCALARS
+from jitcl.ir.scalar import SCALARS, reinterprets
 
 Array = np.ndarray
 UNIT = {"f16": 2.0 ** -10, "bf16": 2.0 ** -8,
         "f32": 2.0 ** -24 + 2.0 ** -44,      # the midpoint itself is rounded, to f64
-        "f64": 2.0 ** -52}
+        "f64": 2.0 ** -52,
+        **dict.fromkeys(dtypes.LOW_FLOATS, 0.5)}     # all that are computed in hold their values
 TINY = {"f16": 2.0 ** -14, "bf16": 2.0 ** -126, "f32": 2.0 ** -126, "f64": 2.0 ** -1022}
 LARGEST = {"f16": 65504.0, "bf16": 3.3895e38, "f32": 3.4028234e38, "f64": 1.7e308}
 WHOLE = {"f16": 2 ** 11, "bf16": 2 ** 8, "f32": 2 ** 24, "f64": 2 ** 53}   # integers that are exact
@@ -41,7 +42,8 @@ FEW = 1 << 13                                # elements for which exact results 
 
 @dataclass(frozen=True)
 class Enclosed:
-    """Arrays that broadcast: floats in float64, all else in its own type. The radius is
+    """Arrays that broadcast: floats in float64, integers of less than eight bits in int32, all
+    else in its own type. The radius is
     `rad + rel * |mid|`; none of both means that any correct device gives `mid` itself. Where `mid`
     is NaN or infinite and the radius is finite, the device's value is so too."""
 
@@ -73,6 +75,8 @@ def evaluated(e: Expr, args: Sequence[Enclosed]) -> Enclosed:
     if e.op == "select":
         return _select(*args)
     kind = e.args[0].dtype
+    if reinterprets(e.op):
+        return _reinterpreted(args[0], kind, e.dtype)
     if dtypes.is_float(kind):
         return _FLOAT[e.op](kind, *args) if e.op in _FLOAT else _comparison(e.op, *args)
     if all(a.exact for a in args):
@@ -82,7 +86,8 @@ def evaluated(e: Expr, args: Sequence[Enclosed]) -> Enclosed:
 
 def _constant(e: Expr) -> Enclosed:
     if not dtypes.is_float(e.dtype):
-        return Enclosed(np.asarray(e.value, dtypes.to_numpy(e.dtype)))
+        dtype = "i32" if e.dtype in dtypes.LOW_INTS else e.dtype
+        return Enclosed(np.asarray(e.value, dtypes.to_numpy(dtype)))
     if e.dtype == "f64":
         return Enclosed(np.asarray(e.value, np.float64))
     single = np.asarray(e.value, np.float32).astype(np.float64)
@@ -387,6 +392,8 @@ def _uncertain(e: Expr, *args: Enclosed) -> Enclosed:
 def _cast(x: Enclosed, have: str, to: str) -> Enclosed:
     if to == "bool":
         return _comparison("ne", x, Enclosed(np.zeros((), np.float64)))
+    if to in dtypes.LOW:
+        return _to_low(x, have, to)
     if dtypes.is_float(to):
         return _to_float(x, have, to)
     if dtypes.is_float(have):
@@ -406,6 +413,42 @@ def _to_float(x: Enclosed, have: str, to: str) -> Enclosed:
     if rad is None and mid.size and float(np.abs(mid).max()) <= WHOLE[to]:
         return Enclosed(mid)
     return _rounded(to, mid, rad, x)
+
+
+def _to_low(x: Enclosed, have: str, to: str) -> Enclosed:
+    """Low types have so few values that both ends of the interval are converted: conversion never
+    falls. Where integers may wrap around, and where only one end is a number, anything is right."""
+    if to in dtypes.LOW_INTS:
+        x = _float_to_int(x, "i32") if dtypes.is_float(have) else x
+        low, high = dtypes.limits(to)
+        wrapped = dtypes.converted(dtypes.converted(x.mid, to), "i32")
+        if x.exact:
+            return Enclosed(wrapped)
+        inside = (x.mid - x.radius >= low) & (x.mid + x.radius <= high)
+        return Enclosed(wrapped, np.where(inside | (x.radius == 0), x.radius, np.inf))
+
+    def low_float(values: Array) -> Array:
+        return dtypes.converted(np.asarray(values), to).astype(np.float64)
+    mid = low_float(x.mid)
+    if x.exact:
+        return Enclosed(mid)
+    ends = [low_float(x.mid.astype(np.float64) + s * x.radius) for s in (-1, 1)]
+    off = np.maximum(ends[1] - mid, mid - ends[0])
+    same = [(e == mid) | (np.isnan(e) & np.isnan(mid)) for e in ends]
+    sure = np.isfinite(x.radius)
+    off = np.where(sure & same[0] & same[1], 0.0, off)
+    return Enclosed(mid, np.where(sure & np.isfinite(off), off, np.inf))
+
+
+def _reinterpreted(x: Enclosed, have: str, to: str) -> Enclosed:
+    """The same bits as another type: known where the number is, and no NaN, which has many."""
+    bits = np.asarray(SCALARS[f"as_{to}"].fn(dtypes.converted(np.asarray(x.mid), have)))
+    known = (x.radius == 0) & ~np.isnan(x.mid.astype(np.float64))
+    if dtypes.is_float(to):
+        bits = bits.astype(np.float64)
+    elif to in dtypes.LOW_INTS:
+        bits = bits.astype(np.int32)
+    return _truth(bits, known)
 
 
 def _float_to_int(x: Enclosed, to: str) -> Enclosed:

@@ -245,7 +245,7 @@ def evaluation_order(x: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
 
 
 def typed(value: Any, dtype: str) -> np.ndarray:
-    return np.asarray(value).astype(dtypes.to_numpy(dtype), copy=False)
+    return dtypes.converted(np.asarray(value), dtype)
 
 
 def computed(e: Expr, done: Mapping[Expr, np.ndarray]) -> np.ndarray:

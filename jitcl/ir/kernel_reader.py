@@ -26,7 +26,7 @@ from jitcl.ir.kernel import (
 )
 from jitcl.ir.printer import INFIX, default_dtype, implied_dtype
 from jitcl.ir.reader import Where, WordReader, near
-from jitcl.ir.scalar import COMBINES, SCALARS
+from jitcl.ir.scalar import COMBINES, SCALARS, result_dtype
 from jitcl.ir.types import ROW, TensorType
 
 _OPERATORS = {symbol: op for op, (symbol, _) in INFIX.items()}
@@ -233,5 +233,4 @@ class KernelReader(WordReader):
         if any(v.dtype != values[0].dtype for v in values):
             kinds = " and ".join(v.dtype for v in values)
             self.fail(at, f"operands of '{op}' have types {kinds}: cast one")
-        dtype = "bool" if scalar.result == "bool" else values[-1].dtype
-        return _Term(at, E.make(op, args, dtype))
+        return _Term(at, E.make(op, args, result_dtype(op, values[-1].dtype)))

@@ -81,7 +81,8 @@ def _pool(dtype: str, kind: str) -> np.ndarray:
     if dtypes.is_float(dtype):
         size = np.sqrt(-2 * np.log(uniform(1, POOL)))        # Box and Muller, 1958
         values = size * np.cos(2 * np.pi * uniform(2, POOL))
-        values = np.abs(values) + 0.1 if kind == "positive" else values + 0.5
+        positive = kind == "positive" or dtype == "f8e8m0"      # which has no sign
+        values = np.abs(values) + 0.1 if positive else values + 0.5
         return np.asarray(values.astype(type))
     low, high = dtypes.limits(dtype) if type.itemsize == 1 else (0, INDICES - 1)
     if kind != KINDS[0]:

@@ -193,8 +193,7 @@ def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     text = print_graph(graph, constants=constants)
     side = side_file(path)
     if constants:       # np.savez knows no bfloat16: its bits are written, the text says what
-        arrays = {k: a.view(np.uint16) if a.dtype.name == "bfloat16" else a
-                  for k, a in constants.items()}
+        arrays = {k: dtypes.as_bits(a) for k, a in constants.items()}
         np.savez(side, **arrays)             # type: ignore[arg-type]
     else:
         side.unlink(missing_ok=True)

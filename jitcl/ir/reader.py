@@ -34,7 +34,7 @@ _WORDS = {                                   # what messages call the terminals 
     "SUM": "'+' or '-'", "PRODUCT": "'*', '/' or '%'", "ROLE": "'in', 'out' or 'scan'",
     "LAYOUT": "a layout", "COMBINE": "'add=', 'max=' or the like",
     "DIGEST": "a constant's #digest", "$END": "the end of the text"}
-_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @functools.cache
@@ -270,8 +270,7 @@ class GraphReader(WordReader):
         if array is None:
             self.fail(digest, f"constant {digest} is not among the {len(self.constants)} that came "
                               "with this text: keep the .npz file that was written beside it")
-        if type.dtype == "bf16" and array.dtype == np.uint16:
-            array = array.view(dtypes.to_numpy("bf16"))
+        array = dtypes.from_bits(array, type.dtype)
         data = Data(array)
         if data.digest != digest[1:] or array.shape != type.shape:
             self.fail(digest, f"constant {digest} is damaged: wanted {type}, got "

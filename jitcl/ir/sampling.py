@@ -280,6 +280,8 @@ class _Walk:
         mid: Array = self.flat[e.value].take(place)
         if dtypes.is_float(e.dtype):
             mid = mid.astype(np.float64)
+        elif e.dtype in dtypes.LOW_INTS:
+            mid = mid.astype(np.int32)
         rad = None
         unsure = [i.radius for i in indices if not i.exact]
         if unsure:                           # some neighbour, then: what it holds is not known

@@ -1,9 +1,9 @@
 """The scalar operations that kernels are made of: name, operands, meaning in NumPy, result type.
 
 A renderer maps each name to its language; the interpreter calls `fn`. `same` in `result` is the
-operands' type. Float `div` is IEEE division; integer `div` truncates toward zero as C does;
-`floordiv` and `mod` round toward minus infinity. `min` and `max` of floats give NaN where either
-operand is NaN, as ONNX wants.
+operands' type. `as_u32` is the same bits read as another stored type of as many bits. Float `div`
+is IEEE division; integer `div` truncates toward zero as C does; `floordiv` and `mod` round toward
+minus infinity. `min` and `max` of floats give NaN where either operand is NaN, as ONNX wants.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from jitcl import dtypes
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,14 @@ def _int4(x: Any, shift: Any) -> Any:
     return np.bitwise_xor(_uint4(x, shift), 8) - np.asarray(8, np.asarray(x).dtype)
 
 
+def _viewed(dtype: str) -> Callable[..., Any]:
+    """The elements' bits as another type."""
+    def view(x: Any) -> Any:
+        bits = np.asarray(x, order="C").view(f"u{dtypes.itemsize(dtype)}")
+        return bits != 0 if dtype == "bool" else bits.view(dtypes.to_numpy(dtype))
+    return view
+
+
 _BOOL = "bool"
 SCALARS: dict[str, Scalar] = {s.name: s for s in (
     Scalar("add", 2, np.add), Scalar("sub", 2, np.subtract), Scalar("mul", 2, np.multiply),
@@ -106,14 +116,25 @@ SCALARS: dict[str, Scalar] = {s.name: s for s in (
     # four bits of a value from bit b on, with and without a sign
     Scalar("int4", 2, _int4), Scalar("uint4", 2, _uint4),
     Scalar("select", 3, np.where),                                 # condition, then, else
+    *(Scalar(f"as_{t}", 1, _viewed(t), t, cost=0) for t in dtypes.STORED),
 )}
 
 COMBINES = ("add", "mul", "max", "min", "and", "or")
 
 
+def result_dtype(op: str, dtype: str) -> str:
+    """The type of an operation's result on operands of `dtype`."""
+    result = SCALARS[op].result
+    return dtype if result == "same" else result
+
+
+def reinterprets(op: str) -> bool:
+    """Whether an operation reads bits as another type."""
+    return op.startswith("as_")
+
+
 def identity(combine: str, dtype: str) -> float | int | bool:
     """The value that a reduction starts from."""
-    from jitcl import dtypes
     low, high = dtypes.limits(dtype)
     zero: float | int = 0.0 if dtypes.is_float(dtype) else 0
     return {"add": zero, "mul": zero + 1, "max": low, "min": high,

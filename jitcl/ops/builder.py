@@ -88,7 +88,12 @@ def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.nda
         elif n.op == "input":
             raise NeedsValue(n.attr("name"), "an op's parameters are computed from it")
         else:
-            memo[n] = reference(n, *(memo[i] for i in n.inputs))
+            arrays = [memo[i] for i in n.inputs]
+            if n.op == "sizes" or any(a.dtype == object for a in arrays):
+                from jitcl.ops.sizes import arithmetic
+                memo[n] = arithmetic(n, lookup(n.op).ref, *arrays)
+            else:
+                memo[n] = reference(n, *arrays)
     return memo[node]
 
 
@@ -96,17 +101,22 @@ def reference(node: Node, *arrays: np.ndarray) -> np.ndarray:
     """The node's value by its op's NumPy reference. 16-bit floats compute as f32, as in kernels."""
     op = lookup(node.op)
     if op.kind != "movement":
-        arrays = tuple(a.astype(np.float32) if dtypes.from_numpy(a.dtype) in ("f16", "bf16") else a
-                       for a in arrays)
+        arrays = tuple(_wide(a) for a in arrays)
     with np.errstate(all="ignore"):
         return checked(node, np.asarray(op.ref(*arrays, **node.kwargs)))
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """The elements in the type that arithmetic on them runs in."""
+    dtype = dtypes.from_numpy(array.dtype)
+    return array if dtype is None else dtypes.converted(array, dtypes.compute(dtype))
 
 
 def checked(node: Node, out: np.ndarray) -> np.ndarray:
     """A reference's result, with dtype and shape as inference said."""
     want = dtypes.to_numpy(node.type.dtype)
     if out.dtype != want:
-        out = out.astype(want)
+        out = dtypes.converted(out, node.type.dtype)
     if out.shape != node.type.dims:
         raise JitclError(f"reference of '{node.op}' gave shape {out.shape}, "
                          f"inference said {node.type.dims}")

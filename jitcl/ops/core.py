@@ -65,9 +65,9 @@ class Spec:
         x = rng.uniform(self.low, self.high, self.shape)
         if dtypes.is_int(self.dtype):
             x = np.floor(x)
-            if self.dtype in dtypes.UNSIGNED:
-                x = np.abs(x)
-        return x.astype(dtypes.to_numpy(self.dtype))
+        if self.dtype in (*dtypes.UNSIGNED, "f8e8m0"):
+            x = np.abs(x)
+        return dtypes.converted(x, self.dtype)
 
 
 def F32(*shape: int, low: float = -2.0, high: float = 2.0) -> Spec:
@@ -191,11 +191,10 @@ def _plain_rule(op_type: str, name: str) -> None:
 # ---- ONNX's element types
 
 _ONNX_DTYPES = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool",
-                10: "f16", 11: "f64", 12: "u32", 13: "u64", 16: "bf16"}
-_ONNX_OTHER = {8: "string", 14: "complex64", 15: "complex128", 17: "float8e4m3fn",
-               18: "float8e4m3fnuz",
-               19: "float8e5m2", 20: "float8e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4e2m1",
-               24: "float8e8m0", 25: "uint2", 26: "int2"}
+                10: "f16", 11: "f64", 12: "u32", 13: "u64", 16: "bf16", 17: "f8e4m3",
+                18: "f8e4m3z", 19: "f8e5m2", 20: "f8e5m2z", 21: "u4", 22: "i4", 23: "f4e2m1",
+                24: "f8e8m0", 25: "u2", 26: "i2"}
+_ONNX_OTHER = {8: "string", 14: "complex64", 15: "complex128", 27: "float6e2m3", 28: "float6e3m2"}
 
 
 def onnx_dtype(code: int) -> str:

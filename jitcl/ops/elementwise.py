@@ -25,7 +25,6 @@ from jitcl.ops.core import (
     broadcast,
     elementwise,
     fixed,
-    onnx_dtype,
     onnx_rule,
     same_dtype,
     sample,
@@ -321,18 +320,12 @@ def _cast_samples() -> list[Sample]:
             sample(F32(9, low=-5, high=5), to="i8"), sample(I32(9, low=-300, high=300), to="u8")]
 
 
-@elementwise(ref=lambda x, to: x.astype(dtypes.to_numpy(to)), infer=lambda x, to: x.with_(dtype=to),
+@elementwise(ref=lambda x, to: dtypes.converted(x, to), infer=lambda x, to: x.with_(dtype=to),
              samples=_cast_samples())
 def cast(s: KernelBuilder, x: Expr, to: str) -> Expr:
-    """Convert to dtype `to`: floats to integers toward zero, anything but 0 to True."""
+    """Convert to dtype `to`: floats to integers toward zero, anything but 0 to True. Low floats
+    are infinite or NaN beyond their range, low integers wrap around."""
     return s.cast(x, to)
-
-
-@onnx_rule("Cast", "CastLike")
-def _cast(g: GraphBuilder, node: Any) -> Node:
-    x: Node = node.inputs[0]
-    to = onnx_dtype(node.attrs["to"]) if node.op_type == "Cast" else node.inputs[1].type.dtype
-    return x if x.type.dtype == to else g.cast(x, to=to)
 
 
 def _where_type(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:

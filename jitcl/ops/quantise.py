@@ -9,6 +9,7 @@ that kernels read packed weights. Import rules of the ONNX ops stand in `quantis
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 UNPACK = ("unpack_int4", "unpack_uint4")
-QUANTISED = ("u8", "i8", "u16", "i16")
+QUANTISED = ("u8", "i8", "u16", "i16", *dtypes.LOW_INTS, *dtypes.MINIFLOATS)
 
 
 def U8(*shape: int) -> Spec:
@@ -111,8 +112,10 @@ def _nibble(s: KernelBuilder, op: str, ix: Index, x: Loader, shape: Shape) -> Ex
 def _dequantised_type(
     x: TensorType, scale: TensorType, zero: TensorType | None = None, to: str = ""
 ) -> TensorType:
-    if not dtypes.is_float(scale.dtype) or not dtypes.is_int(x.dtype):
-        raise TypeError_(f"dequantize takes integers and a scale of floats, got {x} and {scale}")
+    coded = dtypes.is_int(x.dtype) or x.dtype in dtypes.LOW_FLOATS
+    if not dtypes.is_float(scale.dtype) or not coded:
+        raise TypeError_(f"dequantize takes integers or low floats and a scale of floats, got {x} "
+                         f"and {scale}")
     shapes = (t.shape for t in (x, scale, zero) if t is not None)
     return TensorType(to or scale.dtype, broadcast(*shapes))
 
@@ -135,6 +138,9 @@ _DEQUANTISE: list[Sample] = [
     sample(U8(3, 4), F16(3, 1), U8(3, 1), rtol=1e-3),
     sample(U8(3, 4), F16(4), F16(4, low=0, high=15), rtol=2e-3),
     sample(U8(3, 4), F16(4), to="f32"),
+    *(sample(Spec((3, 4), t, -8, 8), F32(4), Spec((), t, values=(1,))) for t in dtypes.LOW_INTS),
+    *(sample(Spec((3, 4), t), F32(3, 1)) for t in dtypes.LOW_FLOATS),
+    sample(Spec((3, 4), "f4e2m1"), F16(3, 1), Spec((3, 1), "f4e2m1"), rtol=1e-3),
 ]
 
 
@@ -171,15 +177,21 @@ def _quantised_type(
 def _saturated_ref(x: Array, zero: Array | None, to: str) -> Array:
     low, high = dtypes.limits(to)
     centre = 0.0 if zero is None else zero.astype(np.float64)
-    return np.clip(np.rint(x).astype(np.float64) + centre, low, high).astype(dtypes.to_numpy(to))
+    whole = np.clip(np.rint(x).astype(np.float64) + centre, low, high)
+    return dtypes.converted(whole, to)
 
 
 def _quantised_ref(
-    x: Array, scale: Array, zero: Array | None = None, *, to: str, precision: str = "f32"
+    x: Array, scale: Array, zero: Array | None = None, *, to: str, precision: str = "f32",
+    saturate: bool = True
 ) -> Array:
     wide = dtypes.to_numpy(_wide(precision))
-    quotient = x.astype(wide) / scale.astype(wide)
-    return _saturated_ref(quotient.astype(dtypes.to_numpy(precision)), zero, to)
+    quotient = (x.astype(wide) / scale.astype(wide)).astype(dtypes.to_numpy(precision))
+    if dtypes.is_int(to):
+        return _saturated_ref(quotient, zero, to)
+    moved = quotient.astype(wide) + (0 if zero is None else zero.astype(wide))
+    most = dtypes.largest(to)
+    return dtypes.converted(np.clip(moved, -most, most) if saturate else moved, to)
 
 
 def _saturated(s: KernelBuilder, x: Expr, zero: Expr | None, to: str) -> Expr:
@@ -187,8 +199,11 @@ def _saturated(s: KernelBuilder, x: Expr, zero: Expr | None, to: str) -> Expr:
     whole = s.round(x)
     if zero is not None:
         whole = whole + E.cast(zero, whole.dtype)
-    low, high = dtypes.limits(to)
-    return s.cast(s.min(s.max(whole, float(low)), float(high)), to)
+    return s.cast(_between(s, whole, *dtypes.limits(to)), to)
+
+
+def _between(s: KernelBuilder, x: Expr, low: float, high: float) -> Expr:
+    return s.min(s.max(x, float(low)), float(high))
 
 
 _HALVES = fixed(-1.5, -0.5, 0.5, 1.5, 2.5, 300.0, -300.0)
@@ -201,6 +216,11 @@ _QUANTISE: list[Sample] = [
     sample(I32(9, low=-400, high=400), fixed(4.0), to="i8"),
     sample(F16(9), Spec((), "f16", values=(0.25,)), to="u8", precision="f16"),
     sample(F16(9), Spec((), "f16", values=(0.3,)), to="i8", precision="f16"),
+    *(sample(_HALVES, fixed(0.5), Spec((), t, values=(1,)), to=t) for t in dtypes.LOW_INTS),
+    *(sample(F32(5, 9, low=-9, high=9), fixed(0.25), to=t) for t in dtypes.MINIFLOATS),
+    *(sample(fixed(-math.inf, -9e5, 9e5, math.nan, 2.0), fixed(2.0), to=t, saturate=s)
+      for t in dtypes.MINIFLOATS for s in (True, False)),
+    sample(_HALVES, fixed(1.0), Spec((), "f4e2m1", values=(1.5,)), to="f4e2m1"),
 ]
 
 
@@ -213,12 +233,19 @@ def quantize(
     *,
     to: str,
     precision: str = "f32",
+    saturate: bool = True,
 ) -> Expr:
-    """x / scale + zero as integers of type `to`: half to even, saturated. The quotient is rounded
-    to `precision`."""
+    """x / scale + zero as elements of type `to`: half to even, saturated (low floats only where
+    `saturate`). The quotient is rounded to `precision`."""
     wide = _wide(precision)
     quotient = s.div(E.cast(x, wide), E.cast(scale, wide))
-    return _saturated(s, E.cast(E.cast(quotient, precision), wide), zero, to)
+    quotient = E.cast(E.cast(quotient, precision), wide)
+    if dtypes.is_int(to):
+        return _saturated(s, quotient, zero, to)
+    if zero is not None:
+        quotient = quotient + E.cast(zero, wide)
+    most = dtypes.largest(to)
+    return s.cast(_between(s, quotient, -most, most) if saturate else quotient, to)
 
 
 def _requantised_ref(x: Array, scale: Array, zero: Array | None = None, *, to: str) -> Array:

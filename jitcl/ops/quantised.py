@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from jitcl import dtypes
 from jitcl.errors import ModelError, ShapeError, TypeError_, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
@@ -80,13 +83,18 @@ def _dequantize_linear(g: GraphBuilder, node: Any) -> Node:
     dtype = onnx_dtype(to) if to else scale.type.dtype
     if zero is not None and zero.type.dtype != x.type.dtype:
         raise TypeError_(f"x is {x.type}, but its zero point {zero.type}: they must be alike")
-    if zero is not None and _all_zero(zero):
+    if zero is not None and (_all_zero(zero) or _is_f8(x.type.dtype)):
         zero = None
     return _scaled(g, "dequantize", node, zero, to=dtype)
 
 
+def _is_f8(dtype: str) -> bool:
+    """Whether elements are floats of eight bits, whose zero points ONNX wants to be 0."""
+    return dtype in dtypes.LOW_FLOATS and dtypes.bits(dtype) == 8
+
+
 def _all_zero(node: Node) -> bool:
-    return node.op == "const" and not node.data.any()
+    return node.op == "const" and not np.count_nonzero(node.data)
 
 
 @both_domains("QuantizeLinear")
@@ -100,6 +108,10 @@ def _quantize_linear(g: GraphBuilder, node: Any) -> Node:
         raise TypeError_(f"output_dtype is {to}, but the zero point {zero.type}: they must agree")
     named = node.attrs.get("precision", 0)
     precision = onnx_dtype(named) if named else scale.type.dtype
+    if dtypes.is_float(to):
+        zero = None if _is_f8(to) or zero is None or _all_zero(zero) else zero
+        saturate = bool(node.attrs.get("saturate", 1))
+        return _scaled(g, "quantize", node, zero, to=to, precision=precision, saturate=saturate)
     return _scaled(g, "quantize", node, zero, to=to, precision=precision)
 
 

@@ -12,8 +12,10 @@ from jitcl.ops.builder import lookup
 
 Array = np.ndarray[Any, Any]
 
-_MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}       # bits of whole numbers held exactly
-_EXPONENT = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11}
+_MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53, "f8e8m0": 1,   # of whole numbers held
+             **{name: f.mantissa + 1 for name, f in dtypes.MINIFLOATS.items()}}
+_EXPONENT = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11, "f8e8m0": 8,
+             **{name: f.exponent for name, f in dtypes.MINIFLOATS.items()}}
 
 
 def kind(node: Node) -> str:
@@ -40,9 +42,9 @@ def split_const(node: Node) -> tuple[Node, Node] | None:
 
 def exact(source: str, target: str) -> bool:
     """Whether every value of dtype `source` is one of `target`."""
-    if source == target or source == "bool":
+    if source == target or source == "bool" and target != "f8e8m0":     # which has no 0
         return True
-    if target == "bool":
+    if target == "bool" or target in dtypes.LOW_FLOATS:
         return False
     if dtypes.is_float(source):
         return (dtypes.is_float(target) and _MANTISSA[source] <= _MANTISSA[target]

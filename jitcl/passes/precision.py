@@ -125,6 +125,8 @@ class _Halver:
             return False
         if node.op in DECODERS:
             return False                       # scales are among the smallest numbers of a model
+        if any(r.op in ("bitcast", "power_of_two") for r in self.readers[node]):
+            return False                       # whose bits are looked at
         if node in self.wide or any(i in self.wide for i in node.inputs):
             return False
         if kind == "elementwise":
@@ -146,6 +148,8 @@ class _Halver:
         if node.op in TAME:
             return node.op == "clip" and not all(i.op == "const" for i in node.inputs[1:])
         square = node.op == "mul" and node.inputs[0] is node.inputs[1]
+        if node.op == "cast" and node.inputs[0].type.dtype == "f8e8m0":
+            return True                        # powers of two from 2^-127 to 2^127
         return square or node.op in WIDE or any(i in self.wide for i in node.inputs)
 
     def _from_input(self, node: Node) -> bool:

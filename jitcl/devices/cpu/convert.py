@@ -14,7 +14,9 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import types
 
+from jitcl import dtypes
 from jitcl.devices.cpu.emit import F16, F32, I8, I16, I32, constant, vector_of
+from jitcl.devices.cpu.minifloats import load_low, store_low
 from jitcl.devices.cpu.vtypes import llvm_type
 
 
@@ -79,11 +81,11 @@ def from_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
         return b.bitcast(b.shl(wide, constant(wide.type, 16)), vector_of(F32, lanes))
     if dtype == "bool":
         return b.icmp_unsigned("!=", x, constant(x.type, 0))
-    return x
+    return load_low(b, x, dtype) if dtype in dtypes.LOW else x
 
 
 def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
-    """The value that kernels compute with -> memory. 16-bit floats round to nearest even."""
+    """The value that kernels compute with -> memory. Floats round to nearest even, integers wrap."""
     lanes = x.type.count if isinstance(x.type, ir.VectorType) else 0
     if dtype == "f16":
         return _f32_to_half(b, x, lanes) if soft_half() else b.fptrunc(x, vector_of(F16, lanes))
@@ -97,7 +99,7 @@ def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
         return b.trunc(b.select(nan, quiet, rounded), vector_of(I16, lanes))
     if dtype == "bool":
         return b.zext(x, vector_of(I8, lanes))
-    return x
+    return store_low(b, x, dtype) if dtype in dtypes.LOW else x
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic
 
+from jitcl import dtypes
 from jitcl.devices.cpu.convert import cast_value, from_storage, to_storage
 from jitcl.devices.cpu.emit import (
     I32,
@@ -175,7 +176,8 @@ def store_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, value: ir.V
 
 @intrinsic
 def load(typingctx, p, i):
-    """Element `i`: f16 and bf16 come as f32, bool as bool."""
+    """Element `i`: small floats come as f32, integers of less than eight bits as i32, bool as bool.
+    """
     return DTYPES[p.dtype](p, i64), lambda context, b, sig, v: load_at(b, sig.args[0], *v)
 
 
@@ -354,10 +356,10 @@ def _cast_to(dtype: str) -> Any:
 
         def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
             value = cast_value(b, v[0], element_type(sig.args[0]), target)
-            # a 16-bit float is rounded to its precision, though it is held as f32
+            # a 16-bit float is rounded to its precision, though it is held as f32; so low types
             return (
                 from_storage(b, to_storage(b, value, dtype), dtype)
-                if dtype in ("f16", "bf16")
+                if dtypes.compute(dtype) != dtype
                 else value
             )
 
@@ -366,6 +368,35 @@ def _cast_to(dtype: str) -> Any:
     op.__name__ = op.__qualname__ = f"to_{dtype}"
     op.__doc__ = f"Cast to {dtype} as `convert.cast_value` defines it."
     return intrinsic(op)
+
+
+@intrinsic(prefer_literal=True)
+def as_type(typingctx, x, have, to):
+    """The bits of `x`, of jitcl dtype `have`, as dtype `to` (literals of as many bits)."""
+    old, new = have.literal_value, to.literal_value
+    result = with_element(x, DTYPES[new])
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        value = cast_value(b, v[0], element_type(sig.args[0]), DTYPES[old])
+        bits = to_storage(b, value, old)
+        memory = vector_of(STORAGE[new], lanes_of(sig.args[0]))
+        return from_storage(b, bits if bits.type == memory else b.bitcast(bits, memory), new)
+
+    return result(x, have, to), codegen
+
+
+@intrinsic
+def copy_element(typingctx, y, i, x, k):
+    """y[i] = x[k], of one element type: memory as it is."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        source, target = _address(b, sig.args[2], v[2], v[3]), _address(b, sig.args[0], v[0], v[1])
+        value = b.load(source)
+        _mark(b, value, sig.args[2])
+        _mark(b, b.store(value, target), sig.args[0])
+        return context.get_dummy_value()
+
+    return types.void(y, i64, x, i64), codegen
 
 
 CASTS = {f"to_{dtype}": _cast_to(dtype) for dtype in DTYPES}
@@ -436,6 +467,8 @@ __all__ = [
     "lane",
     "lane_index",
     "transpose",
+    "as_type",
+    "copy_element",
     "lanes_add",
     "lanes_max",
     "lanes_min",

@@ -8,9 +8,10 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import models, register_model
 
+from jitcl import dtypes
 from jitcl.devices.cpu.emit import F16, F32, F64, I1, I8, I16, I64, vector_of
 
-#: jitcl dtype -> Numba type of a value in a kernel (16-bit floats are read as f32)
+#: jitcl dtype -> Numba type of a value in a kernel (16-bit and low types are read as f32 or i32)
 DTYPES = {
     "f16": types.float32,
     "bf16": types.float32,
@@ -26,6 +27,8 @@ DTYPES = {
     "u64": types.uint64,
     "bool": types.boolean,
     "index": types.int64,
+    **dict.fromkeys(dtypes.LOW_FLOATS, types.float32),
+    **dict.fromkeys(dtypes.LOW_INTS, types.int32),
 }
 #: jitcl dtype -> LLVM type of an element in memory
 STORAGE = {
@@ -36,6 +39,7 @@ STORAGE = {
     "bool": I8,
     "index": I64,
     **{f"{sign}{n}": ir.IntType(n) for sign in "iu" for n in (8, 16, 32, 64)},
+    **dict.fromkeys(dtypes.LOW, I8),
 }
 
 
