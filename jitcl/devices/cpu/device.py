@@ -121,7 +121,7 @@ class CpuExecutable:
         spec = self.plan.buffers[i]
         if spec.kind == "const":
             return _aligned(self.plan.constants[i])
-        if spec.kind == "temp":
+        if spec.kind == "temp" and spec.slot >= 0:      # -1: empty, no step touches it
             return self._slots[spec.slot][spec.offset : spec.offset + spec.nbytes]
         return aligned_empty(spec.nbytes)
 
