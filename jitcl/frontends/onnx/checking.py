@@ -109,7 +109,10 @@ def _hide(owner: ModelProto | FunctionProto, nodes: list[NodeProto]) -> None:
     if not any(d in opsets for d in OWN):
         owner.opset_import.append(onnx.helper.make_opsetid("", own))
     hidden = False
+    for opset in owner.opset_import:
+        opset.domain = "" if opset.domain in OWN else opset.domain
     for node in nodes:
+        node.domain = "" if node.domain in OWN else node.domain
         if node.domain in OWN and _unknown(node.op_type, own):
             node.domain, hidden = UNCHECKED, True
         elif node.domain not in OWN and node.domain not in opsets:

@@ -76,7 +76,7 @@ class Importer:
         graph = self.model.proto.graph
         inputs, values = self._inputs(shapes)
         scope = Scope(values, self._initialiser, self.model.opsets)
-        outputs = [v.name for v in graph.output]
+        outputs = list(dict.fromkeys(v.name for v in graph.output))
         self.nodes(graph.node, outputs, scope)
         if self.problems:
             raise NotOneGraph(self.problems.listing(self.model.source))
@@ -278,7 +278,7 @@ class Importer:
                 return found
         body = functions.standard_body(proto, opset, inputs, attributes)
         if body is None:
-            raise UnsupportedError("")
+            raise UnsupportedError(opsets.advice(proto.op_type, domain))
         return self._call(proto, body, inputs, attributes, scope, scope.prefix, origin)
 
     def _by_rule(

@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 from jitcl.errors import ModelError, NotOneGraph
 from jitcl.frontends import model_digest
-from jitcl.frontends.onnx import checking, tensors
+from jitcl.frontends.onnx import checking, external, tensors
 from jitcl.frontends.onnx.scope import Opaque
 from jitcl.frontends.values import ValueType
 from jitcl.ir.graph import Node, const
@@ -87,9 +87,9 @@ class OnnxModel:
     def external_files(self) -> tuple[Path, ...]:
         """Files beside the model that hold elements of its tensors."""
         found = {
-            tensors.external_file(t): None
+            external.location(t): None
             for t in self.initialisers.values()
-            if isinstance(t, onnx.TensorProto) and onnx.external_data_helper.uses_external_data(t)
+            if isinstance(t, onnx.TensorProto) and external.is_external(t)
         }
         return tuple((self.base or Path()) / f for f in found)
 
@@ -196,14 +196,9 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
         raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
     checking.check_opsets(proto, name)
     model = OnnxModel(_sorted(proto, name), name, digest, base)
-    for file in model.external_files:
-        if base is None or not file.is_file():
-            owner = next(
-                t for t in model.initialisers.values() if tensors.external_file(t) == file.name
-            )
-            tensors.to_node(
-                owner, base, f"{name}: initialiser '{owner.name}'"
-            )  # raises, and says why
+    for name_of, tensor in model.initialisers.items():
+        if isinstance(tensor, onnx.TensorProto) and external.is_external(tensor):
+            external.checked_path(tensor, base, f"{name}: initialiser '{name_of}'")
     checking.check(model.proto, name)
     return model
 
@@ -213,7 +208,7 @@ def _read(source: str | Path | bytes) -> tuple[bytes, str, Path | None]:
         return bytes(source), "the given bytes", None
     path = Path(source)
     try:
-        return path.read_bytes(), str(path), path.resolve().parent
+        return path.read_bytes(), str(path), path.absolute().parent
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
 

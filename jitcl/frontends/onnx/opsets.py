@@ -222,3 +222,28 @@ def has_rule(op_type: str, domain: str) -> bool:
     """Whether nodes of the type, or of the type that it is renamed to, have a rule."""
     renamed = {"Upsample": "Resize", "Scatter": "ScatterElements"}.get(op_type, op_type)
     return (domain, renamed) in ONNX
+
+
+_PYTORCH = ("is a call into PyTorch that its exporter could not translate: export the model again "
+            "with torch.onnx.export(..., dynamo=True), or without that call")
+_LAYOUT = ("was saved after onnxruntime's layout optimisation for one CPU: save it with "
+           "graph_optimization_level ORT_ENABLE_EXTENDED or lower")
+ADVICE = {                                   # domain -> what to do about an op without a rule
+    "org.pytorch.aten": _PYTORCH,
+    "org.pytorch._caffe2": _PYTORCH,
+    "aten": _PYTORCH,
+    "prim": _PYTORCH,
+    "pkg.onnxscript.torch_lib": _PYTORCH,
+    "ai.onnx.contrib": "is an op of onnxruntime-extensions: run that step in your program, and "
+                       "export the model without it",
+    "com.microsoft.extensions": "is an op of onnxruntime-extensions: run that step in your "
+                                "program, and export the model without it",
+    "com.microsoft.nchwc": _LAYOUT,
+    "com.ms.internal.nhwc": _LAYOUT,
+    "trt.plugins": "is a plugin of TensorRT: export the model without it",
+}
+
+
+def advice(op_type: str, domain: str) -> str:
+    """Where an op without a rule comes from and what to do about it; "" where that is unknown."""
+    return ADVICE.get(domain, _PYTORCH if domain.startswith("org.pytorch") else "")

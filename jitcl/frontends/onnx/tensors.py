@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, external_data_helper, numpy_helper
+from onnx import AttributeProto, TensorProto, numpy_helper
 
 from jitcl import dtypes
 from jitcl.errors import ModelError, UnsupportedError
+from jitcl.frontends.onnx import external
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 
@@ -67,13 +68,13 @@ def to_node(tensor: TensorProto, base: Path | None, what: str) -> Node:
 def _packed(tensor: TensorProto, bits: int, base: Path | None,
             what: str) -> np.ndarray[Any, Any]:
     """The bytes of a tensor of 4 or 2 bits, the low bits of each the earliest element."""
-    if external_data_helper.uses_external_data(tensor):
-        tensor = _with_external(tensor, base, what)
+    wanted = -(-math.prod(tensor.dims) * bits // 8)
+    if external.is_external(tensor):
+        return external.read(tensor, wanted, base, what)
     if tensor.HasField("raw_data"):
         array = np.frombuffer(tensor.raw_data, np.uint8)
     else:
         array = np.asarray(tensor.int32_data, np.int32).astype(np.uint8)
-    wanted = -(-math.prod(tensor.dims) * bits // 8)
     if array.size != wanted:
         raise ModelError(
             f"{what} is malformed: {math.prod(tensor.dims)} elements of {bits} bits take {wanted} "
@@ -91,8 +92,8 @@ def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[An
             f"{what} has elements of type {dtype_name(tensor.data_type)}, "
             f"which jitcl does not compute with"
         )
-    if external_data_helper.uses_external_data(tensor):
-        tensor = _with_external(tensor, base, what)
+    if external.is_external(tensor):
+        return _from_file(tensor, dtype, base, what)
     try:
         array = numpy_helper.to_array(tensor)
         if dtype == "bf16" and array.dtype == np.float32:  # onnx before 1.19 widens bfloat16
@@ -105,34 +106,16 @@ def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[An
         ) from error
 
 
-def _with_external(tensor: TensorProto, base: Path | None, what: str) -> TensorProto:
-    place = external_file(tensor)
-    if base is None:
-        raise ModelError(
-            f"{what} keeps its elements in the file '{place}', but the model was not loaded "
-            f"from a file\n  Pass the model's path, so that the file beside it can be found."
-        )
-    if not (base / place).is_file():
-        raise ModelError(
-            f"{what} keeps its elements in '{base / place}', which does not exist\n"
-            f"  Put the file beside the model; it belongs to it."
-        )
-    full = TensorProto()
-    full.CopyFrom(tensor)
-    try:
-        external_data_helper.load_external_data_for_tensor(full, str(base))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(
-            f"{what}: its elements in '{base / place}' can't be read: {error}"
-        ) from error
-    full.data_location = TensorProto.DEFAULT
-    del full.external_data[:]
-    return full
-
-
-def external_file(tensor: TensorProto) -> str:
-    """The file, relative to the model, that holds a tensor's elements."""
-    return next((e.value for e in tensor.external_data if e.key == "location"), "")
+def _from_file(tensor: TensorProto, dtype: str, base: Path | None,
+               what: str) -> np.ndarray[Any, Any]:
+    """The elements of a tensor that are in a file."""
+    shape, bits = tuple(tensor.dims), dtypes.bits(dtype)
+    if bits < 8:                             # two or four in a byte: onnx takes them apart
+        full = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=shape)
+        full.raw_data = _packed(tensor, bits, base, what).tobytes()
+        return to_array(full, base, what)
+    count = math.prod(shape) * bits // 8
+    return external.read(tensor, count, base, what).view(dtypes.to_numpy(dtype)).reshape(shape)
 
 
 def to_dense(sparse: onnx.SparseTensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:

@@ -72,7 +72,7 @@ class Body:
         self.model, self.graph, self.opsets, self.where = model, graph, opsets, where
         self.around, self.prefix, self.origin = around, prefix, origin
         self.inputs = tuple(v.name for v in graph.input)
-        self.outputs = tuple(v.name for v in graph.output)
+        self.outputs = tuple(dict.fromkeys(v.name for v in graph.output))
         self._stored = {t.name: t for t in graph.initializer} | {
             t.values.name: t for t in graph.sparse_initializer}
         self._made: dict[str, Value | None] = {}
