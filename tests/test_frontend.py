@@ -390,12 +390,13 @@ def test_nodes_behind_unsupported_ones_are_checked_too() -> None:
         [
             helper.make_node("NonZero", ["x"], ["a"], name="first"),
             helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]),
-            helper.make_node("Unique", ["t"], ["y"], name="second"),
+            helper.make_node("Magic", ["t"], ["y"], name="second", domain="my.ops"),
         ],
         [info("x", [2, 3])],
         [info("y", None, 7)],
+        domains=["my.ops"],
     )
-    with pytest.raises(UnsupportedError, match=r"(?s)NonZero.*'first'.*Unique.*'second'"):
+    with pytest.raises(UnsupportedError, match=r"(?s)NonZero.*'first'.*Magic.*'second'"):
         graph_of(m, x=(2, 3))
 
 

@@ -156,6 +156,7 @@ class Partition:
         self._bodies: dict[Where, Body] = {Where(): main}
         self._graphs: OrderedDict[str, Graph] = OrderedDict()
         self._runs: dict[Any, host.Run] = {}
+        self._constants: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
     # ---- what runs ask for
@@ -206,8 +207,11 @@ class Partition:
     def constant(self, where: Where, state: State, name: str) -> Any:
         """A constant in sight of a scope, for the host; KeyError where there is none."""
         with self._lock:
-            body = self._body(where)
-            return body.value(name, body.units(state))
+            key = where, state.expanded, name
+            if key not in self._constants:
+                body = self._body(where)
+                self._constants[key] = body.value(name, body.units(state))
+            return self._constants[key]
 
     def host(self, where: Where, state: State, step: HostStep) -> host.Run:
         """What runs a step on the host."""

@@ -16,7 +16,7 @@ from jitcl.frontends.onnx import expand, functions, host, tensors
 from jitcl.frontends.onnx.importer import constant_node
 from jitcl.frontends.onnx.model import OnnxModel, constant, label, unreadable
 from jitcl.frontends.onnx.scope import Opaque, Value
-from jitcl.ir.graph import Origin
+from jitcl.ir.graph import Node, Origin
 from jitcl.ir.types import TensorType
 
 
@@ -163,6 +163,9 @@ class Body:
         if name in units.constants:
             unit = units.constants[name]
             return host.evaluator(unit.proto, unit.opsets, unit.shown.name)([])[0]
+        found = self._made.get(name)
+        if isinstance(found, Node) and found.op == "const":
+            return found.data
         if name in self._stored:
             return host.stored(self._stored[name], self.model.base, f"initialiser '{name}'")
         if self.around is not None and name not in self.inputs:
