@@ -165,7 +165,7 @@ def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
         lines = VectorRenderer(kernel, lane, width).body()
     except NotVectorisable:
         return None
-    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, lines=lines)
+    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, lines=lines, sizes=())
 
 
 class EpilogueRenderer(VectorRenderer):
