@@ -92,13 +92,14 @@ def test_a_value_that_nobody_makes():
 
 
 def test_unsupported_ops_are_all_listed_at_once():
-    data = model(make_node("NonZero", ["x"], ["a"], name="find"),
+    data = model(make_node("Find", ["x"], ["a"], name="find", domain="my.ops"),
                  make_node("Cast", ["a"], ["b"], to=F32, name="cast"),
-                 make_node("Unique", ["x"], ["c"], name="distinct"),
+                 make_node("Distinct", ["x"], ["c"], name="distinct", domain="my.ops"),
                  make_node("Add", ["b", "c"], ["y"], name="add"), x=[2])
     text = refused(jitcl.UnsupportedError, data)
-    assert "'find'" in text and "NonZero" in text
-    assert "'distinct'" in text and "Unique" in text
+    assert "2 nodes are not supported, and onnx.reference has no implementation" in text
+    assert "'find' (Find of domain 'my.ops')" in text
+    assert "'distinct' (Distinct of domain 'my.ops')" in text
     assert "'cast'" not in text
 
 
