@@ -170,9 +170,9 @@ def x(*shape: int, dtype: str = "f32") -> Node:
      "depth_to_space(f32[1,3,2,2]): wanted [N,C,H,W] with C a multiple of 2*2, got f32[1,3,2,2]"),
     (lambda: G.softmaks(x(2)), JitclError,
      "no op 'softmaks': did you mean softmax or log_softmax or softsign?"),
-    (lambda: onnx_dtype(17), UnsupportedError,
-     "element type float8e4m3fn is not supported: use f32, u8, i8, u16, i16, i32, i64, bool, f16, "
-     "f64, u32, u64, bf16"),
+    (lambda: onnx_dtype(14), UnsupportedError,
+     "element type complex64 is not supported: use f32, u8, i8, u16, i16, i32, i64, bool, f16, "
+     "f64, u32, u64, bf16, f8e4m3, f8e4m3z, f8e5m2, f8e5m2z, u4, i4, f4e2m1, f8e8m0, u2, i2"),
 ])
 def test_what_inference_says(make, error, text) -> None:
     with pytest.raises(error) as caught:

@@ -116,8 +116,8 @@ class OnnxModel:
         if dtype is None:
             raise NotOneGraph(
                 f"{self.source}: '{value.name}' has elements of type "
-                f"{tensors.dtype_name(tensor.elem_type)}; jitcl takes floats of 16 to 64 "
-                f"bits, integers of 8 to 64 bits and bool"
+                f"{tensors.dtype_name(tensor.elem_type)}; jitcl takes floats of 4 to 64 "
+                f"bits, integers of 2 to 64 bits and bool"
             )
         if not tensor.HasField("shape"):
             raise NotOneGraph(
