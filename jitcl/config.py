@@ -146,6 +146,9 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_SPECIALISATIONS", _whole(1), lambda: 8, "a whole number from 1 up",
         "input shapes a model keeps compiled; the least recently used goes first", "8"),
     Variable(
+        "JITCL_FAMILIES", parse_switch, lambda: True, "0 or 1",
+        "one plan for shapes that change from run to run; 0 compiles for each anew", "1"),
+    Variable(
         "JITCL_VERIFY", parse_switch, lambda: True, "0 or 1",
         "check the IR after each pass", "1"),
     Variable(

@@ -53,6 +53,7 @@ VARIANTS = 4                    # families of one pattern: each has met other gu
 PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
 
 Dims = tuple[int, ...]
+FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisations may do better
 log = logging.getLogger("jitcl")
 
 
@@ -157,7 +158,13 @@ class Families:
             values = family.values(shapes)
             if values is not None:
                 self.kept.move_to_end(number)
-                return self._take(family, values, patience)
+                try:
+                    return self._take(family, values, patience)
+                except FAILED as error:
+                    log.info("the plan of many shapes does not load for %s: %s", shapes, error)
+                    free_frames(error)
+                    del self.kept[number]
+                    return None
         return None
 
     def see(self, shapes: Mapping[str, Dims]) -> None:
@@ -172,7 +179,8 @@ class Families:
     def grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
         """A new family that these shapes belong to, where they go on changing and one can be made.
         """
-        if len(self._seen) < ENOUGH or self.ladder.device.target.kind == "reference":
+        if not config.get("families") or len(self._seen) < ENOUGH or (
+                self.ladder.device.target.kind == "reference"):
             return None
         space = Space()
         sized = symbolic(space, self.inputs, shapes, self._changed)
@@ -182,10 +190,18 @@ class Families:
         for variant in range(VARIANTS):
             parts = {**key.parts, "shapes": pattern, "family": str(variant)}
             family_key = Key(parts, key.subject)
-            family = self._stored(family_key, sized)
+            family = self._stored(self.ladder.cache.get_mmap("plan", family_key), sized)
             if family is None:
-                return self._made(family_key, pattern, space, sized, shapes, patience)
-            found = self._first(family, shapes, patience)
+                with self.ladder.cache.building("plan", family_key, mapped=True) as other:
+                    family = self._stored(other, sized)     # of another process
+                    if family is None:
+                        return self._made(family_key, pattern, space, sized, shapes, patience)
+            try:
+                found = self._first(family, shapes, patience)
+            except FAILED as error:
+                log.info("%s does not load: %s", family_key.subject, error)
+                free_frames(error)
+                break
             if found is not None:
                 return found
         self._hopeless.add(pattern)
@@ -237,14 +253,13 @@ class Families:
             ladder.cache.put("plan", key, serial.encode(plan))
         return found
 
-    def _stored(self, key: Key, sized: Mapping[str, Dims]) -> Family | None:
-        """What the cache holds."""
-        stored = self.ladder.cache.get_mmap("plan", key)
+    def _stored(self, stored: Any, sized: Mapping[str, Dims]) -> Family | None:
+        """What the cache holds; None where it can't be used."""
         try:
             plan = serial.decode(stored)[0] if stored is not None else None
         except CacheError:
             return None
-        if plan is None or plan.space is None:
+        if plan is None or plan.space is None or self.ladder.rejected(plan):
             return None
         by_name = {t.name: t.shape for t in plan.inputs}
         missing = {n: dims for n, dims in sized.items() if n not in by_name}

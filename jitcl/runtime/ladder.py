@@ -170,7 +170,7 @@ class Ladder:
         stepped = tuple(SteppedDown(**row) for row in extra["stepped"])
         return Specialisation(plan, *loaded, True, rung, stepped, fallback)
 
-    def _rejected(self, plan: Plan) -> bool:
+    def rejected(self, plan: Plan) -> bool:
         """Whether the database speaks against a kernel of the plan by now."""
         faults = self.device.faults
         return faults is not None and bool(faults.faults) and any(
@@ -194,7 +194,7 @@ class Ladder:
     ) -> tuple[Executable, Device, int] | None:
         """A plan that loaded once; None where a kernel of it has failed since, or it has no room.
         """
-        while not self._rejected(plan):
+        while not self.rejected(plan):
             seen = opening(device)
             try:
                 return self._load(device, plan), device, seen

@@ -1,0 +1,310 @@
+"""One plan for many shapes: right at ragged sizes on every device, and nothing compiled on the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import jitcl
+from jitcl.ir.sizes import Size, Space
+from jitcl.ir.types import Sym
+from jitcl.runtime.families import Families, expression, symbolic
+from jitcl.runtime.source import Tensor
+from tests.devices import present
+
+DEVICES = [s for s in present() if s != "reference"]
+RAGGED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 70, 1, 6)
+
+SOFTMAX = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[4, n] x, float[n] b) => (float[4, n] y, float[n, 4] z) {
+    s = Add(x, b)
+    y = Softmax<axis = -1>(s)
+    z = Transpose<perm = [1, 0]>(y)
+}
+"""
+MATMUL = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[n, 8] a, float[8, m] b) => (float[n, m] y, float[n] total) {
+    p = MatMul(a, b)
+    y = Relu(p)
+    axes = Constant<value_ints = [1]>()
+    total = ReduceSum<keepdims = 0>(y, axes)
+}
+"""
+PARTS = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[n, 6] x, float[m, 6] y) => (float[k, 6] joined, float[n, 3, 2] split, float[j, 6] cut,
+                                     float[l] flat, int64[n] counted, float[q, 6] halved) {
+    joined = Concat<axis = 0>(x, y)
+    three = Constant<value_ints = [0, 3, 2]>()
+    split = Reshape(x, three)
+    one = Constant<value_ints = [1]>()
+    end = Constant<value_ints = [9223372036854775807]>()
+    cut = Slice(joined, one, end)
+    all = Constant<value_ints = [-1]>()
+    flat = Reshape(joined, all)
+    shape = Shape(x)
+    zero = Constant<value_int = 0>()
+    step = Constant<value_int = 1>()
+    rows = Gather(shape, zero)
+    counted = Range(zero, rows, step)
+    two = Constant<value_int = 2>()
+    half = Div(rows, two)
+    begin = Constant<value_ints = [0]>()
+    axes = Constant<value_ints = [0]>()
+    until = Unsqueeze(half, axes)
+    halved = Slice(x, begin, until)
+}
+"""
+CONV = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[1, 3, n] x, float[5, 3, 3] w) => (float[1, 5, m] y, float[1, 5, k] pooled) {
+    c = Conv<kernel_shape = [3], strides = [2], pads = [1, 1]>(x, w)
+    y = Relu(c)
+    pooled = MaxPool<kernel_shape = [2], strides = [1], pads = [1, 0]>(y)
+}
+"""
+ATTENTION = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[1, 2, t, 8] q, float[1, 2, n, 8] past, float[1, 2, t, 8] k) => (
+        float[1, t, 16] y, float[1, 2, m, 8] present) {
+    present = Concat<axis = 2>(past, k)
+    kt = Transpose<perm = [0, 1, 3, 2]>(present)
+    scores = MatMul(q, kt)
+    weights = Softmax<axis = -1>(scores)
+    heads = MatMul(weights, present)
+    back = Transpose<perm = [0, 2, 1, 3]>(heads)
+    shape = Shape<start = 1, end = 2>(back)
+    one = Constant<value_ints = [1]>()
+    width = Constant<value_ints = [16]>()
+    to = Concat<axis = 0>(one, shape, width)
+    y = Reshape(back, to)
+}
+"""
+
+
+def shapes_of(name: str, n: int) -> dict[str, tuple[int, ...]]:
+    """The inputs of a model for a size; every other of two sizes goes another way."""
+    return {
+        "softmax": {"x": (4, n), "b": (n,)},
+        "matmul": {"a": (n, 8), "b": (8, 75 - n)},
+        "parts": {"x": (n, 6), "y": (3 * n + 1, 6)},
+        "conv": {"x": (1, 3, n), "w": (5, 3, 3)},
+        "attention": {"q": (1, 2, 1, 8), "past": (1, 2, n, 8), "k": (1, 2, 1, 8)}}[name]
+
+
+MODELS = {"softmax": SOFTMAX, "matmul": MATMUL, "parts": PARTS, "conv": CONV,
+          "attention": ATTENTION}
+
+
+def feeds(name: str, n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n)
+    return {k: rng.uniform(-1, 1, s).astype(np.float32) for k, s in shapes_of(name, n).items()}
+
+
+def counted(model: jitcl.Model) -> tuple[int, int]:
+    """What stands still while nothing is compiled: entries looked for in vain, entries written."""
+    stats = model.cache.stats
+    return stats.misses, stats.writes
+
+
+def check(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert got[name].shape == array.shape and got[name].dtype == array.dtype
+        bound = 1e-6 * max(1.0, float(np.abs(array).max(initial=0)))
+        np.testing.assert_allclose(got[name], array, rtol=0, atol=bound, err_msg=name)
+
+
+def reference(name: str) -> jitcl.Model:
+    return jitcl.compile(onnx.parser.parse_model(MODELS[name]), device="reference")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_ragged_sizes_share_one_plan(device: str, name: str, tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(MODELS[name])
+    model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    wanted = reference(name)
+    for n in (10, 11, 12):
+        check(model.run(feeds(name, n)), wanted.run(feeds(name, n)))
+    assert len(model._families.kept) == 1
+    before = counted(model)
+    for n in RAGGED:
+        if n > 1:
+            check(model.run(feeds(name, n)), wanted.run(feeds(name, n)))
+    assert counted(model) == before
+    check(model.run(feeds(name, 1)), wanted.run(feeds(name, 1)))       # 1 is a shape of its own
+    assert counted(model) != before
+    assert len(model._families.kept) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_members_repeat_bit_for_bit_and_equal_specialisations(
+        device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = onnx.parser.parse_model(ATTENTION)
+    model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    for n in (20, 21, 22):
+        model.run(feeds("attention", n))
+    first = [model.run(feeds("attention", n)) for n in (30, 300, 31)]    # 300 outgrows its buffers
+    again = [model.run(feeds("attention", n)) for n in (30, 300, 31)]
+    for a, b in zip(first, again):
+        assert all((a[k] == b[k]).all() for k in a)
+    monkeypatch.setenv("JITCL_FAMILIES", "0")
+    alone = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    for n, got in zip((30, 300, 31), first):
+        check(got, alone.run(feeds("attention", n)))
+    assert not alone._families.kept
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_second_process_compiles_nothing(device: str, tmp_path: Path) -> None:
+    """A fresh Model on the same cache, as in another process."""
+    proto = onnx.parser.parse_model(PARTS)
+    lengths = (10, 11, 12, 13, 60)
+    model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    wanted = [model.run(feeds("parts", n)) for n in lengths]
+    later = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    before = counted(later)[1]
+    for n, w in zip(lengths, wanted):
+        got = later.run(feeds("parts", n))
+        assert all((got[k] == w[k]).all() for k in w)
+    assert counted(later)[1] == before
+    assert len(later._families.kept) == 1
+
+
+def test_guards_make_families_of_their_own(tmp_path: Path) -> None:
+    """A slice that a length reaches, and one that it does not."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 18]>
+        f (float[n] x) => (float[m] y) {
+            begin = Constant<value_ints = [0]>()
+            end = Constant<value_ints = [20]>()
+            y = Slice(x, begin, end)
+        }"""
+    model = jitcl.compile(onnx.parser.parse_model(text), device="cpu", cache_dir=tmp_path)
+    for n in (5, 6, 7, 8, 19, 20, 21, 22, 90, 9, 23):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(model.run({"x": x})["y"], x[:20])
+    assert len(model._families.kept) == 2
+
+
+def test_where_a_size_is_needed_shapes_have_plans_of_their_own(tmp_path: Path) -> None:
+    """EyeLike makes a constant of its operand's size."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 18]>
+        f (float[n, n] x) => (float[n, n] y) {
+            one = EyeLike(x)
+            y = Add(x, one)
+        }"""
+    model = jitcl.compile(onnx.parser.parse_model(text), device="cpu", cache_dir=tmp_path)
+    for n in (3, 4, 5, 6, 7):
+        x = np.full((n, n), 2, np.float32)
+        np.testing.assert_array_equal(model.run({"x": x})["y"], x + np.eye(n, dtype=np.float32))
+    assert not model._families.kept
+    assert len(model._kept) == 5
+
+
+def test_heavy_work_keeps_kernels_for_its_shape(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitcl.runtime.families.HEAVY", 1000)
+    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12, 13):
+        model.run(feeds("matmul", n))
+    assert not model._families.kept
+
+
+def test_families_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITCL_SPECIALISATIONS", "1")
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12, 13):
+        model.run(feeds("softmax", n))
+    assert len(model._kept) == 1 and len(model._families.kept) == 1
+
+
+def test_threads_share_a_family(tmp_path: Path) -> None:
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    lengths = list(range(2, 42))
+    wanted = {n: reference("softmax").run(feeds("softmax", n)) for n in lengths[::5]}
+    failed: list[BaseException] = []
+
+    def work(mine: list[int]) -> None:
+        try:
+            for n in mine:
+                got = model.run(feeds("softmax", n))
+                assert got["y"].shape == (4, n)
+                np.testing.assert_allclose(got["y"].sum(1), 1, atol=1e-5)
+                if n in wanted:
+                    check(got, wanted[n])
+        except BaseException as error:
+            failed.append(error)
+    threads = [threading.Thread(target=work, args=(lengths[k::4] * 3,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed
+    assert len(model._families.kept) == 1
+
+
+def test_the_report_shows_the_family(tmp_path: Path) -> None:
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12):
+        model.run(feeds("softmax", n))
+    assert "steps" in str(model.report())
+    assert model.plan is not None and model.plan.inputs[0].shape[0] == 4
+
+
+# ---- which dimensions become symbols
+
+def tensor(name: str, *dims: str | int) -> Tensor:
+    return Tensor(name, "f32", tuple(Sym(d) if isinstance(d, str) else d for d in dims))
+
+
+def test_what_changes_becomes_a_symbol_and_sums_follow() -> None:
+    inputs = [tensor("ids", "batch", "new"), tensor("mask", "batch", "past + new"),
+              tensor("keys", "batch", 4, "past")]
+    shapes = {"ids": (1, 1), "mask": (1, 8), "keys": (1, 4, 7)}
+    space = Space()
+    changed = {("ids", 1), ("mask", 1), ("keys", 2)}
+    found = symbolic(space, inputs, shapes, changed)
+    assert found["ids"] == (1, 1)                       # a 1 is never a symbol
+    assert str(found["mask"][1]) == "(size0 + 1)" and str(found["keys"][2]) == "size0"
+    assert [a.symbol for a in space.atoms] == ["past"]
+
+
+def test_names_that_are_sums() -> None:
+    known = {"past": 7, "new": 2}
+    assert expression("past + new", known) == 9
+    assert expression("past+2*new - 1", known) == 10
+    assert expression("past", known) == 7
+    assert expression("past / new", known) is None
+    assert expression("other + new", known) is None
+    assert expression("past new", known) is None
+
+
+def test_a_name_that_does_not_add_up_is_a_symbol_of_its_own() -> None:
+    inputs = [tensor("keys", "past"), tensor("mask", "past + 1")]
+    space = Space()
+    found = symbolic(space, inputs, {"keys": (7,), "mask": (9,)}, {("keys", 0), ("mask", 0)})
+    assert type(found["mask"][0]) is Size and len(space.atoms) == 2
+
+
+def test_a_family_takes_only_shapes_that_fit_it(tmp_path: Path) -> None:
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12):
+        model.run(feeds("softmax", n))
+    families: Families = model._families
+    family = next(iter(families.kept.values()))
+    assert family.values({"x": (4, 9), "b": (9,)}) == [9]
+    assert family.values({"x": (4, 9), "b": (8,)}) is None
+    assert family.values({"x": (4, 1), "b": (1,)}) is None
+    assert family.values({"x": (4, 9)}) is None
