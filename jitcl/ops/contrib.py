@@ -3,10 +3,10 @@ own ops, so that they fuse and meet the templates as those do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitcl.errors import UnsupportedError
+from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import ONNX, Rule, onnx_rule
@@ -42,8 +42,11 @@ def standard(g: GraphBuilder, node: Any, op_type: str, *inputs: Node | None,
     return result
 
 
-def inputs_of(node: Any, count: int) -> tuple[Node | None, ...]:
-    """The first `count` inputs, None where one is left out."""
+def inputs_of(node: Any, count: int, needs: Sequence[int] = (0,)) -> tuple[Any, ...]:
+    """The first `count` inputs, None where one is left out; ModelError where one of `needs` is."""
+    for i in needs:
+        if node.input(i) is None:
+            raise ModelError(f"input {i} is left out, which {node.op_type} needs")
     return tuple(node.input(i) for i in range(count))
 
 
@@ -59,6 +62,8 @@ def channels_last(g: GraphBuilder, x: Node) -> Node:
     return g.transpose(x, perm=(0, *range(2, rank), 1))
 
 
-def refuse(what: str, how: str) -> None:
+
+def refuse(condition: bool, what: str, how: str) -> None:
     """UnsupportedError for a form of an op that jitcl does not compile, with the way out."""
-    raise UnsupportedError(f"{what}: {how}")
+    if condition:
+        raise UnsupportedError(f"{what}: {how}")

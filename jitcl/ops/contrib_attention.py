@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from jitcl.errors import ModelError, ShapeError, UnsupportedError
+from jitcl.errors import ModelError, ShapeError
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
-from jitcl.ops.contrib import inputs_of, microsoft
+from jitcl.ops.contrib import inputs_of, microsoft, refuse
 from jitcl.ops.contrib_quantised import columns, scaled_product
 from jitcl.ops.normalisation import stats_type
 from jitcl.ops.rotary import rotated
@@ -117,11 +117,6 @@ def _attended(g: GraphBuilder, node: Any, q: Node, k: Node, v: Node, mask: Node 
     return joined_heads(g, y)
 
 
-def _refuse(condition: bool, what: str, how: str) -> None:
-    if condition:
-        raise UnsupportedError(f"{what}: {how}")
-
-
 # ---- Attention and QAttention: the projection is part of the op
 
 
@@ -129,9 +124,9 @@ def _self_attention(g: GraphBuilder, node: Any, qkv: Node, mask: Node | None, pa
                     extra: Node | None) -> Any:
     """What is left of Attention behind its projection [B, S, D + D + V]."""
     heads, width = int(node.attrs["num_heads"]), qkv.type.dims[-1]
-    _refuse(bool(node.attrs.get("do_rotary", 0)), "has do_rotary=1",
+    refuse(bool(node.attrs.get("do_rotary", 0)), "has do_rotary=1",
             "export rotary positions as RotaryEmbedding, or use GroupQueryAttention")
-    _refuse(bool(node.attrs.get("past_present_share_buffer", 0)), "shares a buffer of past and "
+    refuse(bool(node.attrs.get("past_present_share_buffer", 0)), "shares a buffer of past and "
             "present", "export it without past_present_share_buffer")
     sizes = [int(s) for s in node.attrs.get("qkv_hidden_sizes", ())] or [width // 3] * 3
     q, k, v = (split_heads(g, x, heads) for x in parts(g, qkv, sizes))
@@ -147,8 +142,7 @@ def _self_attention(g: GraphBuilder, node: Any, qkv: Node, mask: Node | None, pa
 
 @microsoft("Attention")
 def _attention(g: GraphBuilder, node: Any) -> Any:
-    x, w, bias, mask, past, extra, _ = inputs_of(node, 7)
-    assert x is not None and w is not None
+    x, w, bias, mask, past, extra, _ = inputs_of(node, 7, needs=(0, 1))
     qkv = product(g, x, w)
     return _self_attention(g, node, qkv if bias is None else g.add(qkv, bias), mask, past, extra)
 
@@ -156,8 +150,8 @@ def _attention(g: GraphBuilder, node: Any) -> Any:
 @microsoft("QAttention")
 def _qattention(g: GraphBuilder, node: Any) -> Any:
     """Attention with an integer projection."""
-    x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = inputs_of(node, 9)
-    assert x is not None and w is not None and bias is not None
+    x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = inputs_of(
+        node, 9, needs=(0, 1, 2, 3, 4))
     factor = g.mul(columns(g, x_scale), columns(g, w_scale))
     qkv = g.add(scaled_product(g, x, w, x_zero, w_zero, factor), bias)
     return _self_attention(g, node, qkv, mask, past, None)
@@ -169,10 +163,9 @@ def _qattention(g: GraphBuilder, node: Any) -> Any:
 @microsoft("MultiHeadAttention")
 def _multi_head_attention(g: GraphBuilder, node: Any) -> Any:
     q, k, v, bias, mask, extra, past_k, past_v, past_length, beams = inputs_of(node, 10)
-    _refuse(beams is not None or past_length is not None, "keeps past and present in one buffer of "
+    refuse(beams is not None or past_length is not None, "keeps past and present in one buffer of "
             "a beam search", "export it without past_sequence_length and cache_indirection")
-    _refuse(node.n_outputs > 3, "gives its scores as output 3", "export it without them")
-    assert q is not None
+    refuse(node.n_outputs > 3, "gives its scores as output 3", "export it without them")
     q, k, v = _projected(g, q, k, v, bias, int(node.attrs["num_heads"]))
     if past_k is not None and past_v is not None:
         k, v = g.concat(past_k, k, axis=2), g.concat(past_v, v, axis=2)
@@ -216,10 +209,9 @@ def _decoder_attention(g: GraphBuilder, node: Any) -> Any:
     holds."""
     q, k, v, mask, extra, past_k, past_v, past_length, beam, beams, bias = inputs_of(node, 11)
     wide = beam is not None and int(node.static(8).reshape(())) > 1
-    _refuse(wide or beams is not None, "reorders its past for a beam search",
+    refuse(wide or beams is not None, "reorders its past for a beam search",
             "export it without cache_indirection")
-    _refuse(node.n_outputs > 3, "gives its scores as output 3", "export it without them")
-    assert q is not None
+    refuse(node.n_outputs > 3, "gives its scores as output 3", "export it without them")
     heads = int(node.attrs["num_heads"])
     if k is None:
         q, k, v = parts(g, q, [q.type.dims[-1] // 3] * 3)
@@ -232,10 +224,10 @@ def _decoder_attention(g: GraphBuilder, node: Any) -> Any:
     total = int(node.static(7).reshape(())) + 1
     start = g.const(np.full(q.type.dims[0], total - 1))
     k, v = (g.cache_update(p, x, start, axis=2) for p, x in ((past_k, k), (past_v, v)))
-    held = [g.slice(x, starts=(0,), ends=(total,), axes=(2,)) for x in (k, v)]
+    seen_k, seen_v = (g.slice(x, starts=(0,), ends=(total,), axes=(2,)) for x in (k, v))
     if mask is not None:
         mask = g.slice(mask, starts=(0,), ends=(total,), axes=(-1,))
-    return (_attended(g, node, q, *held, mask, extra), k, v)[:max(1, node.n_outputs)]
+    return (_attended(g, node, q, seen_k, seen_v, mask, extra), k, v)[:max(1, node.n_outputs)]
 
 
 # ---- GroupQueryAttention
@@ -245,8 +237,8 @@ def _decoder_attention(g: GraphBuilder, node: Any) -> Any:
 def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
     """Causal attention over a cache: keys and values are appended (or written into a buffer) at
     each row's own length, positions are rotated in the op."""
-    q, k, v, past_k, past_v, ends, _, cos, sin, places, extra, sink = inputs_of(node, 12)
-    assert q is not None and ends is not None
+    q, k, v, past_k, past_v, ends, _, cos, sin, places, extra, sink = inputs_of(
+        node, 12, needs=(0, 5, 6))
     q_norm, k_norm = node.input(14), node.input(15)
     _check_cache(node, past_k)
     total = int(np.asarray(node.static(6)).reshape(()))
@@ -282,11 +274,11 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
 def _check_cache(node: Any, past: Node | None) -> None:
     """UnsupportedError for caches of other forms than plain keys and values."""
     quantised = any(node.attrs.get(f"{x}_quant_type", "NONE") not in ("", "NONE") for x in "kv")
-    _refuse(quantised or (past is not None and past.type.dtype in ("i8", "u8")),
+    refuse(quantised or (past is not None and past.type.dtype in ("i8", "u8")),
             "keeps its cache quantised", "export it with a cache of floats")
-    _refuse(bool(node.attrs.get("sliding_window_cache", 0)), "keeps a cache as long as its window",
+    refuse(bool(node.attrs.get("sliding_window_cache", 0)), "keeps a cache as long as its window",
             "export it without sliding_window_cache")
-    _refuse(node.n_outputs > 3, "gives its scores as output 3", "export it without qk_output")
+    refuse(node.n_outputs > 3, "gives its scores as output 3", "export it without qk_output")
 
 
 def _grouped(g: GraphBuilder, node: Any, q: Node, k: Node | None, v: Node | None

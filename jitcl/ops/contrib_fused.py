@@ -83,7 +83,6 @@ def _bias_dropout(g: GraphBuilder, node: Any) -> Node:
     data, bias, residual, _, training = inputs_of(node, 5)
     if training is not None and bool(node.static(4)):
         raise UnsupportedError("drops out at random in training mode: export it for inference")
-    assert data is not None
     return plus(g, plus(g, data, bias), residual)
 
 
@@ -167,8 +166,7 @@ def _fused_gemm(g: GraphBuilder, node: Any) -> Node:
 
 def _fused(g: GraphBuilder, node: Any, turn: Callable[[GraphBuilder, Node], Node],
            back: Callable[[GraphBuilder, Node], Node]) -> Node:
-    x, w, bias, z = inputs_of(node, 4)
-    assert x is not None and w is not None
+    x, w, bias, z = inputs_of(node, 4, needs=(0, 1))
     y = standard(g, node, "Conv", turn(g, x), w, bias)
     if z is not None:
         y = g.add(y, turn(g, z))
@@ -241,8 +239,7 @@ def _skipped(g: GraphBuilder, x: Node, skip: Node, bias: Node | None) -> Node:
 @microsoft("SkipLayerNormalization")
 def _skip_layer_norm(g: GraphBuilder, node: Any) -> Any:
     """layer_norm(x + skip + bias); outputs: it, mean, 1 / deviation, and the sum."""
-    x, skip, gamma, beta, bias = inputs_of(node, 5)
-    assert x is not None and skip is not None
+    x, skip, gamma, beta, bias = inputs_of(node, 5, needs=(0, 1))
     total, epsilon = _skipped(g, x, skip, bias), _epsilon(node, 1e-12)
     y = g.layer_norm(total, gamma, *([] if beta is None else [beta]), axis=-1, epsilon=epsilon)
     if node.n_outputs < 2:
@@ -257,8 +254,7 @@ def _skip_layer_norm(g: GraphBuilder, node: Any) -> Any:
 @microsoft("SkipSimplifiedLayerNormalization")
 def _skip_rms_norm(g: GraphBuilder, node: Any) -> Any:
     """rms_norm(x + skip + bias); outputs: it, nothing, 1 / rms, and the sum."""
-    x, skip, gamma, bias = inputs_of(node, 4)
-    assert x is not None and skip is not None
+    x, skip, gamma, bias = inputs_of(node, 4, needs=(0, 1))
     total, epsilon = _skipped(g, x, skip, bias), _epsilon(node, 1e-12)
     y = g.rms_norm(total, gamma, axis=-1, epsilon=epsilon)
     if node.n_outputs < 2:
@@ -269,8 +265,7 @@ def _skip_rms_norm(g: GraphBuilder, node: Any) -> Any:
 @microsoft("GroupNorm", "SkipGroupNorm")
 def _group_norm(g: GraphBuilder, node: Any) -> Any:
     """group_norm of x (+ skip + bias), SiLU behind it where asked for; channels last by default."""
-    x, gamma, beta, skip, bias = inputs_of(node, 5)
-    assert x is not None and gamma is not None and beta is not None
+    x, gamma, beta, skip, bias = inputs_of(node, 5, needs=(0, 1, 2))
     total, last = x, bool(node.attrs.get("channels_last", 1))
     if skip is not None:
         if skip.type.rank == 2:

@@ -23,8 +23,8 @@ from jitcl.ops.movement import ints
 def _embed(g: GraphBuilder, node: Any) -> Any:
     """layer_norm(word[ids] + position[places] + segment[segments]); outputs: it, the number of ones
     in each row of the mask, and the sum."""
-    ids, segments, word, position, segment, gamma, beta, mask, places = inputs_of(node, 9)
-    assert ids is not None and word is not None and position is not None
+    ids, segments, word, position, segment, gamma, beta, mask, places = inputs_of(
+        node, 9, needs=(0, 2, 3, 5, 6))
     tables = [(word, ids), (position, places), (segment, segments)]
     return _embedded(g, node, tables, ids, gamma, beta, mask, word.type.dtype)
 
@@ -33,7 +33,6 @@ def _embed(g: GraphBuilder, node: Any) -> Any:
 def _quantised_embed(g: GraphBuilder, node: Any) -> Any:
     """EmbedLayerNormalization whose tables, gamma and beta are 8-bit integers."""
     ids, segments, word, position, segment, gamma, beta, mask = inputs_of(node, 8)
-    assert ids is not None
     real: list[Node | None] = []
     for i, x in enumerate((word, position, segment, gamma, beta)):
         scale = node.input(8 + i)
@@ -142,7 +141,6 @@ def _expand_dims(g: GraphBuilder, node: Any) -> Node:
 @microsoft("Pad")
 def _pad(g: GraphBuilder, node: Any) -> Node:
     x, pads, value = inputs_of(node, 3)
-    assert x is not None
     flat = None if pads is None else g.reshape(pads, shape=(2 * x.type.rank,))
     one = None if value is None else g.reshape(value, shape=())
     return standard(g, node, "Pad", x, flat, one, None)

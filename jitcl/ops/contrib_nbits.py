@@ -80,8 +80,7 @@ def dequantised(g: GraphBuilder, packed: Node, scales: Node, zeros: Node | None,
 @microsoft("MatMulNBits")
 def _matmul_nbits(g: GraphBuilder, node: Any) -> Node:
     """a @ w' + bias, where w [N, K] is unsigned integers with a scale for each block along K."""
-    a, packed, scales, zeros, order, bias = inputs_of(node, 6)
-    assert a is not None and packed is not None and scales is not None
+    a, packed, scales, zeros, order, bias = inputs_of(node, 6, needs=(0, 1, 2))
     k, n, bits = (int(node.attrs.get(name, 4)) for name in ("K", "N", "bits"))
     block = int(node.attrs["block_size"])
     if node.attrs.get("weight_prepacked", 0):
@@ -142,8 +141,7 @@ def _matmul_bnb4(g: GraphBuilder, node: Any) -> Node:
 def _gather_block_quantized(g: GraphBuilder, node: Any) -> Node:
     """gather(dequantize(data), indices): data in blocks along `quantize_axis`, u8 data packed along
     the last axis."""
-    data, indices, scales, zeros = inputs_of(node, 4)
-    assert data is not None and indices is not None and scales is not None
+    data, indices, scales, zeros = inputs_of(node, 4, needs=(0, 1, 2))
     bits, block = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 128))
     dims, rank = data.type.dims, data.type.rank
     along = norm_axis(int(node.attrs.get("gather_axis", 0)), rank)

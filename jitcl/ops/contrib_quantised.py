@@ -61,7 +61,8 @@ def _qlinear_where(g: GraphBuilder, node: Any) -> Node:
 
 @microsoft("QLinearAdd", "QLinearMul")
 def _qlinear_binary(g: GraphBuilder, node: Any) -> Node:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs_of(node, 8)
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs_of(
+        node, 8, needs=(0, 1, 3, 4, 6))
     op = {"QLinearAdd": "add", "QLinearMul": "mul"}[node.op_type]
     y = g.op(op, number(g, a, a_scale, a_zero), number(g, b, b_scale, b_zero))
     return quantised(g, y, y_scale, y_zero, a)
@@ -71,7 +72,7 @@ def _qlinear_binary(g: GraphBuilder, node: Any) -> Node:
            "QLinearSoftmax", "QLinearReduceMean")
 def _qlinear_unary(g: GraphBuilder, node: Any) -> Node:
     """The op of the same name on the numbers that x stands for."""
-    x, x_scale, x_zero, y_scale, y_zero = inputs_of(node, 5)
+    x, x_scale, x_zero, y_scale, y_zero = inputs_of(node, 5, needs=(0, 1, 3))
     last = bool(node.attrs.get("channels_last", 0))
     attrs = {k: v for k, v in node.attrs.items() if k not in ("channels_last", "opset", "axes")}
     axes = node.attrs.get("axes")
@@ -108,9 +109,8 @@ def scaled_product(g: GraphBuilder, a: Node, b: Node, a_zero: Node | None, b_zer
 
 @microsoft("MatMulIntegerToFloat")
 def _matmul_integer_to_float(g: GraphBuilder, node: Any) -> Node:
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs_of(node, 7)
-    assert a is not None and b is not None
-    assert a_scale is not None and b_scale is not None
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs_of(
+        node, 7, needs=(0, 1, 2, 3))
     factor = g.mul(columns(g, a_scale), columns(g, b_scale))
     y = scaled_product(g, a, b, a_zero, b_zero, factor)
     return y if bias is None else g.add(y, bias)
@@ -129,10 +129,8 @@ def dynamically_quantised(g: GraphBuilder, x: Node) -> tuple[Node, Node, Node]:
 
 @microsoft("DynamicQuantizeMatMul")
 def _dynamic_quantize_matmul(g: GraphBuilder, node: Any) -> Node:
-    x, b, b_scale, b_zero, bias = inputs_of(node, 5)
-    assert x is not None and b is not None
+    x, b, b_scale, b_zero, bias = inputs_of(node, 5, needs=(0, 1, 2))
     a, a_scale, a_zero = dynamically_quantised(g, x)
-    assert b_scale is not None
     factor = g.mul(a_scale, columns(g, b_scale))
     y = scaled_product(g, a, b, a_zero, b_zero, factor)
     return y if bias is None else g.add(y, bias)
@@ -141,8 +139,8 @@ def _dynamic_quantize_matmul(g: GraphBuilder, node: Any) -> Node:
 @microsoft("QGemm")
 def _qgemm(g: GraphBuilder, node: Any) -> Node:
     """alpha * (A' - a_zero) @ (B' - b_zero) * scales + C; a float without y_scale."""
-    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = inputs_of(node, 9)
-    assert a is not None and b is not None and a_scale is not None
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = inputs_of(
+        node, 9, needs=(0, 1, 2, 3, 4))
     if node.attrs.get("transA", 0):
         a = g.transpose(a, perm=(1, 0))
     if node.attrs.get("transB", 0):
@@ -166,17 +164,17 @@ def _qgemm(g: GraphBuilder, node: Any) -> Node:
 def _qlinear_conv(g: GraphBuilder, node: Any) -> Node:
     """ONNX's QLinearConv, whose operand may have its channels last."""
     if not node.attrs.get("channels_last", 0):
-        return qlinear_conv(g, node)
+        y: Node = qlinear_conv(g, node)
+        return y
     turned = node.with_(inputs=(channels_first(g, node.inputs[0]), *node.inputs[1:]))
     return channels_last(g, qlinear_conv(g, turned))
 
 
 @microsoft("MulInteger")
 def _mul_integer(g: GraphBuilder, node: Any) -> Node:
-    a, a_zero, b, b_zero = inputs_of(node, 4)
+    a, a_zero, b, b_zero = inputs_of(node, 4, needs=(0, 2))
 
-    def centred(x: Node | None, zero: Node | None) -> Node:
-        assert x is not None
+    def centred(x: Node, zero: Node | None) -> Node:
         wide = g.cast(x, to="i32")
         return wide if zero is None else g.sub(wide, g.cast(zero, to="i32"))
     return g.mul(centred(a, a_zero), centred(b, b_zero))
