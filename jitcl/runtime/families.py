@@ -240,8 +240,8 @@ class Families:
                 space = Space()
                 sized = symbolic(space, self.inputs, shapes, self._changed)
                 continue
-            except (SizePinned, JitclError, ArithmeticError, LookupError, TypeError,
-                    ValueError) as error:
+            except (SizePinned, JitclError, ArithmeticError, AttributeError, LookupError,
+                    TypeError, ValueError) as error:
                 if isinstance(error, OutOfMemoryError):
                     free_frames(error)
                 log.info("%s: no plan for shapes that change: %s: %s", key.subject,

@@ -77,6 +77,9 @@ def _to_check(proto: ModelProto) -> ModelProto:
     slim.graph.output.extend(graph.output)
     for value in slim.graph.output:
         _complete(value)
+    for value in slim.graph.input:
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+            _complete(value)
     _hide_unknown(slim)
     return slim
 
