@@ -14,6 +14,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
 from jitcl.ir.scalar import SCALARS
+from jitcl.ir.sizes import same
 
 Body = tuple[Stmt, ...]
 Names = Iterator[int]                        # numbers that make new variable names distinct
@@ -199,7 +200,7 @@ def merge(outer: For, inner: For, number: int) -> For | None:
     def index(x: Expr) -> Expr:
         terms, constant = E.linear(x)
         ki, kj = terms.pop(i, 0), terms.pop(j, 0)
-        if ki != kj * inner.extent or (x.op == "mul" and x in terms):
+        if not same(ki, kj * inner.extent) or (x.op == "mul" and x in terms):
             raise _Apart
         total = E.index(constant)
         for atom, k in ({p: kj} if kj else {}).items():

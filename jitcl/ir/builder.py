@@ -19,6 +19,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.kernel import Accum, Assign, For, Let, LoopKind, Stmt, expressions, statements
 from jitcl.ir.scalar import SCALARS, identity
+from jitcl.ir.sizes import same
 from jitcl.ir.types import TensorType
 
 _TRUE = E.const(True, "bool")
@@ -61,7 +62,7 @@ class KernelBuilder:
              always: bool = False) -> Expr:
         """Enter a loop; returns its variable (the constant 0 where the loop would run once, and
         is not wanted `always`)."""
-        if extent == 1 and not always:
+        if same(extent, 1) and not always:
             return E.index(0)
         var = E.var(self.fresh(stem), extent=extent)
         self.levels[var.value] = len(self.scopes)

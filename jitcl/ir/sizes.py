@@ -83,7 +83,9 @@ class Space:
         """floor(a / b) as an atom, where no simpler form is known; b > 0."""
         key = (a, b)
         if key not in self._quotients:
-            low, high = (0, _high(a)) if _low(a) >= 0 else (-math.inf, math.inf)
+            low, high = -math.inf, math.inf
+            if _low(a) >= 0:
+                low, high = (0 if type(b) is Size else _low(a) // b), _high(a)
             value = hint(a) // hint(b)
             self.atoms.append(Atom("", a, b, value, low, high))
             self._quotients[key] = Size(self, {(len(self.atoms) - 1,): 1}, value)

@@ -17,6 +17,7 @@ from jitcl.errors import ModelError, ShapeError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -30,14 +31,14 @@ def window_extent(
 ) -> int:
     """Windows that fit along an axis. With `ceil` a last, partial one counts if it starts
     inside."""
-    room = int(size) + before + after - ((kernel - 1) * dilation + 1)
+    room = whole(size) + before + after - ((kernel - 1) * dilation + 1)
     if room < 0 and not ceil:
         raise ShapeError(
             f"a window of {kernel} (dilation {dilation}) does not fit an axis of {size} "
             f"padded by {before} and {after}"
         )
     count = (-(-room // stride) if ceil else room // stride) + 1
-    if ceil and (count - 1) * stride >= int(size) + before:
+    if ceil and (count - 1) * stride >= whole(size) + before:
         count -= 1
     if count < 0:
         raise ShapeError(f"a window of {kernel} does not fit an axis of {size}")
