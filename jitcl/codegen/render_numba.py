@@ -59,7 +59,7 @@ class NumbaRenderer:
             return f"select({', '.join(self.expr(a) for a in x.args)})"
         kind = x.args[0].dtype
         if reinterprets(x.op):
-            return f"as_type({self.expr(x.args[0])}, '{kind}', '{x.dtype}')"
+            return self.reinterpreted(x.args[0], x.dtype)
         if x.op in ("add", "sub") and kind in _FLOATS and any(a.op == "mul" for a in x.args):
             return self.fma(x)
         if x.op in _INFIX and (kind in _FLOATS or (kind == "index" and x.op != "div")):
@@ -69,6 +69,14 @@ class NumbaRenderer:
                 at_least_always(E.bounds(x.args[0])[0], 0)):
             name = "div" if name == "floordiv" else "fmod"      # no operand is negative
         return f"{public(name)}({', '.join(self.expr(a) for a in x.args)})"
+
+    def reinterpreted(self, x: Expr, to: str) -> str:
+        """The bits of a value as another type; those of an element come as they lie in memory."""
+        if x.op == "load" and x.guard is None and only_stored(x.dtype):
+            at = self.expr(flat(self.shapes[x.value], x.indices))
+            unsigned = f"u{8 * dtypes.itemsize(x.dtype)}"
+            return f"as_type(load_bits({x.value}, {at}), '{unsigned}', '{to}')"
+        return f"as_type({self.expr(x)}, '{x.dtype}', '{to}')"
 
     def fma(self, x: Expr) -> str:
         """a * b + c, rounded once. LLVM, left to itself, fuses vectors and scalars differently."""
@@ -151,9 +159,10 @@ class NumbaRenderer:
     def store(self, s: Store, pad: str) -> list[str]:
         at = self.expr(flat(self.shapes[s.buffer], s.indices))
         line = f"store({s.buffer}, {at}, {self.expr(stored_value(s.value))})"
-        if s.value.op == "load" and s.value.dtype in dtypes.LOW and s.value.guard is None:
-            place = self.expr(flat(self.shapes[s.value.value], s.value.indices))
-            line = f"copy_element({s.buffer}, {at}, {s.value.value}, {place})"
+        bits = bits_of(s.value)
+        if bits is not None:
+            unsigned = f"u{8 * dtypes.itemsize(s.value.dtype)}"
+            line = f"store_bits({s.buffer}, {at}, {self.reinterpreted(bits, unsigned)})"
         if s.guard is None:
             return [pad + line]
         return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]
@@ -245,11 +254,26 @@ def outer_loops(nest: list[For]) -> int:
     return outer
 
 
+def only_stored(dtype: str) -> bool:
+    """Whether values of a type are computed in another."""
+    return dtypes.compute(dtype) != dtype
+
+
+def bits_of(value: Expr) -> Expr | None:
+    """What has the bits that a store of `value` writes, where no arithmetic lies between: an
+    element of bfloat16 or a low type that is copied, or what is reinterpreted as one. NaNs keep
+    their bits so, and copying bytes is cheaper than what they stand for."""
+    if value.dtype != "bf16" and value.dtype not in dtypes.LOW:
+        return None
+    if value.op == "load" and value.guard is None:
+        return value
+    return value.args[0] if reinterprets(value.op) else None
+
+
 def stored_value(value: Expr) -> Expr:
     """What to give to a store, which itself rounds: a value before its cast to a type that is only
     stored."""
-    casts = value.op == "cast" and dtypes.compute(value.dtype) != value.dtype
-    return value.args[0] if casts else value
+    return value.args[0] if value.op == "cast" and only_stored(value.dtype) else value
 
 
 # ---- guards that are ranges

@@ -16,6 +16,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.codegen.opencl_helpers import CTYPE, helper, stored_type
 from jitcl.codegen.render import flat, render, size_names
+from jitcl.codegen.render_numba import bits_of, only_stored
 from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -204,24 +205,28 @@ class OpenClRenderer:
 
     def _reinterpreted(self, x: Expr) -> Text:
         """The bits of a value as another type, by way of the unsigned integer of as many bits."""
-        have, to = x.args[0].dtype, x.dtype
-        unsigned = CTYPE[f"u{8 * dtypes.itemsize(have)}"]
-        text, binds = self.text(x.args[0])
-        if have == "bool":
-            text = f"(uchar)({text} ? 1 : 0)"
-        elif dtypes.compute(have) != have:
-            plain = have == "f16" and self.half
-            text = f"as_ushort({text})" if plain else self.call_helper(f"to_{have}", text)[0]
-        elif dtypes.is_float(have):
-            self.ctype(have)
-            text = f"as_{unsigned}({text})"
-        else:
-            text = f"({unsigned}){text if binds >= UNARY else f'({text})'}"
+        bits, to = self._bits(x.args[0]), x.dtype
         if to == "bool":
-            return f"{text} != 0", EQUALITY
-        if dtypes.compute(to) != to and not (to == "f16" and self.half):
-            return self.call_helper(f"from_{to}", text)
-        return f"as_{self.ctype(to)}({text})", ATOM
+            return f"{bits} != 0", EQUALITY
+        if only_stored(to) and not (to == "f16" and self.half):
+            return self.call_helper(f"from_{to}", bits)
+        return f"as_{self.ctype(to)}({bits})", ATOM
+
+    def _bits(self, x: Expr) -> str:
+        """A value's bits as an unsigned integer; those of an element as they lie in memory."""
+        have = x.dtype
+        unsigned = CTYPE[f"u{8 * dtypes.itemsize(have)}"]
+        if x.op == "load" and x.guard is None and (have == "bf16" or have in dtypes.LOW):
+            return f"{x.value}[{self.expr(flat(self.shapes[x.value], x.indices))}]"
+        text, binds = self.text(x)
+        if have == "bool":
+            return f"(uchar)({text} ? 1 : 0)"
+        if only_stored(have) and not (have == "f16" and self.half):
+            return self.call_helper(f"to_{have}", text)[0]
+        if dtypes.is_float(have):
+            self.ctype(have)
+            return f"as_{unsigned}({text})"
+        return f"({unsigned}){text if binds >= UNARY else f'({text})'}"
 
     def _call(self, x: Expr) -> Text:
         kind = x.args[0].dtype
@@ -420,10 +425,10 @@ class OpenClRenderer:
         self.ctype(dtype)
         if dtype == "f16" and self.half:
             return f"{buffer}[{at}] = {self.expr(value)}"
-        if value.op == "load" and dtype in dtypes.LOW and value.guard is None:
-            place = self.expr(flat(self.shapes[value.value], value.indices))
-            return f"{buffer}[{at}] = {value.value}[{place}]"
-        if dtypes.compute(dtype) != dtype and value.op == "cast" and value.dtype == dtype:
+        bits = bits_of(value)
+        if bits is not None and value.dtype == dtype:
+            return f"{buffer}[{at}] = {self._bits(bits)}"
+        if only_stored(dtype) and value.op == "cast" and value.dtype == dtype:
             value = E.cast(value.args[0], dtypes.compute(dtype))  # storing rounds by itself
         if dtype == "f16" and self.soft_half:
             return f"{buffer}[{at}] = {self.call_helper('to_f16', self.expr(value))[0]}"

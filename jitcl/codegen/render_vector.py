@@ -91,6 +91,11 @@ class VectorRenderer(NumbaRenderer):
             text = f"select({condition}, {text}, {other})"
         return f"({text} if {' and '.join(narrow)} else {other})" if narrow else text
 
+    def reinterpreted(self, x: Expr, to: str) -> str:
+        if self.is_wide(x):
+            return f"as_type({self.expr(x)}, '{x.dtype}', '{to}')"
+        return super().reinterpreted(x, to)
+
     def split_guard(self, guard: Expr) -> tuple[list[str], list[str]]:
         """The conditions of a conjunction that differ from lane to lane, and those that do not."""
         if guard.op == "and":

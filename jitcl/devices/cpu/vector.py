@@ -386,17 +386,28 @@ def as_type(typingctx, x, have, to):
 
 
 @intrinsic
-def copy_element(typingctx, y, i, x, k):
-    """y[i] = x[k], of one element type: memory as it is."""
+def load_bits(typingctx, p, i):
+    """Element `i` as it lies in memory: an unsigned integer of as many bytes."""
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
-        source, target = _address(b, sig.args[2], v[2], v[3]), _address(b, sig.args[0], v[0], v[1])
-        value = b.load(source)
-        _mark(b, value, sig.args[2])
-        _mark(b, b.store(value, target), sig.args[0])
+        address = b.bitcast(_address(b, sig.args[0], *v), llvm_type(sig.return_type).as_pointer())
+        value = b.load(address)
+        _mark(b, value, sig.args[0])
+        return value
+
+    return DTYPES[f"u{8 * _itemsize(p)}"](p, i64), codegen
+
+
+@intrinsic
+def store_bits(typingctx, p, i, value):
+    """Writes an element as an unsigned integer of as many bytes."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), v[2].type.as_pointer())
+        _mark(b, b.store(v[2], address), sig.args[0])
         return context.get_dummy_value()
 
-    return types.void(y, i64, x, i64), codegen
+    return types.void(p, i64, value), codegen
 
 
 CASTS = {f"to_{dtype}": _cast_to(dtype) for dtype in DTYPES}
@@ -468,7 +479,8 @@ __all__ = [
     "lane_index",
     "transpose",
     "as_type",
-    "copy_element",
+    "load_bits",
+    "store_bits",
     "lanes_add",
     "lanes_max",
     "lanes_min",
