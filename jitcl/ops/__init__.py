@@ -50,6 +50,9 @@ MODULES = (                      # one a line, so that two additions never clash
     "linear_attention",
     "trees",
     "ml_trees",
+    "ml_linear",
+    "ml_svm",
+    "ml_features",
 )
 
 for _name in MODULES:

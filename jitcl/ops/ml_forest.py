@@ -143,7 +143,7 @@ def positioned(attrs: Mapping[str, Any], targets: int, combine: str, dtype: type
     features = _ints(attrs, "nodes_featureids")
     inner = len(features)
     modes = np.asarray(attrs["nodes_modes"]).astype(np.int64).ravel()
-    values = np.asarray(attrs["nodes_splits"], dtype).ravel().copy()
+    values: Array = np.asarray(attrs["nodes_splits"], dtype).ravel().copy()
     ways, ends = ([_ints(attrs, f"nodes_{side}{kind}") for side in ("true", "false")]
                   for kind in ("nodeids", "leafs"))
     for name, array in (("nodes_modes", modes), ("nodes_splits", values),
@@ -178,7 +178,7 @@ def positioned(attrs: Mapping[str, Any], targets: int, combine: str, dtype: type
 
 def _members(values: Any, count: int, dtype: type) -> list[Array]:
     """The sets of membership tests: they are delimited by NaNs."""
-    flat = np.zeros(0, dtype) if values is None else np.asarray(values, dtype).ravel()
+    flat: Array = np.zeros(0, dtype) if values is None else np.asarray(values, dtype).ravel()
     ends = np.flatnonzero(np.isnan(flat))
     if len(flat) and (not len(ends) or ends[-1] != len(flat) - 1):
         ends = np.append(ends, len(flat))        # the last NaN may be left out
@@ -280,5 +280,5 @@ def _floats(attrs: Mapping[str, Any], name: str, dtype: type) -> Array:
 
 def _same_length(name: str, array: Array, count: int) -> None:
     if len(array) != count:
-        raise ModelError(f"attribute {name} has {len(array)} elements, wanted {count} as the others "
-                         "have")
+        raise ModelError(f"attribute {name} has {len(array)} elements, wanted {count} as the "
+                         "others have")
