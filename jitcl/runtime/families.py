@@ -23,7 +23,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.source import Tensor
+
+if TYPE_CHECKING:
+    from jitcl.codegen.generate import Generated
 
 ENOUGH = 3                      # different shapes after which more are expected
 SMALLEST = 256                  # capacity of a symbol, where all buffers are
@@ -233,8 +236,8 @@ class Families:
         found = None
         for _ in range(ATTEMPTS):
             try:
-                plan = sized_plan(ladder, space, sized)
-                found = self._first(Family(plan, sized), shapes, patience)
+                plan, tried = sized_plan(ladder, space, sized)
+                found = self._first(Family(plan, sized), shapes, patience, tried)
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels
                 space = Space()
@@ -267,19 +270,21 @@ class Families:
             return None
         return Family(plan, {n: by_name.get(n, dims) for n, dims in sized.items()})
 
-    def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience
-               ) -> Member | None:
+    def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience,
+               tried: Generated | None = None) -> Member | None:
+        """The first member of a new family, which is kept."""
         values = family.values(shapes)
         if values is None:
             return None
-        member = self._take(family, values, patience)
+        member = self._take(family, values, patience, tried)
         if member is not None:
             self.kept[max(self.kept, default=0) + 1] = family
             while len(self.kept) > config.get("specialisations"):
                 self.kept.popitem(last=False)
         return member
 
-    def _take(self, family: Family, values: list[int], patience: Patience) -> Member | None:
+    def _take(self, family: Family, values: list[int], patience: Patience,
+              tried: Generated | None = None) -> Member | None:
         """The loaded family at these values; loaded anew where it has no room for them, or its
         device was lost.
         """
@@ -287,7 +292,7 @@ class Families:
         if family.outgrown(values):
             family.loaded = None                        # room for the larger one
             family.capacity = family.roomy(values)
-            loaded = ladder.load_sized(family.plan.at(family.capacity), patience)
+            loaded = ladder.load_sized(family.plan.at(family.capacity), patience, tried)
         elif loaded is not None and loaded.stale:
             loaded = ladder.reload(loaded, patience)
         family.loaded = loaded
@@ -349,12 +354,19 @@ def expression(text: str, known: Mapping[str, int]) -> int | None:
     return total + term * sign if place else None
 
 
-def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]) -> Plan:
-    """The plan for sizes. Raises SizePinned, and what compilation raises."""
+def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
+               ) -> tuple[Plan, Generated | None]:
+    """(the plan for sizes, all of it at the hints where kernels are to be tried). Raises
+    SizePinned, and what compilation raises.
+    """
+    from jitcl.codegen.concrete import concrete
+    from jitcl.passes.precision import half_arithmetic
     from jitcl.runtime.lowering import Lowering
 
-    lowering = Lowering(ladder.source, sized, {}, ladder.device, ladder.options)
-    plan = replace(lowering.generate(host=False).plan, space=space)
+    device = ladder.device
+    lowering = Lowering(ladder.source, sized, {}, device, ladder.options)
+    generated = lowering.generate(host=False)
+    plan = replace(generated.plan, space=space)
     space.sealed = True
     if any(not _grows(space, b.nbytes) for b in plan.buffers):
         raise SizePinned("a buffer may shrink where a dimension grows")
@@ -363,7 +375,10 @@ def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]) -> Plan:
         raise SizePinned(f"{work / 1e6:.0f} MFLOP are worth kernels for each shape")
     if any(k.language != LANGUAGE[ladder.device.target.kind] for k in plan.kernels):
         raise BuildError("a step of it would run on the CPU path")
-    return plan
+    if device.faults is None or not config.get("checks"):
+        return plan, None
+    half = half_arithmetic(device.target, ladder.options.precision)
+    return plan, concrete(generated, [a.hint for a in space.atoms], half)
 
 
 def _grows(space: Space, size: Any) -> bool:

@@ -265,9 +265,10 @@ class Ladder:
             log.warning("%s", line)
         return special
 
-    def load_sized(self, plan: Plan, patience: Patience) -> Specialisation:
-        """The largest member of a family: a plan without places for its temporaries. Raises
-        KernelFault, OutOfMemoryError, BuildError.
+    def load_sized(self, plan: Plan, patience: Patience, tried: Generated | None = None
+                   ) -> Specialisation:
+        """The largest member of a family: a plan without places for its temporaries. Its kernels
+        are tried at the shape of `tried`. Raises KernelFault, OutOfMemoryError, BuildError.
         """
         from jitcl.runtime.lowering import laid_out
 
@@ -275,16 +276,20 @@ class Ladder:
         while True:
             seen = opening(self.device)
             try:
-                return Specialisation(plan, self._load(self.device, plan), self.device, seen)
+                executable = self._load(self.device, plan, tried, tried.plan if tried else None)
+                return Specialisation(plan, executable, self.device, seen)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
 
-    def _load(self, device: Device, plan: Plan, generated: Generated | None = None) -> Executable:
-        """Loaded with the care that was asked for; new plans with trials."""
+    def _load(self, device: Device, plan: Plan, generated: Generated | None = None,
+              tried: Plan | None = None) -> Executable:
+        """Loaded with the care that was asked for; new plans with trials (of `tried`, if that is
+        another plan of the same kernels).
+        """
         cache = self.cache
         if device is not self.device:
             cache = self.cache.cache.for_target(device.target)
-        care = Care(self.isolation or config.get("isolation"), _trials(device, generated, plan))
+        care = Care(self.isolation or config.get("isolation"), _trials(device, generated, tried or plan))
         return device.load(plan, cache, self.progress, care)
 
     def _known_faults(self) -> tuple[Fault, ...]:
