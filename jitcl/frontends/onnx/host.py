@@ -11,6 +11,7 @@ from onnx import NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from jitcl.errors import ModelError
+from jitcl.frontends.onnx import host_ml
 from jitcl.frontends.values import is_text, signature
 
 Run = Callable[[Sequence[Any]], list[Any]]
@@ -66,7 +67,7 @@ def _evaluator_or_error(
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
     try:
-        return ReferenceEvaluator(model), ""
+        return ReferenceEvaluator(model, new_ops=host_ml.OPS), ""
     except Exception as error:  # noqa: BLE001  it raises what comes: NotImplementedError, KeyError
         return None, " ".join(str(error).split())[:200] or type(error).__name__
 

@@ -17,6 +17,7 @@ from onnx import ModelProto
 from jitcl.errors import ModelError, NotOneGraph
 from jitcl.frontends import model_digest
 from jitcl.frontends.onnx import checking, external, tensors
+from jitcl.frontends.onnx.labels import labels_apart
 from jitcl.frontends.onnx.scope import Opaque
 from jitcl.frontends.values import ValueType
 from jitcl.ir.graph import Node, const
@@ -195,7 +196,7 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
     checking.check_opsets(proto, name)
-    model = OnnxModel(_sorted(proto, name), name, digest, base)
+    model = OnnxModel(labels_apart(_sorted(proto, name)), name, digest, base)
     for name_of, tensor in model.initialisers.items():
         if isinstance(tensor, onnx.TensorProto) and external.is_external(tensor):
             external.checked_path(tensor, base, f"{name}: initialiser '{name_of}'")
