@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
@@ -74,7 +74,7 @@ class ReferenceExecutable:
             if spec.kind == "const":
                 array = np.ascontiguousarray(plan.constants[i]).reshape(spec.shape)
                 array = dtypes.from_bits(array, spec.dtype)
-            elif spec.kind == "temp":
+            elif spec.kind == "temp" and spec.slot >= 0:    # -1: empty, no step touches it
                 raw = slots[spec.slot][spec.offset:spec.offset + spec.nbytes]
                 array = raw.view(dtypes.to_numpy(spec.dtype)).reshape(spec.shape)
             else:
@@ -82,8 +82,9 @@ class ReferenceExecutable:
             self._memory.append(array)
         self._lock = threading.Lock()
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         """Outputs, as fresh arrays, of checked inputs in the plan's order."""
+        assert shapes is None, "kernels as text IR have fixed sizes"
         with self._lock:
             for spec, array in zip(self.plan.inputs, inputs):
                 np.copyto(self._memory[spec.buffer].reshape(spec.shape), array)

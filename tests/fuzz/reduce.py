@@ -43,7 +43,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 def _values(case: Case) -> dict[str, np.ndarray]:
     """All values for the case's feeds, each rounded to its type."""
     types = types_of(case)
-    run = oracle.Evaluation(types, None, rounded=True)
+    run = oracle.Evaluation(types, 1)
     for t in case.model.graph.initializer:
         run.put(t.name, numpy_helper.to_array(t))
     for name, array in case.feeds.items():

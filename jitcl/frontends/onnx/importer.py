@@ -266,7 +266,8 @@ class Importer:
         where = f"node '{origin.name}' ({proto.op_type})"
         if proto.op_type == "Constant" and not domain:
             return (constant_node(attributes, self.model.base, where),)
-        plain = {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
+        plain = functions.rounded_defaults(proto, opset, inputs)
+        plain |= {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
         special = CONTROL.get(proto.op_type) or SEQUENCES.get(proto.op_type)
         if special is not None and not domain:
             given = special(self, proto, inputs, plain, scope)
