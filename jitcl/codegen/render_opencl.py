@@ -33,7 +33,7 @@ from jitcl.ir.kernel import (
     statements,
 )
 from jitcl.ir.scalar import SCALARS, reinterprets
-from jitcl.ir.sizes import Size, at_least_always
+from jitcl.ir.sizes import at_least_always, is_size
 
 # C's precedence: a child is put in parentheses where it binds less than its place wants
 ATOM, UNARY, MUL, ADD, SHIFT, RELATION, EQUALITY, LOGIC, CHOICE = 16, 14, 13, 12, 11, 10, 9, 5, 3
@@ -95,7 +95,7 @@ class OpenClRenderer:
             return ("true" if value else "false"), ATOM
         if dtypes.is_float(dtype):
             return self._float_literal(float(value), dtype)
-        if type(value) is Size:
+        if is_size(value):
             return str(value), ATOM
         value = int(value)
         suffix = {"u32": "u", "i64": "L", "u64": "UL"}.get(dtype, "")

@@ -26,7 +26,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import For, Kernel, expressions, statements
-from jitcl.ir.sizes import Size, has_size, judged_by_hint
+from jitcl.ir.sizes import Size, has_size, is_size, judged_by_hint
 from jitcl.target import Target
 
 GROUP = 64                      # work-items a group
@@ -54,12 +54,12 @@ def _node_is_sized(node: Node) -> bool:
 
 def sizes_of(kernel: Kernel) -> list[Size]:
     """The sizes that a kernel's buffers, loops and literals have; none of most kernels."""
-    found = [d for b in kernel.buffers for d in b.shape if type(d) is Size]
+    found = [d for b in kernel.buffers for d in b.shape if is_size(d)]
     for stmt, _ in statements(kernel.body):
         if isinstance(stmt, For):
-            found += [stmt.extent] if type(stmt.extent) is Size else []
+            found += [d for d in (stmt.extent,) if is_size(d)]
         for x in expressions(stmt):
-            found += [e.value for e in E.walk(x) if e.is_const and type(e.value) is Size]
+            found += [e.value for e in E.walk(x) if e.is_const and is_size(e.value)]
     return found
 
 

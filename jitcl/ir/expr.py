@@ -17,7 +17,7 @@ from typing import Any
 
 from jitcl import dtypes
 from jitcl.ir.scalar import SCALARS, result_dtype
-from jitcl.ir.sizes import Size, at_least_always, divided
+from jitcl.ir.sizes import Size, at_least_always, divided, is_size
 
 Number = int | float | bool
 
@@ -146,7 +146,7 @@ def const(value: Number, dtype: str) -> Expr:
     """A literal of a type: floats become float, ints wrap into range, bools bool. Sizes are
     literals of type index; of another, they are converted.
     """
-    if type(value) is Size:
+    if is_size(value):
         literal = make("const", (), "index", value)
         return literal if dtype == "index" else make("cast", (literal,), dtype)
     if dtypes.is_float(dtype):
@@ -362,7 +362,7 @@ def _mod(a: Expr, b: Expr) -> Expr:
 def _strip(x: Expr, c: int) -> int | None:
     """The one number that floor(x / c) can be; None where it can be several."""
     low, high = bounds(x)
-    if type(low) is not Size and type(high) is not Size and type(c) is not Size:
+    if not (is_size(low) or is_size(high) or is_size(c)):
         finite = math.isfinite(low + high)
         return math.floor(low / c) if finite and math.floor(low / c) == math.floor(
             high / c) else None

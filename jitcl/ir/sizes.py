@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 LOWEST = 2                      # symbols stand for values from here on: 0 and 1 are shapes apart
 HIGHEST = (1 << 31) - 1
@@ -250,6 +250,11 @@ class Size:
 
     def __lt__(self, other: Any) -> bool:
         return not at_least(self, other)
+
+
+def is_size(x: object) -> TypeGuard[Size]:
+    """`type(x) is Size`, also where x is declared to be an int."""
+    return type(x) is Size
 
 
 # ---- arithmetic of polynomials
@@ -497,4 +502,4 @@ def has_size(x: Any) -> bool:
 
 
 __all__ = ["Atom", "Size", "SizePinned", "Space", "at", "at_least", "at_least_always", "divided",
-           "everywhere", "has_size", "hint", "judged_by_hint", "same", "text", "whole"]
+           "everywhere", "has_size", "hint", "is_size", "judged_by_hint", "same", "text", "whole"]

@@ -37,7 +37,7 @@ from jitcl.errors import (
     KernelFault,
     OutOfMemoryError,
 )
-from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere
+from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere, hint
 from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
@@ -101,7 +101,7 @@ class Family:
     def values(self, shapes: Mapping[str, Dims]) -> list[int] | None:
         """What the atoms are at the inputs' shapes; None where these are no member's."""
         symbols: dict[str, int] = {}
-        pairs = []
+        pairs: list[tuple[Any, int]] = []
         if shapes.keys() != self.shapes.keys():
             return None
         for name, dims in self.shapes.items():
@@ -325,8 +325,7 @@ def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
         found[name, axis] = value
         if isinstance(dim, Sym) and (name, axis) in changed and value >= LOWEST:
             total = expression(dim.name, known)
-            agrees = total is not None and (
-                total.hint if type(total) is Size else total) == value
+            agrees = total is not None and hint(total) == value
             found[name, axis] = (
                 total if agrees and total is not None else space.symbol(dim.name, value))
     return {n: tuple(found.get((n, a), d) for a, d in enumerate(dims))

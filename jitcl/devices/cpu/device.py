@@ -158,7 +158,8 @@ class CpuExecutable:
 
     def _places_of_params(self) -> np.ndarray:
         """Where the steps' integers stand in the argument table."""
-        found, at = [], 0
+        found: list[int] = []
+        at = 0
         for step in self.plan.steps:
             at += len(step.buffers)
             found += range(at, at + len(step.params))
