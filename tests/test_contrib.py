@@ -16,6 +16,7 @@ from jitcl.frontends.onnx import import_model, load
 from jitcl.ops.builder import evaluate
 from tests import (  # noqa: F401  they fill CASES
     contrib_nodes_attention,
+    contrib_nodes_experts,
     contrib_nodes_fused,
     contrib_nodes_misc,
     contrib_nodes_quantised,

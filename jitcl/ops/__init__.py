@@ -33,6 +33,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "rotary",
     "contrib_attention",
     "contrib_misc",
+    "contrib_experts",
     "inverse",
     "legacy",
     "fourier",
