@@ -113,6 +113,7 @@ class HostStep:
     why: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    domain: str = ""
     attrs: dict[str, Any] = field(default_factory=dict, hash=False)
     bodies: tuple[tuple[str, Body], ...] = ()
 
@@ -165,7 +166,7 @@ def _step(raw: dict[str, Any]) -> HostStep:
                     tuple(b["captures"]), tuple(b["types"])))
         for name, b in raw["bodies"])
     return HostStep(raw["node"], raw["name"], raw["op_type"], raw["why"], tuple(raw["inputs"]),
-                    tuple(raw["outputs"]), raw["attrs"], bodies)
+                    tuple(raw["outputs"]), raw["domain"], raw["attrs"], bodies)
 
 
 def digest(*parts: Any) -> str:

@@ -24,6 +24,7 @@ from jitcl.ir.graph import Graph
 from jitcl.ir.types import Sym
 from jitcl.runtime import control
 from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.moves import MOVES
 from jitcl.runtime.source import OnnxSource, Source, Tensor
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ class Program:
     def _run_step(self, where: Where, level: Level, step: HostStep, env: Env,
                   trace: Trace) -> Sequence[Any]:
         operands = [self._value(where, level, n, env) if n else None for n in step.inputs]
+        move = MOVES.get(step.op_type)
+        if move is not None and not step.domain:
+            return [move(step.name, operands)]
         drive = control.DRIVERS.get(step.op_type) if step.bodies else None
         if drive is None:
             run = self.source.partition.host(where, level.here, step)

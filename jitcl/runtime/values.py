@@ -68,10 +68,10 @@ def _tensor(t: Tensor, type: ValueType, value: Any, where: str) -> np.ndarray:
 def _strings(t: Tensor, array: np.ndarray, where: str) -> np.ndarray:
     """Text in any of NumPy's forms as an array of `str` objects."""
     flat = [v.decode() if isinstance(v, bytes) else v for v in array.reshape(-1).tolist()]
-    odd = next((v for v in flat if not isinstance(v, str)), None)
-    if odd is not None or not (is_text(array) or not array.size):
+    odd = [v for v in flat if not isinstance(v, str)]
+    if odd or not (is_text(array) or not array.size):
         raise InputError(f"input {t}{where}: got dtype {array.dtype}"
-                         + (f" with {_kind(odd)} in it" if odd is not None else "")
+                         + (f" with {_kind(odd[0])} in it" if odd else "")
                          + ", wanted strings: np.array([...], dtype=object) of str")
     made = np.empty(len(flat), object)
     made[:] = flat

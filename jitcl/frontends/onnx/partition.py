@@ -338,7 +338,7 @@ class Partition:
               failure: Failure) -> HostStep:
         origin, proto = unit.shown, unit.proto
         step = HostStep(unit.place, origin.name, proto.op_type, _why(failure.error),
-                        tuple(proto.input), tuple(proto.output))
+                        tuple(proto.input), tuple(proto.output), unit.domain)
         if proto.op_type not in CONTROL or unit.domain:
             return step
         attrs: dict[str, Any] = {"opset": unit.opsets.get("", 0)}
