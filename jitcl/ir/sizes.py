@@ -31,7 +31,6 @@ LOWEST = 2                      # symbols stand for values from here on: 0 and 1
 HIGHEST = (1 << 31) - 1
 Monomial = tuple[int, ...]      # numbers of atoms, sorted; () is 1
 Terms = dict[Monomial, int]     # without zeros
-Row = list[Any]                 # terms as JSON: [[monomial, coefficient] ...]
 
 _spaces = itertools.count()
 _judging = threading.local()
@@ -169,9 +168,6 @@ class Size:
     def __neg__(self) -> Any:
         return Size(self.space, {m: -k for m, k in self.terms.items()}, -self.hint)
 
-    def __pos__(self) -> Any:
-        return self
-
     def __sub__(self, other: Any) -> Any:
         return self + -other
 
@@ -208,9 +204,6 @@ class Size:
 
     def __rmod__(self, other: Any) -> Any:
         return other - self * _floordiv(other, self) if _whole(other) else NotImplemented
-
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
 
     def __truediv__(self, other: Any) -> Any:
         raise SizePinned(f"'{self} / {other}' is no size")
@@ -260,8 +253,7 @@ def is_size(x: object) -> TypeGuard[Size]:
 # ---- arithmetic of polynomials
 
 def _whole(x: object) -> bool:
-    return type(x) is Size or type(x) is int or (isinstance(x, int) and not isinstance(x, bool)
-                                                 ) or hasattr(x, "__index__")
+    return type(x) is Size or hasattr(x, "__index__")
 
 
 def _terms(x: Any) -> Iterable[tuple[Monomial, int]]:
@@ -452,16 +444,14 @@ def hint(x: Any) -> int:
 
 def text(size: Size) -> str:
     """As it stands in kernels: over `size0`, `size1`, .., the atoms; in parentheses."""
-    parts = []
+    found = ""
     for monomial, k in sorted(size.terms.items(), key=lambda t: (-len(t[0]), t[0])):
         factors = [f"size{n}" for n in monomial]
         if abs(k) != 1 or not factors:
             factors.insert(0, str(abs(k)))
-        parts.append(("-" if k < 0 else "+", " * ".join(factors)))
-    sign, first = parts[0]
-    whole_text = ("-" if sign == "-" else "") + first
-    whole_text += "".join(f" {s} {p}" for s, p in parts[1:])
-    return whole_text if whole_text.isidentifier() else f"({whole_text})"
+        sign = "-" if k < 0 else "+"
+        found += (f" {sign} " if found else sign.replace("+", "")) + " * ".join(factors)
+    return found if found.isidentifier() else f"({found})"
 
 
 def at(size: Any, values: Sequence[int]) -> int:

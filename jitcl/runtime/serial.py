@@ -27,6 +27,7 @@ MAGIC = b"JITCLPLN"
 ALIGN = 64
 _FIXED = struct.Struct("<8sQQ")
 _RECORDS = {cls.__name__: cls for cls in (KernelSource, Step, BufferSpec, TensorSpec)}
+_LEAVES = (int, str, bool)
 _NAMES = {cls: name for name, cls in _RECORDS.items()}
 _SCHEMA = {cls.__name__: [f.name for f in dataclasses.fields(cls)]
            for cls in (Plan, *_RECORDS.values())}
@@ -127,14 +128,15 @@ def _rows(records: tuple[Any, ...], where: str) -> dict[str, Any]:
 
 
 def _restored(value: Any, space: Space | None) -> Any:
-    if isinstance(value, dict):
-        if "size" in value:
-            return size_of(value["size"], space)
-        cls = _RECORDS[value["of"]]
-        return tuple(cls(*(_restored(v, space) for v in row)) for row in value["rows"])
     if isinstance(value, list):
-        return tuple(_restored(v, space) for v in value)
-    return value
+        return tuple([v if type(v) in _LEAVES else _restored(v, space) for v in value])
+    if not isinstance(value, dict):
+        return value
+    if "size" in value:
+        return size_of(value["size"], space)
+    cls = _RECORDS[value["of"]]
+    return tuple([cls(*[v if type(v) in _LEAVES else _restored(v, space) for v in row])
+                  for row in value["rows"]])
 
 
 # ---- sizes, of plans for many shapes
