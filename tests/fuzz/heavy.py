@@ -96,12 +96,14 @@ def pool(d: Drawer, op: str) -> None:
     dtypes = HALVES if op != "MaxPool" else (*HALVES, "int8", "uint8")
     x = d.fresh(d.pick(("float32", *dtypes)), (d.int(1, 2), d.int(1, 3), *size), TAME)
     attrs = window(d, size)
-    if d.int(0, 3) == 0 and "auto_pad" not in attrs and op != "LpPool":
+    if d.int(0, 3) == 0 and "auto_pad" not in attrs and op != "LpPool":     # wrong there, too
         attrs["ceil_mode"] = 1
     if op == "AveragePool" and d.flag():
         attrs["count_include_pad"] = d.int(0, 1)
     if op == "LpPool":
         attrs["p"] = d.pick((1, 2, 3))
+        if "auto_pad" in attrs:         # the reference pads as if there were no dilations
+            attrs.pop("dilations", None)
     outputs = 2 if op == "MaxPool" and d.flag() and x.dtype == "float32" else 1
     if outputs == 2 and d.flag():
         attrs["storage_order"] = d.int(0, 1)

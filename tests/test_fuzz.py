@@ -1,0 +1,52 @@
+"""The fuzzer's fixed selection: the same graphs in each run. `python -m tests.fuzz` draws more."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+
+from tests import devices
+from tests.fuzz.drawing import Case
+from tests.fuzz.engines import ir_text, judge
+from tests.fuzz.graphs import cases
+from tests.fuzz.registry import DRAWS
+
+QUICK = {"refs": 10, "reference": 25, "cpu": 10}
+LONG = {"reference": 500, "cpu": 500, "opencl:pocl": 100, "opencl:intel": 100}
+
+
+def fuzz(device: str, graphs: int) -> collections.Counter[str]:
+    """Judges so many graphs; fails with the smallest failing one. Counts outcomes and ops."""
+    count: collections.Counter[str] = collections.Counter()
+
+    @settings(max_examples=graphs, derandomize=True, database=None, deadline=None,
+              phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def check(case: Case) -> None:
+        verdict = judge(case, device)
+        count.update([verdict.outcome, *case.ops()])
+        if verdict.outcome not in ("ok", "undecided"):
+            note(f"{verdict.outcome} on {device}: {verdict.detail}\n{ir_text(case)}\n{case!r}")
+            raise AssertionError(verdict.outcome)
+
+    check()
+    return count
+
+
+@pytest.mark.parametrize("device", QUICK)
+def test_a_few_graphs(device: str) -> None:
+    assert fuzz(device, QUICK[device])["ok"] > 0.9 * QUICK[device]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("device", LONG)
+def test_many_graphs(device: str) -> None:
+    if device not in devices.present():
+        pytest.skip(f"no device {device}")
+    count = fuzz(device, LONG[device])
+    assert count["ok"] > 0.98 * LONG[device]
+    if LONG[device] >= 500:             # each op has had its turn
+        assert sorted(set(DRAWS) - set(count)) == []
