@@ -75,7 +75,7 @@ class NumbaRenderer:
         if x.op == "load" and x.guard is None and only_stored(x.dtype):
             at = self.expr(flat(self.shapes[x.value], x.indices))
             unsigned = f"u{8 * dtypes.itemsize(x.dtype)}"
-            return f"as_type(load_bits({x.value}, {at}), '{unsigned}', '{to}')"
+            return f"as_type(load(bits({x.value}), {at}), '{unsigned}', '{to}')"
         return f"as_type({self.expr(x)}, '{x.dtype}', '{to}')"
 
     def fma(self, x: Expr) -> str:
@@ -162,7 +162,7 @@ class NumbaRenderer:
         bits = bits_of(s.value)
         if bits is not None:
             unsigned = f"u{8 * dtypes.itemsize(s.value.dtype)}"
-            line = f"store_bits({s.buffer}, {at}, {self.reinterpreted(bits, unsigned)})"
+            line = f"store(bits({s.buffer}), {at}, {self.reinterpreted(bits, unsigned)})"
         if s.guard is None:
             return [pad + line]
         return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]

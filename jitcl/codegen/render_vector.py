@@ -7,8 +7,9 @@ it scalars that are broadcast.
 
 from __future__ import annotations
 
+from jitcl import dtypes
 from jitcl.codegen.render import flat, render
-from jitcl.codegen.render_numba import NumbaRenderer, stored_value
+from jitcl.codegen.render_numba import NumbaRenderer, bits_of, only_stored, stored_value
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
@@ -92,9 +93,13 @@ class VectorRenderer(NumbaRenderer):
         return f"({text} if {' and '.join(narrow)} else {other})" if narrow else text
 
     def reinterpreted(self, x: Expr, to: str) -> str:
-        if self.is_wide(x):
-            return f"as_type({self.expr(x)}, '{x.dtype}', '{to}')"
-        return super().reinterpreted(x, to)
+        if not self.is_wide(x):
+            return super().reinterpreted(x, to)
+        if x.op == "load" and x.guard is None and only_stored(x.dtype):
+            base = self.base(flat(self.shapes[x.value], x.indices))
+            unsigned = f"u{8 * dtypes.itemsize(x.dtype)}"
+            return f"as_type(vload(bits({x.value}), {base}, {self.width}), '{unsigned}', '{to}')"
+        return f"as_type({self.expr(x)}, '{x.dtype}', '{to}')"
 
     def split_guard(self, guard: Expr) -> tuple[list[str], list[str]]:
         """The conditions of a conjunction that differ from lane to lane, and those that do not."""
@@ -140,6 +145,10 @@ class VectorRenderer(NumbaRenderer):
         value = stored_value(s.value)
         base = self.base(flat(self.shapes[s.buffer], s.indices))
         line = f"store({s.buffer}, {base}, {self.splat(value)})"
+        bits = bits_of(s.value)
+        if bits is not None and self.is_wide(bits):
+            unsigned = f"u{8 * dtypes.itemsize(s.value.dtype)}"
+            line = f"store(bits({s.buffer}), {base}, {self.reinterpreted(bits, unsigned)})"
         if s.guard is None:
             return [pad + line]
         return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]
@@ -219,6 +228,9 @@ class EpilogueRenderer(VectorRenderer):
         if x.free & self.space:
             raise NotVectorisable("an operand of another shape is read along a spatial axis")
         return super().load(x)
+
+    def reinterpreted(self, x: Expr, to: str) -> str:
+        return f"as_type({self.expr(x)}, '{x.dtype}', '{to}')"
 
     def is_same(self, x: Expr) -> bool:
         return (

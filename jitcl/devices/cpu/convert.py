@@ -85,7 +85,7 @@ def from_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
 
 
 def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
-    """The value that kernels compute with -> memory. Floats round to nearest even, integers wrap."""
+    """The value that kernels compute with -> memory: floats to nearest even, integers wrapped."""
     lanes = x.type.count if isinstance(x.type, ir.VectorType) else 0
     if dtype == "f16":
         return _f32_to_half(b, x, lanes) if soft_half() else b.fptrunc(x, vector_of(F16, lanes))

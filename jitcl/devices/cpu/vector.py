@@ -314,14 +314,17 @@ lanes_min = _reduction("min", "Smallest lane; NaN if any is NaN.")
 @intrinsic(prefer_literal=True)
 def transpose(typingctx, target, source, lanes):
     """`lanes` (a literal power of two) rows of as many elements, from one tile of memory to another
-    with rows and columns exchanged, in registers."""
+    with rows and columns exchanged, in registers. Low types move as bytes."""
     n = lanes.literal_value
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        to, from_ = (
+            Pointer("u8", ty.scope) if ty.dtype in dtypes.LOW else ty for ty in sig.args[:2]
+        )
         at = [constant(I64, k * n) for k in range(n)]
-        rows = [load_at(b, sig.args[1], v[1], i, n) for i in at]
+        rows = [load_at(b, from_, v[1], i, n) for i in at]
         for i, row in zip(at, _transposed(b, rows)):
-            store_at(b, sig.args[0], v[0], i, row)
+            store_at(b, to, v[0], i, row)
         return context.get_dummy_value()
 
     return types.void(target, source, lanes), codegen
@@ -386,28 +389,10 @@ def as_type(typingctx, x, have, to):
 
 
 @intrinsic
-def load_bits(typingctx, p, i):
-    """Element `i` as it lies in memory: an unsigned integer of as many bytes."""
-
-    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
-        address = b.bitcast(_address(b, sig.args[0], *v), llvm_type(sig.return_type).as_pointer())
-        value = b.load(address)
-        _mark(b, value, sig.args[0])
-        return value
-
-    return DTYPES[f"u{8 * _itemsize(p)}"](p, i64), codegen
-
-
-@intrinsic
-def store_bits(typingctx, p, i, value):
-    """Writes an element as an unsigned integer of as many bytes."""
-
-    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
-        address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), v[2].type.as_pointer())
-        _mark(b, b.store(v[2], address), sig.args[0])
-        return context.get_dummy_value()
-
-    return types.void(p, i64, value), codegen
+def bits(typingctx, p):
+    """The same memory as unsigned integers of as many bytes as an element has."""
+    result = Pointer(f"u{8 * _itemsize(p)}", p.scope)
+    return result(p), lambda context, b, sig, v: v[0]
 
 
 CASTS = {f"to_{dtype}": _cast_to(dtype) for dtype in DTYPES}
@@ -479,8 +464,7 @@ __all__ = [
     "lane_index",
     "transpose",
     "as_type",
-    "load_bits",
-    "store_bits",
+    "bits",
     "lanes_add",
     "lanes_max",
     "lanes_min",
