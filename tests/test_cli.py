@@ -356,3 +356,40 @@ def test_starting_loads_nothing_heavy(args):
             "print('loaded', sorted(heavy & sys.modules.keys()))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "loaded []"
+
+
+# -- programs ----------------------------------------------------------------------------------
+
+
+def test_programs_are_run_and_dumped(tmp_path):
+    import onnx
+
+    from tests.test_program import picked
+    path = tmp_path / "picked.onnx"
+    onnx.save(picked(), path)
+    out = jitcl_command("run", path, "-d", "cpu", "-i", "x=[[0, 1, 0, 2]]").stdout
+    assert "a program of 2 parts and 0 host steps" in out and "cut at 'find' (NonZero)" in out
+    shown = jitcl_command("dump", path, "-d", "profile:mali-g610", "-i", "x=[[0, 1, 0, 2]]",
+                   "-o", tmp_path / "out").stdout
+    assert "a program of 2 parts" in shown and "part 2" in shown
+    assert (tmp_path / "out" / "part-2" / "steps.txt").exists()
+    assert "cut at 'find'" in (tmp_path / "out" / "program.txt").read_text()
+    why = jitcl_command("cache", "why", path, "-d", "cpu", "-i", "x=[[0, 1, 0, 2]]").stdout
+    assert "in the cache" in why, why
+
+
+def test_strings_and_sequences_on_the_command_line(tmp_path):
+    import onnx
+
+    from tests.programs import STRING, info, model, node, sequence
+    path = tmp_path / "words.onnx"
+    onnx.save(model([node("StringConcat", ["s", "s"], ["y"]), node("Identity", ["q"], ["r"])],
+                    [info("s", [2], STRING), sequence("q")],
+                    [info("y", [2], STRING), sequence("r")]), path)
+    out = jitcl_command("run", path, "-d", "cpu", "-i", 's=["a","b"]', "-i", "q=[[1, 2], [3.5]]",
+                 "-o", tmp_path / "out.npz").stdout
+    assert "'y': 'aa', 'bb'" in out and "r[1]" in out and "string[2]" in out
+    with np.load(tmp_path / "out.npz") as saved:
+        assert saved["y"].tolist() == ["aa", "bb"] and saved["r[1]"].tolist() == [3.5]
+    failed = refused("run", path, "-d", "cpu", "-i", "q=[]", "--random")
+    assert "Say what it is as JSON: -i s=" in failed

@@ -1,4 +1,6 @@
-"""`jitcl dump`: what a model becomes, as an overview or as files. Nothing is built or run."""
+"""`jitcl dump`: what a model becomes, as an overview or as files. Nothing is built or run for the
+device; a model that is no single graph runs on the CPU, to know the shapes of its parts.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ Files of -o DIR:
   steps.txt              launches: kernel, buffers, parameters, geometry
   memory.txt, memory.svg where each buffer lives, and when
   groups.dot             which kernel reads what, for Graphviz: dot -Tsvg groups.dot
+A model of several parts has a folder part-1, part-2 ... for each, and program.txt.
 """
 
 
@@ -51,15 +54,30 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
     from jitcl.cli import dump_files, overview
     from jitcl.cli.console import console, print_json
     from jitcl.cli.lowered import lower_for_dump
+    from jitcl.errors import NotOneGraph
 
     opened = open_with(model, device, precision, memory, tuning, cache_dir)
-    lowered = lower_for_dump(opened, named_shapes(opened, shapes), given)
-    if after is not None:
-        click.echo(lowered.text_after(after), nl=False)
-    elif as_json:
-        print_json(overview.as_dict(lowered))
+    fixed = named_shapes(opened, shapes)
+    try:
+        if opened.program is not None:
+            raise NotOneGraph("")
+        lowered = lower_for_dump(opened, fixed, given)
+    except NotOneGraph:
+        from jitcl.cli.programs import lower_program
+
+        program = lower_program(opened, fixed, given)
+        text_after, as_dict = program.text_after, program.as_dict
+        show, write = program.show, program.write
     else:
-        overview.show(lowered, console())
+        text_after, as_dict = lowered.text_after, lambda: overview.as_dict(lowered)
+        show = lambda out: overview.show(lowered, out)                          # noqa: E731
+        write = lambda folder: dump_files.write(lowered, folder)                # noqa: E731
+    if after is not None:
+        click.echo(text_after(after), nl=False)
+    elif as_json:
+        print_json(as_dict())
+    else:
+        show(console())
     if output is not None:
-        written = dump_files.write(lowered, output)
+        written = write(output)
         click.echo(f"wrote {len(written)} files to {output}", err=as_json or after is not None)

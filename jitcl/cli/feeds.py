@@ -22,6 +22,7 @@ from jitcl.errors import InputError
 from jitcl.ir.types import Dim
 
 if TYPE_CHECKING:
+    from jitcl.frontends.values import ValueType
     from jitcl.runtime.model import Model
     from jitcl.runtime.source import Tensor
 
@@ -110,12 +111,33 @@ def _read(value: str, tensor: Tensor, scaling: Scaling) -> np.ndarray:
         raise InputError(f"'{path}' has no array '{tensor.name}'; it has {', '.join(arrays)}")
     if kind in PICTURES:
         return _read_picture(path, tensor, scaling)
+    if tensor.value is not None:
+        return _from_json(value, tensor, tensor.value)
     try:
         return np.asarray(json.loads(value), dtypes.to_numpy(tensor.dtype))
     except (ValueError, TypeError, OverflowError):
         raise InputError(
             f"-i {tensor.name}={value}: wanted a file (.npy, .npz, or a picture: "
             f"{', '.join(PICTURES)}), or numbers such as [1, 2, 3]") from None
+
+
+def _from_json(value: str, tensor: Tensor, type: ValueType) -> Any:
+    """Strings, sequences, optionals and maps: lists, null and objects of JSON."""
+    try:
+        return _built(json.loads(value), type)
+    except (ValueError, TypeError, OverflowError, AttributeError):
+        raise InputError(f"-i {tensor.name}={value}: wanted {type} as JSON: strings in quotes, a "
+                         "list for a sequence, null for an empty optional") from None
+
+
+def _built(raw: Any, type: ValueType) -> Any:
+    if type.kind == "optional":
+        return None if raw is None else _built(raw, type.of) if type.of else raw
+    if type.kind == "sequence" and type.of is not None:
+        return [_built(item, type.of) for item in list(raw)]
+    if type.kind == "map":
+        return {int(k) if dtypes.is_int(type.dtype) else k: v for k, v in raw.items()}
+    return np.asarray(raw, object if type.dtype == "string" else dtypes.to_numpy(type.dtype))
 
 
 def _load(path: Path) -> Any:

@@ -20,6 +20,7 @@ from jitcl.ir.printer import print_graph
 
 if TYPE_CHECKING:
     from jitcl.runtime.model import Model
+    from jitcl.runtime.source import Source
 
 FUSE = "fuse"
 
@@ -93,28 +94,31 @@ class LoweredModel:
 def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],
                    given: Sequence[str]) -> LoweredModel:
     """Lower a model without building anything. Raises what compiling it would raise."""
-    from jitcl.runtime.lowering import lower_model
     values = read_feeds(model, given, Scaling(), shapes)
     concrete = full_shapes(model, shapes, known=tuple(values))
     concrete |= {name: array.shape for name, array in values.items()}
     decisive: dict[str, np.ndarray] = {}
+    while True:
+        try:
+            return lower_part(model, model.source, concrete, decisive)
+        except NeedsValue as e:
+            if e.input_name not in values:
+                raise InputError(f"{e}\n  Give it: -i {e.input_name}='[...]' or a .npy") from e
+            decisive[e.input_name] = values[e.input_name]
+
+
+def lower_part(model: Model, source: Source, shapes: Mapping[str, tuple[int, ...]],
+               values: Mapping[str, np.ndarray]) -> LoweredModel:
+    """Lower a source, the model's own or that of a part of it, for its device and options."""
+    from jitcl.runtime.lowering import lower_model
     stages: list[Stage] = []
 
     def observe(name: str, graph: Graph, seconds: float) -> None:
         stages.append(Stage(name, graph, seconds, not stages or graph != stages[-1].graph))
 
-    while True:
-        try:
-            generated, plan = lower_model(model.source, concrete, decisive, model.device,
-                                          model.options, observe)
-            break
-        except NeedsValue as e:
-            if e.input_name not in values:
-                raise InputError(f"{e}\n  Give it: -i {e.input_name}='[...]' or a .npy") from e
-            decisive[e.input_name] = values[e.input_name]
-            stages.clear()
+    generated, plan = lower_model(source, shapes, values, model.device, model.options, observe)
     groups = tuple(_launched(i, g, plan) for i, g in enumerate(generated.groups))
-    return LoweredModel(model, concrete, tuple(stages), groups, plan)
+    return LoweredModel(model, shapes, tuple(stages), groups, plan)
 
 
 def _launched(number: int, group: Group, plan: Plan) -> Launched:

@@ -117,6 +117,8 @@ def full_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]],
     for t in model.inputs:
         if t.name in known or (t.optional and t.name not in shapes):
             continue
+        if t.value is not None:
+            continue
         shape = shapes.get(t.name, t.shape)
         unknown = [str(d) for d in shape if not isinstance(d, int)]
         if unknown:

@@ -17,8 +17,38 @@ MIN_CLASSES = 5              # vectors of so many elements show their best
 MIN_PIXELS = 8               # height and width from which an output may be a picture
 
 
-def summary(name: str, array: np.ndarray) -> dict[str, Any]:
-    """Name, dtype, shape, and min, mean and max of what is finite (None where nothing is)."""
+def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Items of sequences under names of their own, "y[0]"; arrays, None and dicts as they are."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            found |= flattened({f"{name}[{i}]": v for i, v in enumerate(value)})
+        else:
+            found[name] = value
+    return found
+
+
+def words(value: Any, count: int = 6) -> str:
+    """The first strings of an array of them, a map's first entries; "" of numbers."""
+    if isinstance(value, dict):
+        items = [f"{k!r}: {v!r}" for k, v in list(value.items())[:count]]
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        items = [repr(v) for v in value.reshape(-1)[:count].tolist()]
+    else:
+        return ""
+    size = len(value) if isinstance(value, dict) else value.size
+    return ", ".join(items) + (f" and {size - count} more" if size > count else "")
+
+
+def summary(name: str, array: Any) -> dict[str, Any]:
+    """Name, dtype, shape, and min, mean and max of what is finite (None where nothing is). Of
+    strings and maps, their first words; an empty optional has the dtype "none".
+    """
+    if not isinstance(array, np.ndarray) or array.dtype == object:
+        kind = "none" if array is None else "map" if isinstance(array, dict) else "string"
+        shape = list(array.shape) if isinstance(array, np.ndarray) else []
+        return {"name": name, "dtype": kind, "shape": shape, "min": None, "mean": None,
+                "max": None, "not_finite": 0, "words": words(array)}
     row: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape),
                            "min": None, "mean": None, "max": None, "not_finite": 0}
     if array.size:
@@ -30,8 +60,10 @@ def summary(name: str, array: np.ndarray) -> dict[str, Any]:
     return row
 
 
-def best(array: np.ndarray, count: int = 5) -> list[tuple[int, float]]:
+def best(array: Any, count: int = 5) -> list[tuple[int, float]]:
     """(index, value) of the largest of a class-like vector ([K], [1,K], [1,K,1,1]), else []."""
+    if not isinstance(array, np.ndarray):
+        return []
     if array.dtype.kind != "f" or array.size < MIN_CLASSES or array.size != max(array.shape):
         return []
     flat = array.reshape(-1).astype(np.float64)
@@ -54,7 +86,9 @@ def file_name(name: str) -> str:
 
 def _plain(array: np.ndarray) -> np.ndarray:
     """The array in types that .npy files know: bfloat16 and low floats as float32, low integers as
-    int32."""
+    int32, strings of a fixed length."""
+    if array.dtype == object:
+        return array.astype(str)
     dtype = dtypes.from_numpy(array.dtype) or ""
     foreign = dtype == "bf16" or dtype in dtypes.LOW
     return dtypes.converted(array, dtypes.compute(dtype)) if foreign else array
@@ -62,7 +96,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def save_arrays(outputs: Mapping[str, np.ndarray], where: Path) -> list[Path]:
     """All outputs into one .npz, one output into a .npy, or each into a .npy of a folder."""
-    arrays = {n: _plain(a) for n, a in outputs.items()}
+    arrays = {n: _plain(a) for n, a in flattened(outputs).items() if isinstance(a, np.ndarray)}
     try:
         if where.suffix == ".npz":
             where.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +166,9 @@ def save_pictures(outputs: Mapping[str, np.ndarray], folder: Path) -> list[tuple
     except ImportError:
         raise InputError("--save-pictures needs Pillow: pip install pillow") from None
     saved = []
-    for name, array in outputs.items():
+    for name, array in flattened(outputs).items():
+        if not isinstance(array, np.ndarray):
+            continue
         found, how = pictures(array)
         for k, pixels in enumerate(found):
             number = f".{k}" if len(found) > 1 else ""

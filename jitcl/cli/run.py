@@ -110,7 +110,12 @@ def _feeds(model: Model, given: Sequence[str], scaling: Scaling, shapes: Sequenc
     from jitcl.cli.feeds import random_feed, read_feeds
     fixed = named_shapes(model, shapes)
     feeds = read_feeds(model, given, scaling, fixed)
-    missing = [t for t in model.inputs if t.name not in feeds and not t.optional]
+    missing = [t for t in model.inputs if t.name not in feeds and not t.optional
+               and not (t.value is not None and t.value.kind == "optional")]
+    odd = [t for t in missing if t.value is not None]
+    if odd:
+        raise InputError(f"input {odd[0]} was not given\n  Say what it is as JSON: -i "
+                         f"{odd[0].name}='[...]'; --random makes tensors of numbers only.")
     if missing and not random:
         raise InputError(f"input {missing[0]} was not given\n"
                          f"  Say where it is, -i {missing[0].name}=FILE, or take --random numbers.")
@@ -138,23 +143,30 @@ def _timed(model: Model, feeds: dict[str, np.ndarray], start: float, repeat: int
 def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any],
            saved: list[tuple[Path, str]], labels: Sequence[str]) -> None:
     from jitcl.cli.console import console, duration, table
-    from jitcl.cli.results import best, class_lines, summary
+    from jitcl.cli.results import best, class_lines, flattened, summary
     out = console()
     rows = table("", "output", "type", "min", "mean", "max", right=("min", "mean", "max"))
-    for name, array in outputs.items():
+    flat = flattened(outputs)
+    found_words = []
+    for name, array in flat.items():
         row = summary(name, array)
-        shape = ",".join(map(str, array.shape))
+        if row.get("words"):
+            found_words.append(f"'{name}': {row['words']}")
+        shape = ",".join(map(str, row["shape"]))
         figures = ["-" if row[k] is None else f"{row[k]:.6g}" for k in ("min", "mean", "max")]
         odd = f"  ({row['not_finite']} not finite)" if row["not_finite"] else ""
         rows.add_row(name, f"{row['dtype']}[{shape}]{odd}", *figures)
     out.print(rows)
-    for name, array in outputs.items():
+    out.print(*found_words, sep="\n", end="\n" if found_words else "")
+    for name, array in flat.items():
         found = best(array)
         if found:
             out.print(f"best of '{name}':", *class_lines(found, labels), sep="\n")
     for path, how in saved:
         out.print(f"saved {path}" + (f" ({how})" if how else ""))
     report = model.report()
+    if report.program:
+        out.print(str(report))
     if report.stepped_down and report.from_cache:           # a compilation has warned
         from jitcl.runtime.stepped import runs
         out.print(f"the driver failed before: {runs(report.stepped_down)}")
@@ -169,14 +181,15 @@ def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any]
 def _print_json(model: Model, feeds: dict[str, np.ndarray], outputs: dict[str, np.ndarray],
                 seconds: dict[str, Any], saved: list[tuple[Path, str]]) -> None:
     from jitcl.cli.console import print_json
-    from jitcl.cli.results import best, summary
+    from jitcl.cli.results import best, flattened, summary
     report = model.report()
     print_json({
         "model": model.source.name, "device": report.device, "asked": report.asked,
-        "inputs": [summary(n, a) for n, a in feeds.items()],
-        "outputs": [{**summary(n, a), "best": best(a)} for n, a in outputs.items()],
+        "inputs": [summary(n, a) for n, a in flattened(feeds).items()],
+        "outputs": [{**summary(n, a), "best": best(a)} for n, a in flattened(outputs).items()],
         "seconds": seconds, "from_cache": report.from_cache, "steps": len(report.steps),
         "kernels": report.kernels, "peak_bytes": report.peak_bytes, "host": report.host,
+        "program": [vars(row) for row in report.program],
         "memory": report.memory, "memory_why": report.memory_why,
         "stepped_down": [vars(s) for s in report.stepped_down],
         "cache": model.cache.stats.as_dict(), "saved": [str(path) for path, _ in saved]})
