@@ -3,8 +3,9 @@
 Where ONNX is vague, they do as onnxruntime does: NaN passes a test for inequality; targets that no
 leaf of a row votes for get neither a vote nor their base value; a regression of one target knows
 no transform but PROBIT; a classifier of two classes that only one of them is voted for compares
-that score with 1/2 if no vote is negative, else with 0. Where both classes get votes, the larger
-one wins, as ONNX has it.
+that score with 1/2 if no vote is negative, else with 0. As ONNX has it, and not onnxruntime:
+where both of two classes get votes, the larger one wins; TreeEnsemble's post_transform 1 is
+SOFTMAX, 2 is LOGISTIC.
 """
 
 from __future__ import annotations

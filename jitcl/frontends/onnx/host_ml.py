@@ -14,7 +14,8 @@ Keys = Sequence[Any] | None
 
 
 class ZipMap(OpRun):
-    """Each row of scores as a map from label to score; a vector is one row."""
+    """Each row of scores as a map from label to score, in the labels' order; a vector is one row.
+    """
 
     op_domain = "ai.onnx.ml"
 
@@ -25,7 +26,9 @@ class ZipMap(OpRun):
         if rows.ndim != 2 or rows.shape[1] != len(keys):
             raise ValueError(f"scores {list(x.shape)} have not one column for each of {len(keys)} "
                              "labels")
-        return ([dict(zip(keys, row)) for row in rows.tolist()],)
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        names = [keys[k] for k in order]
+        return ([dict(zip(names, row)) for row in rows[:, order].tolist()],)
 
 
 class CategoryMapper(OpRun):
