@@ -15,6 +15,7 @@ MODULES = (                      # one a line, so that two additions never clash
     "movement",
     "slicing",
     "gather",
+    "scatter",
     "sorting",
     "creation",
     "sizes",

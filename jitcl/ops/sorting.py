@@ -3,7 +3,7 @@
 Short axes are sorted by rank: each element counts those before it. Long ones are cut into blocks,
 and sorted blocks merged in pairs: a place finds out by bisection how many of the places before it
 come from the first block ("merge path"; Green et al., 2012). A merge is one parallel kernel, so an
-axis of n costs about n * log(n)^2.
+axis of n costs about n * log(n)^2. Where only the first k are wanted, no more of a block are kept.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def rank_indices(s: KernelBuilder, ix: Index, rank: Loader, k: int, axis: int) -
 
 # ---- long axes
 
-BLOCK = 256         # elements sorted by rank before merging begins
+BLOCK = 64          # elements sorted by rank before merging begins
 LONG = 1024         # elements from which blocks are merged
 
 
@@ -120,20 +120,21 @@ def precedes(s: KernelBuilder, x: Loader, row: Expr, i: Expr, j: Expr, largest: 
     return s.fold(x.shape[2], (s.const(0, "i32"),), compare)[0]
 
 
-def _merge_type(x: TensorType, order: TensorType, run: int, largest: bool = False) -> TensorType:
-    if x.rank != 3 or order != TensorType("i32", x.shape[:2]) or x.dims[1] % (2 * run):
-        raise ShapeError(f"wanted x [rows, n, length] and its order i32[rows, n] in runs of {run}, "
+def _merge_type(x: TensorType, order: TensorType, run: int, keep: int,
+                largest: bool = False) -> TensorType:
+    if x.rank != 3 or order.rank != 2 or order.dtype != "i32" or order.shape[0] != x.shape[0] or (
+            order.dims[1] % (2 * run) or not 0 < keep <= 2 * run):
+        raise ShapeError(f"wanted x [rows, n, length] and places i32[rows, m] in runs of {run}, "
                          f"an even number of them, got {x} and {order}")
-    return order
+    return order.with_(shape=(order.shape[0], order.dims[1] // (2 * run) * keep))
 
 
-def _merge_ref(x: np.ndarray, order: np.ndarray, run: int, largest: bool = False) -> np.ndarray:
-    y = order.copy()
-    for r in range(len(x)):
-        for start in range(0, order.shape[1], 2 * run):
-            pair = order[r, start:start + 2 * run]
-            y[r, start:start + 2 * run] = pair[_row_order(x[r, pair], largest)]
-    return y
+def _merge_ref(x: np.ndarray, order: np.ndarray, run: int, keep: int,
+               largest: bool = False) -> np.ndarray:
+    pairs = order.reshape(len(x), -1, 2 * run)
+    rows = [[pair[_row_order(x[r, pair], largest)][:keep] for pair in pairs[r]]
+            for r in range(len(x))]
+    return np.array(rows, order.dtype).reshape(len(x), -1)
 
 
 def _row_order(x: np.ndarray, largest: bool = False) -> np.ndarray:
@@ -148,22 +149,23 @@ _RUNS = Spec((2, 4), "i32", values=(0, 1, 2, 3, 1, 0, 3, 2))
 
 
 @indexed("sort", infer=_merge_type, ref=_merge_ref, samples=[
-    sample(Spec((2, 4, 1), values=(1, 3, 0, 3, 2, -1, 9, 5)), _RUNS, run=2),
-    sample(Spec((2, 4, 1), "i64", values=(3, 1, 3, 0, -1, 2, 5, 9)), _RUNS, run=2, largest=True),
-    sample(I32(2, 4, 3, low=0, high=2), Spec((2, 4), "i32", values=(0, 1, 2, 3) * 2), run=1)])
-def merge_runs(s: KernelBuilder, ix: Index, x: Loader, order: Loader, run: int,
+    sample(Spec((2, 4, 1), values=(1, 3, 0, 3, 2, -1, 9, 5)), _RUNS, run=2, keep=4),
+    sample(Spec((2, 4, 1), "i64", values=(3, 1, 3, 0, -1, 2, 5, 9)), _RUNS, run=2, keep=3,
+           largest=True),
+    sample(I32(2, 4, 3, low=0, high=2), Spec((2, 4), "i32", values=(0, 1, 2, 3) * 2), run=1,
+           keep=2)])
+def merge_runs(s: KernelBuilder, ix: Index, x: Loader, order: Loader, run: int, keep: int,
                largest: bool = False) -> Expr:
-    """The order of runs of 2 * run elements from that of runs of `run`; equal ones stay in order.
-    """
+    """The first `keep` of each pair of runs of `run` places in order; equal ones stay in order."""
     row, place = ix
-    start = place // (2 * run) * (2 * run)
-    wanted = E.cast(place % (2 * run), "i32")
+    start = place // keep * (2 * run)
+    wanted = E.cast(place % keep, "i32")
 
     def first(i: Expr) -> Expr:
-        return _within(s, order(row, start + _clamped(s, i, run)), x.shape[1])
+        return _clamped(s, order(row, start + _clamped(s, i, run)), x.shape[1])
 
     def second(j: Expr) -> Expr:
-        return _within(s, order(row, start + run + _clamped(s, j, run)), x.shape[1])
+        return _clamped(s, order(row, start + run + _clamped(s, j, run)), x.shape[1])
 
     def halve(k: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
         middle = s.shr(low + high, 1)
@@ -183,33 +185,30 @@ def _clamped(s: KernelBuilder, i: Expr, extent: int) -> Expr:
     return s.min(s.max(s.index(i), 0), extent - 1)
 
 
-def _within(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
-    return _clamped(s, raw, extent)
-
-
-def _sorted_type(x: TensorType, largest: bool = False) -> TensorType:
-    if x.rank != 3 or not x.dims[2]:
-        raise ShapeError(f"wanted [rows, n, length] with a length of 1 or more, got {x}")
-    return TensorType("i32", x.shape[:2])
-
-
 def _sort_samples() -> list[Sample]:
     return [sample(F32(2, 700, 1), largest=True), sample(I32(1, 300, 1, low=0, high=40)),
+            sample(F32(2, 700, 1), first=5), sample(I32(1, 900, 1, low=0, high=99), first=100),
             sample(I32(2, 37, 2, low=0, high=4)), sample(F32(1, 1, 1)),
             sample(Spec((1, 6, 1), values=_NAN.values)),
             sample(Spec((1, 6, 1), values=_NAN.values), largest=True)]
 
 
-@composite(ref=lambda x, largest=False: np.stack([_row_order(r, largest) for r in x]).astype("i4"),
-           samples=_sort_samples())
-def sort_order(g: GraphBuilder, x: Node, largest: bool = False) -> Node:
-    """The places of the elements [rows, n, length] in order, least (or greatest) first.
+def _sort_ref(x: np.ndarray, largest: bool = False, first: int | None = None) -> np.ndarray:
+    return np.stack([_row_order(row, largest)[:first] for row in x]).astype(np.int32)
+
+
+@composite(ref=_sort_ref, samples=_sort_samples())
+def sort_order(g: GraphBuilder, x: Node, largest: bool = False, first: int | None = None) -> Node:
+    """The places of the elements [rows, n, length] in order, least (or greatest) first; of all, or
+    of the `first` so many.
 
     What fills the axis up to a power of two sorts behind all else: it is as far behind as a value
     can be, and it stands behind its equals.
     """
-    _sorted_type(x.type)
+    if x.type.rank != 3 or not x.type.dims[2]:
+        raise ShapeError(f"wanted [rows, n, length] with a length of 1 or more, got {x.type}")
     rows, n, length = x.type.dims
+    first = n if first is None else min(first, n)
     blocks = 1 if length > 1 else BLOCK
     size = max(blocks, 1 << (n - 1).bit_length())
     low, high = dtypes.limits(x.type.dtype)
@@ -223,11 +222,17 @@ def sort_order(g: GraphBuilder, x: Node, largest: bool = False) -> Node:
     else:
         order = g.const(np.arange(size), "i32")
     order = g.expand(g.reshape(order, shape=(-1, size)), shape=(rows, size))
-    run = blocks
-    while run < size:
-        order = g.merge_runs(x, order, run=run, largest=largest)
-        run *= 2
-    return g.slice(order, starts=(0,), ends=(n,), axes=(1,))
+    run, enough = blocks, 1 << max(first - 1, 0).bit_length()
+    while run < order.type.dims[1]:
+        keep = min(2 * run, enough)
+        if keep < run:                                   # a block holds more than are wanted
+            order = g.reshape(order, shape=(rows, order.type.dims[1] // run, run))
+            order = g.slice(order, starts=(0,), ends=(keep,), axes=(2,))
+            order = g.reshape(order, shape=(rows, order.type.dims[1] * keep))
+            run = keep
+        order = g.merge_runs(x, order, run=run, keep=keep, largest=largest)
+        run = keep
+    return g.slice(order, starts=(0,), ends=(first,), axes=(1,))
 
 
 @composite(ref=lambda x, k, axis=-1, largest=True: _first(
@@ -246,7 +251,7 @@ def topk_indices(g: GraphBuilder, x: Node, k: int, axis: int = -1, largest: bool
     others = [a for a in range(x.type.rank) if a != axis]
     dims = [x.type.dims[a] for a in others]
     rows = g.reshape(g.transpose(x, perm=(*others, axis)), shape=(math.prod(dims), n, 1))
-    order = g.slice(g.sort_order(rows, largest=largest), starts=(0,), ends=(k,), axes=(1,))
+    order = g.sort_order(rows, largest=largest, first=k)
     back = tuple((*others, axis).index(a) for a in range(x.type.rank))
     return g.cast(g.transpose(g.reshape(order, shape=(*dims, k)), perm=back), to="i64")
 
