@@ -24,13 +24,14 @@ from jitcl.errors import (
     NotOneGraph,
     UnsupportedError,
 )
-from jitcl.frontends.onnx import functions, opsets, tensors
+from jitcl.frontends.onnx import functions, opsets, tensors, training
 from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
 from jitcl.frontends.onnx.problems import Cut, Problems
 from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Sized, Value, tensors_in
 from jitcl.frontends.onnx.sequences import RULES as SEQUENCES
+from jitcl.frontends.onnx.training import RULES as TRAINING
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input, spread_origin, toposort
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
@@ -268,8 +269,10 @@ class Importer:
             return (constant_node(attributes, self.model.base, where),)
         plain = functions.rounded_defaults(proto, opset, inputs)
         plain |= {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
-        special = CONTROL.get(proto.op_type) or SEQUENCES.get(proto.op_type)
-        if special is not None and not domain:
+        special = TRAINING.get(proto.op_type) if domain == training.DOMAIN else None
+        if not domain:
+            special = CONTROL.get(proto.op_type) or SEQUENCES.get(proto.op_type)
+        if special is not None:
             given = special(self, proto, inputs, plain, scope)
             if given is not None:
                 return given

@@ -282,6 +282,8 @@ def _cycle(proto: ModelProto, needs: list[list[int]], done: set[int]) -> str:
 def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Names of the values that a node needs, those that its subgraphs capture included."""
     yield from (i for i in node.input if i)
+    if node.op_type == "Gradient":           # of the value that an attribute names
+        yield from (a.s.decode() for a in node.attribute if a.name == "y")
     for a in node.attribute:
         for graph in [a.g] if a.HasField("g") else a.graphs:
             own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
