@@ -129,8 +129,15 @@ def reference(name: str) -> jitcl.Model:
     return jitcl.compile(onnx.parser.parse_model(MODELS[name]), device="reference")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("device", DEVICES)
+QUICK = {("cpu", "attention"), ("cpu", "conv"), *((device, "parts") for device in DEVICES)}
+RAGGED_CASES = [
+    pytest.param(device, name, marks=() if (device, name) in QUICK else (pytest.mark.slow,))
+    for device in DEVICES for name in MODELS]
+ONE_QUICK = [pytest.param(device, marks=() if device == "cpu" else (pytest.mark.slow,))
+             for device in DEVICES]
+
+
+@pytest.mark.parametrize("device, name", RAGGED_CASES)
 def test_ragged_sizes_share_one_plan(device: str, name: str, tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(MODELS[name])
     model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
@@ -147,7 +154,7 @@ def test_ragged_sizes_share_one_plan(device: str, name: str, tmp_path: Path) -> 
     assert counted(model) != before
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ONE_QUICK)
 def test_members_repeat_bit_for_bit_and_equal_specialisations(
         device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proto = onnx.parser.parse_model(ATTENTION)
@@ -259,8 +266,13 @@ def test_the_report_shows_the_family(tmp_path: Path) -> None:
     model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
     for n in (10, 11, 12):
         model.run(feeds("softmax", n))
-    assert "steps" in str(model.report())
-    assert model.plan is not None and model.plan.inputs[0].shape[0] == 4
+    report = model.report()
+    assert report.sizes == (("n", 12, 256),)
+    assert "  one plan for many shapes: n = 12 (room for 256)\n" in str(report)
+    model.run(feeds("softmax", 300))
+    assert model.report().sizes == (("n", 300, 512),)
+    model.run(feeds("softmax", 10))                     # compiled for it: a plan of its own
+    assert not model.report().sizes
 
 
 # ---- which dimensions become symbols

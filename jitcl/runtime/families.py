@@ -84,6 +84,7 @@ class Family:
 
     plan: Plan                                  # its integers are sizes
     shapes: Mapping[str, Dims]                  # of the inputs: numbers and sizes
+    from_cache: bool = False
     loaded: Specialisation | None = None
     capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
 
@@ -268,7 +269,7 @@ class Families:
         missing = {n: dims for n, dims in sized.items() if n not in by_name}
         if any(type(d) is Size for dims in missing.values() for d in dims):
             return None
-        return Family(plan, {n: by_name.get(n, dims) for n, dims in sized.items()})
+        return Family(plan, {n: by_name.get(n, dims) for n, dims in sized.items()}, True)
 
     def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience,
                tried: Generated | None = None) -> Member | None:
@@ -299,7 +300,10 @@ class Families:
         if loaded is None:
             return None
         executable = _Resized(loaded.executable, family.at(values))
-        fields = {**vars(loaded), "executable": executable}
+        sizes = tuple((a.symbol, v, room) for a, v, room in zip(
+            family.space.atoms, values, family.capacity) if a.symbol)
+        fields = {**vars(loaded), "executable": executable, "sizes": sizes,
+                  "from_cache": family.from_cache}
         return Member(**fields, family=family)
 
 

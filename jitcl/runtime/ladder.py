@@ -107,6 +107,7 @@ class Specialisation:
     rung: str = ""                              # of MEMORY_RUNGS
     stepped: tuple[SteppedDown, ...] = ()
     fallback: Fallback | None = None            # why the plan is smaller, or on the CPU
+    sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
 
     @property
     def stale(self) -> bool:
@@ -277,7 +278,8 @@ class Ladder:
             seen = opening(self.device)
             try:
                 executable = self._load(self.device, plan, tried, tried.plan if tried else None)
-                return Specialisation(plan, executable, self.device, seen)
+                stepped = steps_down(tried, plan) if tried is not None else ()
+                return Specialisation(plan, executable, self.device, seen, stepped=stepped)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
 

@@ -60,6 +60,7 @@ class Report:
     device: what runs the model. asked: the device that was asked for. memory: "" for the plan as
     asked, else the rung of runtime/ladder.MEMORY_RUNGS that fitted; memory_why: what did not fit.
     program: parts, host steps and cuts in order, where the model is no single graph.
+    sizes: (dimension, its value, room for) of a plan that serves many shapes.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Report:
     memory: str = ""
     memory_why: str = ""
     program: tuple[Row, ...] = ()
+    sizes: tuple[tuple[str, int, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +86,8 @@ class Report:
                 f"{self.model} on {self.device}: not compiled yet "
                 "(shapes are not known before the first run)"
             )
-        return "\n".join([self._sum(), *self._memory(), *self._host(), *self._stepped()])
+        return "\n".join([self._sum(), *self._sizes(), *self._memory(), *self._host(),
+                          *self._stepped()])
 
     def _sum(self) -> str:
         flops = sum(s.flops for s in self.steps)
@@ -104,6 +107,10 @@ class Report:
         parts, host = (sum(r.kind == kind for r in self.program) for kind in ("part", "host"))
         return (f"a program of {parts} part{'s' * (parts != 1)} and {host} host "
                 f"step{'s' * (host != 1)}, ")
+
+    def _sizes(self) -> list[str]:
+        sizes = ", ".join(f"{name} = {value} (room for {room})" for name, value, room in self.sizes)
+        return [f"  one plan for many shapes: {sizes}"] if sizes else []
 
     def _memory(self) -> list[str]:
         if not self.memory:
@@ -142,7 +149,7 @@ def report_of(model: str, device: Device, special: Specialisation | None) -> Rep
     return Report(
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.rung,
-        fallback.why if fallback is not None else "")
+        fallback.why if fallback is not None else "", sizes=special.sizes)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:
