@@ -17,7 +17,7 @@ from onnx import helper
 import jitcl
 from jitcl.ops.core import ONNX
 from tests.devices import present
-from tests.programs import BOOL, I64, agrees, graph, info, model, node, opened, same
+from tests.programs import BOOL, I64, agrees, by_onnxruntime, graph, info, model, node, opened, same
 
 X = np.array([[0, 1.5, 0, -2], [3, 0, 0.25, 0]], np.float32)
 
@@ -102,6 +102,35 @@ def test_specialisations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made.run({"x": x})["y"].shape == (kept,)
     assert made.program is not None
     assert max(len(part._kept) for part in made.program._parts.values()) <= 3
+
+
+def test_a_level_is_found_once_for_all_shapes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where nothing in it comes of a shape; a copy at one shape is none at another."""
+    from jitcl.frontends.onnx.partition import Partition
+
+    monkeypatch.setenv("JITCL_CACHE_DIR", str(tmp_path))
+    found = []
+    level = Partition.level
+    monkeypatch.setattr(Partition, "level", lambda *a: found.append(a[2]) or level(*a))
+    made = opened(picked())
+    for kept in (3, 4, 5, 6):
+        x = np.ones((2, 4), np.float32)
+        x.reshape(-1)[kept:] = 0
+        same(made.run({"x": x})["y"], np.full(kept, np.e, np.float32))
+    assert len(found) == 2
+
+    tiled = model([node("NonZero", ["x"], ["i"]), node("Cast", ["i"], ["f"], to=1),
+                   node("Expand", ["x", "one"], ["e"]), node("Shape", ["f"], ["s"]),
+                   node("Add", ["e", "f"], ["y"]), node("Erf", ["s32"], ["z"]),
+                   node("Cast", ["s"], ["s32"], to=1)],
+                  [info("x", ["n"])], [info("y", None), info("z", None)],
+                  {"one": np.array([1, 1])})
+    made = opened(tiled)
+    for length in (1, 3, 2):
+        x = np.ones(length, np.float32)
+        same(list(made.run({"x": x}).values()), by_onnxruntime(tiled, {"x": x}))
 
 
 # ---- host steps

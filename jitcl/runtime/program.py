@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import JitclError, NeedsValue, UnsupportedError
+from jitcl.errors import JitclError, NeedsValue, NotOneGraph, UnsupportedError
 from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where, digest
 from jitcl.frontends.values import signature
 from jitcl.ir.graph import Graph
@@ -86,6 +86,7 @@ class Program:
         self.last: tuple[Ran, ...] = ()
         self._lock = threading.RLock()
         self._levels: OrderedDict[Any, Level] = OrderedDict()
+        self._at_any_shape: dict[Any, Level] = {}
         self._by_value: dict[tuple[str, str], list[str]] = {}
         self._parts: OrderedDict[str, Model] = OrderedDict()
 
@@ -106,9 +107,11 @@ class Program:
         state: State | None = START
         while state is not None:
             level = self._level(where, state, env)
-            ran = Ran(where, level)
-            if level.part is not None:
-                ran = self._run_part(where, level, level.part, env)
+            try:
+                ran = self._run_part(where, level, env)
+            except NotOneGraph:                 # found at other shapes, and not so at these
+                level = self._level(where, state, env, exact=True)
+                ran = self._run_part(where, level, env)
             trace[where, state.left] = ran
             for step in level.steps:
                 for name, value in zip(step.outputs, self._run_step(where, level, step, env,
@@ -141,10 +144,12 @@ class Program:
         return (self._part(Where(), level, level.part),
                 {n: arrays[n] for n, _, _ in level.part.inputs})
 
-    def _run_part(self, where: Where, level: Level, part: Part, env: Env) -> Ran:
+    def _run_part(self, where: Where, level: Level, env: Env) -> Ran:
         """Run what is compiled, and name its results in `env`."""
         arrays: list[np.ndarray] = []
-        ran = Ran(where, level)
+        ran, part = Ran(where, level), level.part
+        if part is None:
+            return ran
         if part.count:
             model = self._part(where, level, part)
             feeds = {name: env[name] for name, _, _ in part.inputs}
@@ -187,8 +192,11 @@ class Program:
 
     # ---- levels
 
-    def _level(self, where: Where, state: State, env: Env, fed: bool = True) -> Level:
-        """The next level of a scope for what is there; raises what strict=True rules out."""
+    def _level(self, where: Where, state: State, env: Env, fed: bool = True,
+               exact: bool = False) -> Level:
+        """The next level of a scope for what is there; raises what strict=True rules out. `exact`:
+        found at these very shapes.
+        """
         place = where.digest, state.digest
         with self._lock:
             by_value = self._value_names(place)
@@ -197,6 +205,9 @@ class Program:
                 key = (place, tuple((n, _seen(v)) for n, v in env.items()),
                        tuple((n, np.asarray(v).tobytes()) for n, v in values.items()))
                 level = self._levels.get(key)
+                ranks = place, tuple((n, _rank(v)) for n, v in env.items())
+                if level is None and not values and not exact:
+                    level = self._at_any_shape.get(ranks)
                 if level is None:
                     try:
                         level = self._found(where, state, env, values)
@@ -207,6 +218,8 @@ class Program:
                             raise
                         continue
                     self._levels[key] = level
+                    if not values and holds_at_any_shape(level):
+                        self._at_any_shape[ranks] = level
                     while len(self._levels) > MAX_LEVELS:
                         self._levels.popitem(last=False)
                 if not fed and values:
@@ -279,6 +292,24 @@ def _seen(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OUST":
         return value.dtype, value.shape
     return repr(signature(value))
+
+
+def _rank(value: Any) -> Any:
+    """What `_seen` says, less the sizes."""
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OUST":
+        return value.dtype, value.ndim
+    return signature(value)[0]
+
+
+def holds_at_any_shape(level: Level) -> bool:
+    """Whether a level that was found at some shapes is right at others: no constant that may come
+    of a shape is written into it, no node that may be a mere copy at one shape is left out, and no
+    call was expanded for operands of a type. Its part is checked when it is imported for a shape.
+    """
+    forms = [form for _, form in level.part.outputs] if level.part is not None else []
+    if any(not isinstance(f, int) and "cut" not in f for f in forms):
+        return False
+    return not level.here.expanded and all(not s.bodies for s in level.steps)
 
 
 def _formed(form: Form, arrays: Sequence[np.ndarray], env: Env) -> Any:
