@@ -63,7 +63,7 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     renderer = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
     nest, inner = parallel_nest(kernel)
     if scanned(kernel) and target.local_works:
-        return chains(kernel, entry, renderer, min(ROW_GROUP, target.max_work_group))
+        return chains(kernel, entry, renderer, target)
     group = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = min(group, target.reduction_group, target.max_work_group)
     form = RowForm(renderer, lanes, target.volatile_group_size)
@@ -78,13 +78,17 @@ def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
     return Scheduled(renderer.kernel_text(entry, lines), (-(-items // local) * local,), (local,))
 
 
-def chains(kernel: Kernel, entry: str, r: OpenClRenderer, most: int) -> Scheduled:
+def chains(kernel: Kernel, entry: str, r: OpenClRenderer, target: Target) -> Scheduled:
     """A recurrence, one chain a work-group."""
     nest, inner = parallel_nest(kernel)
-    lanes = lanes_for(inner, most)
-    lines = [f"    {r.index} lane = get_local_id(0), lanes = get_local_size(0);",
-             f"    {r.index} p = get_group_id(0);", *decoded(r, nest, "p", "    "),
-             *chain_lines(r, inner, 1)]
+    lanes = lanes_for(inner, min(ROW_GROUP, target.max_work_group))
+    places = decoded(r, nest, "p", "    ")
+    parts = chain_lines(r, inner, 1)
+    lines = [f"    {r.index} lane = get_local_id(0);"]
+    if any("lanes" in line for line in parts):
+        volatile = "volatile " if target.volatile_group_size else ""
+        lines.append(f"    {volatile}{r.index} lanes = get_local_size(0);")
+    lines += [f"    {r.index} p = get_group_id(0);", *places, *parts]
     groups = math.prod(f.extent for f in nest)
     return Scheduled(r.kernel_text(entry, lines), (groups * lanes,), (lanes,))
 

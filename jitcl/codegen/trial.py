@@ -36,9 +36,10 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Kernel, Let, expressions, statements
+from jitcl.ir.kernel import Kernel, Let, expressions, scanned, statements
 from jitcl.ir.noise import KINDS, ORIGIN, Noise, Supply
 from jitcl.ir.sampling import Sample, sample_kernel, sample_places
+from jitcl.ir.sampling_scan import sample_scan, sample_scan_places
 from jitcl.ir.types import TensorType
 
 FILL = 0xA5                                  # byte of the pattern; of floats, 0xFFE5 is a quiet NaN
@@ -198,7 +199,7 @@ class GroupTrial:
         found = _differences(self._root, y, sample)
         suspects = self._suspects(y, sample)
         if len(suspects):
-            more = sample_places(self._lowered.kernel, self._arrays(kind), suspects)
+            more = self._at(kind, suspects)
             found = found or _differences(self._root, y, more, "suspicious")
         found = found or self._dirty_padding(y)
         return f"{self.subject}: {found}" if found else ""
@@ -226,7 +227,7 @@ class GroupTrial:
         best: tuple[float, str, Sample] | None = None
         try:
             for kind in self._kinds():
-                sample = sample_kernel(self._lowered.kernel, self._arrays(kind), self._seed)
+                sample = self._sampled(kind)
                 told = np.isfinite(sample.radius) & np.isfinite(sample.mid)
                 share = float(told.mean()) if told.size else 1.0
                 if best is None or share > best[0]:
@@ -237,6 +238,19 @@ class GroupTrial:
             return str(error)
         assert best is not None
         return best[1], best[2]
+
+    def _sampled(self, kind: str) -> Sample:
+        """What the unscheduled kernel says of some places."""
+        kernel = self._lowered.kernel
+        sample = sample_scan if scanned(kernel) else sample_kernel
+        return sample(kernel, self._arrays(kind), self._seed)
+
+    def _at(self, kind: str, positions: np.ndarray) -> Sample:
+        """What it says of these places, as far as it does."""
+        kernel, arrays = self._lowered.kernel, self._arrays(kind)
+        if scanned(kernel):
+            return sample_scan_places(kernel, arrays, positions, self._seed)
+        return sample_places(kernel, arrays, positions)
 
     def _kinds(self) -> tuple[str, ...]:
         """Kinds of data that no index can leave its buffer with."""

@@ -74,15 +74,19 @@ def sample_places(kernel: Kernel, buffers: Mapping[str, Array | Noise], position
 
 def _run(kernel: Kernel, buffers: Mapping[str, Array | Noise], points: Points) -> Sample:
     store = _store(kernel)
-    noisy = {name: b for name, b in buffers.items() if isinstance(b, Noise)}
-    arrays = {name: b for name, b in buffers.items() if not isinstance(b, Noise)}
-    flat = noisy | {b.name: checked_array(kernel, b, arrays).reshape(-1)
-                    for b in kernel.buffers if b.role == "in" and b.name not in noisy}
-    walk = _Walk(kernel, flat, points)
+    walk = Walk(kernel, operands(kernel, buffers), points)
     with np.errstate(all="ignore"):
         walk.block(kernel.body)
     assert walk.found is not None, f"kernel '{kernel.name}' stored nothing to '{store.buffer}'"
     return walk.found
+
+
+def operands(kernel: Kernel, buffers: Mapping[str, Array | Noise]) -> dict[str, Array | Noise]:
+    """What the kernel reads, each as a flat array or noise."""
+    noisy = {name: b for name, b in buffers.items() if isinstance(b, Noise)}
+    arrays = {name: b for name, b in buffers.items() if not isinstance(b, Noise)}
+    return noisy | {b.name: checked_array(kernel, b, arrays).reshape(-1)
+                    for b in kernel.buffers if b.role == "in" and b.name not in noisy}
 
 
 def _store(kernel: Kernel) -> Store:
@@ -105,7 +109,7 @@ def choose_points(kernel: Kernel, seed: int, points: int, work: int) -> Points:
         last = number == len(levels) - 1
         most = max(1, points // outer) if last else ROWS
         most = max(1, min(most, work // max(1, trips * outer), count))
-        chosen.append(_indices(loops, most, count, seed + number))
+        chosen.append(some_indices(loops, most, count, seed + number))
         outer *= most
     return chosen
 
@@ -133,7 +137,7 @@ def nest_levels(kernel: Kernel) -> list[tuple[list[For], int]]:
         body = inner[0].body
 
 
-def _indices(loops: list[For], most: int, count: int, seed: int) -> dict[str, Array]:
+def some_indices(loops: list[For], most: int, count: int, seed: int) -> dict[str, Array]:
     """`most` places of a nest: all of them, or both corners, edges and random ones."""
     extents = [f.extent for f in loops]
     if most == count:
@@ -148,7 +152,7 @@ def _indices(loops: list[For], most: int, count: int, seed: int) -> dict[str, Ar
 
 # ---- evaluation
 
-class _Walk:
+class Walk:
     """One evaluation. As in the interpreter, loops are axes of the arrays; `sizes` are the axes'
     lengths, `extents` those of the sequential loops that are open, whole."""
 

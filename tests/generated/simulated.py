@@ -15,6 +15,7 @@ from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.select import open_device
 from jitcl.ir.graph import Graph
+from jitcl.ops import OPS
 from jitcl.ops.builder import evaluate
 from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
@@ -91,6 +92,13 @@ def of_ops(target: str) -> Iterator[tuple[str, Case]]:
         yield name, Case(plan_on(graph, target), feeds, graph)
 
 
+def of_scans(target: str) -> Iterator[tuple[str, Case]]:
+    """Recurrences: the only kernels that read what they wrote, behind barriers."""
+    for name, (graph, feeds) in op_graphs(simulable(target)).items():
+        if OPS[name].kind == "recurrence":
+            yield name, Case(plan_on(graph, target), feeds, graph)
+
+
 def of_graphs(target: str) -> Iterator[tuple[str, Case]]:
     for name, make in GRAPHS.items():
         graph = make()
@@ -124,4 +132,4 @@ def of_faults(target: str) -> Iterator[tuple[str, Case]]:
 
 
 CASES: dict[str, Callable[[str], Iterator[tuple[str, Case]]]] = {
-    "ops": of_ops, "graphs": of_graphs, "faults": of_faults}
+    "ops": of_ops, "scans": of_scans, "graphs": of_graphs, "faults": of_faults}
