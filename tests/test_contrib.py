@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 import jitcl
 from jitcl.errors import JitclError
@@ -21,7 +21,7 @@ from tests import (  # noqa: F401  they fill CASES
     contrib_nodes_misc,
     contrib_nodes_quantised,
 )
-from tests.contrib_cases import CASES, Array, Case
+from tests.contrib_cases import CASES, MICROSOFT, Array, Case
 from tests.devices import present
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
@@ -99,12 +99,71 @@ def test_other_devices(op: str, device: str) -> None:
     compiled(KEYS[op], device)
 
 
-REFUSED: dict[str, tuple[Any, str]] = {}
+def test_unique_of_fed_data() -> None:
+    """How long the results are, data decides."""
+    x = np.float32([2, 1, 1, 3, 4, 3])
+    case = Case("unique", "Unique", (x,), outputs=(0, 1, 2))
+    want = expected(case)
+    model = typed(case.model(), want)
+    for value in model.graph.output[::2]:
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    check(case, list(jitcl.compile(model, device="cpu").run({"x0": x}).values()), want)
+
+
+@pytest.mark.parametrize("elem", [TensorProto.INT4, TensorProto.UINT4])
+def test_gather_of_a_table_of_four_bits(elem: int) -> None:
+    """Stored as ONNX's 4-bit types, not as bytes."""
+    rng = np.random.default_rng(1)
+    low, high = (-8, 8) if elem == TensorProto.INT4 else (0, 16)
+    table, zeros = rng.integers(low, high, (40, 32)), rng.integers(low, high, (40, 2))
+    scales, rows = rng.uniform(0.1, 1, (40, 2)).astype(np.float32), np.array([[3, 39], [0, -1]])
+    stored = [helper.make_tensor("t", elem, table.shape, table.reshape(-1)),
+              numpy_helper.from_array(scales, "s"),
+              helper.make_tensor("z", elem, zeros.shape, zeros.reshape(-1))]
+    node = helper.make_node("GatherBlockQuantized", ["t", "i", "s", "z"], ["y"], domain=MICROSOFT,
+                            block_size=16, gather_axis=0, quantize_axis=1)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("i", TensorProto.INT64, rows.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 2, 32))], stored)
+    model = helper.make_model(graph, ir_version=10, opset_imports=[
+        helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)])
+    want = (table - np.repeat(zeros, 16, axis=1)) * np.repeat(scales, 16, axis=1)
+    got = jitcl.compile(model, device="cpu").run({"i": rows})["y"]
+    np.testing.assert_allclose(got, want[rows], rtol=1e-5)
+
+
+def _refusal(op: str, *args: Any, **attrs: Any) -> Case:
+    return Case(op, op, args, attrs, fed=tuple(range(len(args))))
+
+
+X, HEADS = np.zeros((2, 3, 8), np.float32), {"num_heads": 2}
+REFUSED = {
+    "no operand": (_refusal("MatMulNBits", X, None, X, K=8, N=4, block_size=16),
+                   "input 1 is left out, which MatMulNBits needs"),
+    "odd bits": (_refusal("MatMulNBits", X, np.zeros((4, 1, 6), np.uint8),
+                          np.zeros((4, 1), np.float32), K=8, N=4, block_size=16, bits=3),
+                 "weights of 3 bits are not supported: quantise to 2, 4 or 8"),
+    "odd blocks": (_refusal("MatMulNBits", X, np.zeros((4, 1, 7), np.uint8),
+                            np.zeros((4, 1), np.float32), K=8, N=4, block_size=16),
+                   "in blocks of 16 with 4 bits want u8[4,1,8], got u8[4,1,7]"),
+    "heads": (_refusal("MultiHeadAttention", X, X, X, num_heads=3),
+              "f32[2,3,8] can't be divided into 3 heads"),
+    "mask": (_refusal("MultiHeadAttention", X, X, X, None, np.zeros((2, 5), np.int32), **HEADS),
+             "the mask [2, 5] covers 5 keys of 3"),
+    "rotary": (_refusal("Attention", X, np.zeros((8, 24), np.float32), do_rotary=1, **HEADS),
+               "has do_rotary=1: export rotary positions as RotaryEmbedding"),
+    "activation": (_refusal("FusedGemm", X[0], X[0].T.copy(), activation="Frobnicate"),
+                   "the activation 'Frobnicate' is none of Relu, "),
+    "metric": (_refusal("CDist", X[0], X[0], metric="hamming"),
+               "metric='hamming' is neither euclidean nor sqeuclidean"),
+    "generation": (_refusal("GreedySearch", X), "runs a whole generation loop"),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    model, text = REFUSED[name]
+    case, text = REFUSED[name]
+    model = typed(case.model(), [X])
     with pytest.raises(JitclError) as caught:
-        import_model(load(model), {})
+        import_model(load(model), {n: a.shape for n, a in case.feeds().items()})
     assert text in str(caught.value)
