@@ -34,10 +34,7 @@ def unpacked(g: GraphBuilder, packed: Node, bits: int, shape: tuple[int, ...]) -
         return g.unpack_uint4(flat, shape=shape)
     if bits != 2:
         raise UnsupportedError(f"weights of {bits} bits are not supported: quantise to 2, 4 or 8")
-    pairs = g.unpack_uint4(flat, shape=(packed.type.size * 2, 1))
-    quarters = g.bitwise_and(g.shift(pairs, g.const(np.array([0, 2], np.uint8)), left=False),
-                             g.const(3, "u8"))
-    return g.reshape(quarters, shape=shape)
+    return g.unpack(flat, to="u2", shape=shape)
 
 
 def zero_points(g: GraphBuilder, zeros: Node | None, bits: int, n: int, blocks: int) -> Node:
