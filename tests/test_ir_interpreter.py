@@ -47,7 +47,9 @@ def plain(kernel: Kernel, flat: dict[str, np.ndarray]) -> None:
                 return value(e.other)        # type: ignore[arg-type]
             return flat[e.value][tuple(int(value(i)) for i in e.indices)]
         args = [np.asarray(value(a)) for a in e.args]
-        return (args[0] if e.op == "cast" else np.asarray(SCALARS[e.op].fn(*args))).astype(t)
+        if e.op == "cast":
+            return dtypes.converted(args[0], e.dtype)
+        return np.asarray(SCALARS[e.op].fn(*args)).astype(t)
 
     def block(body: tuple[Stmt, ...]) -> None:
         for s in body:
@@ -78,8 +80,8 @@ def test_equals_the_plain_loop(kernel: Kernel, seed: int, chunk: int) -> None:
     arrays = {}
     for b in kernel.buffers:
         x = rng.uniform(-9, 9, b.shape)
-        arrays[b.name] = (x > 0) if b.dtype == "bool" else (
-            np.abs(x) if b.dtype[0] == "u" else x).astype(dtypes.to_numpy(b.dtype))
+        arrays[b.name] = (x > 0) if b.dtype == "bool" else dtypes.converted(
+            np.abs(x) if b.dtype[0] == "u" else x, b.dtype)
     want = {k: v.copy() for k, v in arrays.items()}
     plain(kernel, want)
     old = interpreter.CHUNK, interpreter._CACHED, interpreter._WIDE

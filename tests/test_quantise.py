@@ -295,10 +295,12 @@ def x(*shape: int, dtype: str = "f32") -> Node:
     (lambda: G.unpack_int4(x(4, dtype="u8"), shape=(3, 3)), ShapeError,
      "unpack_int4(u8[4]): [3, 3] is 9 values of 4 bits, two in each byte: wanted u8[5], got u8[4]"),
     (lambda: G.dequantize(x(4), x()), TypeError_,
-     "dequantize(f32[4], f32[]): dequantize takes integers and a scale of floats, got f32[4] and "
+     "dequantize(f32[4], f32[]): dequantize takes integers or low floats and a scale of floats, "
+     "got f32[4] and "
      "f32[]"),
     (lambda: G.quantize(x(4), x(), to="i32"), TypeError_,
-     "quantize(f32[4], f32[]): numbers are quantised to u8, i8, u16, i16, not to i32"),
+     "quantize(f32[4], f32[]): numbers are quantised to u8, i8, u16, i16, i4, u4, i2, u2, f8e4m3, "
+     "f8e4m3z, f8e5m2, f8e5m2z, f4e2m1, not to i32"),
     (lambda: G.quantize(x(4), x(), x(1, dtype="i8"), to="u8"), TypeError_,
      "quantize(f32[4], f32[], i8[1]): quantize to u8 takes a scale of floats and a zero point of "
      "u8, got f32[] and i8[1]"),
