@@ -22,6 +22,8 @@ case("attention_mask_3d", "Attention", X, W, B, np.tril(np.ones((2, 4, 4), np.in
 case("attention_bias", "Attention", X, W, B, None, None, f32(1, 2, 4, 4), fed=(0, 5), num_heads=2)
 case("attention_past", "Attention", X, W, B, np.ones((2, 7), np.int32), f32(2, 2, 2, 3, 4),
      fed=(0, 3, 4), num_heads=2, unidirectional=1, outputs=(0, 1))
+case("attention_no_past", "Attention", X, W, B, None, f32(2, 2, 2, 0, 4), fed=(0, 4), num_heads=2,
+     unidirectional=1, outputs=(0, 1))
 case("attention_sizes", "Attention", X, f32(8, 22), f32(22), num_heads=2,
      qkv_hidden_sizes=[8, 8, 6])
 
@@ -40,6 +42,10 @@ case("mha_scores_bias", "MultiHeadAttention", Q, K, V, None, None, f32(2, 1, 3, 
 case("mha_past", "MultiHeadAttention", Q, f32(2, 3, 8), f32(2, 3, 8), None, None, None,
      f32(2, 2, 4, 4), f32(2, 2, 4, 4), fed=(0, 1, 2, 6, 7), num_heads=2, unidirectional=1,
      outputs=(0, 1, 2))
+case("mha_no_past", "MultiHeadAttention", Q, f32(2, 3, 8), f32(2, 3, 8), None, None, None,
+     f32(2, 2, 0, 4), f32(2, 2, 0, 4), fed=(0, 1, 2, 6, 7), num_heads=2, outputs=(0, 1, 2))
+case("mha_one_batch", "MultiHeadAttention", Q[:1], K[:1], V[:1], None, i32([0, 1, 1, 0, 0]),
+     fed=(0, 1, 2, 4), num_heads=2)
 case("mha_cross", "MultiHeadAttention", Q, f32(2, 2, 5, 4), f32(2, 2, 5, 4), fed=(0, 1, 2),
      num_heads=2)
 
@@ -94,12 +100,13 @@ case("decoder_buffer", "DecoderMaskedMultiHeadAttention", *_operands, f32(2, 2, 
 def gqa(name: str, *, batch: int = 1, length: int = 1, past: int = 0, total: int | None = None,
         ends: tuple[int, ...] | None = None, rotary: bool = False, packed: bool = False,
         outputs: tuple[int, ...] = (0, 1, 2), places: Any = None, extra: Any = None,
-        sink: Any = None, dtype: Any = np.float32, atol: float = 2e-5,
+        sink: Any = None, empty: bool = False, dtype: Any = np.float32, atol: float = 2e-5,
         rows: Any = None, **attrs: Any) -> None:
     total = past + length if total is None else total
     lengths = (total,) * batch if ends is None else ends
     q, k, v = (f32(batch, length, n * 16).astype(dtype) for n in (4, 2, 2))
-    cache = [f32(batch, 2, past, 16).astype(dtype) for _ in range(2)] if past else [None, None]
+    held = past or empty
+    cache = [f32(batch, 2, past, 16).astype(dtype) if held else None for _ in range(2)]
     angle = f32(32, 8, high=3)
     tables = [np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)] if rotary else [None, None]
     given = [np.concatenate([q, k, v], axis=-1), None, None] if packed else [q, k, v]
@@ -118,6 +125,7 @@ gqa("prompt", length=5)
 gqa("prompt_rotary", batch=2, length=5, rotary=True)
 gqa("prompt_interleaved", length=5, rotary=True, rotary_interleaved=1)
 gqa("prompt_packed", batch=2, length=5, rotary=True, packed=True)
+gqa("prompt_empty_past", length=5, rotary=True, empty=True)
 gqa("step", past=4)
 gqa("step_rotary", past=4, rotary=True)
 gqa("step_ragged", batch=2, past=6, total=7, ends=(7, 4), rotary=True, rows=_held(4))

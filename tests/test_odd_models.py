@@ -331,6 +331,20 @@ def test_external_data_outside_the_folder(tmp_path: Path) -> None:
         ran(path)
 
 
+def test_linked_files(tmp_path: Path) -> None:
+    """Model and data are symbolic links to files of other names, as in Hugging Face's cache."""
+    blobs, view = tmp_path / "blobs", tmp_path / "view"
+    blobs.mkdir()
+    view.mkdir()
+    path = stored(tmp_path, [external("w", (3,), "model.onnx_data")], [node("Add", "x,w", "y")])
+    path.rename(blobs / "1a2b")
+    (blobs / "3c4d").write_bytes(np.float32([1, 2, 3]).tobytes())
+    (view / "model.onnx").symlink_to(blobs / "1a2b")
+    (view / "model.onnx_data").symlink_to(blobs / "3c4d")
+    got = ran(view / "model.onnx")["y"]
+    np.testing.assert_allclose(got, X + np.float32([1, 2, 3]), rtol=1e-6)
+
+
 def test_missing_external_file(tmp_path: Path) -> None:
     path = stored(tmp_path, [external("w", (3,), "gone.bin")], [node("Add", "x,w", "y")])
     with pytest.raises(ModelError, match=r"'w' keeps its elements in .*gone.bin', which does not"):
