@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 
 import jitcl
-from jitcl.ir.sizes import Size, Space
+from jitcl.ir.sizes import Size, Space, at
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, expression, symbolic
 from jitcl.runtime.source import Tensor
@@ -222,11 +222,28 @@ def test_where_a_size_is_needed_shapes_have_plans_of_their_own(tmp_path: Path) -
 
 def test_heavy_work_keeps_kernels_for_its_shape(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitcl.runtime.families.HEAVY", 1000)
-    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device="cpu", cache_dir=tmp_path)
-    for n in (10, 11, 12, 13):
-        model.run(feeds("matmul", n))
-    assert not model._families.kept
+    """And a light member of the family does not make heavy ones."""
+    model = jitcl.compile(onnx.parser.parse_model(ATTENTION), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12):
+        model.run(feeds("attention", n))
+    (family,) = model._families.kept.values()
+    shapes = {n: shapes_of("attention", n) for n in (13, 400)}
+    assert family.values(shapes[400]) == [400]
+    monkeypatch.setattr("jitcl.runtime.families.HEAVY", at(family.work, [100]))
+    assert family.values(shapes[400]) is None and family.values(shapes[13]) == [13]
+
+
+def test_shapes_that_come_again_get_kernels_of_their_own(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where these are worth it."""
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12, *(20,) * 9):
+        model.run(feeds("softmax", n))
+    assert len(model._kept) == 2
+    monkeypatch.setattr("jitcl.runtime.families.NOTABLE", 1)
+    for n in (*(20,) * 4, 21, 22, 20, 20):
+        check(model.run(feeds("softmax", n)), reference("softmax").run(feeds("softmax", n)))
+    assert len(model._kept) == 3 and not model.report().sizes
 
 
 def test_families_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,24 +258,16 @@ def test_threads_share_a_family(tmp_path: Path) -> None:
     model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
     lengths = list(range(2, 42))
     wanted = {n: reference("softmax").run(feeds("softmax", n)) for n in lengths[::5]}
-    failed: list[BaseException] = []
 
     def work(mine: list[int]) -> None:
-        try:
-            for n in mine:
-                got = model.run(feeds("softmax", n))
-                assert got["y"].shape == (4, n)
-                np.testing.assert_allclose(got["y"].sum(1), 1, atol=1e-5)
-                if n in wanted:
-                    check(got, wanted[n])
-        except BaseException as error:
-            failed.append(error)
-    threads = [threading.Thread(target=work, args=(lengths[k::4] * 3,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failed
+        for n in mine:
+            got = model.run(feeds("softmax", n))
+            assert got["y"].shape == (4, n)
+            np.testing.assert_allclose(got["y"].sum(1), 1, atol=1e-5)
+            if n in wanted:
+                check(got, wanted[n])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [lengths[k::4] * 3 for k in range(4)]))
     assert len(model._families.kept) == 1
 
 

@@ -177,9 +177,9 @@ class _Generator:
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)
-        flops = 0 if launch.prepares else hint(part_flops(group, part))
-        moved = hint(sum(self.buffers[b].nbytes for b in set(buffers)))
-        work = f"{amount(flops, 'FLOP')}, {amount(moved, 'B')}"
+        flops = 0 if launch.prepares else part_flops(group, part)
+        moved = sum(self.buffers[b].nbytes for b in set(buffers))
+        work = f"{amount(hint(flops), 'FLOP')}, {amount(hint(moved), 'B')}"
         how = f"template {kernel.template}" if kernel.template else "generated loops"
         mark = COMMENT[kernel.language]
         head = self.head(launch, group, mark) + f"{mark} {work}; {how}\n"

@@ -21,7 +21,7 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,12 @@ from jitcl.devices.base import Executable
 from jitcl.errors import (
     BuildError,
     CacheError,
+    DeviceLostError,
     JitclError,
     KernelFault,
     OutOfMemoryError,
 )
-from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere, hint
+from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
@@ -50,7 +51,10 @@ if TYPE_CHECKING:
 ENOUGH = 3                      # different shapes after which more are expected
 SMALLEST = 256                  # capacity of a symbol, where all buffers are
 MODEST = 64 << 20               # bytes at most
-HEAVY = 200_000_000             # FLOPs of sized kernels from which tuned ones are worth building
+HEAVY = 1_000_000_000           # FLOPs of sized kernels that take longer than building tuned ones
+NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth having
+REPEATS = 4                     # runs of one shape after which it gets them
+REMEMBERED = 64                 # shapes whose runs are counted
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
 VARIANTS = 4                    # families of one pattern: each has met other guards
 PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
@@ -93,6 +97,8 @@ class Family:
         self._wanted = (
             tuple(t.shape for t in plan.inputs), tuple(t.shape for t in plan.outputs),
             tuple(s.params for s in plan.steps), tuple(s.global_size for s in plan.steps))
+        self.work = sum(s.flops for s in plan.steps if has_size(s.params))
+        self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     @property
     def space(self) -> Space:
@@ -115,7 +121,19 @@ class Family:
                     symbols.setdefault(symbol, value)
         values = self.space.values(symbols)
         fits = all(at(size, values) == value for size, value in pairs)
-        return values if fits and self.space.holds(values) else None
+        light = at(self.work, values) <= HEAVY
+        return values if fits and light and self.space.holds(values) else None
+
+    def settled(self, values: Sequence[int]) -> bool:
+        """Whether these shapes come again and again, and are work enough for kernels of their own.
+        """
+        if at(self.work, values) < NOTABLE:
+            return False
+        count = self._runs.pop(tuple(values), 0) + 1
+        self._runs[tuple(values)] = count
+        while len(self._runs) > REMEMBERED:
+            self._runs.popitem(last=False)
+        return count > REPEATS
 
     def at(self, values: Sequence[int]) -> Shapes:
         """The plan's integers where atoms have these values."""
@@ -155,23 +173,30 @@ class Families:
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
     _hopeless: set[str] = field(default_factory=set)                # patterns
 
-    def member(self, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
-        """The member of a family that is there already."""
+    def member(self, shapes: Mapping[str, Dims], key: Callable[[], Key], patience: Patience
+               ) -> Member | None:
+        """A family's plan at these shapes, where there is a family for them or it is time for one.
+        `key`: of the specialisation for the shapes.
+        """
         for number in reversed(self.kept):
             family = self.kept[number]
             values = family.values(shapes)
-            if values is not None:
-                self.kept.move_to_end(number)
-                try:
-                    return self._take(family, values, patience)
-                except FAILED as error:
-                    log.info("the plan of many shapes does not load for %s: %s", shapes, error)
-                    free_frames(error)
-                    del self.kept[number]
-                    return None
-        return None
+            if values is None:
+                continue
+            self.kept.move_to_end(number)
+            if family.settled(values):
+                return None
+            try:
+                return self._take(family, values, patience)
+            except FAILED as error:
+                log.info("the plan of many shapes does not load for %s: %s", shapes, error)
+                free_frames(error)
+                del self.kept[number]
+                break
+        self._see(shapes)
+        return self._grow(key(), shapes, patience) if self._due() else None
 
-    def see(self, shapes: Mapping[str, Dims]) -> None:
+    def _see(self, shapes: Mapping[str, Dims]) -> None:
         """Remember what was fed."""
         for name, dims in shapes.items():
             before = self._last.get(name, dims)
@@ -180,15 +205,16 @@ class Families:
             self._seen[tuple(sorted(shapes.items()))] = None
         self._last = dict(shapes)
 
-    def grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
-        """A new family that these shapes belong to, where they go on changing and one can be made.
-        """
-        if not config.get("families") or len(self._seen) < ENOUGH or (
-                self.ladder.device.target.kind == "reference"):
-            return None
+    def _due(self) -> bool:
+        """Whether shapes go on changing, and there can be families."""
+        return len(self._seen) >= ENOUGH and config.get("families") and (
+            self.ladder.device.target.kind != "reference")
+
+    def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
+        """A new family that these shapes belong to."""
         space = Space()
         sized = symbolic(space, self.inputs, shapes, self._changed)
-        pattern = json.dumps({n: [str(d) for d in dims] for n, dims in sorted(sized.items())})
+        pattern = pattern_of(sized)
         if not space.atoms or pattern in self._hopeless:
             return None
         for variant in range(VARIANTS):
@@ -223,9 +249,7 @@ class Families:
         """Forget it, and make none like it again."""
         dropped = self.drop(special)
         if isinstance(special, Member) and special.family is not None:
-            shapes = special.family.shapes
-            self._hopeless.add(
-                json.dumps({n: [str(d) for d in dims] for n, dims in sorted(shapes.items())}))
+            self._hopeless.add(pattern_of(special.family.shapes))
         return dropped
 
     # ---- made, or from the cache
@@ -244,6 +268,8 @@ class Families:
                 space = Space()
                 sized = symbolic(space, self.inputs, shapes, self._changed)
                 continue
+            except DeviceLostError:
+                raise
             except (SizePinned, JitclError, ArithmeticError, AttributeError, LookupError,
                     TypeError, ValueError) as error:
                 if isinstance(error, OutOfMemoryError):
@@ -305,6 +331,11 @@ class Families:
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
                   "from_cache": family.from_cache}
         return Member(**fields, family=family)
+
+
+def pattern_of(sized: Mapping[str, Dims]) -> str:
+    """What of the inputs' shapes is a number and what a symbol."""
+    return json.dumps({n: [str(d) for d in dims] for n, dims in sorted(sized.items())})
 
 
 def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
@@ -373,9 +404,6 @@ def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
     space.sealed = True
     if any(not _grows(space, b.nbytes) for b in plan.buffers):
         raise SizePinned("a buffer may shrink where a dimension grows")
-    work = sum(s.flops for s in plan.steps if any(type(p) is Size for p in s.params))
-    if work > HEAVY:
-        raise SizePinned(f"{work / 1e6:.0f} MFLOP are worth kernels for each shape")
     if any(k.language != LANGUAGE[ladder.device.target.kind] for k in plan.kernels):
         raise BuildError("a step of it would run on the CPU path")
     if device.faults is None or not config.get("checks"):

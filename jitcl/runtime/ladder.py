@@ -291,7 +291,8 @@ class Ladder:
         cache = self.cache
         if device is not self.device:
             cache = self.cache.cache.for_target(device.target)
-        care = Care(self.isolation or config.get("isolation"), _trials(device, generated, tried or plan))
+        trials = _trials(device, generated, tried or plan)
+        care = Care(self.isolation or config.get("isolation"), trials)
         return device.load(plan, cache, self.progress, care)
 
     def _known_faults(self) -> tuple[Fault, ...]:

@@ -354,11 +354,7 @@ class Model:
         if values or patience.failed:
             return None
         shapes = {n: a.shape for n, a in arrays.items()}
-        found = self._families.member(shapes, patience)
-        if found is None:
-            self._families.see(shapes)
-            found = self._families.grow(self._key(arrays, values), shapes, patience)
-        return found
+        return self._families.member(shapes, lambda: self._key(arrays, values), patience)
 
     def _identity(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
         """(inputs whose values decide shapes, what the specialisation is kept under)."""
