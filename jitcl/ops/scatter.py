@@ -168,14 +168,21 @@ _ELEMENTS = [*_reductions(F32(5, 3), I64(4, 2, low=-5, high=5), F32(4, 2)),
              sample(F32(7), I64(30, low=-7, high=7), F32(30))]
 
 
-def _combined(s: KernelBuilder, reduction: str, old: Expr, new: Expr) -> Expr:
-    return new if reduction == "none" else s.call(reduction, old, new)
+def _combined(s: KernelBuilder, reduction: str, old: Expr, new: Expr, counts: Expr) -> Expr:
+    """What an element becomes. Where nothing reads the old one, PoCL 3.1 (LLVM 14, AVX-512) stores
+    updates of the same element in the wrong order; an update that `counts` only by its index reads
+    it."""
+    return s.select(counts, new if reduction == "none" else s.call(reduction, old, new), old)
+
+
+def _points_inside(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
+    return s.and_(raw >= -extent, raw < extent)
 
 
 @recurrence(infer=_scatter_elements_type, ref=_scatter_elements_ref, samples=_ELEMENTS)
 def elements_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indices: Loader,
                      updates: Loader, axis: int = 0, reduction: str = "none") -> Scan:
-    """`scatter_elements`, a chain for each line along the axis."""
+    """`scatter_elements`, a chain for each line; an index outside counts for nothing."""
     axis = norm_axis(axis, len(x.shape))
     others = [a for a in range(len(x.shape)) if a != axis]
 
@@ -189,12 +196,11 @@ def elements_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indi
         reached = s.const(True, "bool")
         for a, i in zip(others, chain):
             reached = reached & (i < indices.shape[a])
-        place = at(chain, position(s, indices(*at(chain, t), guard=reached), x.shape[axis]))
-
-        def value() -> Expr:
-            new = _combined(s, reduction, own(*place), updates(*at(chain, t), guard=reached))
-            return s.select(reached, new, own(*place))
-        return [Part((), lambda: place, value)]
+        raw = indices(*at(chain, t), guard=reached)
+        place = at(chain, position(s, raw, x.shape[axis]))
+        counts = reached & _points_inside(s, raw, x.shape[axis])
+        return [Part((), lambda: place, lambda: _combined(
+            s, reduction, own(*place), updates(*at(chain, t), guard=reached), counts))]
     chains = tuple(x.shape[a] for a in others) or (1,)
     return Scan(chains, indices.shape[axis], init, step)
 
@@ -205,7 +211,7 @@ def elements_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indi
     sample(F32(5), I64(20, 1, low=0, high=5), F32(20))])
 def slices_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indices: Loader,
                    updates: Loader, reduction: str = "none") -> Scan:
-    """`scatter_nd`, slice after slice."""
+    """`scatter_nd`, slice after slice; an index outside counts for nothing."""
     lead, depth = indices.shape[:-1], indices.shape[-1]
 
     def init(chain: Index) -> list[Part]:
@@ -216,9 +222,13 @@ def slices_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indice
         for extent in reversed(lead):
             number.insert(0, t % extent)
             t = t // extent
-        place = tuple(position(s, indices(*number, c), x.shape[c]) for c in range(depth))
+        raw = [indices(*number, c) for c in range(depth)]
+        place = tuple(position(s, i, d) for i, d in zip(raw, x.shape))
+        counts = s.const(True, "bool")
+        for i, d in zip(raw, x.shape):
+            counts = counts & _points_inside(s, i, d)
         return [Part(tuple(x.shape[depth:]), lambda *j: (*place, *j), lambda *j: _combined(
-            s, reduction, own(*place, *j), updates(*number, *j)))]
+            s, reduction, own(*place, *j), updates(*number, *j), counts))]
     return Scan((1,), math.prod(lead), init, step)
 
 
