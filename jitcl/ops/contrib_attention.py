@@ -14,9 +14,10 @@ import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import whole
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
-from jitcl.ops.contrib import inputs_of, microsoft, refuse
+from jitcl.ops.contrib import counting, inputs_of, microsoft, refuse, whole_number
 from jitcl.ops.contrib_quantised import columns, scaled_product
 from jitcl.ops.normalisation import stats_type
 from jitcl.ops.rotary import rotated
@@ -61,15 +62,15 @@ def _where_allowed(g: GraphBuilder, allowed: Node, kind: str, low: float = -math
 
 def _causal(g: GraphBuilder, queries: int, keys: int, kind: str) -> Node:
     """Each query sees the keys up to its own, the last query the last key: [1, 1, S, T]."""
-    place = np.arange(queries).reshape(-1, 1) + keys - queries
-    bias = np.where(np.arange(keys) <= place, 0.0, -np.inf)
-    return g.const(bias.reshape(1, 1, queries, keys), kind)
+    place = g.add(counting(g, queries, (-1, 1)), whole_number(g, keys - queries))
+    allowed = g.less_or_equal(counting(g, keys), place)
+    return g.reshape(_where_allowed(g, allowed, kind), shape=(1, 1, queries, keys))
 
 
 def _padding(g: GraphBuilder, mask: Node, batch: int, queries: int, keys: int, low: float,
              kind: str) -> Node:
     """A mask_index or key_padding_mask of any form as a bias [B, 1, 1 or S, T]."""
-    dims, column = mask.type.dims, g.const(np.arange(keys))
+    dims, column = mask.type.dims, counting(g, keys)
     if len(dims) == 1:
         if dims[0] not in (1, batch, 2 * batch, 3 * batch + 2):
             raise ShapeError(f"mask {mask.type} has not 1, 2 or 3 numbers for each of {batch} rows")
@@ -241,7 +242,7 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
         node, 12, needs=(0, 5, 6))
     q_norm, k_norm = node.input(14), node.input(15)
     _check_cache(node, past_k)
-    total = int(np.asarray(node.static(6)).reshape(()))
+    total = whole(np.asarray(node.static(6)).reshape(-1)[0])
     q, k, v = _grouped(g, node, q, k, v)
     if q_norm is not None and k_norm is not None:
         epsilon = float(node.attrs.get("qk_norm_epsilon", 1e-6))
@@ -249,7 +250,8 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
     batch, _, queries, size = q.type.dims
     first = total == queries
     count = g.add(g.cast(g.reshape(ends, shape=(batch,)), to="i64"), 1)   # keys of each row
-    begin = g.const(np.zeros(batch, np.int64)) if first else g.sub(count, queries)
+    start = g.const(0, "i64") if first else g.sub(count, whole_number(g, queries))
+    begin = g.expand(start, shape=(batch,))
     if node.attrs.get("do_rotary", 0):
         if cos is None or sin is None:
             raise ModelError("has do_rotary=1 but no cos_cache and sin_cache")
@@ -300,7 +302,7 @@ def _positions(g: GraphBuilder, begin: Node, given: Node | None, queries: int, f
     if given is not None:
         flat = g.reshape(g.cast(given, to="i64"), shape=(-1,))
         start = g.slice(flat, starts=(0,), ends=(1,), axes=(0,))
-    steps = g.add(g.reshape(start, shape=(-1, 1)), g.const(np.arange(queries)))
+    steps = g.add(g.reshape(start, shape=(-1, 1)), counting(g, queries))
     return g.expand(steps, shape=(batch, queries))
 
 
@@ -323,9 +325,8 @@ def _window(g: GraphBuilder, node: Any, begin: Node, count: Node, queries: int, 
             kind: str) -> Node:
     """Causality, the local window and the rows' own lengths as one bias [B, 1, S, T]."""
     batch = begin.type.dims[0]
-    column = g.const(np.arange(keys))
-    place = g.add(g.reshape(begin, shape=(batch, 1, 1, 1)),
-                  g.const(np.arange(queries).reshape(-1, 1)))
+    column = counting(g, keys)
+    place = g.add(g.reshape(begin, shape=(batch, 1, 1, 1)), counting(g, queries, (-1, 1)))
     if not node.attrs.get("causal", 1):
         within = g.less(column, g.reshape(count, shape=(batch, 1, 1, 1)))
         return _where_allowed(g, within, kind)

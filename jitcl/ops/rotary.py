@@ -14,7 +14,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.contrib import microsoft
+from jitcl.ops.contrib import counting, microsoft
 from jitcl.ops.core import F16, F32, Index, Loader, aligned, indexed, sample
 
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,7 @@ def _rotary_embedding(g: GraphBuilder, node: Any) -> Node:
     batch, _, length, _ = x.type.dims
     if places.type.size == 1:
         at = g.add(g.reshape(places, shape=(1, 1)),
-                   g.const(np.arange(length), places.type.dtype))
+                   g.cast(counting(g, length), to=places.type.dtype))
     else:
         at = g.reshape(places, shape=(batch, length))
     y = rotated(g, x, g.gather(cos, at, axis=0), g.gather(sin, at, axis=0),
