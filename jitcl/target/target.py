@@ -34,7 +34,7 @@ class Target:
     fp16_storage: bool = True              # vload_half / vstore_half, or the CPU's conversions
     fp16_arithmetic: bool = False
     fp64: bool = True
-    bf16_storage: bool = False
+    bf16_storage: bool = True              # bytes and shifts: no device needs the type
     fast_fma: bool = False                 # fma() is an instruction, not a library call
     isa: tuple[str, ...] = ()              # CPU features that generated code relies on
 
