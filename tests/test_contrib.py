@@ -3,6 +3,7 @@ ops they become, and compiled on every device."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,56 @@ def test_gather_of_a_table_of_four_bits(elem: int) -> None:
     want = (table - np.repeat(zeros, 16, axis=1)) * np.repeat(scales, 16, axis=1)
     got = jitcl.compile(model, device="cpu").run({"i": rows})["y"]
     np.testing.assert_allclose(got, want[rows], rtol=1e-5)
+
+
+def _decoder() -> onnx.ModelProto:
+    """One layer as onnxruntime-genai exports it: lengths are computed from the attention mask."""
+    rng, info = np.random.default_rng(0), helper.make_tensor_value_info
+    angle = rng.uniform(0, 3, (64, 8)).astype(np.float32)
+    stored = {"zero": np.array(1), "axis": np.array([1]), "one": np.array([1]),
+              "w": rng.normal(0, 0.2, (32, 128)).astype(np.float32), "cos": np.cos(angle),
+              "sin": np.sin(angle)}
+    node = helper.make_node
+    nodes = [node("Shape", ["mask"], ["shape"]), node("Gather", ["shape", "zero"], ["whole"]),
+             node("Cast", ["whole"], ["total"], to=TensorProto.INT32),
+             node("ReduceSum", ["mask", "axis"], ["sum"], keepdims=0),
+             node("Sub", ["sum", "one"], ["last"]),
+             node("Cast", ["last"], ["ends"], to=TensorProto.INT32),
+             node("MatMul", ["x", "w"], ["qkv"]),
+             node("GroupQueryAttention",
+                  ["qkv", "", "", "past_k", "past_v", "ends", "total", "cos", "sin"],
+                  ["y", "k", "v"], domain=MICROSOFT, num_heads=4, kv_num_heads=2, do_rotary=1)]
+    floats = {"x": ["b", "s", 32], "past_k": ["b", 2, "p", 16], "past_v": ["b", 2, "p", 16]}
+    made = {"y": ["b", "s", 64], "k": ["b", 2, "t", 16], "v": ["b", 2, "t", 16]}
+    graph = helper.make_graph(
+        nodes, "decoder", [info("mask", TensorProto.INT64, ["b", "t"]),
+                           *(info(n, TensorProto.FLOAT, shape) for n, shape in floats.items())],
+        [info(n, TensorProto.FLOAT, shape) for n, shape in made.items()],
+        [numpy_helper.from_array(a, n) for n, a in stored.items()])
+    return helper.make_model(graph, ir_version=9, opset_imports=[
+        helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [d for d in present() if d != "reference"])
+def test_growing_cache_compiles_nothing(device: str, tmp_path: Path) -> None:
+    """A prompt and ten steps are as onnxruntime's; from the third step on kernels are there."""
+    proto, rng = _decoder(), np.random.default_rng(1)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(),
+                                           providers=["CPUExecutionProvider"])
+    model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    past_k = past_v = np.zeros((1, 2, 0, 16), np.float32)
+    total, written = 0, []
+    for length in (5, *(1,) * 10):
+        total += length
+        feeds = {"x": rng.normal(size=(1, length, 32)).astype(np.float32),
+                 "mask": np.ones((1, total), np.int64), "past_k": past_k, "past_v": past_v}
+        y, past_k, past_v = session.run(None, feeds)
+        got = model.run(feeds)
+        for found, want in zip(got.values(), (y, past_k, past_v), strict=True):
+            np.testing.assert_allclose(found, want, rtol=1e-4, atol=2e-5)
+        written.append(model.cache.stats.writes)
+    assert written[3] == written[-1]
 
 
 def _refusal(op: str, *args: Any, **attrs: Any) -> Case:
