@@ -212,7 +212,8 @@ class Drawer:
             self.nodes, "fuzz", [_info(v) for v in inputs], [_info(v) for v in outputs],
             [_tensor(v.name, v.array) for v in stored])
         versions = [helper.make_opsetid("", OPSET)]
-        versions += [helper.make_opsetid(d, 1) for d in sorted({n.domain for n in self.nodes} - {""})]
+        domains = {n.domain for n in self.nodes} - {""}
+        versions += [helper.make_opsetid(d, 1) for d in sorted(domains)]
         model = helper.make_model(graph, opset_imports=versions)
         return Case(model, {v.name: v.array for v in inputs})
 

@@ -35,9 +35,9 @@ _EXACT = frozenset("""Abs Neg Ceil Floor Round Sign Relu Not And Or Xor Equal Le
     Unsqueeze Expand Tile Concat Split Slice Pad DepthToSpace SpaceToDepth Trilu ReverseSequence
     Gather GatherElements GatherND OneHot EyeLike ConstantOfShape Shape Size Clip ArgMax
     ArgMin Hardmax TopK MaxPool GlobalMaxPool ReduceMax ReduceMin BitShift BitwiseAnd BitwiseOr
-    BitwiseXor BitwiseNot Shrink0 MaxUnpool Dropout""".split())
+    BitwiseXor BitwiseNot MaxUnpool Dropout""".split())
 ROUNDING: dict[str, tuple[float, float]] = {
-    **{op: (0, 0) for op in _EXACT},
+    **dict.fromkeys(_EXACT, (0, 0)),
     **dict.fromkeys("Add Sub Mul Cast CastLike ThresholdedRelu LeakyRelu PRelu Shrink".split(),
                     (0, 1)),
     **dict.fromkeys("Div Sqrt Reciprocal Exp Log".split(), (0, 4)),
@@ -110,8 +110,8 @@ def _erf(proto: onnx.NodeProto, x: np.ndarray) -> list[np.ndarray]:
     return [np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype)]
 
 
-CORRECTED = {"Erf": _erf, "GlobalMaxPool": _max_of_all, "LpNormalization": _lp_normalised, "Gelu": _gelu,
-             "LRN": _local_response, "MaxPool": _max_pool}
+CORRECTED = {"Erf": _erf, "Gelu": _gelu, "GlobalMaxPool": _max_of_all, "LRN": _local_response,
+             "LpNormalization": _lp_normalised, "MaxPool": _max_pool}
 
 
 class Refused(Exception):
@@ -164,7 +164,7 @@ def evaluate(proto: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> list
         warnings.simplefilter("ignore")
         try:
             found = _evaluator(proto.SerializeToString(), typed).run(None, feeds)
-        except Exception as error:  # noqa: BLE001  the reference raises whatever NumPy raises
+        except Exception as error:   # whatever NumPy raises
             raise Refused(f"{proto.op_type}: {type(error).__name__}: {error}") from error
     return [np.asarray(a) for a in found]
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from tests.fuzz.drawing import ANY, FLOATS, INTS, ORDINARY, Drawer, Skip, Value, onnx_type
-from tests.fuzz.drawing import np_dtype
+import numpy as np
+
+from tests.fuzz.drawing import (
+    ANY,
+    FLOATS,
+    INTS,
+    ORDINARY,
+    Drawer,
+    Skip,
+    Value,
+    np_dtype,
+    onnx_type,
+)
 from tests.fuzz.registry import draws
 
 NUMBERS = (*FLOATS, *INTS)
@@ -29,12 +40,7 @@ def signed(d: Drawer, op: str) -> None:
 
 def is_lowest(v: Value) -> bool:
     """Whether -x overflows somewhere."""
-    return v.array.dtype.kind == "i" and bool((v.array == np_info_min(v)).any())
-
-
-def np_info_min(v: Value) -> int:
-    import numpy as np
-    return int(np.iinfo(v.array.dtype).min)
+    return v.array.dtype.kind == "i" and bool((v.array == np.iinfo(v.array.dtype).min).any())
 
 
 @draws("Not")
@@ -165,7 +171,6 @@ def bitwise(d: Drawer, op: str) -> None:
 
 @draws("BitShift")
 def shift(d: Drawer, op: str) -> None:
-    import numpy as np
     x = d.any(("uint8", "uint16", "uint32", "uint64"))
     amount = d.like(x, ("positive",))
     amount = d.given((amount.array % (8 * amount.array.itemsize)).astype(np_dtype(x.dtype)))
@@ -183,7 +188,6 @@ def where(d: Drawer, op: str) -> None:
 
 
 def broadcast(*values: Value) -> bool:
-    import numpy as np
     try:
         return int(np.prod(np.broadcast_shapes(*(v.shape for v in values)), dtype=int)) < 2000
     except ValueError:

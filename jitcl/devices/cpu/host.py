@@ -41,6 +41,7 @@ def _memory() -> int:
         return 0
 
 
+@functools.cache
 def versions() -> str:
     """What object code depends on beside the kernel's text: compilers, and what operations mean.
 
