@@ -79,7 +79,7 @@ def pays(loop: For) -> bool:
     if not reductions or loop.extent < SHORTEST:
         return False
     if any(isinstance(s, Assign) for s in inside(loop.body)):
-        return False                         # what a loop carries stays in registers
+        return False                         # jam.py's: what a loop carries is in registers
     along, across = 0.0, 0.0
     for reduction in reductions:
         inner = _innermost(reduction)

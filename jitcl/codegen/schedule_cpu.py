@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from jitcl.codegen.interchange import Rows, interchange, keep_rows, reciprocals
+from jitcl.codegen.jam import jam_folds
 from jitcl.codegen.loops import (
     Body,
     Names,
@@ -64,6 +65,7 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     body = keep_rows(body, rows)
     body = reciprocals(body)
     body = tile_transposes(body, rows)
+    body = jam_folds(body, names)
     body = share_out(body, names)
     body = short_vectors(body, names)
     scratch = tuple(rows.buffers)

@@ -133,5 +133,10 @@ def leaf_sum(s: KernelBuilder, ix: Index, leaves: Loader, weights: Loader,
              combine: str = "add") -> Expr:
     """What the trees say of row n and target c together: weights[leaves[t, n], c] over all t."""
     row, target = ix
-    return s.reduce(combine, [leaves.shape[0]],
-                    lambda t: weights(s.index(leaves(t, row)), target))
+
+    def vote(t: Expr) -> Expr:
+        return weights(s.index(leaves(t, row)), target)
+    if combine != "add":
+        return s.reduce(combine, [leaves.shape[0]], vote)
+    zero = s.const(0.0, weights.dtype)       # tree by tree: equal votes give equal sums
+    return s.fold(leaves.shape[0], (zero,), lambda t, total: (total + vote(t),))[0]

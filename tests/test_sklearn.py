@@ -1,0 +1,55 @@
+"""scikit-learn's models, exported by skl2onnx, predict what onnxruntime predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitcl
+from tests.sklearn_models import MODELS, exported
+
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime says what is right")
+pytest.importorskip("skl2onnx", reason="skl2onnx exports scikit-learn's models")
+
+QUICK = ("GradientBoostingClassifier", "RandomForestRegressor", "DecisionTreeClassifier",
+         "string labels", "SVC", "imputed", "columns")
+HOST = {"ZipMap", "Gather", "OneHotEncoder"}     # strings and maps; Scan: distances to all rows
+TREES = {"TreeEnsembleClassifier", "TreeEnsembleRegressor"}
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Labels are equal, numbers to float32's precision; maps are lists of dicts."""
+    if isinstance(want, list):
+        assert [list(row) for row in got] == [list(row) for row in want]
+        got = np.array([list(row.values()) for row in got])
+        want = np.array([list(row.values()) for row in want])
+    if want.dtype.kind in "iuO":
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+        return
+    largest = np.abs(want[np.isfinite(want)]).max(initial=1e-30)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * largest)
+
+
+def check(name: str, count: int) -> None:
+    model = exported(name, count)
+    compiled = jitcl.compile(model.data, device="cpu")
+    got = compiled.run(model.feeds)
+    session = ort.InferenceSession(model.data, providers=["CPUExecutionProvider"])
+    for spec, want in zip(session.get_outputs(), session.run(None, model.feeds)):
+        assert_same(got[spec.name], want)
+    hosted = {op for _, op, _ in compiled.report().host}
+    assert not hosted & TREES and hosted <= HOST | {"Scan"}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_predictions(name: str) -> None:
+    check(name, 500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_for_many_rows(name: str) -> None:
+    check(name, 1000 if name.startswith("KNeighbors") else 10_000)
