@@ -17,7 +17,19 @@ from onnx import helper
 import jitcl
 from jitcl.ops.core import ONNX
 from tests.devices import present
-from tests.programs import BOOL, I64, agrees, by_onnxruntime, graph, info, model, node, opened, same
+from tests.programs import (
+    BOOL,
+    I64,
+    agrees,
+    by_onnxruntime,
+    by_reference,
+    graph,
+    info,
+    model,
+    node,
+    opened,
+    same,
+)
 
 X = np.array([[0, 1.5, 0, -2], [3, 0, 0.25, 0]], np.float32)
 
@@ -183,6 +195,39 @@ def test_what_nothing_implements_is_listed() -> None:
         opened(proto)
     assert "'m' (Magic of domain 'my.ops')" in str(caught.value)
     assert "onnx.reference has no implementation" in str(caught.value)
+
+
+UNARY, BINARY = ("Neg", "Exp", "Abs", "Sin"), ("Add", "Sub", "Mul")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_ops_may_run_on_the_host(seed: int, monkeypatch: pytest.MonkeyPatch,
+                                     tmp_path: Path) -> None:
+    """Random graphs of which random ops can't be compiled: each such node is a host step, once."""
+    monkeypatch.setenv("JITCL_CACHE_DIR", str(tmp_path))
+    rng = np.random.default_rng(seed)
+    names, nodes = ["x"], []
+    for i in range(12):
+        binary = rng.random() < 0.5
+        op = str(rng.choice(BINARY if binary else UNARY))
+        operands = [str(rng.choice(names)) for _ in range(1 + binary)]
+        if op == "Exp":
+            nodes.append(node("Sin", operands, [f"s{i}"], name=f"bound{i}"))
+            operands = [f"s{i}"]
+        nodes.append(node(op, operands, [f"v{i}"], name=f"node{i}"))
+        names.append(f"v{i}")
+    outputs = [str(n) for n in rng.choice(names[1:], 3, replace=False)]
+    proto = model(nodes, [info("x", [2, 4])], [info(n, [2, 4]) for n in outputs])
+    removed = {str(op) for op in rng.choice(UNARY + BINARY, 3, replace=False)}
+    for op in removed:
+        monkeypatch.delitem(ONNX, ("", op))
+    made = agrees(proto, {"x": X}, "reference", [by_reference])
+    needed, wanted = set(outputs), []
+    for n in reversed(nodes):
+        if n.output[0] in needed:
+            needed.update(n.input)
+            wanted += [(n.name, n.op_type)] if n.op_type in removed else []
+    assert sorted(row[:2] for row in made.report().host) == sorted(wanted)
 
 
 # ---- values
