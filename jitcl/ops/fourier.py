@@ -155,7 +155,8 @@ def _shortened(g: GraphBuilder, x: Node, n: int) -> Node:
 
 def _product_type(x: TensorType, w: TensorType) -> TensorType:
     if x.shape[-1] not in (1, 2) or w.shape[-1] != 2 or w.shape != (*x.shape[-w.rank : -1], 2):
-        raise ShapeError(f"complex_mul: {x} and {w} do not agree: wanted [..., 1 or 2] and [..., 2]")
+        raise ShapeError(f"complex_mul: {x} and {w} do not agree: wanted [..., 1 or 2] and "
+                         "[..., 2]")
     return x.with_(shape=(*x.shape[:-1], 2))
 
 

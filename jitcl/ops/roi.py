@@ -78,7 +78,8 @@ def _align_ref(x: Array, boxes: Array, images: Array, size: tuple[int, int], rat
             length = high * scale - 0.5 * half_pixel - start
             each = (length if half_pixel else max(length, 1.0)) / size[d]
             n = ratio or max(int(np.ceil(each)), 0)
-            at = start + np.arange(size[d])[:, None] * each + (np.arange(n) + 0.5) * each / max(n, 1)
+            within = (np.arange(n) + 0.5) * each / max(n, 1)
+            at = start + np.arange(size[d])[:, None] * each + within
             extent = x.shape[2 + d]
             inside = (at >= -1) & (at <= extent)
             at = np.clip(at, 0, extent - 1)
@@ -125,7 +126,8 @@ def _taps(s: KernelBuilder, b: _Bin, k: Expr, size: int) -> list[tuple[Expr, Exp
     place = s.min(s.max(place, 0.0), size - 1.0)
     base = s.floor(place)
     low = s.min(s.max(s.index(base), 0), size - 1)
-    return [(low, (1.0 - place + base) * inside), (s.min(low + 1, size - 1), (place - base) * inside)]
+    return [(low, (1.0 - place + base) * inside),
+            (s.min(low + 1, size - 1), (place - base) * inside)]
 
 
 def _weights_type(boxes: TensorType, bins: int, extent: int, axis: int, **_: Any) -> TensorType:
@@ -255,8 +257,9 @@ def _roi_align(g: GraphBuilder, node: Any) -> Node:
     if coordinates not in ("half_pixel", "output_half_pixel"):
         raise ModelError(f"coordinate_transformation_mode '{coordinates}' is not defined: "
                          "use half_pixel or output_half_pixel")
+    size = (node.attrs.get("output_height", 1), node.attrs.get("output_width", 1))
     return g.roi_align(
-        *node.inputs[:3], size=(node.attrs.get("output_height", 1), node.attrs.get("output_width", 1)),
+        *node.inputs[:3], size=size,
         ratio=node.attrs.get("sampling_ratio", 0), scale=node.attrs.get("spatial_scale", 1.0),
         half_pixel=coordinates == "half_pixel", mode=node.attrs.get("mode", "avg"))
 
