@@ -8,7 +8,7 @@ makes a program of what can't be one graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +269,9 @@ class Importer:
             return (constant_node(attributes, self.model.base, where),)
         plain = functions.rounded_defaults(proto, opset, inputs)
         plain |= {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
-        special = TRAINING.get(proto.op_type) if domain == training.DOMAIN else None
+        special: Callable[..., Sequence[Value | None] | None] | None = None
+        if domain == training.DOMAIN:
+            special = TRAINING.get(proto.op_type)
         if not domain:
             special = CONTROL.get(proto.op_type) or SEQUENCES.get(proto.op_type)
         if special is not None:
