@@ -171,6 +171,19 @@ def test_a_group_steps_down_to_what_works(name, target, fails, rung):
         assert f"// written {BY_NAME[rung].says}, since the driver fails: SIGABRT" in step.head
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_quotients_that_are_rounded_are_exact_where_a_device_can(exact):
+    target = dataclasses.replace(TARGETS["gpu"], exact_division=exact)
+    g = GraphBuilder()
+    x, scale = graph_input("x", TensorType("f32", (64,))), graph_input("s", TensorType("f32", ()))
+    zero = g.const(3, "u8")
+    rounded = Graph("q", (x, scale), (("y", g.quantize(x, scale, zero, to="u8")),))
+    divided = Graph("d", (x, scale), (("y", g.div(x, scale)),))
+    option = "-cl-fp32-correctly-rounded-divide-sqrt"
+    assert all((option in k.options) == exact for k in plan_of(rounded, target).kernels)
+    assert not any(option in k.options for k in plan_of(divided, target).kernels)
+
+
 class Launches(Driver):
     """Kernels of `entries` can't be launched."""
 

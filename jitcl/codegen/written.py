@@ -92,8 +92,13 @@ class Writer:
         return KernelSource(entry, body, self.language, options, template)
 
     def _options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
-        """Build options: the kernel's own, the target's, none to optimise where that is wrong."""
+        """Build options: the kernel's own, the target's, none to optimise where that is wrong, and
+        correct quotients where they are rounded to integers: a GPU's own are off by 2.5 units, so
+        that a tie of a quantisation falls on the wrong side (seen on NVIDIA 580).
+        """
         options = (*emitted.options, *self.target.build_options)
+        if self.target.exact_division and "rint(" in emitted.body and " / " in emitted.body:
+            options += ("-cl-fp32-correctly-rounded-divide-sqrt",)
         if any(n.op in self.target.unoptimised_ops for n in group.members):
             options += ("-cl-opt-disable",)
         return options

@@ -109,6 +109,8 @@ def _limits(found: Found) -> Target:
         global_memory=device.global_mem_size,
         max_allocation=device.max_mem_alloc_size,
         alignment=max(64, device.mem_base_addr_align // 8),
+        exact_division=not cpu and bool(
+            device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
         isa=tuple(sorted(flags & {"avx2", "fma", "avx512f", "avx512bw", "avx512vl"})),
     )
 
