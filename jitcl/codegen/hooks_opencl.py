@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Group
+from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
@@ -78,7 +77,8 @@ class OpenClHooks(Hooks):
         `types`: the shapes that the group's tensors are seen in. None where the epilogue is no
         function of whole vectors.
         """
-        seen: Callable[[Node], TensorType] = (lambda n: types[n]) if types else (lambda n: n.type)
+        def seen(node: Node) -> TensorType:
+            return node.type if types is None or is_literal(node) else types[node]
         anchor, root = self.group.anchor, self.group.root
         assert anchor is not None
         lane = E.var("lane", extent=width)
