@@ -20,6 +20,7 @@ from jitcl.ops.core import F32, Index, Loader, composite, indexed, onnx_rule, sa
 from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
 
 Array = np.ndarray[Any, Any]
+FAR = 1 << 24     # further than this an offset leads out of every picture
 
 
 def _columns_type(x: TensorType, offset: TensorType, *mask: TensorType, kernel: Ints, strides: Ints,
@@ -64,7 +65,7 @@ def _columns_ref(x: Array, offset: Array, mask: Array | None = None, *, kernel: 
     return y.reshape(*x.shape[:2], *kernel, *out).astype(x.dtype)
 
 
-_PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+_PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
 
 
 @indexed("window", infer=_columns_type, ref=_columns_ref, samples=[
@@ -103,9 +104,6 @@ def deform_columns(s: KernelBuilder, ix: Index, x: Loader, offset: Loader, *mask
     return total * mask[0](b, number, *out) if mask else total
 
 
-FAR = 1 << 24     # further than this an offset leads out of every picture
-
-
 def _conv_ref(x: Array, w: Array, offset: Array, *mask: Array, groups: int = 1,
               **attrs: Any) -> Array:
     """Columns, then an einsum over each group."""
@@ -115,7 +113,7 @@ def _conv_ref(x: Array, w: Array, offset: Array, *mask: Array, groups: int = 1,
     columns = columns.reshape(x.shape[0], groups, -1, math.prod(out))
     weights = wide(w).reshape(groups, w.shape[0] // groups, -1)
     y = np.einsum("gmk,bgkp->bgmp", weights, columns)
-    return y.reshape(x.shape[0], w.shape[0], *out).astype(x.dtype)
+    return np.asarray(y.reshape(x.shape[0], w.shape[0], *out), x.dtype)
 
 
 @composite(ref=_conv_ref, samples=[

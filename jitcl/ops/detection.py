@@ -76,7 +76,7 @@ def _overlap_ref(box: Array, boxes: Array, centred: bool) -> Array:
     common, one, many = sides.prod(1), (high - low).prod(), (highs - lows).prod(1)
     union = one + many - common
     solid = (one > 0) & (many > 0) & (common > 0) & (union > 0)
-    return np.divide(common, union, out=np.zeros_like(common), where=solid)
+    return np.asarray(np.divide(common, union, out=np.zeros_like(common), where=solid))
 
 
 # ---- selection
@@ -176,8 +176,8 @@ def box_selection(s: KernelBuilder, own: Callable[..., Expr], boxes: Loader, sco
         def remaining(i: Expr) -> Expr:
             raw = own(*chain, t)
             best = s.min(s.max(s.index(raw), 0), n - 1)
-            pair = [[boxes(chain[0], b, a) for a in range(4)] for b in (best, i)]
-            gone = s.or_(s.eq(best, i), overlaps(s, *pair, limits(0), centred))
+            one, other = ([boxes(chain[0], b, a) for a in range(4)] for b in (best, i))
+            gone = s.or_(s.eq(best, i), overlaps(s, one, other, limits(0), centred))
             return s.select(s.and_(raw >= 0.0, gone), low, left(chain, i))
         return [Part((PARTS,), lambda p: (*chain, p + (count + n)), best_of_stretch),
                 Part((), lambda: (*chain, t), taken),

@@ -62,7 +62,7 @@ def _half_table(bins: int, n: int) -> Array:
     twice[0] = 1.0
     if n % 2 == 0 and bins == n // 2 + 1:
         twice[-1] = 1.0
-    table = _table(bins, n, n, 1, (2, 1)) * np.repeat(twice, 2)[:, None]
+    table: Array = _table(bins, n, n, 1, (2, 1)) * np.repeat(twice, 2)[:, None]
     single = np.flatnonzero(twice == 1.0)
     table[2 * single + 1] = 0.0  # these bins are real: their imaginary part counts for nothing
     return table
@@ -364,8 +364,8 @@ def _stft(g: GraphBuilder, node: Any) -> Node:
 def mel_weights(bins: int, length: int, rate: int, low: float, high: float) -> Array:
     """[length // 2 + 1, bins]: triangles over a spectrum, evenly apart on the mel scale,
     mel(f) = 2595 log10(1 + f / 700) (O'Shaughnessy, 1987), with corners at whole bins."""
-    mel = np.linspace(*(2595 * np.log10(1 + f / 700) for f in (low, high)), bins + 2,
-                      endpoint=False)
+    start, end = (2595 * math.log10(1 + f / 700) for f in (low, high))
+    mel = np.linspace(start, end, bins + 2, endpoint=False)
     hertz = 700 * (10 ** (mel / 2595) - 1)
     corners = np.floor((length + 1) * hertz / rate)
     left, middle, right = corners[:-2], corners[1:-1], corners[2:]

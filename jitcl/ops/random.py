@@ -111,7 +111,8 @@ def random_uniform(s: KernelBuilder, ix: Index, key: Loader, shape: Shape,
 def _normal_ref(key: Array, shape: Shape, dtype: str = "f32") -> Array:
     a, b = threefry(key, np.arange(math.prod(shape)).reshape(shape))
     radius = np.sqrt(-2 * np.log(((a >> 8) + 1) * 2.0 ** -24))
-    return (radius * np.cos(2 * np.pi * ((b >> 8) * 2.0 ** -24))).astype(dtypes.to_numpy(dtype))
+    y = radius * np.cos(2 * np.pi * ((b >> 8) * 2.0 ** -24))
+    return np.asarray(y, dtypes.to_numpy(dtype))
 
 
 @indexed("window", infer=_drawn_type, ref=_normal_ref, samples=[
@@ -219,7 +220,7 @@ def _choice_type(x: TensorType, u: TensorType, dtype: str = "i32") -> TensorType
 def _choice_ref(x: Array, u: Array, dtype: str = "i32") -> Array:
     p = np.exp(wide(x) - wide(x).max(1, keepdims=True))
     reached = p.cumsum(1)[:, None, :] <= (wide(u) * p.sum(1, keepdims=True))[..., None]
-    return np.minimum(reached.sum(-1), x.shape[1] - 1).astype(dtypes.to_numpy(dtype))
+    return np.asarray(np.minimum(reached.sum(-1), x.shape[1] - 1), dtypes.to_numpy(dtype))
 
 
 @indexed("scan", infer=_choice_type, ref=_choice_ref, samples=[

@@ -91,8 +91,9 @@ def _tf_idf(g: GraphBuilder, node: Any) -> Node:
         raise ModelError(f"TfIdfVectorizer: {len(grams)} n-grams in the pool, but {len(columns)} "
                          "ngram_indexes; they must be as many, and not negative")
     width = max(columns, default=-1) + 1
-    if weights is not None and len(weights) < width:
-        raise ModelError(f"TfIdfVectorizer: {len(weights)} weights for {width} columns")
+    if weights is not None and len(weights) != len(grams):
+        raise ModelError(f"TfIdfVectorizer: {len(weights)} weights for {len(grams)} n-grams; "
+                         "they must be as many")
     batch = x.type.dims[:-1] if x.type.rank == 2 else ()
     rows = g.reshape(g.cast(x, to="i64"), shape=(*(batch or (1,)), x.type.dims[-1] if batch
                                                  else x.type.size))
@@ -101,7 +102,10 @@ def _tf_idf(g: GraphBuilder, node: Any) -> Node:
     if mode == "IDF":
         y = g.cast(g.greater(y, 0.0), to="f32")
     if mode != "TF" and weights is not None:
-        y = g.mul(y, g.const(np.array(weights[:width]), "f32"))
+        scale = np.zeros(width, np.float32)              # of n-grams in one column the last counts
+        for column, weight in zip(columns, weights):
+            scale[column] = weight
+        y = g.mul(y, g.const(scale))
     return g.reshape(y, shape=(*batch, width))
 
 
