@@ -2,7 +2,7 @@
 
     for (int t = 0; t < 40; ++t) {
         for (int j = lane; j < 64; j += lanes) { ... y[...] = ...; }
-        barrier(CLK_GLOBAL_MEM_FENCE);            all lanes see the part before the next one reads it
+        barrier(CLK_GLOBAL_MEM_FENCE);           all lanes see the part before the next one reads it
     }
 
 What stands between the parts (a sum that all of a part's elements need) each lane computes.

@@ -398,7 +398,7 @@ def _sequence_ref(states: Array, direction: str) -> Array:
     sample(F32(2, 2, 4, 2, 3), direction="bidirectional")])
 def recurrent_sequence(ix: Index, in_shape: Sequence[int], out_shape: Sequence[int], *,
                        direction: str) -> Index:
-    """states [directions, batch, steps + 1, slots, hidden] -> [steps, directions, batch, hidden]."""
+    """[directions, batch, steps + 1, slots, hidden] -> [steps, directions, batch, hidden]."""
     time, d, b, j = ix
     forward, backward = time + 1, E.index(out_shape[0]) - time
     if direction == "bidirectional":
