@@ -12,11 +12,17 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import jitcl
-from tests.devices import device
+from tests.devices import device, present
 
 F32, I64, BOOL, STRING = (
     TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING)
 node = helper.make_node
+
+
+def in_turn() -> list[Any]:
+    """The devices that this machine has; those behind OpenCL in the slow tests."""
+    return [pytest.param(s, marks=pytest.mark.slow) if s.startswith("opencl") else s
+            for s in present()]
 
 
 def info(name: str, shape: Any, dtype: int = F32) -> onnx.ValueInfoProto:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 import jitcl
-from tests.devices import present
 from tests.programs import (
     BOOL,
     I64,
@@ -17,6 +16,7 @@ from tests.programs import (
     by_onnxruntime,
     by_reference,
     graph,
+    in_turn,
     info,
     model,
     node,
@@ -42,7 +42,7 @@ def either(condition: list[Any], inputs: list[Any]) -> onnx.ModelProto:
         [info("x", [2, 3]), *inputs], [info("y", None)], {"w": np.float32(3)})
 
 
-@pytest.mark.parametrize("spec", present())
+@pytest.mark.parametrize("spec", in_turn())
 def test_if_with_a_condition_that_is_fed(spec: str) -> None:
     proto = either([], [info("c", [], BOOL)])
     for c in (True, False):
@@ -74,7 +74,7 @@ def powers(limit: bool = False) -> onnx.ModelProto:
                  [info("last", [2, 3]), info("all", None)], {"w": np.float32(0.5)})
 
 
-@pytest.mark.parametrize("spec", present())
+@pytest.mark.parametrize("spec", in_turn())
 @pytest.mark.parametrize("limit", [False, True])
 def test_loop_with_a_fed_trip_count(spec: str, limit: bool) -> None:
     proto = powers(limit)

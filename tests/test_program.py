@@ -16,7 +16,6 @@ from onnx import helper
 
 import jitcl
 from jitcl.ops.core import ONNX
-from tests.devices import present
 from tests.programs import (
     BOOL,
     I64,
@@ -24,6 +23,7 @@ from tests.programs import (
     by_onnxruntime,
     by_reference,
     graph,
+    in_turn,
     info,
     model,
     node,
@@ -61,12 +61,12 @@ def with_erf() -> onnx.ModelProto:
 # ---- cuts
 
 
-@pytest.mark.parametrize("spec", present())
+@pytest.mark.parametrize("spec", in_turn())
 def test_shapes_that_data_decides(spec: str) -> None:
     made = agrees(picked(), {"x": X}, spec)
     assert [r.kind for r in made.report().program] == ["part", "cut", "part"]
     assert made.report().host == ()
-    for x in (X[:1], np.zeros((3, 4), np.float32), np.ones((5, 4), np.float32)):
+    for x in (X[:1], np.zeros((3, 4), np.float32)):
         same(list(made.run({"x": x}).values()),
              list(opened(picked(), "reference").run({"x": x}).values()))
 
@@ -107,7 +107,7 @@ def test_a_cut_inside_a_function() -> None:
 
 def test_specialisations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITCL_SPECIALISATIONS", "3")
-    made = opened(picked())
+    made = opened(picked(), "reference")
     for kept in range(1, 9):
         x = np.zeros((2, 4), np.float32)
         x.reshape(-1)[:kept] = 1
@@ -126,7 +126,7 @@ def test_a_level_is_found_once_for_all_shapes(
     found = []
     level = Partition.level
     monkeypatch.setattr(Partition, "level", lambda *a: found.append(a[2]) or level(*a))
-    made = opened(picked())
+    made = opened(picked(), "reference")
     for kept in (3, 4, 5, 6):
         x = np.ones((2, 4), np.float32)
         x.reshape(-1)[kept:] = 0
@@ -139,7 +139,7 @@ def test_a_level_is_found_once_for_all_shapes(
                    node("Cast", ["s"], ["s32"], to=1)],
                   [info("x", ["n"])], [info("y", None), info("z", None)],
                   {"one": np.array([1, 1])})
-    made = opened(tiled)
+    made = opened(tiled, "reference")
     for length in (1, 3, 2):
         x = np.ones(length, np.float32)
         same(list(made.run({"x": x}).values()), by_onnxruntime(tiled, {"x": x}))
