@@ -144,7 +144,8 @@ class _Writer:
         widest = max(len(s.products) for s in stages)
         t = self.tiling(widest, self.hooks.target)
         vectors = -(-self.hidden // t.lanes)
-        texts, packed = [], []
+        texts: list[tuple[list[tuple[Source, tuple[int, ...], str]], list[str]]] = []
+        packed: list[Packed] = []
         for stage in stages:
             found = []
             for source, gates in stage.sources():
