@@ -38,7 +38,7 @@ from jitcl.errors import (
     KernelFault,
     OutOfMemoryError,
 )
-from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere, has_size, hint
+from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, has_size, hint
 from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
@@ -94,9 +94,10 @@ class Family:
 
     def __post_init__(self) -> None:
         plan = self.plan
-        self._wanted = (
-            tuple(t.shape for t in plan.inputs), tuple(t.shape for t in plan.outputs),
-            tuple(s.params for s in plan.steps), tuple(s.global_size for s in plan.steps))
+        rows = ([t.shape for t in plan.inputs], [t.shape for t in plan.outputs],
+                [s.params for s in plan.steps], [s.global_size for s in plan.steps])
+        self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
+        self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
         self.work = sum(s.flops for s in plan.steps if has_size(s.params))
         self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
@@ -112,15 +113,18 @@ class Family:
         if shapes.keys() != self.shapes.keys():
             return None
         for name, dims in self.shapes.items():
-            pairs += zip(dims, shapes[name])
-        for size, value in pairs:
+            if name in self._sized:
+                pairs += zip(dims, shapes[name])
+            elif dims != shapes[name]:
+                return None
+        for size, value in dict.fromkeys(pairs):
             if type(size) is Size and len(size.key) == 1 and size.key[0][1] == 1 and (
                     len(size.key[0][0]) == 1):
                 symbol = self.space.atoms[size.key[0][0][0]].symbol
                 if symbol:
                     symbols.setdefault(symbol, value)
         values = self.space.values(symbols)
-        fits = all(at(size, values) == value for size, value in pairs)
+        fits = all(at(size, values) == value for size, value in dict.fromkeys(pairs))
         light = at(self.work, values) <= HEAVY
         return values if fits and light and self.space.holds(values) else None
 
@@ -137,13 +141,13 @@ class Family:
 
     def at(self, values: Sequence[int]) -> Shapes:
         """The plan's integers where atoms have these values."""
-        known: dict[Any, int] = {}
-
-        def number(size: Size) -> int:
-            if size.key not in known:
-                known[size.key] = at(size, values)
-            return known[size.key]
-        return Shapes(*everywhere(self._wanted, number))
+        found = []
+        for row, varying in self._rows:
+            row = list(row)
+            for k in varying:
+                row[k] = tuple([at(d, values) for d in row[k]])
+            found.append(tuple(row))
+        return Shapes(*found)
 
     def roomy(self, values: Sequence[int]) -> list[int]:
         """A capacity for these values and more, as far as more costs little memory."""
