@@ -4,32 +4,20 @@ process."""
 from __future__ import annotations
 
 import collections
-import importlib.util
 import warnings
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
-import pytest
+
+from tests import conformance
 
 # Evaluated node by node with every result rounded to f16, as the model says, 2 of 192 elements
 # differ by one unit in the last place from those of onnx's own order of roundings.
 OTHER_ROUNDING = {"test_attention_4d_causal_fp16_expanded"}
 
 
-@pytest.fixture(scope="module")
-def runner() -> ModuleType:
-    """benchmarks/onnx_node_tests.py as a module."""
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / "onnx_node_tests.py"
-    spec = importlib.util.spec_from_file_location("onnx_node_tests", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_node_tests(runner: ModuleType) -> None:
+def test_node_tests() -> None:
     """None wrong, none a foreign error, and as many right as ever."""
+    runner = conformance.runner()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         results = {n: runner.run_case(c, runner.refs) for n, c in runner.cases().items()}

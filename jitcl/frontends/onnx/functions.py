@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -97,9 +97,11 @@ def _sequence_of(inner: TypeProto) -> TypeProto:
     return made
 
 
-def versions(function: FunctionProto) -> dict[str, int]:
-    """Opset of each domain that a body uses."""
-    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in function.opset_import}
+def versions(function: FunctionProto, caller: Mapping[str, int]) -> dict[str, int]:
+    """Opset of each domain that a body uses; ONNX's body of FlexAttention leaves out the default
+    domain's, which is its caller's."""
+    own = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in function.opset_import}
+    return {"": caller.get("", 0)} | own
 
 
 def defaults(node: NodeProto, function: FunctionProto, opset: int) -> dict[str, AttributeProto]:

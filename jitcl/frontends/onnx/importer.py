@@ -374,7 +374,7 @@ class Importer:
         bound.update({a.name: a for a in attributes})
         given = dict(zip(function.input, inputs))
         values: dict[str, Value | None] = {name: given.get(name) for name in function.input}
-        versions = functions.versions(function)
+        versions = functions.versions(function, scope.opsets)
         inner = Scope(
             values, lambda _: None, versions, bound, None, prefix, origin, scope.depth + 1
         )

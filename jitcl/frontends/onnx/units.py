@@ -113,9 +113,10 @@ class Body:
         if function is None:
             return None
         opset = unit.opsets.get(unit.domain, 0)
+        opsets = functions.versions(function, unit.opsets)
         nodes = expand.body_nodes(call, function, opset, f"{label(call)}~{unit.place}/")
         return [
-            Unit(f"{unit.place}.{i}", node, functions.versions(function), prefix, origin)
+            Unit(f"{unit.place}.{i}", node, opsets, prefix, origin)
             for i, node in enumerate(nodes)
         ]
 

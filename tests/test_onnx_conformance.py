@@ -1,0 +1,79 @@
+"""onnx's backend tests, as `benchmarks/onnx_node_tests.py` runs them, against `conformance`."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+
+from tests import conformance, devices
+
+NODE_DEVICES = ("cpu", "opencl:pocl", "opencl:intel")
+SUITES = ("simple", "light", "pytorch-converted", "pytorch-operator")
+
+
+def outcomes(kind: str, names: list[str], device: str, limit_s: float = 120) -> dict[str, Any]:
+    if device not in devices.present():
+        pytest.skip(f"no device {device}")
+    found: dict[str, Any] = conformance.runner().run_all(names, device, 1, limit_s, kind)
+    return found
+
+
+def assert_as_expected(results: dict[str, Any], device: str) -> None:
+    """Only excused tests fail, none of them by a crash; and none that is excused passes."""
+    passed = conformance.runner().PASSED
+    failed = {n: f"{r['outcome']}: {r['detail'][:300]}" for n, r in results.items()
+              if r["outcome"] not in passed}
+    excused = conformance.excused(device)
+    assert {n: d for n, d in failed.items()
+            if n not in excused or d.startswith(("crash", "timeout"))} == {}
+    unexpected = [n for n in excused if n in results and n not in failed]
+    assert [n for n in unexpected if n not in conformance.RANDOM] == []
+
+
+def node_tests() -> list[str]:
+    return sorted(conformance.runner().cases("node"))
+
+
+def test_expectations_leave_enough() -> None:
+    """Passing all but the excused is passing the floor; excuses are for tests that exist."""
+    names = node_tests()
+    assert [n for n in conformance.MAY_FAIL if n not in names] == []
+    for device in NODE_DEVICES:
+        assert len(names) - len(conformance.excused(device)) >= conformance.FLOOR
+
+
+def test_a_sample_of_node_tests() -> None:
+    results = outcomes("node", node_tests()[7::40], "cpu")
+    assert_as_expected(results, "cpu")
+    assert collections.Counter(r["outcome"] for r in results.values())["kernel"] > 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("device", NODE_DEVICES)
+@pytest.mark.parametrize("shard", range(conformance.SHARDS))
+def test_node_tests(device: str, shard: int) -> None:
+    """All of them: on numbers, 95 % and more run the op under test in generated kernels alone."""
+    results = outcomes("node", node_tests()[shard::conformance.SHARDS], device)
+    assert_as_expected(results, device)
+    could = [r["outcome"] for r in results.values()
+             if r["outcome"] in conformance.runner().PASSED and not r["on_values"]]
+    assert could.count("kernel") >= 0.95 * len(could), conformance.runner().summary(results, device)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", SUITES)
+def test_other_suites(kind: str) -> None:
+    """All of them pass, without exception."""
+    results = outcomes(kind, sorted(conformance.runner().cases(kind)), "cpu", 300)
+    passed = conformance.runner().PASSED
+    assert {n: r for n, r in results.items() if r["outcome"] not in passed} == {}
+
+
+def test_a_few_of_other_suites() -> None:
+    names = sorted(conformance.runner().cases("pytorch-operator"))[::6]
+    results = outcomes("pytorch-operator", names, "cpu")
+    assert {r["outcome"] for r in results.values()} <= {"kernel", "folded"}
