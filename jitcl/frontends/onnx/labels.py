@@ -58,7 +58,8 @@ def _numbered(node: NodeProto, count: int) -> None:
 def _lookup(graph: GraphProto, node: NodeProto, labels: list[bytes], taken: set[str]) -> NodeProto:
     label, where = node.output[0], node.name or node.output[0]
     table, number = _fresh(f"{where}/labels", taken), _fresh(f"{where}/number", taken)
-    graph.initializer.append(helper.make_tensor(table, TensorProto.STRING, [len(labels)], labels))
+    graph.initializer.append(TensorProto(name=table, data_type=TensorProto.STRING,
+                                         dims=[len(labels)], string_data=labels))
     node.output[0] = number
     return helper.make_node("Gather", [table, number], [label], name=f"{where}/label")
 
