@@ -304,6 +304,17 @@ def test_what_is_inlined_is_rounded_as_what_is_stored(device: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+def test_quantisation_in_a_named_precision_rounds_its_operands() -> None:
+    """precision=FLOAT16: the operands are halves before they are divided."""
+    node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"], precision=TensorProto.FLOAT16,
+                            output_dtype=TensorProto.FLOAT8E4M3FN)
+    model = graph_model([node], [("x", TensorProto.FLOAT, [4000]), ("s", TensorProto.FLOAT, [])],
+                        [("y", TensorProto.FLOAT8E4M3FN)])
+    feeds = {"x": np.linspace(-9, 9, 4000, dtype=np.float32), "s": np.float32(0.3)}
+    got = jitcl.compile(model, device="cpu").run(feeds)["y"]
+    assert_same(got, ReferenceEvaluator(model).run(None, feeds)[0])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", some(["normal", "low"], "low"))
 def test_precision_leaves_low_types_alone(device: str, precision: str) -> None:

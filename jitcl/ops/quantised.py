@@ -108,6 +108,10 @@ def _quantize_linear(g: GraphBuilder, node: Any) -> Node:
         raise TypeError_(f"output_dtype is {to}, but the zero point {zero.type}: they must agree")
     named = node.attrs.get("precision", 0)
     precision = onnx_dtype(named) if named else scale.type.dtype
+    if named:                                # which the operands are rounded to as well
+        x, scale = (v if v.type.dtype == precision else g.cast(v, to=precision)
+                    for v in (node.inputs[0], scale))
+        node = node.with_(inputs=(x, scale, *node.inputs[2:]))
     if dtypes.is_float(to):
         zero = None if _is_f8(to) or zero is None or _all_zero(zero) else zero
         saturate = bool(node.attrs.get("saturate", 1))
