@@ -97,34 +97,36 @@ def _tf_idf(g: GraphBuilder, node: Any) -> Node:
     batch = x.type.dims[:-1] if x.type.rank == 2 else ()
     rows = g.reshape(g.cast(x, to="i64"), shape=(*(batch or (1,)), x.type.dims[-1] if batch
                                                  else x.type.size))
-    y = _columns(g, rows, dict(zip(map(tuple, grams), columns)), width,
-                 node.attrs["max_skip_count"])
-    if mode == "IDF":
-        y = g.cast(g.greater(y, 0.0), to="f32")
-    if mode != "TF" and weights is not None:
-        scale = np.zeros(width, np.float32)              # of n-grams in one column the last counts
-        for column, weight in zip(columns, weights):
-            scale[column] = weight
-        y = g.mul(y, g.const(scale))
+    pool = {tuple(gram): (column, weights[k] if weights is not None else 1.0)
+            for k, (gram, column) in enumerate(zip(grams, columns)) if gram}
+    y = _columns(g, rows, pool, width, node.attrs["max_skip_count"], mode)
     return g.reshape(y, shape=(*batch, width))
 
 
-def _columns(g: GraphBuilder, rows: Node, pool: dict[tuple[int, ...], int], width: int,
-             skips: int) -> Node:
-    """Counts by column of the result. Of an n-gram that the pool holds twice the last counts; a
-    column may have several n-grams, or none."""
-    pool = {gram: column for gram, column in pool.items() if gram}
+def _columns(g: GraphBuilder, rows: Node, pool: dict[tuple[int, ...], tuple[int, float]],
+             width: int, skips: int, mode: str) -> Node:
+    """The result by column, from each n-gram's column and weight. Of an n-gram that the pool holds
+    twice the last counts; a column may have several, or none. Several add up, but for IDF: there
+    the weight is that of the last one that occurs."""
     count, items = rows.type.dims
     if not pool or items == 0 or width == 0:
         return g.expand(g.const(0, "f32"), shape=(count, width))
     table = np.zeros((len(pool), max(map(len, pool))), np.int64)
     members: list[list[int]] = [[] for _ in range(width)]
-    for k, (gram, column) in enumerate(pool.items()):
+    for k, (gram, (column, _)) in enumerate(pool.items()):
         table[k, :len(gram)] = gram
         members[column].append(k)
     lengths = np.array([len(gram) for gram in pool], np.int32)
+    weights = np.array([weight for _, weight in pool.values()], np.float32)
     counts = g.ngram_counts(rows, g.const(table), g.const(lengths), skips=skips)
+    if mode == "TFIDF":
+        counts = g.mul(counts, g.const(weights))
     counts = g.pad(counts, 0.0, pads=(0, 0, 0, 1))                   # one more, which counts 0
     deepest = max(map(len, members))
     which = np.array([m + [len(pool)] * (deepest - len(m)) for m in members], np.int32)
-    return g.reduce_sum(g.gather(counts, g.const(which), axis=1), axes=(2,), keepdims=False)
+    found = g.gather(counts, g.const(which), axis=1)
+    if mode != "IDF":
+        return g.reduce_sum(found, axes=(2,), keepdims=False)
+    number = g.where(g.greater(found, 0.0), g.const(which + 1), g.const(0, "i32"))
+    last = g.reduce_max(number, axes=(2,), keepdims=False)
+    return g.gather(g.const(np.append(np.float32(0), weights)), last)
