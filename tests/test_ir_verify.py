@@ -158,7 +158,7 @@ def stored(value: Expr) -> Stmt:
 
 @pytest.mark.parametrize("buffers, body, message", [
     ((OUT, OUT), (), "two buffers are named 'y'"),
-    ((Buffer("y", "index", (4,), "out"),), (), "buffer 'y' is out index, wanted in or out"),
+    ((Buffer("y", "index", (4,), "out"),), (), "buffer 'y' is out index, wanted in, out or scan"),
     ((OUT,), (Store("y", (I4,), E.const(0.0, "f32")),), "'y[i] = 0.0': 'i' is not declared here"),
     ((OUT,), (stored(E.const(0.0, "f16")),), "a value of type f16 is stored, wanted f32"),
     ((OUT,), (stored(E.make("const", (), "f32", 1)),), "the literal 1 of type f32 is a Python int"),

@@ -173,7 +173,9 @@ class _Writer:
         s = _Products(self.hidden)
         s.out = self.root.type
         loaders = [_Weights(n) if n is self.r else self.hooks.loader(n) for n in self.root.inputs]
-        scan: Scan = lookup(self.root.op).scan(s, self.own, *loaders, **self.root.kwargs)  # type: ignore[misc]
+        run = lookup(self.root.op).scan
+        assert run is not None
+        scan: Scan = run(s, self.own, *loaders, **self.root.kwargs)
         chain = (self.variable("d", self.directions), self.variable("b", self.batch))
         unit = E.var("j", extent=self.hidden)
         starts = self.hooks.cell_starts([self.store(p, unit) for p in scan.init(chain)])
