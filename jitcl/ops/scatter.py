@@ -265,4 +265,28 @@ def scatter_nd(g: GraphBuilder, x: Node, indices: Node, updates: Node,
 
 @onnx_rule("ScatterND")
 def _scatter_nd(g: GraphBuilder, node: Any) -> Node:
-    return g.scatter_nd(*node.inputs, reduction=node.attrs.get("reduction", "none"))
+    x, indices, updates = node.inputs[:3]
+    reduction = node.attrs.get("reduction", "none")
+    if indices.op != "const" or reduction != "none" or 0 in (*indices.type.dims, x.type.size):
+        return g.scatter_nd(x, indices, updates, reduction=reduction)
+    _scatter_nd_type(x.type, indices.type, updates.type)
+    return _scatter_known(g, x, indices.data, updates)
+
+
+def _scatter_known(g: GraphBuilder, x: Node, indices: np.ndarray, updates: Node) -> Node:
+    """A scatter to known places: each element reads its update, the last one that is meant for it.
+
+    Exporters write assignments to slices so; writing all updates in turn costs far more.
+    """
+    depth = indices.shape[-1]
+    head, rest = x.type.dims[:depth], x.type.dims[depth:]
+    extents = np.array(head)
+    places = np.where(indices < 0, indices + extents, indices).clip(0, extents - 1)
+    flat = np.ravel_multi_index(tuple(places.reshape(-1, depth).T), head)
+    source = np.full(math.prod(head), -1, np.int64)
+    for number, place in enumerate(flat):
+        source[place] = number
+    source = source.reshape(head)
+    found = g.gather(g.reshape(updates, shape=(flat.size, *rest)), g.const(source.clip(0)), axis=0)
+    meant = g.const((source >= 0).reshape(*head, *(1,) * len(rest)))
+    return g.where(meant, found, x)
