@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jitcl
 from jitcl.errors import JitclError, ModelError, ShapeError, TypeError_
 from jitcl.frontends.onnx import import_model, load
 from tests import devices
-from tests.one_node import by_jitcl, by_onnxruntime, by_reference, one_node
+from tests.one_node import by_jitcl, by_onnxruntime, by_reference, fed, one_node
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array | None]
@@ -171,6 +172,19 @@ def test_many_scattered_updates(device: str, op: str, reduction: str) -> None:
     model = one_node(op, feeds, opset=18, reduction=reduction)
     want = by_reference(model, feeds)
     np.testing.assert_allclose(by_jitcl(model, feeds, device)[0], want[0], rtol=1e-5, atol=1e-5)
+
+
+def test_updates_of_known_places_are_gathered() -> None:
+    """The last update of an element counts here, too."""
+    rng = np.random.default_rng(4)
+    feeds: Feeds = {"x": rng.standard_normal((4, 5, 3)).astype(np.float32),
+                    "i": np.stack([rng.integers(-4, 4, 30), rng.integers(-5, 5, 30)], 1),
+                    "u": rng.standard_normal((30, 3)).astype(np.float32)}
+    model = one_node("ScatterND", feeds, opset=18, constants=("i",))
+    compiled = jitcl.compile(model, device="cpu", strict=True)
+    assert_same(list(compiled.run(fed(model, feeds)).values()), by_reference(model, feeds))
+    assert compiled.plan is not None
+    assert not any("written" in step.name for step in compiled.plan.steps)
 
 
 # ---- errors
