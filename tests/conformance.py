@@ -11,10 +11,18 @@ from types import ModuleType
 FLOOR = 1860                # node tests that pass on each device, of the 1,884 of onnx 1.23.2
 SHARDS = 4                  # parts that a device's node tests are run in, for xdist
 
+_DICE = ("Bernoulli is random, and the expectation is one draw of NumPy's generator, which no seed "
+         "of the model determines")
+_DFT = ("the expectation was computed in float32: it is off from NumPy's transform in float64 by "
+        "up to 1.5e-6 where the test allows 1e-7 (test_onnx_conformance.py shows it)")
 # test -> (devices, or () for all; why its failure is not jitcl's)
-MAY_FAIL: dict[str, tuple[tuple[str, ...], str]] = {}
-# random by their definition, with a seed of onnx's generator in the expectation: by luck they pass
-RANDOM: set[str] = set()
+MAY_FAIL: dict[str, tuple[tuple[str, ...], str]] = {
+    **dict.fromkeys((f"test_bernoulli{kind}{body}" for kind in ("", "_double", "_seed")
+                     for body in ("", "_expanded")), ((), _DICE)),
+    **dict.fromkeys(("test_dft_inverse", "test_dft_inverse_opset19"), ((), _DFT)),
+}
+# by luck these pass
+RANDOM = {name for name, (_, why) in MAY_FAIL.items() if why is _DICE}
 
 
 @functools.cache
