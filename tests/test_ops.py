@@ -17,8 +17,9 @@ from jitcl.ir.group import Group
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.types import TensorType
 from jitcl.ops import OPS
-from jitcl.ops.builder import GraphBuilder, reference
+from jitcl.ops.builder import GraphBuilder, evaluate, reference
 from jitcl.ops.core import ONNX, Op, Sample, onnx_dtype
+from jitcl.ops.gather import _scatter_known
 from jitcl.passes.decompose import Decompose
 from tests import devices
 
@@ -186,3 +187,17 @@ def test_what_rules_say_of_gathers_out_of_range() -> None:
     graph = Graph("g", (data, at), (("y", G.gather(data, at)),))
     feeds = {"x1": np.arange(3, dtype=np.float32), "at": np.array([-9, -1, 2, 9])}
     np.testing.assert_array_equal(run_graph("kernels", graph, feeds)["y"], [0, 2, 2, 2])
+
+
+@pytest.mark.parametrize(("shape", "lead", "depth"), [
+    ((4, 3), (6,), 1), ((3, 4, 2), (2, 3), 2), ((2, 3, 4), (5,), 3), ((5,), (1,), 1)])
+def test_a_scatter_to_known_places_is_a_gather(shape: tuple[int, ...], lead: tuple[int, ...],
+                                               depth: int) -> None:
+    """The same as the scatter that looks through all updates; of several the last one counts."""
+    rng = np.random.default_rng(0)
+    data = rng.random(shape, dtype=np.float32)
+    at = np.stack([rng.integers(-d, d, lead) for d in shape[:depth]], axis=-1)
+    updates = rng.random(lead + shape[depth:], dtype=np.float32)
+    slow = G.scatter_nd(G.const(data), G.const(at), G.const(updates))
+    known = _scatter_known(G, G.const(data), at, G.const(updates))
+    np.testing.assert_array_equal(evaluate(known), evaluate(slow))
