@@ -19,7 +19,7 @@ from jitcl.ir.types import TensorType
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder, evaluate, reference
 from jitcl.ops.core import ONNX, Op, Sample, onnx_dtype
-from jitcl.ops.gather import _scatter_known
+from jitcl.ops.scatter import _scatter_known
 from jitcl.passes.decompose import Decompose
 from tests import devices
 
