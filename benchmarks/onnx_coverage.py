@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import onnx
 import onnx_node_tests
 
-from jitcl.frontends.onnx import functions, host, opsets
+from jitcl.frontends.onnx import functions, host, importer, opsets
 from jitcl.ops.core import ONNX
 
 DEVICES = {"cpu": "cpu", "opencl:pocl": "PoCL", "opencl:intel": "Intel"}
@@ -92,8 +92,10 @@ def way(op: str, domain: str, opset: int) -> str:
     """What there is to run an op: never found from its name alone."""
     if opsets.has_rule(op, domain):
         return "rule"
-    if op in ("Constant", "If", "Loop", "Scan", "SequenceMap") and not domain:
-        return "control" if op != "Constant" else "rule"
+    if op == "Constant" or (op, domain) == ("Gradient", "ai.onnx.preview.training"):
+        return "rule"                       # the importer itself
+    if op in {*importer.CONTROL, *importer.SEQUENCES, "SequenceMap"} and not domain:
+        return "control"
     if functions.has_body(op, domain, opset):
         return "body"
     node = onnx.helper.make_node(op, [], ["y"], domain=domain)
@@ -158,7 +160,7 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         "*host*: they pass, and something of the model ran on the host, as `model.report()` says; "
         "*folded*: they pass, computed when the model was compiled; anything else failed. "
         "(rule), (body): onnx has no test of the op; an import rule, or the function body that "
-        "ONNX defines it by, compiles it. *program*: control flow over compiled bodies. "
+        "ONNX defines it by, compiles it. *program*: control flow over compiled bodies, or sequences resolved at import. "
         "*missing*: a clear error.", "",
         "```"]
     for device, result in results.items():
