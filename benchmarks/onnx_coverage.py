@@ -160,7 +160,8 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         "*host*: they pass, and something of the model ran on the host, as `model.report()` says; "
         "*folded*: they pass, computed when the model was compiled; anything else failed. "
         "(rule), (body): onnx has no test of the op; an import rule, or the function body that "
-        "ONNX defines it by, compiles it. *program*: control flow over compiled bodies, or sequences resolved at import. "
+        "ONNX defines it by, compiles it. *program*: control flow over compiled bodies, "
+        "or sequences resolved at import. "
         "*missing*: a clear error.", "",
         "```"]
     for device, result in results.items():
