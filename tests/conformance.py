@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 FLOOR = 1860                # node tests that pass on each device, of the 1,884 of onnx 1.23.2
-SHARDS = 4                  # parts that a device's node tests are run in, for xdist
 
 _DICE = ("Bernoulli is random, and the expectation is one draw of NumPy's generator, which no seed "
          "of the model determines")

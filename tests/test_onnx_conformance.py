@@ -64,10 +64,9 @@ def test_a_sample_of_node_tests() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("device", NODE_DEVICES)
-@pytest.mark.parametrize("shard", range(conformance.SHARDS))
-def test_node_tests(device: str, shard: int) -> None:
+def test_node_tests(device: str) -> None:
     """All of them: on numbers, 95 % and more run the op under test in generated kernels alone."""
-    results = outcomes("node", node_tests()[shard::conformance.SHARDS], device)
+    results = outcomes("node", node_tests(), device)
     assert_as_expected(results, device)
     could = [r["outcome"] for r in results.values()
              if r["outcome"] in conformance.runner().PASSED and not r["on_values"]]
