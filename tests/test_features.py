@@ -59,7 +59,9 @@ def test_what_is_gated_is_in_the_vocabulary() -> None:
 
 
 KNOWN = {"if", "for", "while", "return", "sizeof", "barrier", "get_global_id", "get_local_id",
-         "get_group_id", "get_local_size", "as_uint", "as_float", "read_imagef",
+         "get_group_id", "get_local_size", "read_imagef",
+         *(f"as_{t}" for t in ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong",
+                               "float", "double")),
          *(f"convert_{t}" for t in ("float", "double", "half", "int_rtz", "long_rtz")),
          *(f"v{way}{n}" for way in ("load", "store", "load_half") for n in ("", 2, 4, 8, 16)),
          *(f"vstore_half{n}_rte" for n in ("", 2, 4, 8, 16))}
@@ -92,7 +94,8 @@ def check(body: str, options: tuple[str, ...], target: str, *, low: bool) -> Non
     found = features_of(body, options)
     on_cpu = TARGETS[target].device_type == "cpu"
     width = TARGETS[target].vector_width
-    assert ("local" in found) == ("barrier" in found)
+    if ("local" in found) != ("barrier" in found):      # work-items that share global memory
+        assert "local" not in found and "CLK_GLOBAL_MEM_FENCE" in body
     assert not on_cpu or "local" not in found
     assert "half" not in found or (TARGETS[target].fp16_arithmetic and low)
     assert "fp64" not in found or TARGETS[target].fp64

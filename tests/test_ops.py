@@ -52,7 +52,7 @@ def run_graph(device: str, graph: Graph, feeds: dict[str, np.ndarray]) -> dict[s
 
 def computes(device: str, sample: Sample) -> bool:
     """Whether the device has the element types that a sample needs."""
-    used = {spec.dtype for spec in sample.args} | {sample.attrs.get("to")}
+    used = {spec.dtype for spec in sample.args} | {sample.attrs.get(a) for a in ("to", "dtype")}
     place = devices.device(device) if device != "kernels" else None
     return place is None or (("bf16" not in used or place.target.bf16_storage)
                              and ("f64" not in used or place.target.fp64))

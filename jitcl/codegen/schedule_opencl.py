@@ -12,6 +12,7 @@ a GPU, scans     one chain a work-group: its lanes share each part of a step and
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from jitcl.codegen.loops import inline_lets
@@ -88,9 +89,16 @@ def chains(kernel: Kernel, entry: str, r: OpenClRenderer, target: Target) -> Sch
     if any("lanes" in line for line in parts):
         volatile = "volatile " if target.volatile_group_size else ""
         lines.append(f"    {volatile}{r.index} lanes = get_local_size(0);")
-    lines += [f"    {r.index} p = get_group_id(0);", *places, *parts]
+    if places := [line for line in places if _named(line.split()[1], parts)]:
+        lines += [f"    {r.index} p = get_group_id(0);", *places]
+    lines += parts
     groups = math.prod(f.extent for f in nest)
     return Scheduled(r.kernel_text(entry, lines), (groups * lanes,), (lanes,))
+
+
+def _named(name: str, lines: list[str]) -> bool:
+    """Whether a variable is read: chains of one step don't all ask which they are."""
+    return any(re.search(rf"\b{name}\b", line) for line in lines)
 
 
 def parallel_nest(kernel: Kernel) -> tuple[list[For], tuple[Stmt, ...]]:

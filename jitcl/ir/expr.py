@@ -221,6 +221,17 @@ def _simplify(op: str, args: tuple[Expr, ...]) -> Expr | None:
         return const(not args[0].value, "bool")
     if args[0].dtype == "index" and op in ("lt", "le", "gt", "ge", "eq", "ne"):
         return _compare(op, *args)
+    if len(args) == 2 and args[0] is args[1]:
+        return _same(op, args[0])
+    return None
+
+
+def _same(op: str, x: Expr) -> Expr | None:
+    """A value compared with itself: a NaN is neither smaller nor greater, and not equal."""
+    if op in ("lt", "gt"):
+        return const(False, "bool")
+    if op in ("le", "ge", "eq", "ne") and not dtypes.is_float(x.dtype):
+        return const(op != "ne", "bool")
     return None
 
 

@@ -51,7 +51,7 @@ TARGETS = {
 
 def computes(sample: Sample, target: Target) -> bool:
     """Whether the target has the element types that a row of the op table needs."""
-    used = {spec.dtype for spec in sample.args} | {sample.attrs.get("to")}
+    used = {spec.dtype for spec in sample.args} | {sample.attrs.get(a) for a in ("to", "dtype")}
     return (target.bf16_storage or "bf16" not in used) and (target.fp64 or "f64" not in used)
 
 
