@@ -56,9 +56,9 @@ def test_expectation_of_inverse_dft_is_off(name: str) -> None:
 
 
 def test_a_sample_of_node_tests() -> None:
-    results = outcomes("node", node_tests()[7::40], "cpu")
+    results = outcomes("node", node_tests()[7::90], "cpu")
     assert_as_expected(results, "cpu")
-    assert collections.Counter(r["outcome"] for r in results.values())["kernel"] > 30
+    assert collections.Counter(r["outcome"] for r in results.values())["kernel"] > 15
 
 
 @pytest.mark.slow
