@@ -55,14 +55,17 @@ def computes(sample: Sample, target: Target) -> bool:
     return (target.bf16_storage or "bf16" not in used) and (target.fp64 or "f64" not in used)
 
 
-def op_graphs(target: Target) -> dict[str, tuple[Graph, dict[str, np.ndarray]]]:
-    """Op name -> a graph of all its rows that the target computes, and what to feed it."""
+def op_graphs(target: Target, most: int = 1 << 30
+              ) -> dict[str, tuple[Graph, dict[str, np.ndarray]]]:
+    """Op name -> a graph of all its rows that the target computes, and what to feed it; `most`:
+    without rows of operands that have more elements.
+    """
     found = {}
     for name, op in OPS.items():
         inputs: list[Node] = []
         outputs, feeds = [], {}
         for k, sample in enumerate(op.samples):
-            if not computes(sample, target):
+            if not computes(sample, target) or any(np.prod(a.shape) > most for a in sample.args):
                 continue
             rng = np.random.default_rng(k)
             args = [graph_input(f"x{k}_{i}", TensorType(a.dtype, a.shape))

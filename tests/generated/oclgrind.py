@@ -45,11 +45,11 @@ def main(kind: str, target: str, *names: str) -> None:
     simulator()                         # what its probes do is not asked here
     log = Path(os.environ["OCLGRIND_LOG"])
     found = {}
-    for name, case in CASES[kind](target):
+    for name, make in CASES[kind](target):
         if names and name not in names:
             continue
         before = log.stat().st_size if log.exists() else 0
-        wrong = run_case(case)
+        wrong = run_case(make())
         with log.open() as file:
             file.seek(before)
             found[name] = wrong + file.read()
