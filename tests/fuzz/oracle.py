@@ -110,8 +110,16 @@ def _erf(proto: onnx.NodeProto, x: np.ndarray) -> list[np.ndarray]:
     return [np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype)]
 
 
+def _log_softmax(proto: onnx.NodeProto, x: np.ndarray) -> list[np.ndarray]:
+    """It takes the logarithm of what has underflowed to zero."""
+    axis = next((a.i for a in proto.attribute if a.name == "axis"), -1)
+    less = x - x.max(axis=axis, keepdims=True)
+    return [less - np.log(np.exp(less).sum(axis=axis, keepdims=True))]
+
+
 CORRECTED = {"Erf": _erf, "Gelu": _gelu, "GlobalMaxPool": _max_of_all, "LRN": _local_response,
-             "LpNormalization": _lp_normalised, "MaxPool": _max_pool}
+             "LogSoftmax": _log_softmax, "LpNormalization": _lp_normalised,
+             "MaxPool": _max_pool}
 
 
 class Refused(Exception):
