@@ -102,8 +102,8 @@ def pool(d: Drawer, op: str) -> None:
         attrs["count_include_pad"] = d.int(0, 1)
     if op == "LpPool":
         attrs["p"] = d.pick((1, 2, 3))
-        if "auto_pad" in attrs:         # the reference pads as if there were no dilations
-            attrs.pop("dilations", None)
+    if op in ("LpPool", "AveragePool") and "auto_pad" in attrs:
+        attrs.pop("dilations", None)    # the reference pads as if there were none
     outputs = 2 if op == "MaxPool" and d.flag() and x.dtype == "float32" else 1
     if outputs == 2 and d.flag():
         attrs["storage_order"] = d.int(0, 1)
