@@ -249,7 +249,8 @@ class FaultDatabase:
                     self._derive()
                     self._write()
                     return
-            except (OSError, NotImplementedError) as error:      # a timeout is an OSError
+            # a timeout is an OSError; filelock raises the other where a file system has no locks
+            except (OSError, NotImplementedError) as error:
                 self._warn_once(f"cannot write what failed on the driver to {self.path}: "
                                 f"{_reason(error)}. It is remembered for this process only. "
                                 "JITCL_CACHE_DIR names another directory.")
@@ -299,7 +300,7 @@ class FaultDatabase:
             try:
                 with self._file_lock:
                     self._read(locked=True)         # another process may have repaired it
-            except (OSError, NotImplementedError) as reason:
+            except (OSError, NotImplementedError) as reason:    # as in writing, above
                 self._merge(error.salvaged)
                 self._stamp = self._state()
                 self._warn_once(f"{self.path} is damaged ({error}) and can't be repaired: "

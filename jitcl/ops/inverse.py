@@ -19,6 +19,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.contrib import microsoft
 from jitcl.ops.core import F16, F32, Index, Loader, Part, Scan, composite, recurrence, sample
+from jitcl.ops.linear_algebra import pivot_row
 
 Array = np.ndarray[Any, Any]
 
@@ -82,12 +83,7 @@ def jordan_elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) ->
         new = 1 - old
 
         def pivot() -> Expr:
-            def size(i: Expr) -> Expr:
-                return s.select(i >= t, s.abs(own(b, old, i, t)), s.const(-1, x.dtype))
-            most = s.reduce("max", [n], size)
-            place = s.reduce("min", [n], lambda i: s.select(
-                s.eq(size(i), most), s.cast(i, "i32"), s.const(n, "i32")))
-            return s.cast(s.max(s.min(place, n - 1), s.cast(t, "i32")), x.dtype)
+            return pivot_row(s, lambda i: own(b, old, i, t), n, t)
 
         def rows(i: Expr, j: Expr) -> Expr:
             p = s.min(s.max(s.index(own(b, old, n, 0)), 0), n - 1)

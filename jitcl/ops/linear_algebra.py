@@ -60,6 +60,21 @@ def _elimination_ref(x: Array) -> Array:
     return y.astype(x.dtype)
 
 
+def pivot_row(s: KernelBuilder, column: Callable[[Expr], Expr], n: int, t: Expr) -> Expr:
+    """Which of n rows, from row t on, is the greatest of its column: the first, as a value that
+    stands among the column's.
+    """
+    dtype = column(t).dtype
+
+    def size(i: Expr) -> Expr:
+        return s.select(i >= t, s.abs(column(i)), s.const(-1, dtype))
+
+    most = s.reduce("max", [n], size)
+    place = s.reduce("min", [n], lambda i: s.select(
+        s.eq(size(i), most), s.cast(i, "i32"), s.const(n, "i32")))
+    return s.cast(s.max(s.min(place, n - 1), s.cast(t, "i32")), dtype)
+
+
 @recurrence(infer=_elimination_type, ref=_elimination_ref, samples=[
     sample(F32(2, 4, 4), rtol=1e-4), sample(_SINGULAR), sample(F32(1, 7, 7), rtol=1e-3)])
 def elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) -> Scan:
@@ -84,12 +99,7 @@ def elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) -> Scan:
         new = 1 - old
 
         def pivot() -> Expr:
-            def size(i: Expr) -> Expr:
-                return s.select(i >= t, s.abs(own(b, old, i, t)), s.const(-1, x.dtype))
-            most = s.reduce("max", [n], size)
-            place = s.reduce("min", [n], lambda i: s.select(
-                s.eq(size(i), most), s.cast(i, "i32"), s.const(n, "i32")))
-            return s.cast(s.max(s.min(place, n - 1), s.cast(t, "i32")), x.dtype)
+            return pivot_row(s, lambda i: own(b, old, i, t), n, t)
 
         def row() -> Expr:
             return s.min(s.max(s.index(own(b, old, n, 1)), 0), n - 1)
