@@ -37,7 +37,7 @@ from jitcl.ops.core import (
     sample,
 )
 from jitcl.ops.pooling import flat_index
-from jitcl.ops.window import Ints, all_inside, conv_ref, conv_type
+from jitcl.ops.window import Ints, conv_ref, conv_type, convolved
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -381,18 +381,11 @@ def conv_integer(
     group: int,
 ) -> Expr:
     """i32 convolution of (x - x_zero) with (w - w_zero); padding counts as x_zero, that is 0."""
-    n, m, *out = ix
-    inputs, spatial = w.shape[1], x.shape[2:]
-    first = (m // (w.shape[0] // group)) * inputs if group > 1 else None
 
-    def term(c: Expr, *ks: Expr) -> Expr:
-        at = [o * strides[d] + k * dilations[d] - pads[d] for d, (o, k) in enumerate(zip(out, ks))]
-        channel = c if first is None else first + c
-        inside = all_inside(s, at, spatial)
-        pixel = _centred(s, x(n, channel, *at, guard=inside), x_zero())
-        weight = (m, c, *ks)
-        return s.select(inside, pixel, 0) * _centred(
+    def product(pixel: Index, inside: Expr, weight: Index) -> Expr:
+        value = _centred(s, x(*pixel, guard=inside), x_zero())
+        return s.select(inside, value, 0) * _centred(
             s, w(*weight), w_zero(*aligned(weight, w_zero.shape))
         )
 
-    return s.reduce("add", w.shape[1:], term)
+    return convolved(s, ix, x, w, strides, pads, dilations, group, product)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,26 @@ def conv(
     group: int,
 ) -> Expr:
     """y[n, m, o...] = sum over c, k of x[n, c, o * stride + k * dilation - pad] * w[m, c, k]."""
+
+    def product(pixel: Index, inside: Expr, weight: Index) -> Expr:
+        return x(*pixel, guard=inside) * w(*weight)
+
+    return convolved(s, ix, x, w, strides, pads, dilations, group, product)
+
+
+def convolved(
+    s: KernelBuilder,
+    ix: Index,
+    x: Loader,
+    w: Loader,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    group: int,
+    product: Callable[[Index, Expr, Index], Expr],
+) -> Expr:
+    """The sum of a convolution's products over c and k. `product` is given the index into x,
+    whether it lies inside of x, and the index into w."""
     n, m, *out = ix
     inputs, spatial = w.shape[1], x.shape[2:]
     first = (m // (w.shape[0] // group)) * inputs if group > 1 else None
@@ -152,7 +173,7 @@ def conv(
     def term(c: Expr, *ks: Expr) -> Expr:
         at = [o * strides[d] + k * dilations[d] - pads[d] for d, (o, k) in enumerate(zip(out, ks))]
         channel = c if first is None else first + c
-        return x(n, channel, *at, guard=all_inside(s, at, spatial)) * w(m, c, *ks)
+        return product((n, channel, *at), all_inside(s, at, spatial), (m, c, *ks))
 
     return s.reduce("add", w.shape[1:], term)
 
