@@ -19,21 +19,12 @@ from jitcl.devices.cpu.device import step_flags
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
 from jitcl.errors import BuildError, InputError
-
-
-class MemoryCache(dict):
-    """The cache interface over a dict, counting what was built."""
-
-    def get(self, kind, key):
-        return dict.get(self, (kind, key))
-
-    def put(self, kind, key, data):
-        self[kind, key] = data
+from tests.caches import Memory
 
 
 @pytest.fixture(scope="module")
 def cache():
-    return MemoryCache()
+    return Memory()
 
 
 @pytest.fixture(scope="module")

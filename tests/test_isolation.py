@@ -30,6 +30,7 @@ from jitcl.devices.opencl.proving import Proving
 from jitcl.devices.opencl.trial_plans import step_plan
 from jitcl.errors import KernelFault, OutOfMemoryError
 from jitcl.target import Target
+from tests.caches import Memory
 from tests.drivers import posing
 
 DEVICES = list_devices()
@@ -123,19 +124,6 @@ class Compared:
     def wrong(self, outputs: Sequence[np.ndarray]) -> str:
         self.seen += outputs
         return self.verdict
-
-
-class Memory:
-    """A cache in a dict."""
-
-    def __init__(self) -> None:
-        self.data: dict[tuple[str, str], bytes] = {}
-
-    def get(self, kind: str, key: str) -> bytes | None:
-        return self.data.get((kind, key))
-
-    def put(self, kind: str, key: str, data: bytes) -> None:
-        self.data[kind, key] = bytes(data)
 
 
 @pytest.fixture(scope="module", params=DEVICES, ids=[d.platform.split()[0] for d in DEVICES])
@@ -472,7 +460,8 @@ def test_sixteen_lanes_end_pocl_3_and_nobody_else(tmp_path):
 POSED = """
 import json
 from dataclasses import replace
-from tests.test_isolation import Compared, Memory, X, chain, source
+from tests.caches import Memory
+from tests.test_isolation import Compared, X, chain, source
 from jitcl.devices.care import Care
 from jitcl.devices.opencl import open_device
 from jitcl.devices.opencl.isolation import isolated

@@ -19,6 +19,7 @@ from jitcl.devices.opencl.programs import sealed
 from jitcl.errors import BuildError, DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
 from jitcl.target.quirks import QUIRKS, Driver, applying, corrected, version_key
+from tests.caches import Memory
 
 DEVICES = list_devices()
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,19 +47,6 @@ __kernel void square_1(__global const float *restrict x, __global float *restric
 """,
     "opencl",
 )
-
-
-class Memory:
-    """A cache in a dict."""
-
-    def __init__(self) -> None:
-        self.data: dict[tuple[str, str], bytes] = {}
-
-    def get(self, kind: str, key: str) -> bytes | None:
-        return self.data.get((kind, key))
-
-    def put(self, kind: str, key: str, data: bytes) -> None:
-        self.data[kind, key] = bytes(data)
 
 
 def plan_of(n: int = 1000, local: tuple[int, ...] = (64,)) -> Plan:

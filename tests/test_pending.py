@@ -21,7 +21,8 @@ from jitcl.devices.opencl import list_devices, programs
 from jitcl.devices.opencl.isolation import Isolated
 from jitcl.devices.pending import KEPT_SECONDS, Pending
 from jitcl.errors import KernelFault
-from tests.test_isolation import BROKEN, DOUBLE, SQUARE, Compared, Memory, X, chain, opened
+from tests.caches import Memory
+from tests.test_isolation import BROKEN, DOUBLE, SQUARE, Compared, X, chain, opened
 
 DEVICES = list_devices()
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +109,8 @@ def test_where_nothing_can_be_written_there_is_no_file_and_no_warning(tmp_path, 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from tests.test_isolation import DEVICES, DOUBLE, Compared, Memory, chain, opened
+from tests.caches import Memory
+from tests.test_isolation import DEVICES, DOUBLE, Compared, chain, opened
 from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.opencl import loading, programs

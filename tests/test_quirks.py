@@ -39,8 +39,9 @@ from jitcl.target.features import GATED, PATTERNS
 from jitcl.target.generations import Generation, parse
 from jitcl.target.profiles import PROFILES
 from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
+from tests.caches import Memory
 from tests.devices import device
-from tests.test_opencl_device import Memory, plan_of
+from tests.test_opencl_device import plan_of
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = {q.id: q for q in QUIRKS}

@@ -29,7 +29,8 @@ from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.runtime.memory import plan_memory
-from tests.test_opencl_device import Memory, expected, plan_of
+from tests.caches import Memory
+from tests.test_opencl_device import expected, plan_of
 from tests.test_templates_opencl import POSES
 
 DEVICES = list_devices()
