@@ -22,6 +22,7 @@ from jitcl.errors import NotOneGraph, UnsupportedError
 from jitcl.frontends import levels
 from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where
 from jitcl.frontends.onnx import host, tensors
+from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.importer import Importer, needed_nodes
 from jitcl.frontends.onnx.model import OnnxModel, reads
 from jitcl.frontends.onnx.problems import Cut
@@ -40,7 +41,6 @@ from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.core import Bounded
 
-CONTROL = ("If", "Loop", "Scan")
 KEPT_GRAPHS = 4  # graphs of attempts that were not asked for yet
 INLINE_ELEMENTS = 64  # constants that later nodes read are part of the level up to this size
 
@@ -125,7 +125,7 @@ def _row(value: Value | None) -> Any:
 class _Outputs:
     """The tensors that a part gives, numbered, and the forms of the names that stand for them."""
 
-    flat: list[Node] = field(default_factory=list)
+    flat: dict[Node, int] = field(default_factory=dict)
 
     def form(self, value: Value | None) -> Form:
         if isinstance(value, Seq):
@@ -142,9 +142,7 @@ class _Outputs:
         return self._number(value)
 
     def _number(self, node: Node) -> int:
-        if node not in self.flat:
-            self.flat.append(node)
-        return self.flat.index(node)
+        return self.flat.setdefault(node, len(self.flat))
 
 
 class Partition:
@@ -171,8 +169,8 @@ class Partition:
             body = self._body(where)
             while True:
                 units = body.units(state)
-                left = [u for u in units.nodes.values()
-                        if state.left is None or u.place in set(state.left)]
+                kept = units.nodes if state.left is None else set(state.left)
+                left = [u for u in units.nodes.values() if u.place in kept]
                 attempt = _Attempt(body, units, env, values)
                 needed = attempt.import_units(left, body.outputs)
                 expanded = self._expansions(body, attempt, needed, state)
