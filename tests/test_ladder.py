@@ -1,133 +1,41 @@
-"""The ladder: which variant a group gets of which kernels are known to fail, what its source then
-lacks, and that every variant of it computes the same.
+"""The ladder: which variant a group gets of which kernels are known to fail, and what its source
+then lacks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 
-from jitcl import dtypes
-from jitcl.codegen import variants
-from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import Plan, Step
 from jitcl.codegen.variants import features, unpack
-from jitcl.devices.cpu.device import CpuDevice
 from jitcl.errors import BuildError, UnsupportedError
-from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
+from jitcl.ir.graph import Graph, Origin, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
-from jitcl.runtime.cache import kernel_cache
-from jitcl.runtime.memory import plan_memory
-from jitcl.runtime.source import open_source
-from jitcl.target import Target
-from jitcl.target.features import features_of
-from jitcl.target.ladder import RUNGS, Rung
-from tests import devices
+from jitcl.target.ladder import RUNGS
 from tests.generated import clang, oclgrind, ragged
-from tests.generated.kernels import MODELS, TARGETS, op_graphs
-
-G = GraphBuilder()
-BY_NAME = {r.name: r for r in RUNGS}
-OPENCL = [r for r in RUNGS if not r.cpu]
-VECTORS = {"vec4", "vec8", "vec16"}
-HALVES = {"half", "half_storage"}
-
-
-def x(*shape: int, dtype: str = "f32", name: str = "x") -> Node:
-    return graph_input(name, TensorType(dtype, shape))
-
-
-def w(*shape: int, seed: int = 0) -> Node:
-    return const(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
-
-
-def int8_gemm() -> Graph:
-    """A product with weights that lie as int8, with a scale a column."""
-    rng = np.random.default_rng(3)
-    weight = const(rng.integers(-128, 128, (24, 40)).astype(np.int8))
-    return ragged.graph(G.relu(G.matmul(x(9, 24), G.dequantize(weight, w(40)))))
-
-
-def layer_norm() -> Graph:
-    return ragged.graph(G.layer_norm(x(6, 96), w(96), w(96, seed=1), axis=-1, epsilon=1e-5))
-
-
-def packed(rows: int, columns: int) -> Node:
-    """Weights of 4 bits, two in a byte, with a scale a column."""
-    rng = np.random.default_rng(4)
-    values = const(rng.integers(0, 256, rows * columns // 2).astype(np.uint8))
-    return G.dequantize(G.unpack_int4(values, shape=(rows, columns)), w(columns))
-
-
-GRAPHS: dict[str, Callable[[], Graph]] = {
-    "conv": lambda: ragged.conv(5, 7, (9, 35), (3, 3), pads=(1, 1, 1, 1)),
-    "conv-strided-f16": lambda: ragged.conv(6, 8, (9, 37), (3, 3), "f16", pads=(1, 1, 1, 1),
-                                            strides=(2, 2)),
-    "gemm": lambda: ragged.matmul(17, 24, 40),
-    "gemm-f16": lambda: ragged.matmul(9, 33, 24, "f16"),
-    "depthwise-f16": lambda: ragged.conv(9, 9, (8, 19), (3, 3), "f16", group=9,
-                                         pads=(1, 1, 1, 1)),
-    "max-pool-f16": lambda: ragged.graph(G.max_pool(
-        x(1, 3, 9, 21, dtype="f16"), kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1),
-        dilations=(1, 1))),
-    "softmax": lambda: ragged.graph(G.softmax(x(5, 131), axis=-1)),
-    "layer-norm": layer_norm,
-    "elementwise-f16": lambda: ragged.graph(G.tanh(G.mul(
-        x(4, 33, dtype="f16"), x(33, dtype="f16", name="z")))),
-    "softmax-f16": lambda: ragged.graph(G.softmax(x(5, 131, dtype="f16"), axis=-1)),
-    "concat": lambda: ragged.graph(G.concat(x(2, 3, 8), x(2, 5, 8, name="z"), axis=1)),
-    "int8": int8_gemm,
-    "int4": lambda: ragged.graph(G.matmul(x(9, 256), packed(256, 320))),
-}
-
-
-class Driver:
-    """A database of faults: kernels with all of some features fail, and those of `entries`."""
-
-    def __init__(self, *combined: Iterable[str], entries: Iterable[str] = ()) -> None:
-        self.combined = [frozenset(c) for c in combined]
-        self.entries = set(entries)
-
-    def rejects(self, entry: str, features: frozenset[str]) -> str:
-        if entry in self.entries:
-            return f"SIGSEGV in {entry}"
-        found = next((c for c in self.combined if c <= features), None)
-        return "" if found is None else f"SIGABRT: no {'+'.join(sorted(found))}"
-
-
-def plan_of(graph: Graph, target: Target, faults: variants.Faults | None = None, *,
-            low: bool = False, host: Target | None = None, templates: bool = True) -> Plan:
-    """The plan of a graph; `low`: halves computed as halves."""
-    graph = run_passes(graph, pipeline(target, Options(precision="low" if low else "high")))
-    return generate(graph, fuse(graph, target), target, faults=faults, host=host, half=low,
-                    templates=templates).plan
-
-
-def forced(rung: Rung, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A database for which the ladder has one rung only."""
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
-    return Driver()
-
-
-def main_steps(plan: Plan) -> list[Step]:
-    return [s for s in plan.steps if s.flops]
-
-
-@functools.cache
-def host() -> Target:
-    return CpuDevice().target
-
+from tests.generated.kernels import TARGETS
+from tests.rungs import (
+    BY_NAME,
+    GRAPHS,
+    HALVES,
+    LACKS,
+    OPENCL,
+    VECTORS,
+    Driver,
+    G,
+    forced,
+    host,
+    packed,
+    plan_of,
+    w,
+    x,
+)
 
 # -- which rung --------------------------------------------------------------------------------
 
@@ -182,6 +90,10 @@ def test_quotients_that_are_rounded_are_exact_where_a_device_can(exact):
     option = "-cl-fp32-correctly-rounded-divide-sqrt"
     assert all((option in k.options) == exact for k in plan_of(rounded, target).kernels)
     assert not any(option in k.options for k in plan_of(divided, target).kernels)
+
+
+def main_steps(plan: Plan) -> list[Step]:
+    return [s for s in plan.steps if s.flops]
 
 
 class Launches(Driver):
@@ -273,20 +185,6 @@ def test_nothing_is_left_of_rejected_attempts():
 
 
 # -- what is written ---------------------------------------------------------------------------
-
-LACKS = {
-    "no-local": {"local", "barrier"},
-    "vectors-8": {"vec16"},
-    "vectors-4": {"vec8", "vec16"},
-    "no-vectors": VECTORS,
-    "f32-arithmetic": {"half"},
-    "simple": {"local", "barrier", "image", *VECTORS},
-    "f32-arithmetic-simple": {"local", "barrier", "image", "half", *VECTORS},
-    "f32": HALVES,
-    "f32-simple": {"local", "barrier", "image", *HALVES, *VECTORS},
-    "split": {"local", "barrier", "image", *HALVES, *VECTORS},
-}
-
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
@@ -458,206 +356,3 @@ def check_simulated(kind: str, target: str, *names: str) -> None:
     found = oclgrind.objections([kind, target, *names])
     assert len(found) == len(names) or not names
     assert {name: text[:2000] for name, text in found.items() if text} == {}
-
-
-# -- results -----------------------------------------------------------------------------------
-
-PLACES = [s for s in devices.present() if s.startswith("opencl")]
-QUICK = ("conv-strided-f16", "gemm", "depthwise-f16", "max-pool-f16", "softmax-f16", "layer-norm",
-         "elementwise-f16", "int8", "int4")
-
-
-def results(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
-            low: bool = False) -> list[np.ndarray]:
-    """What a device computes with all groups on one rung, which is set already."""
-    place = devices.device(spec)
-    assert place is not None
-    low = low and place.target.fp16_arithmetic
-    plan = plan_of(graph, place.target, Driver(), low=low, host=host())
-    assert {s.variant for s in plan.steps} == ({rung.name} if plan.steps else set())
-    plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
-    executable = place.load(plan, kernel_cache().for_target(place.target))
-    return executable.run([feeds[t.name] for t in plan.inputs])
-
-
-def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
-          low: bool = False) -> None:
-    got = results(spec, graph, feeds, rung, low)
-    given = {n: feeds[str(n.attr("name"))] for n in graph.inputs}
-    for (name, node), y in zip(graph.outputs, got):
-        want = evaluate(node, given)
-        assert y.dtype == want.dtype and y.shape == want.shape
-        if not dtypes.is_float(node.type.dtype):
-            assert np.array_equal(y, want), name
-            continue
-        scale = max(float(np.abs(want.astype(np.float64)[np.isfinite(want)]).max(initial=0)), 1e-30)
-        narrow = "f16" in {n.type.dtype for n in graph.nodes}
-        bound = (1e-2 if low else 3e-3 if narrow else 1e-5) * scale
-        np.testing.assert_allclose(y.astype(np.float64), want.astype(np.float64), rtol=0,
-                                   atol=bound, err_msg=name)
-
-
-@pytest.mark.parametrize("spec", PLACES)
-@pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
-def test_every_rung_computes_the_same(rung, spec, monkeypatch):
-    place = devices.device(spec)
-    assert place is not None
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
-    for name in QUICK:
-        graph = GRAPHS[name]()
-        check(spec, graph, ragged.feeds_of(graph), rung)
-        if place.target.fp16_arithmetic and "f16" in name:
-            check(spec, graph, ragged.feeds_of(graph), rung, low=True)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
-    """All of a plan for a GPU, on the CPU: such a plan needs no OpenCL."""
-    graph, place = GRAPHS[name](), CpuDevice()
-    driver = forced(BY_NAME["cpu"], monkeypatch)
-    plan = plan_of(graph, TARGETS["mali"], driver, host=place.target)
-    plan = plan_memory(plan, place.memory_mode, alignment=64)
-    feeds = ragged.feeds_of(graph)
-    got = place.load(plan, kernel_cache().for_target(place.target)).run(
-        [feeds[t.name] for t in plan.inputs])
-    want = evaluate(graph.outputs[0][1], {n: feeds[str(n.attr("name"))] for n in graph.inputs})
-    bound = (3e-3 if "f16" in name else 1e-5) * np.abs(want.astype(np.float64)).max()
-    np.testing.assert_allclose(got[0].astype(np.float64), want.astype(np.float64), rtol=0,
-                               atol=bound)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", PLACES)
-@pytest.mark.parametrize("rung", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
-def test_the_op_table_on_the_lowest_rungs(rung, spec, monkeypatch):
-    place = devices.device(spec)
-    assert place is not None
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
-    for graph, feeds in op_graphs(place.target).values():
-        plan = plan_of(graph, place.target, Driver())
-        for kernel in plan.kernels:
-            assert not features(kernel) & LACKS["f32-simple"]
-        check_loosely(spec, graph, feeds, rung)
-
-
-def check_loosely(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung) -> None:
-    """As test_ops does it, in one bound for all rows of an op."""
-    given = {n: feeds[str(n.attr("name"))] for n in graph.inputs}
-    for (name, node), y in zip(graph.outputs, results(spec, graph, feeds, rung)):
-        want = evaluate(node, given)
-        if not dtypes.is_float(node.type.dtype):
-            assert np.array_equal(y, want), f"{graph.name} {name}"
-            continue
-        scale = max(float(np.abs(want.astype(np.float64)[np.isfinite(want)]).max(initial=0)), 1e-30)
-        np.testing.assert_allclose(y.astype(np.float64), want.astype(np.float64), rtol=1e-2,
-                                   atol=5e-3 * scale, err_msg=f"{graph.name} {name}")
-
-
-@pytest.mark.parametrize("spec", PLACES)
-def test_one_group_of_several_on_the_cpu(spec):
-    """Between kernels of the device: what it writes is read on the CPU, and the other way round."""
-    graph = ragged.graph(G.matmul(G.softmax(G.matmul(x(9, 24), w(24, 131)), axis=-1), w(131, 8)))
-    place = devices.device(spec)
-    assert place is not None
-    plan = plan_of(graph, place.target, Driver(("call:exp",)), host=host())
-    assert {s.variant for s in plan.steps} == {"", "cpu"}
-    plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
-    feeds = ragged.feeds_of(graph)
-    executable = place.load(plan, kernel_cache().for_target(place.target))
-    for _ in range(2):
-        (got,) = executable.run([feeds[t.name] for t in plan.inputs])
-        want = evaluate(graph.outputs[0][1], {graph.inputs[0]: feeds["x"]})
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * float(np.abs(want).max()))
-
-
-needs_models = pytest.mark.skipif(not MODELS.is_dir(),
-                                  reason="the folder of real models is not there")
-
-
-@needs_models
-@pytest.mark.parametrize("rung", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
-@pytest.mark.parametrize("spec", PLACES)
-def test_a_model_on_the_lowest_rungs(rung, spec, monkeypatch):
-    check_model("mnist8", spec, rung, monkeypatch)
-
-
-LOWEST = ("no-vectors", "f32-simple", "split", "cpu")
-ON_MODELS = [("squeezenet1.0_fp16", r) for r in RUNGS] + [
-    (name, BY_NAME[r]) for name in ("minilm_l6_v2", "ultraface_rfb320") for r in LOWEST]
-
-
-@needs_models
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "rung"), ON_MODELS,
-                         ids=lambda v: v if isinstance(v, str) else v.name or "first")
-@pytest.mark.parametrize("spec", PLACES)
-def test_models_on_every_rung(spec, name, rung, monkeypatch):
-    check_model(name, spec, rung, monkeypatch)
-
-
-def check_model(name: str, spec: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model's golden results with all its groups on one rung."""
-    golden = np.load(sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0])
-    feeds = {k.split(":", 1)[1]: golden[k] for k in golden.files if k.startswith("in")}
-    graph = open_source(MODELS / f"{name}.onnx").graph({n: a.shape for n, a in feeds.items()}, {})
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
-    got = results(spec, graph, feeds, rung)
-    for k, ((output, _), y) in enumerate(zip(graph.outputs, got)):
-        want = golden[f"out{k}:{output}"].astype(np.float64)
-        bound = (2e-2 if "fp16" in name else 1e-3) * max(float(np.abs(want).max()), 1e-30)
-        np.testing.assert_allclose(y.astype(np.float64), want, rtol=0, atol=bound)
-
-
-# -- halves by integer arithmetic --------------------------------------------------------------
-
-@pytest.mark.parametrize("spec", PLACES)
-def test_all_halves_are_read_exactly(spec, monkeypatch):
-    forced(BY_NAME["f32"], monkeypatch)
-    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    graph = ragged.graph(G.cast(x(1 << 16, dtype="f16"), to="f32"))
-    (got,) = results(spec, graph, {"x": halves}, BY_NAME["f32"])
-    want = halves.astype(np.float32)
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    known = ~np.isnan(want)
-    assert np.array_equal(got[known].view(np.uint32), want[known].view(np.uint32))
-
-
-def boundary_floats() -> np.ndarray:
-    """Halves, what lies halfway between neighbours, and the floats right beside both."""
-    halves = np.arange(0x7c00, dtype=np.uint16).view(np.float16).astype(np.float64)
-    middles = np.append((halves[:-1] + halves[1:]) / 2, 65520.0)
-    exact = np.concatenate([halves, middles]).astype(np.float32)
-    inf = np.float32(np.inf)
-    near = np.concatenate([exact, np.nextafter(exact, inf), np.nextafter(exact, -inf)])
-    rng = np.random.default_rng(11)
-    some = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    scaled = rng.standard_normal(1 << 16) * 10.0 ** rng.integers(-9, 6, 1 << 16)
-    special = np.array([0.0, np.nan, np.inf, 1e-45, 3.4e38, 2.0 ** -25, 2.0 ** -24], np.float32)
-    every = np.concatenate([near, some, scaled.astype(np.float32), special])
-    return np.concatenate([every, -every])
-
-
-@pytest.mark.parametrize("spec", PLACES)
-def test_floats_are_rounded_to_the_nearest_half(spec, monkeypatch):
-    forced(BY_NAME["f32"], monkeypatch)
-    floats = boundary_floats()
-    graph = ragged.graph(G.cast(x(floats.size), to="f16"))
-    (got,) = results(spec, graph, {"x": floats}, BY_NAME["f32"])
-    with np.errstate(over="ignore"):
-        want = floats.astype(np.float16)
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    known = ~np.isnan(want)
-    assert np.array_equal(got[known].view(np.uint16), want[known].view(np.uint16))
-
-
-@pytest.mark.parametrize("spec", PLACES)
-def test_vectors_of_halves_are_converted_like_single_ones(spec, monkeypatch):
-    """Vectors and no type half: nobody's rung, but what a quirk may ask for."""
-    rung = Rung("soft", "with soft halves", {"soft_half": True, "fp16_arithmetic": False})
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
-    for name in ("conv-strided-f16", "gemm-f16", "depthwise-f16", "elementwise-f16"):
-        graph = GRAPHS[name]()
-        check(spec, graph, ragged.feeds_of(graph), rung)
-    plan = plan_of(GRAPHS["gemm-f16"](), TARGETS["mali"], Driver())
-    assert any("jitcl_from_f16x" in k.body for k in plan.kernels)
-    assert not any(HALVES & features_of(k.body) for k in plan.kernels)
