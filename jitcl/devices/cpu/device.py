@@ -18,7 +18,7 @@ from jitcl import config, dtypes
 from jitcl.codegen.plan import Plan, Shapes, Step
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care
-from jitcl.devices.cpu.executor import ALONE, MEET, Executor
+from jitcl.devices.cpu.executor import ALONE, MEET, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
 from jitcl.devices.faults import FaultDatabase
@@ -27,6 +27,7 @@ from jitcl.target import Target
 
 __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
 _ALIGN = 64  # bytes: a cache line, and the widest vector
+_SMALL = 16 << 10  # bytes of an output that are copied sooner than an argument table is patched
 _ALONE_SECONDS = 3e-6  # a step shorter than this is not worth splitting
 _FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 1e10  # of one core, for that decision only
 
@@ -112,6 +113,8 @@ class CpuExecutable:
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._args, self._steps = self._tables()
+        self._job = Job(self._steps)
+        self._splits = bool((self._steps[:, 2] & ALONE == 0).any())     # a step is worth splitting
         self._param_places = self._places_of_params()
         self._output_places = [self._output_place(t.buffer) for t in plan.outputs]
         self._lock = threading.Lock()
@@ -137,9 +140,12 @@ class CpuExecutable:
         return np.array(found, np.int64)
 
     def _output_place(self, buffer: int) -> np.ndarray | None:
-        """The same for an output that is nothing else: no input, constant or second output."""
+        """The same for an output that is nothing else (no input, constant or second output), where
+        writing to the caller's array is worth more than it costs.
+        """
         alone = [t.buffer for t in self.plan.outputs].count(buffer) == 1
-        if not alone or self.plan.buffers[buffer].kind != "output":
+        spec = self.plan.buffers[buffer]
+        if not alone or spec.kind != "output" or spec.nbytes <= _SMALL:
             return None
         return self._places(buffer)
 
@@ -185,8 +191,8 @@ class CpuExecutable:
         """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's, or
         as `shapes` says).
 
-        Inputs are copied, so that no other thread can change them under a kernel's hands. Outputs
-        are written to the arrays that this returns.
+        Inputs are copied, so that no other thread can change them under a kernel's hands. Large
+        outputs are written to the arrays that this returns.
         """
         with self._lock:
             if shapes is not None:
@@ -196,7 +202,7 @@ class CpuExecutable:
                 np.copyto(view, array)
             outputs = [self._fresh(i) for i in range(len(self._outputs))]
             if len(self._steps):
-                self._executor.run(self._steps, self._threads())
+                self._executor.run(self._job, self._threads())
             return [
                 view.copy() if out is None else out for view, out in zip(self._outputs, outputs)
             ]
@@ -223,22 +229,23 @@ class CpuExecutable:
 
     def _threads(self) -> int:
         """All that were asked for, or one where no step is worth splitting."""
-        return config.get("threads") if (self._steps[:, 2] & ALONE == 0).any() else 1
+        return config.get("threads") if self._splits else 1
 
     def profile(self, arrays: Sequence[np.ndarray], repeats: int = 10) -> list[float]:
         """Seconds of each step (the least of `repeats` runs of the whole plan, step by step)."""
         self._check(arrays)
         best = [float("inf")] * len(self._steps)
         with self._lock:
+            jobs = [Job(self._steps[i : i + 1]) for i in range(len(self._steps))]
             for _ in range(repeats):
                 for view, array in zip(self._inputs, arrays):
                     np.copyto(view, array)
                 for i, view in enumerate(self._outputs):
                     if self._output_places[i] is not None:
                         self._args[self._output_places[i]] = view.ctypes.data
-                for i in range(len(self._steps)):
+                for i, job in enumerate(jobs):
                     start = time.perf_counter()
-                    self._executor.run(self._steps[i : i + 1], self._threads())
+                    self._executor.run(job, self._threads())
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
 

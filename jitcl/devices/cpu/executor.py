@@ -1,6 +1,7 @@
 """Runs a whole plan as one call without the GIL per thread: a pool of waiting threads.
 
-    Executor(cache, target_key).run(steps, nthreads)
+    executor = Executor(cache, target_key)
+    executor.run(Job(steps), nthreads)
 
 `steps` is an int64 table, three a step: kernel address, argument table, flags. A step is cut into
 a few pieces a thread; each thread takes its own share first (what it wrote last is in its caches),
@@ -151,11 +152,39 @@ def _yield_address() -> int:
     return _address("SwitchToThread" if sys.platform == "win32" else "sched_yield")
 
 
+_YIELD = _yield_address()
+
+
 def _aligned(count: int) -> np.ndarray:
     """`count` int64 zeros on a cache line boundary."""
     raw = np.zeros(count + 8, np.int64)
     skip = (-raw.ctypes.data % 64) // 8
     return raw[skip : skip + count]
+
+
+class Job:
+    """A table of steps with what the native loop wants beside it, made once: a run of a small model
+    takes less time than making these arrays. One run of a job at a time.
+    """
+
+    def __init__(self, steps: np.ndarray) -> None:
+        self.steps = steps                              # kept alive: what follows are addresses
+        self._alone = np.array((steps.ctypes.data, len(steps), 0, _YIELD, 1), np.int64)
+        self._counters = self._shared = np.empty(0, np.int64)
+        self._nthreads = 0
+        self.alone = self._alone.ctypes.data            # arguments for one thread
+        self._shared_address = 0
+
+    def shared(self, nthreads: int) -> int:
+        """Arguments for several threads, with counters at zero."""
+        if self._nthreads != nthreads:
+            self._counters = _aligned(8 * len(self.steps) * (nthreads + 1))
+            self._shared = self._alone.copy()
+            self._shared[2], self._shared[4] = self._counters.ctypes.data, _PIECES
+            self._shared_address, self._nthreads = self._shared.ctypes.data, nthreads
+        else:
+            self._counters.fill(0)
+        return self._shared_address
 
 
 class _FutexPool:
@@ -164,13 +193,14 @@ class _FutexPool:
     def __init__(self, kernels: LoadedKernels, nthreads: int) -> None:
         self.kernels, self.nthreads = kernels, nthreads
         self.table = _aligned(64)
-        self.table[7:11] = _yield_address(), _address("syscall"), _FUTEX[platform.machine()], _SPINS
+        self.address = self.table.ctypes.data
+        self.table[7:11] = _YIELD, _address("syscall"), _FUTEX[platform.machine()], _SPINS
         self.launch = _NATIVE(kernels["jitcl_launch"])
         worker = _NATIVE(kernels["jitcl_worker"])
         self.threads = [
             threading.Thread(
                 target=worker,
-                args=(self.table.ctypes.data, tid, nthreads),
+                args=(self.address, tid, nthreads),
                 daemon=True,
                 name=f"jitcl-{tid}",
             )
@@ -181,11 +211,11 @@ class _FutexPool:
 
     def run(self, function: int, args: int) -> None:
         self.table[1:4] = function, args, self.nthreads
-        self.launch(self.table.ctypes.data, 0, self.nthreads)
+        self.launch(self.address, 0, self.nthreads)
 
     def stop(self) -> None:
         self.table[6] = 1
-        self.launch(self.table.ctypes.data, 0, self.nthreads)
+        self.launch(self.address, 0, self.nthreads)
         for thread in self.threads:
             thread.join()
 
@@ -239,32 +269,26 @@ class Executor:
         self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target_key))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])
-        self._yield = _yield_address()
+        self._shared_steps = self.kernels["jitcl_steps"]
         self._lock = threading.Lock()
         self._pool: _FutexPool | _SemaphorePool | None = None
         _executors.append(self)
 
-    def run(self, steps: np.ndarray, nthreads: int) -> None:
-        """`steps`: int64 [n, 3] of kernel address, argument table, flags. Returns when all have
-        run."""
+    def run(self, job: Job, nthreads: int) -> None:
+        """Returns when all steps have run."""
         if nthreads > 1 and self._lock.acquire(blocking=False):
             try:
-                self._run_parallel(steps, nthreads)
+                self._run_parallel(job, nthreads)
             finally:
                 self._lock.release()
             return
-        args = np.array((steps.ctypes.data, len(steps), 0, self._yield, 1), np.int64)
-        self._steps(args.ctypes.data, 0, 1)
+        self._steps(job.alone, 0, 1)
 
-    def _run_parallel(self, steps: np.ndarray, nthreads: int) -> None:
+    def _run_parallel(self, job: Job, nthreads: int) -> None:
         if self._pool is None or self._pool.nthreads != nthreads:
             self.stop()
             self._pool = _make_pool(self.kernels, nthreads)
-        counters = _aligned(8 * len(steps) * (nthreads + 1))
-        args = np.array(
-            (steps.ctypes.data, len(steps), counters.ctypes.data, self._yield, _PIECES), np.int64
-        )
-        self._pool.run(self.kernels["jitcl_steps"], args.ctypes.data)
+        self._pool.run(self._shared_steps, job.shared(nthreads))
 
     def stop(self) -> None:
         """Ends the pool's threads; the next run starts new ones."""
@@ -293,8 +317,7 @@ _immortal: list[Any] = []
 
 
 def _keep_forever(kernels: LoadedKernels) -> None:
-    """Pool threads may sit in this code while the interpreter tears modules down: never unmap it.
-    Pool threads may sit in this code while the interpreter tears modules down: never unmap it."""
+    """Pool threads may sit in this code while the interpreter tears modules down: never unmap."""
     _immortal.append(kernels)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernels))
 
