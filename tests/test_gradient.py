@@ -83,9 +83,27 @@ def test_node() -> None:
 
 @pytest.mark.parametrize(("proto", "error", "text"), [
     (model("Erf"), UnsupportedError, "differentiates through 'erf'"),
-    (model("Exp", "z"), ModelError, "Gradient of 'z', which no node before it makes"),
+    (model("Exp", "z"), ModelError, "'g' (Gradient): differentiates 'z', which no node before it"),
 ])
 def test_refused(proto: onnx.ModelProto, error: type[JitclError], text: str) -> None:
     with pytest.raises(error) as caught:
         import_model(load(proto), {"x": (2, 3)})
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_behind_what_is_not_supported(place: int) -> None:
+    """Gradient waits for its operand, or for what it differentiates; only Odd is at fault."""
+    proto = model("Exp")
+    nodes = proto.graph.node
+    if place:
+        nodes[0].op_type, nodes[0].domain = "Odd", "somewhere"
+    else:
+        nodes.insert(0, helper.make_node("Odd", ["x"], ["odd"], domain="somewhere"))
+        nodes[1].input[0] = nodes[2].input[0] = "odd"
+        del nodes[2].attribute[:]
+        nodes[2].attribute.extend([helper.make_attribute("xs", ["odd"]),
+                                   helper.make_attribute("y", "y")])
+    proto.opset_import.append(helper.make_opsetid("somewhere", 1))
+    with pytest.raises(UnsupportedError, match="1 node is not supported\n  Odd"):
+        import_model(load(proto), {"x": (2, 3)})

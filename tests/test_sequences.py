@@ -116,6 +116,14 @@ def test_inserting_by_position() -> None:
         made.run({"s": fed, "x": x, "i": np.array(5)})
 
 
+def test_errors_name_the_node() -> None:
+    proto = model([node("SequenceConstruct", ["a", "b"], ["s"]),
+                   node("ConcatFromSequence", ["s"], ["y"], name="join", axis=0)],
+                  [info("a", [2, 3]), info("b", [2, 4])], [info("y", None)])
+    with pytest.raises(jitcl.ShapeError, match=r"node 'join' \(ConcatFromSequence\): "):
+        opened(proto).run({"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 4), np.float32)})
+
+
 def test_optionals_that_are_fed() -> None:
     proto = model([node("OptionalHasElement", ["o"], ["there"])], [optional("o", [2])],
                   [info("there", [], BOOL)])

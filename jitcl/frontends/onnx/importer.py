@@ -8,7 +8,8 @@ makes a program of what can't be one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from jitcl.errors import (
     NotOneGraph,
     UnsupportedError,
 )
-from jitcl.frontends.onnx import functions, opsets, tensors, training
+from jitcl.frontends.onnx import functions, opsets, tensors
 from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
@@ -36,11 +37,17 @@ from jitcl.ir.graph import Graph, Node, Origin, const, graph_input, spread_origi
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
 from jitcl.ops.core import Bounded
+from jitcl.ops.training import DOMAIN as TRAINING_DOMAIN
 
 MAX_VALUE_ELEMENTS = 4096  # larger inputs do not become part of a specialisation's key
 # What is computed from an input, rather than read from it, is worth a specialisation for each value
 # only where it is small and looks like a size; else the model is cut there.
 MAX_DERIVED_ELEMENTS = {True: 16, False: 4}  # integers, floats
+# (domain, op type) -> a rule that sees more than operands: bodies, sequences, names in sight
+SPECIAL: dict[tuple[str, str], Callable[..., Sequence[Value | None] | None]] = {
+    **{("", op_type): rule for op_type, rule in (CONTROL | SEQUENCES).items()},
+    **{(TRAINING_DOMAIN, op_type): rule for op_type, rule in TRAINING.items()},
+}
 
 
 def import_model(
@@ -244,8 +251,7 @@ class Importer:
         """Whether a node's op can be imported, as far as that shows without its operands."""
         return (
             opsets.has_rule(proto.op_type, domain)
-            or not domain
-            and (proto.op_type in ("Constant", *CONTROL, *SEQUENCES))
+            or (domain, proto.op_type) in (*SPECIAL, ("", "Constant"))
             or (domain, proto.op_type, proto.overload) in self.functions
             or functions.has_body(proto.op_type, domain, opset)
         )
@@ -269,13 +275,10 @@ class Importer:
             return (constant_node(attributes, self.model.base, where),)
         plain = functions.rounded_defaults(proto, opset, inputs)
         plain |= {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
-        special: Callable[..., Sequence[Value | None] | None] | None = None
-        if domain == training.DOMAIN:
-            special = TRAINING.get(proto.op_type)
-        if not domain:
-            special = CONTROL.get(proto.op_type) or SEQUENCES.get(proto.op_type)
+        special = SPECIAL.get((domain, proto.op_type))
         if special is not None:
-            given = special(self, proto, inputs, plain, scope)
+            with self._naming(proto, domain, opset, inputs, origin.name):
+                given = special(self, proto, inputs, plain, scope)
             if given is not None:
                 return given
         if opsets.has_rule(proto.op_type, domain):
@@ -321,40 +324,46 @@ class Importer:
         return (*inputs, *(None,) * (most - len(inputs)))
 
     def _apply(self, node: OnnxNode, proto: NodeProto) -> Sequence[Value | None] | Bounded | None:
-        """Run the node's rule; errors name the node and what it reads. None: the rule leaves it to
-        ONNX's body."""
-        try:
+        """Run the node's rule. None: the rule leaves it to ONNX's body."""
+        with self._naming(proto, node.domain, node.opset, node.inputs, node.name):
             modern = opsets.modern(self.g, node)
             rule = opsets.rule_for(modern.op_type, modern.domain, modern.opset)
             assert rule is not None
             result = rule(self.g, modern)
-        except (NeedsValue, UnsupportedError):
-            raise
-        except JitclError as error:
-            if error is self.located:
-                raise
-            self.located = type(error)(self._message(node, proto, str(error)))
-            raise self.located from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            text = f"its attributes or inputs make no sense: {type(error).__name__}: {error}"
-            self.located = ModelError(self._message(node, proto, text))
-            raise self.located from error
         if result is NotImplemented:
             return None
         if isinstance(result, Bounded):
             return result
         return (result,) if isinstance(result, Node) else tuple(result)
 
-    def _message(self, node: OnnxNode, proto: NodeProto, text: str) -> str:
-        lines = [f"node '{node.name}' ({node.op_type}): {text}"]
-        schema = functions.schema_of(proto.op_type, node.domain, node.opset)
-        for i, (value, source) in enumerate(zip(proto.input, node.inputs)):
-            if source is None:
-                continue
-            formal = schema.inputs[min(i, len(schema.inputs) - 1)].name if schema else f"input {i}"
-            kind = {"input": "graph input ", "const": "constant "}.get(source.op, "")
-            lines.append(f"  {formal}: {source.type}   from {kind}'{value}'")
-        return "\n".join(lines)
+    @contextmanager
+    def _naming(
+        self,
+        proto: NodeProto,
+        domain: str,
+        opset: int,
+        inputs: Sequence[Value | None],
+        name: str,
+    ) -> Iterator[None]:
+        """Errors of a node's rule name the node and what it reads; those of a node in its body are
+        left as they are."""
+
+        def message(text: str) -> str:
+            return _message(proto, domain, opset, inputs, name, text)
+
+        try:
+            yield
+        except (NeedsValue, UnsupportedError):
+            raise
+        except JitclError as error:
+            if error is self.located:
+                raise
+            self.located = type(error)(message(str(error)))
+            raise self.located from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            text = f"its attributes or inputs make no sense: {type(error).__name__}: {error}"
+            self.located = ModelError(message(text))
+            raise self.located from error
 
     # ---- bodies
 
@@ -380,6 +389,26 @@ class Importer:
         )
         self.nodes(function.node, function.output[: len(proto.output)], inner)
         return [inner.find(name)[1] for name in function.output]
+
+
+def _message(
+    proto: NodeProto,
+    domain: str,
+    opset: int,
+    inputs: Sequence[Value | None],
+    name: str,
+    text: str,
+) -> str:
+    """An error's text with the node's name in front and its tensors below."""
+    lines = [f"node '{name}' ({proto.op_type}): {text}"]
+    schema = functions.schema_of(proto.op_type, domain, opset)
+    for i, (value, source) in enumerate(zip(proto.input, inputs)):
+        if not isinstance(source, Node):
+            continue
+        formal = schema.inputs[min(i, len(schema.inputs) - 1)].name if schema else f"input {i}"
+        kind = {"input": "graph input ", "const": "constant "}.get(source.op, "")
+        lines.append(f"  {formal}: {source.type}   from {kind}'{value}'")
+    return "\n".join(lines)
 
 
 def needed_nodes(

@@ -68,7 +68,7 @@ def _concat(im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: S
     """ConcatFromSequence: along an axis, or along a new one."""
     items = [_node(x) for x in _sequence(inputs[0]).items]
     if not items:
-        raise ModelError(f"node '{proto.name}' (ConcatFromSequence): the sequence is empty")
+        raise ModelError("the sequence is empty")
     axis = int(attrs["axis"])
     if attrs.get("new_axis", 0):
         at = norm_axis(axis, items[0].type.rank + 1)
@@ -90,14 +90,12 @@ def _split(im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: Sc
         else:
             size = int(split)
             if size <= 0:
-                raise ModelError(f"node '{proto.name}' (SplitToSequence): split is {size}, "
-                                 f"wanted a positive size")
+                raise ModelError(f"split is {size}, wanted a positive size")
             sizes = [min(size, extent - k) for k in range(0, extent, size)]
     else:
         sizes, keep = [1] * extent, bool(attrs.get("keepdims", 1))
     if sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise ModelError(f"node '{proto.name}' (SplitToSequence): pieces of {sizes} do not make up "
-                         f"axis {axis} of {x.type}")
+        raise ModelError(f"pieces of {sizes} do not make up axis {axis} of {x.type}")
     pieces: list[Node] = []
     start = 0
     for size in sizes:
@@ -133,7 +131,7 @@ def _get_element(
     if isinstance(given, Opaque):
         raise UnsupportedError(f"reads {given.what}")
     if given is None or isinstance(given, Empty):
-        raise ModelError(f"node '{proto.name}' (OptionalGetElement): the optional is empty")
+        raise ModelError("the optional is empty")
     return [given]
 
 

@@ -8,11 +8,9 @@ from typing import Any
 from onnx import NodeProto
 
 from jitcl.errors import ModelError
-from jitcl.frontends.onnx.scope import Scope, Value
+from jitcl.frontends.onnx.scope import MISSING, Scope, Value
 from jitcl.ir.graph import Node
 from jitcl.ops.gradient import gradients
-
-DOMAIN = "ai.onnx.preview.training"
 
 
 def _gradient(importer: Any, proto: NodeProto, inputs: Sequence[Value | None],
@@ -20,12 +18,14 @@ def _gradient(importer: Any, proto: NodeProto, inputs: Sequence[Value | None],
     """The derivative of the value that attribute y names by each of xs, the first inputs."""
     name, count = attrs["y"], len(attrs["xs"])
     known, y = scope.find(name)
+    if y is MISSING:
+        return [MISSING] * len(proto.output)
     if not known or not isinstance(y, Node):
-        raise ModelError(f"Gradient of '{name}', which no node before it makes")
+        raise ModelError(f"differentiates '{name}', which no node before it makes")
     xs = [x for x in inputs[:count] if isinstance(x, Node)]
     if len(xs) != count:
-        raise ModelError(f"Gradient by {count} values ({', '.join(attrs['xs'])}), but {len(xs)} "
-                         f"are given")
+        raise ModelError(f"differentiates by {count} values ({', '.join(attrs['xs'])}), but "
+                         f"{len(xs)} are given")
     return gradients(importer.g, y, xs)
 
 
