@@ -62,7 +62,7 @@ def start(script: str, *args: object, **options) -> subprocess.Popen:
 
 def test_eight_processes_build_each_entry_once(root, tmp_path):
     workers = [start(WORKER, root, tmp_path / "log") for _ in range(8)]
-    results = [w.communicate(timeout=60) for w in workers]
+    results = [w.communicate(timeout=200) for w in workers]
     assert [err for _, err in results] == [""] * 8
     assert [w.returncode for w in workers] == [0] * 8
     assert sum(int(out) for out, _ in results) == 5
@@ -108,19 +108,19 @@ from jitcl.target import Target
 cache = KernelCache(sys.argv[1], limit=10**9).for_target(Target(kind="cpu", name="c"))
 with cache.building("kernel", "k") as found:
     print("holding", flush=True)
-    time.sleep(60)
+    time.sleep(100)
 """
 
 
-def test_a_holder_that_dies_frees_the_others(root):
+def test_a_holder_that_dies_frees_the_others(root, caplog):
     holder = start(HOLDER, root)
     assert holder.stdout.readline() == "holding\n"
-    cache = KernelCache(root, limit=10**9, wait_s=30).for_target(Target(kind="cpu", name="c"))
+    cache = KernelCache(root, limit=10**9, wait_s=200).for_target(Target(kind="cpu", name="c"))
     threading.Timer(0.3, lambda: holder.send_signal(signal.SIGKILL)).start()
-    began = time.monotonic()
-    assert cache.get_or_build("kernel", "k", lambda: b"mine") == b"mine"
-    assert time.monotonic() - began < 10
+    with caplog.at_level(logging.WARNING, "jitcl.cache"):
+        assert cache.get_or_build("kernel", "k", lambda: b"mine") == b"mine"
     holder.communicate()
+    assert holder.returncode == -signal.SIGKILL and not caplog.records
 
 
 def test_a_holder_that_hangs_is_waited_for_a_bounded_time(root, caplog):
@@ -132,7 +132,7 @@ def test_a_holder_that_hangs_is_waited_for_a_bounded_time(root, caplog):
         began = time.monotonic()
         with caplog.at_level(logging.WARNING, "jitcl.cache"):
             assert cache.get_or_build("kernel", "k", lambda: b"mine") == b"mine"
-        assert 0.2 < time.monotonic() - began < 10
+        assert time.monotonic() - began > 0.2 and holder.poll() is None
         assert "building it too" in caplog.text
     finally:
         holder.kill()
@@ -208,7 +208,7 @@ assert cache.stats.failed_writes == 1
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
 def test_a_file_the_system_refuses_to_write_costs_a_warning(root):
     worker = start(FULL, root)
-    _, err = worker.communicate(timeout=60)
+    _, err = worker.communicate(timeout=200)
     assert worker.returncode == 0, err
     assert err.count("cannot write to the kernel cache") == 1
     assert not [p for p in root.rglob("*") if p.suffix in (".tmp", ".jitcl")]
@@ -242,7 +242,7 @@ def test_a_read_only_directory_is_read_and_costs_a_warning():
         for path in [root, *root.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         worker = start(READ_ONLY, root)
-        _, err = worker.communicate(timeout=60)
+        _, err = worker.communicate(timeout=200)
         assert worker.returncode == 0, err
         assert err.count("Permission denied. Kernels are kept for this process only") == 1
     finally:
