@@ -10,8 +10,8 @@ not come out even. Beside its terms it has a *hint*, its value now. A comparison
 values of the symbols is just answered. Any other is answered for the hint and becomes a *guard* of
 the space: what was derived holds wherever the guards do ("concolic" execution: Godefroid, Klarlund
 and Sen, 2005, "DART: Directed Automated Random Testing"). Where Python or NumPy want a number and
-nothing else (`range(n)`, an array's element), SizePinned is raised, so that no size is ever taken
-for its hint silently.
+nothing else (`range(n)`, `n & 7`, an array's element), SizePinned is raised, so that no size is
+ever taken for its hint silently.
 
 Sizes claim to be ints (`isinstance(n, int)`), since all of the compiler computes with sizes as
 ints; `type(n) is Size` tells them apart.
@@ -139,6 +139,10 @@ class Size:
 
     __int__ = __float__ = __trunc__ = __index__
 
+    def _number(self, *_: Any) -> Any:
+        """Stands for all that ints can do beyond arithmetic: `n & 7`, `n.bit_length()`."""
+        return self.__index__()
+
     def __bool__(self) -> bool:
         return bool(self != 0)
 
@@ -149,7 +153,7 @@ class Size:
         return text(self)
 
     def __format__(self, spec: str) -> str:
-        return format(self.hint, spec) if spec else text(self)
+        return format(self.__index__(), spec) if spec else text(self)
 
     # ---- arithmetic
 
@@ -188,9 +192,9 @@ class Size:
 
     __rmul__ = __mul__
 
-    def __pow__(self, other: Any) -> Any:
-        if type(other) is not int or other < 0:
-            raise SizePinned(f"'{self} ** {other}'")
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if type(other) is not int or other < 0 or modulus is not None:
+            raise SizePinned(f"'{self} ** {other}' is no size")
         return math.prod([self] * other)
 
     def __floordiv__(self, other: Any) -> Any:
@@ -209,6 +213,15 @@ class Size:
         raise SizePinned(f"'{self} / {other}' is no size")
 
     __rtruediv__ = __truediv__
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __pos__(self) -> Any:
+        return self
 
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
@@ -243,6 +256,12 @@ class Size:
 
     def __lt__(self, other: Any) -> bool:
         return not at_least(self, other)
+
+
+# what else an int can do wants its number: SizePinned, and no AttributeError or TypeError
+for _name in set(dir(int)) - set(dir(Size)) - {"__getnewargs__"}:
+    setattr(Size, _name,
+            Size._number if callable(getattr(int, _name)) else property(Size._number))
 
 
 def is_size(x: object) -> TypeGuard[Size]:
