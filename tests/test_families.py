@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ import jitcl
 from jitcl.ir.sizes import Size, Space, at
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, expression, symbolic
+from jitcl.runtime.ladder import opening, reopen
 from jitcl.runtime.source import Tensor
 from tests.devices import present
 
@@ -218,6 +220,48 @@ def test_where_a_size_is_needed_shapes_have_plans_of_their_own(tmp_path: Path) -
         np.testing.assert_array_equal(model.run({"x": x})["y"], x + np.eye(n, dtype=np.float32))
     assert not model._families.kept
     assert len(model._kept) == 5
+    report = model.report()
+    assert report.alone == "'n' is needed as a number"
+    assert "  a plan for each set of shapes: 'n' is needed as a number\n" in str(report)
+    model.run({"x": np.ones((3, 3), np.float32)})              # compiled before that was found out
+    assert not model.report().alone
+
+
+def test_what_numpy_makes_of_a_pinned_size_is_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other exceptions are mistakes, and not caught."""
+    def pinned(ladder: Any, space: Space, sized: Any) -> Any:
+        return np.arange(9)[space.atom(0)]
+
+    monkeypatch.setattr("jitcl.runtime.families.sized_plan", pinned)
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12):
+        model.run(feeds("softmax", n))
+    assert model.report().alone.startswith("IndexError: only integers")
+
+    def mistaken(ladder: Any, space: Space, sized: Any) -> Any:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr("jitcl.runtime.families.sized_plan", mistaken)
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11):
+        model.run(feeds("softmax", n))
+    with pytest.raises(AttributeError, match="no such thing"):
+        model.run(feeds("softmax", 12))
+
+
+def test_a_family_that_does_not_load_again_makes_room_for_another(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its device was lost, say."""
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12):
+        model.run(feeds("softmax", n))
+    (lost,) = model._families.kept.values()
+    reopen(model.device, opening(model.device))
+    monkeypatch.setattr(type(model._ladder), "reload", lambda *_: None)
+    check(model.run(feeds("softmax", 13)), reference("softmax").run(feeds("softmax", 13)))
+    (family,) = model._families.kept.values()
+    assert family is not lost and model.report().sizes == (("n", 13, 256),)
 
 
 def test_heavy_work_keeps_kernels_for_its_shape(

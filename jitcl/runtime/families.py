@@ -12,7 +12,8 @@ of two above what is fed, and for a larger one when that is outgrown: the same k
 buffers. A run then costs the evaluation of the plan's integers.
 
 Where a family can't be made (an op that needs to know a size, a device without parameters, kernels
-that had better be tuned for their shape), the model goes on with specialisations.
+that had better be tuned for their shape), the model goes on with specialisations, and its report
+says why.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import config
-from jitcl.codegen.plan import LANGUAGE, Plan, Shapes
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Executable
 from jitcl.errors import (
     BuildError,
@@ -61,6 +62,9 @@ PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
 
 Dims = tuple[int, ...]
 FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisations may do better
+# SizePinned in disguise: `array[n]`, `np.pad(x, n)` and `islice(x, n)` hide what n.__index__ raises
+DISGUISED = (IndexError, TypeError, ValueError)
+SIZE = re.compile(r"\bsize(\d+)\b")
 log = logging.getLogger("jitcl")
 
 
@@ -175,13 +179,14 @@ class Families:
     _seen: dict[Any, None] = field(default_factory=dict)            # shapes, ENOUGH of them
     _last: Mapping[str, Dims] = field(default_factory=dict)
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
-    _hopeless: set[str] = field(default_factory=set)                # patterns
+    _hopeless: dict[str, str] = field(default_factory=dict)         # pattern -> why
 
     def member(self, shapes: Mapping[str, Dims], key: Callable[[], Key], patience: Patience
                ) -> Member | None:
         """A family's plan at these shapes, where there is a family for them or it is time for one.
-        `key`: of the specialisation for the shapes.
+        `key`: of the specialisation for the shapes, which `ladder.alone` says something of.
         """
+        self.ladder.alone = ""
         for number in reversed(self.kept):
             family = self.kept[number]
             values = family.values(shapes)
@@ -191,12 +196,15 @@ class Families:
             if family.settled(values):
                 return None
             try:
-                return self._take(family, values, patience)
+                member = self._take(family, values, patience)
             except FAILED as error:
                 log.info("the plan of many shapes does not load for %s: %s", shapes, error)
                 free_frames(error)
-                del self.kept[number]
-                break
+                member = None
+            if member is not None:
+                return member
+            del self.kept[number]
+            break
         self._see(shapes)
         return self._grow(key(), shapes, patience) if self._due() else None
 
@@ -219,8 +227,12 @@ class Families:
         space = Space()
         sized = symbolic(space, self.inputs, shapes, self._changed)
         pattern = pattern_of(sized)
-        if not space.atoms or pattern in self._hopeless:
+        if not space.atoms:
             return None
+        if pattern in self._hopeless:
+            self.ladder.alone = self._hopeless[pattern]
+            return None
+        why = f"there are {VARIANTS} plans for many shapes, and these fit none of them"
         for variant in range(VARIANTS):
             parts = {**key.parts, "shapes": pattern, "family": str(variant)}
             family_key = Key(parts, key.subject)
@@ -233,13 +245,18 @@ class Families:
             try:
                 found = self._first(family, shapes, patience)
             except FAILED as error:
-                log.info("%s does not load: %s", family_key.subject, error)
+                why = f"the plan for many does not load: {said(error, space)}"
                 free_frames(error)
                 break
             if found is not None:
                 return found
-        self._hopeless.add(pattern)
+        self._refuse(pattern, why)
         return None
+
+    def _refuse(self, pattern: str, why: str) -> None:
+        """From now on, shapes of a pattern have plans of their own."""
+        self._hopeless[pattern] = self.ladder.alone = why
+        log.info("model %s: a plan for each set of shapes: %s", self.ladder.source.name, why)
 
     def drop(self, special: Specialisation) -> bool:
         """Forget the family of a member that failed; False where that was done."""
@@ -253,7 +270,7 @@ class Families:
         """Forget it, and make none like it again."""
         dropped = self.drop(special)
         if isinstance(special, Member) and special.family is not None:
-            self._hopeless.add(pattern_of(special.family.shapes))
+            self._refuse(pattern_of(special.family.shapes), "memory ran out with one plan for many")
         return dropped
 
     # ---- made, or from the cache
@@ -261,8 +278,7 @@ class Families:
     def _made(self, key: Key, pattern: str, space: Space, sized: Mapping[str, Dims],
               shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
         """Compiled for sizes; None, once and for all, where that can't be."""
-        ladder = self.ladder
-        found = None
+        ladder, why = self.ladder, f"the driver failed on {ATTEMPTS} variants of the plan for many"
         for _ in range(ATTEMPTS):
             try:
                 plan, tried = sized_plan(ladder, space, sized)
@@ -274,18 +290,17 @@ class Families:
                 continue
             except DeviceLostError:
                 raise
-            except (SizePinned, JitclError, ArithmeticError, AttributeError, LookupError,
-                    TypeError, ValueError) as error:
-                if isinstance(error, OutOfMemoryError):
-                    free_frames(error)
-                log.info("%s: no plan for shapes that change: %s: %s", key.subject,
-                         type(error).__name__, error)
+            except (SizePinned, JitclError, *DISGUISED) as error:
+                why = said(error, space)
+                free_frames(error)
+                break
+            if found is not None:
+                ladder.cache.put("plan", key, serial.encode(plan))
+                return found
+            why = "they are work enough for kernels of their own"
             break
-        if found is None:
-            self._hopeless.add(pattern)
-        else:
-            ladder.cache.put("plan", key, serial.encode(plan))
-        return found
+        self._refuse(pattern, why)
+        return None
 
     def _stored(self, stored: Any, sized: Mapping[str, Dims]) -> Family | None:
         """What the cache holds; None where it can't be used."""
@@ -335,6 +350,15 @@ class Families:
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
                   "from_cache": family.from_cache}
         return Member(**fields, family=family)
+
+
+def said(error: Exception, space: Space) -> str:
+    """What an error says, in one line, with sizes by the names of their dimensions."""
+    def name(found: re.Match[str]) -> str:
+        return space.atoms[int(found[1])].symbol or found[0]
+
+    line = SIZE.sub(name, (str(error).splitlines() or [""])[0])
+    return f"{type(error).__name__}: {line}" if isinstance(error, DISGUISED) else line
 
 
 def pattern_of(sized: Mapping[str, Dims]) -> str:
@@ -408,8 +432,6 @@ def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
     space.sealed = True
     if any(not _grows(space, b.nbytes) for b in plan.buffers):
         raise SizePinned("a buffer may shrink where a dimension grows")
-    if any(k.language != LANGUAGE[ladder.device.target.kind] for k in plan.kernels):
-        raise BuildError("a step of it would run on the CPU path")
     if device.faults is None or not config.get("checks"):
         return plan, None
     half = half_arithmetic(device.target, ladder.options.precision)

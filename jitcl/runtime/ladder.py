@@ -108,6 +108,7 @@ class Specialisation:
     stepped: tuple[SteppedDown, ...] = ()
     fallback: Fallback | None = None            # why the plan is smaller, or on the CPU
     sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
+    alone: str = ""                             # why no family serves shapes that go on changing
 
     @property
     def stale(self) -> bool:
@@ -128,6 +129,7 @@ class Ladder:
     cache: DeviceCache
     progress: Progress | None = None
     isolation: str | None = None                # None: JITCL_ISOLATION
+    alone: str = ""                             # of the next specialisation
     _host: Device | None = field(default=None, repr=False)
 
     # ---- from the cache, or compiled
@@ -169,7 +171,7 @@ class Ladder:
             patience.useless = rung, plan.kernels
             return None
         stepped = tuple(SteppedDown(**row) for row in extra["stepped"])
-        return Specialisation(plan, *loaded, True, rung, stepped, fallback)
+        return Specialisation(plan, *loaded, True, rung, stepped, fallback, alone=self.alone)
 
     def rejected(self, plan: Plan) -> bool:
         """Whether the database speaks against a kernel of the plan by now."""
@@ -257,7 +259,7 @@ class Ladder:
                     device = self.host()
                     lowering = Lowering(self.source, shapes, values, device, self.options)
         special = Specialisation(plan, executable, device, seen, False, rung,
-                                 steps_down(generated, plan), fallback)
+                                 steps_down(generated, plan), fallback, alone=self.alone)
         self.cache.put("plan", key, serial.encode(plan, _beside(special)))
         new = [f for f in self._known_faults()
                if f.entry in ran or (f.entry in tried and f not in before)]

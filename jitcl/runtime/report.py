@@ -60,7 +60,8 @@ class Report:
     device: what runs the model. asked: the device that was asked for. memory: "" for the plan as
     asked, else the rung of runtime/ladder.MEMORY_RUNGS that fitted; memory_why: what did not fit.
     program: parts, host steps and cuts in order, where the model is no single graph.
-    sizes: (dimension, its value, room for) of a plan that serves many shapes.
+    sizes: (dimension, its value, room for) of a plan that serves many shapes. alone: why it does
+    not, where shapes go on changing.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Report:
     memory_why: str = ""
     program: tuple[Row, ...] = ()
     sizes: tuple[tuple[str, int, int], ...] = ()
+    alone: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,6 +111,8 @@ class Report:
                 f"step{'s' * (host != 1)}, ")
 
     def _sizes(self) -> list[str]:
+        if self.alone:
+            return [f"  a plan for each set of shapes: {self.alone}"]
         sizes = ", ".join(f"{name} = {value} (room for {room})" for name, value, room in self.sizes)
         return [f"  one plan for many shapes: {sizes}"] if sizes else []
 
@@ -149,7 +153,7 @@ def report_of(model: str, device: Device, special: Specialisation | None) -> Rep
     return Report(
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.rung,
-        fallback.why if fallback is not None else "", sizes=special.sizes)
+        fallback.why if fallback is not None else "", sizes=special.sizes, alone=special.alone)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:
