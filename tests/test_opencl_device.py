@@ -107,9 +107,11 @@ def test_reads_inputs_that_are_not_contiguous(device):
 
 
 def test_profile_names_every_step(device):
-    times = device.load(plan_of()).profile([np.ones(1000, np.float32)], runs=3)
+    executable = device.load(plan_of())
+    times = executable.profile([np.ones(1000, np.float32)], runs=3)
     assert [t.name for t in times] == ["scale_0", "square_1"]
     assert all(0 < t.seconds < 1 for t in times)
+    assert 0 < executable.time([np.ones(1000, np.float32)], runs=3) < 1
 
 
 def test_driver_may_choose_the_work_group(device):

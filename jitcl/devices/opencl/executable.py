@@ -147,14 +147,5 @@ class OpenClExecutable(LoadedPlan):
 
         return [[difference(action) for action in self._launches] for _ in range(runs)]
 
-    def time(self, arrays: Sequence[np.ndarray], runs: int = 10) -> float:
-        """Wall seconds of one pass over the steps, copies left out: the median over `runs`."""
-        sources = self._check(arrays)
-        with self._turn("timing a model"):
-            self._settled(sources)
-            seconds = []
-            for _ in range(runs):
-                begin = time.perf_counter()
-                ended(self.queue, self._enqueue(self.queue))
-                seconds.append(time.perf_counter() - begin)
-        return float(np.median(seconds))
+    def _timed_pass(self, sources: list[np.ndarray]) -> None:
+        ended(self.queue, self._enqueue(self.queue))
