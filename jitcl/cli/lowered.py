@@ -110,13 +110,14 @@ def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],
 def lower_part(model: Model, source: Source, shapes: Mapping[str, tuple[int, ...]],
                values: Mapping[str, np.ndarray]) -> LoweredModel:
     """Lower a source, the model's own or that of a part of it, for its device and options."""
-    from jitcl.runtime.lowering import lower_model
+    from jitcl.runtime.lowering import Lowering
     stages: list[Stage] = []
 
     def observe(name: str, graph: Graph, seconds: float) -> None:
         stages.append(Stage(name, graph, seconds, not stages or graph != stages[-1].graph))
 
-    generated, plan = lower_model(source, shapes, values, model.device, model.options, observe)
+    lowering = Lowering(source, shapes, values, model.device, model.options, observe)
+    generated, plan = lowering.plan()
     groups = tuple(_launched(i, g, plan) for i, g in enumerate(generated.groups))
     return LoweredModel(model, shapes, tuple(stages), groups, plan)
 

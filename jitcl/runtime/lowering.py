@@ -90,18 +90,6 @@ def laid_out(plan: Plan, device: Device, memory: str) -> Plan:
     return plan_memory(plan, device.memory_mode, memory, alignment)  # type: ignore[arg-type]
 
 
-def lower_model(
-    source: Source,
-    shapes: Mapping[str, tuple[int, ...]],
-    values: Mapping[str, np.ndarray],
-    device: Device,
-    options: Options,
-    observe: Observe | None = None,
-) -> tuple[Generated, Plan]:
-    """All of it, once: what `jitcl dump` shows."""
-    return Lowering(source, shapes, values, device, options, observe).plan()
-
-
 def _debugging(observe: Observe | None) -> Observe:
     """JITCL_DEBUG=2 names each pass, what it left and how long it took."""
 
