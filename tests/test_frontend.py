@@ -295,6 +295,28 @@ def test_every_form_of_constant() -> None:
     assert got == [[1.5], 2.0, [3.0], 7, [8, 9], [0.0, 0.0, 4.0]]
 
 
+@pytest.mark.parametrize(
+    ("form", "what"),
+    [
+        ({"value_string": "a"}, "strings"),
+        ({"value_strings": ["a", "b"]}, "strings"),
+        ({"value": helper.make_tensor("t", TensorProto.STRING, [1], [b"a"])}, "strings"),
+        (
+            {"value": numpy_helper.from_array(np.array([1j], np.complex64))},
+            "elements of type complex64",
+        ),
+    ],
+)
+def test_constant_nodes_that_no_kernel_reads(form: dict[str, Any], what: str) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["c"], **form),
+        helper.make_node("Identity", ["c"], ["y"], name="pass"),
+    ]
+    m = make(nodes, [], [info("y", None)])
+    with pytest.raises(UnsupportedError, match=rf"Identity, 1 times: 'pass': reads {what} \('c'\)"):
+        import_model(load(m), {})
+
+
 def test_sparse_initialiser() -> None:
     sparse = helper.make_sparse_tensor(
         numpy_helper.from_array(np.array([5.0], np.float32), "w"),

@@ -11,7 +11,8 @@ from onnx import NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from jitcl.errors import ModelError
-from jitcl.frontends.onnx import host_ml
+from jitcl.frontends.onnx import host_ml, tensors
+from jitcl.frontends.onnx.model import constant
 from jitcl.frontends.values import is_text, signature
 
 Run = Callable[[Sequence[Any]], list[Any]]
@@ -47,9 +48,6 @@ def evaluator(node: NodeProto, opsets: Mapping[str, int], name: str) -> Run:
 
 def stored(proto: Any, base: Any, what: str) -> Any:
     """An initialiser's elements, strings as an array of `str`."""
-    from jitcl.frontends.onnx import tensors
-    from jitcl.frontends.onnx.model import constant
-
     if isinstance(proto, onnx.TensorProto) and proto.data_type == onnx.TensorProto.STRING:
         texts = [s.decode("utf-8", "replace") for s in proto.string_data]
         return np.array(texts, object).reshape(tuple(proto.dims))

@@ -95,8 +95,7 @@ class Importer:
                 raise ModelError(f"{self.model.source}: output '{name}' is made by no node")
             if not isinstance(node, Node):
                 raise NotOneGraph(
-                    f"{self.model.source}: output '{name}' is no tensor, but a sequence or an "
-                    f"empty optional"
+                    f"{self.model.source}: output '{name}' is no tensor, but {_what(node)}"
                 )
             found.append((name, node))
         return Graph(graph.name or "model", tuple(inputs), tuple(found), self.origins)
@@ -303,9 +302,7 @@ class Importer:
         operands: list[Node | None] = []
         for value, name in zip(inputs, proto.input):
             if value is not None and not isinstance(value, Node):
-                what = value.what if isinstance(value, Opaque) else (
-                    "a sequence" if isinstance(value, Seq) else "an empty optional")
-                raise UnsupportedError(f"reads {what} ('{name}')")
+                raise UnsupportedError(f"reads {_what(value)} ('{name}')")
             operands.append(value)
         outputs = len(proto.output)
         while outputs and not proto.output[outputs - 1]:
@@ -391,6 +388,13 @@ class Importer:
         return [inner.find(name)[1] for name in function.output]
 
 
+def _what(value: Value) -> str:
+    """What a value that is no tensor is."""
+    if isinstance(value, Opaque):
+        return value.what
+    return "a sequence" if isinstance(value, Seq) else "an empty optional"
+
+
 def _message(
     proto: NodeProto,
     domain: str,
@@ -424,11 +428,11 @@ def needed_nodes(
     return [(node, needed) for node in reversed(keep)]
 
 
-def constant_node(attributes: list[AttributeProto], base: Path | None, where: str) -> Node:
-    """A Constant node in any of its forms."""
+def constant_node(attributes: list[AttributeProto], base: Path | None, where: str) -> Value:
+    """A Constant node in any of its forms; Opaque for what no kernel can read."""
     for a in attributes:
         if a.name == "value":
-            return tensors.to_node(a.t, base, f"{where}, attribute 'value'")
+            return unreadable(a.t) or tensors.to_node(a.t, base, f"{where}, attribute 'value'")
     attrs = {a.name: tensors.attribute(a, base, where) for a in attributes}
     for key, dtype in (
         ("value_int", "i64"),
@@ -439,8 +443,10 @@ def constant_node(attributes: list[AttributeProto], base: Path | None, where: st
     ):
         if key in attrs:
             return const(attrs[key], dtype)
-    if "value_string" in attrs or "value_strings" in attrs:
-        raise UnsupportedError("holds strings; jitcl computes with numbers")
+    if "value_string" in attrs:
+        return Opaque("strings", ("string", ()))
+    if "value_strings" in attrs:
+        return Opaque("strings", ("string", (len(attrs["value_strings"]),)))
     raise ModelError(f"{where} holds no value")
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from onnx import GraphProto, NodeProto
 
-from jitcl.errors import UnsupportedError
 from jitcl.frontends.levels import State, Where
 from jitcl.frontends.onnx import expand, functions, host, tensors
 from jitcl.frontends.onnx.importer import constant_node
 from jitcl.frontends.onnx.model import OnnxModel, constant, label, unreadable
 from jitcl.frontends.onnx.scope import Opaque, Value
-from jitcl.ir.graph import Node, Origin
+from jitcl.ir.graph import Node, Origin, graph_input
 from jitcl.ir.types import TensorType
 
 
@@ -144,11 +143,8 @@ class Body:
     def _constant(self, name: str, units: Units) -> Value | None:
         if name in units.constants:
             unit = units.constants[name]
-            try:
-                return constant_node(list(unit.proto.attribute), self.model.base,
-                                     f"node '{unit.shown.name}' (Constant)")
-            except UnsupportedError:
-                return Opaque("strings", ("string", ()))
+            return constant_node(list(unit.proto.attribute), self.model.base,
+                                 f"node '{unit.shown.name}' (Constant)")
         if name not in self._stored:
             return None
         proto = self._stored[name]
@@ -180,8 +176,6 @@ def _operand(row: list[Any] | None) -> Value | None:
     if row is None:
         return None
     if len(row) == 2 and row[0] in tensors.ELEM_TYPES:
-        from jitcl.ir.graph import graph_input
-
         return graph_input("operand", TensorType(row[0], tuple(row[1])))
     return Opaque("", tuple(row))
 
