@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, TypeProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    TypeProto,
+)
 
 from jitcl.frontends.onnx import tensors
 from jitcl.frontends.onnx.scope import Opaque, Seq, Value
 from jitcl.ir.graph import Node
+
+
+def domain_of(proto: NodeProto | OperatorSetIdProto) -> str:
+    """The domain of a node or an opset; ONNX's own has two names, of which "" is used here."""
+    return "" if proto.domain == "ai.onnx" else str(proto.domain)
 
 
 def schema_of(op_type: str, domain: str, opset: int) -> Any:
@@ -100,7 +112,7 @@ def _sequence_of(inner: TypeProto) -> TypeProto:
 def versions(function: FunctionProto, caller: Mapping[str, int]) -> dict[str, int]:
     """Opset of each domain that a body uses; ONNX's body of FlexAttention leaves out the default
     domain's, which is its caller's."""
-    own = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in function.opset_import}
+    own = {domain_of(o): o.version for o in function.opset_import}
     return {"": caller.get("", 0)} | own
 
 

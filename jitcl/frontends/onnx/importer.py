@@ -180,7 +180,7 @@ class Importer:
         """Import one node into the scope."""
         name = scope.prefix + label(proto)
         origin = scope.origin or Origin(name, proto.op_type)
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        domain = functions.domain_of(proto)
         opset = scope.opsets.get(domain, 0)
         inputs: list[Value | None] = []
         ready = True
@@ -227,7 +227,7 @@ class Importer:
         ready: bool,
     ) -> None:
         """A node could not be imported; `ready`: its operands were there."""
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        domain = functions.domain_of(proto)
         self.problems.add(origin, domain, str(error))
 
     def _cut(self, found: Bounded) -> Sequence[Value | None]:
@@ -375,7 +375,7 @@ class Importer:
         origin: Origin | None,
     ) -> Sequence[Value | None]:
         """The results of a function's body on these inputs."""
-        opset = self.model.opsets.get("" if proto.domain == "ai.onnx" else proto.domain, 0)
+        opset = self.model.opsets.get(functions.domain_of(proto), 0)
         bound = functions.defaults(proto, function, opset)
         bound.update({a.name: a for a in attributes})
         given = dict(zip(function.input, inputs))

@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 from jitcl.errors import ModelError, NotOneGraph
 from jitcl.frontends import model_digest
-from jitcl.frontends.onnx import checking, external, tensors
+from jitcl.frontends.onnx import checking, external, functions, tensors
 from jitcl.frontends.onnx.labels import labels_apart
 from jitcl.frontends.onnx.scope import Opaque
 from jitcl.frontends.values import ValueType
@@ -38,7 +38,7 @@ class OnnxModel:
     @cached_property
     def opsets(self) -> dict[str, int]:
         """Operator set version of each domain ("" is ONNX's own)."""
-        return {_domain(o.domain): o.version for o in self.proto.opset_import}
+        return {functions.domain_of(o): o.version for o in self.proto.opset_import}
 
     @cached_property
     def inputs(self) -> dict[str, TensorType]:
@@ -174,10 +174,6 @@ def _dim(dim: Any, name: str) -> Dim:
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value == 0:
         return Sym(name)  # exporters write 0 for "unknown"
     return Sym(dim.dim_param or name)
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
 
 
 def load(source: str | Path | bytes | ModelProto) -> OnnxModel:

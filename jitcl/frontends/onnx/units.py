@@ -36,7 +36,7 @@ class Unit:
 
     @property
     def domain(self) -> str:
-        return "" if self.proto.domain == "ai.onnx" else self.proto.domain
+        return functions.domain_of(self.proto)
 
 
 @dataclass
