@@ -2,7 +2,7 @@
 
 A few updates are looked for by each element: a parallel kernel, which fuses. Many are written one
 after the other in the order that they have, so that the result is the same in every run: chains of
-a recurrence, whose cost is linear.
+a recurrence, whose cost is linear. Either way an index outside (an error to ONNX) is passed over.
 """
 
 from __future__ import annotations
@@ -71,6 +71,12 @@ def _scattered(s: KernelBuilder, old: Expr, extents: Sequence[int], reduction: s
     return s.select(last >= 0, update(*reversed(ks)), old)
 
 
+def _points_at(s: KernelBuilder, raw: Expr, extent: int, at: Expr) -> Expr:
+    """Whether an index value, negative ones from the end, is the place `at`."""
+    i = s.index(raw)
+    return s.eq(s.select(i < 0, i + extent, i), at)
+
+
 def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType,
                   reduction: str) -> TensorType:
     if reduction not in _COMBINE:
@@ -108,7 +114,7 @@ def _reductions(*args: Spec, **attrs: Any) -> list[Sample]:
     *_reductions(F32(5, 3), I64(4, 2, low=-5, high=5), F32(4, 2)),
     *_reductions(F32(3, 5), I64(3, 9, low=0, high=5), F32(3, 9), axis=1)])
 def elements_sought(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader,
-                     axis: int = 0, reduction: str = "none") -> Expr:
+                    axis: int = 0, reduction: str = "none") -> Expr:
     """x with y[indices[i, j], j] = updates[i, j], or combined by `reduction`."""
     axis = norm_axis(axis, len(x.shape))
     extent = indices.shape[axis]
@@ -120,7 +126,8 @@ def elements_sought(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, upd
         return (*ix[:axis], k, *ix[axis + 1:])
 
     def hits(k: Expr) -> Expr:
-        return reached & s.eq(position(s, indices(*at(k), guard=reached), x.shape[axis]), ix[axis])
+        raw = indices(*at(k), guard=reached)
+        return reached & _points_at(s, raw, x.shape[axis], ix[axis])
     return _scattered(s, x(*ix), [max(extent, 1)], reduction, hits,
                       lambda k: updates(*at(k), guard=reached))
 
@@ -147,14 +154,14 @@ def _scatter_nd_ref(x: np.ndarray, indices: np.ndarray, updates: np.ndarray,
     *_reductions(F32(4, 3), I64(6, 1, low=-4, high=4), F32(6, 3)),
     *_reductions(F32(3, 4, 2), I64(2, 3, 2, low=-3, high=3), F32(2, 3, 2))])
 def slices_sought(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, updates: Loader,
-               reduction: str = "none") -> Expr:
+                  reduction: str = "none") -> Expr:
     """x with its slices at the coordinates in `indices` set to `updates`, or combined with them."""
     lead, depth = indices.shape[:-1], indices.shape[-1]
 
     def hits(*ks: Expr) -> Expr:
         hit = s.const(True, "bool")
         for c in range(depth):
-            hit = hit & s.eq(position(s, indices(*ks, c), x.shape[c]), ix[c])
+            hit = hit & _points_at(s, indices(*ks, c), x.shape[c], ix[c])
         return hit
     if 0 in lead:
         return x(*ix)
@@ -182,7 +189,7 @@ def _points_inside(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
 @recurrence(infer=_scatter_elements_type, ref=_scatter_elements_ref, samples=_ELEMENTS)
 def elements_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indices: Loader,
                      updates: Loader, axis: int = 0, reduction: str = "none") -> Scan:
-    """`scatter_elements`, a chain for each line; an index outside counts for nothing."""
+    """`scatter_elements`, a chain for each line."""
     axis = norm_axis(axis, len(x.shape))
     others = [a for a in range(len(x.shape)) if a != axis]
 
@@ -211,7 +218,7 @@ def elements_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indi
     sample(F32(5), I64(20, 1, low=0, high=5), F32(20))])
 def slices_written(s: KernelBuilder, own: Callable[..., Expr], x: Loader, indices: Loader,
                    updates: Loader, reduction: str = "none") -> Scan:
-    """`scatter_nd`, slice after slice; an index outside counts for nothing."""
+    """`scatter_nd`, slice after slice."""
     lead, depth = indices.shape[:-1], indices.shape[-1]
 
     def init(chain: Index) -> list[Part]:
@@ -281,12 +288,13 @@ def _scatter_known(g: GraphBuilder, x: Node, indices: np.ndarray, updates: Node)
     depth = indices.shape[-1]
     head, rest = x.type.dims[:depth], x.type.dims[depth:]
     extents = np.array(head)
-    places = np.where(indices < 0, indices + extents, indices).clip(0, extents - 1)
-    flat = np.ravel_multi_index(tuple(places.reshape(-1, depth).T), head)
+    places = np.where(indices < 0, indices + extents, indices).reshape(-1, depth)
+    inside = np.flatnonzero(((places >= 0) & (places < extents)).all(axis=1))
+    flat = np.ravel_multi_index(tuple(places[inside].T), head)
     source = np.full(math.prod(head), -1, np.int64)
-    for number, place in enumerate(flat):
-        source[place] = number
+    np.maximum.at(source, flat, inside)
     source = source.reshape(head)
-    found = g.gather(g.reshape(updates, shape=(flat.size, *rest)), g.const(source.clip(0)), axis=0)
+    found = g.gather(g.reshape(updates, shape=(len(places), *rest)), g.const(source.clip(0)),
+                     axis=0)
     meant = g.const((source >= 0).reshape(*head, *(1,) * len(rest)))
     return g.where(meant, found, x)
