@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from jitcl import config
 from jitcl.devices.opencl import list_devices
 from jitcl.devices.opencl.isolation import Aborted, Isolated, WorkerFault
+from jitcl.devices.opencl.platform import Found
 
 POCL = next((d for d in list_devices() if d.platform == "Portable Computing Language"), None)
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,14 +70,12 @@ while (request := read_frame(sys.stdin.buffer)) is not None:
         print("the driver prints where it likes")
         write_frame(out, ("done", more[0] if more else os.getpid()))
 """
-FOUND = SimpleNamespace(
-    platform_index=0, device_index=0, platform="p", platform_version="v", name="n",
-    compiler_cpu="", handle=SimpleNamespace(driver_version="1"))
+FOUND = Found(0, 0, "p", "v", "n", SimpleNamespace(driver_version="1"))
 
 
 @pytest.fixture()
 def pool():
-    made = Isolated(FOUND, [sys.executable, "-c", FAKE])  # type: ignore[arg-type]
+    made = Isolated(FOUND, [sys.executable, "-c", FAKE])
     made.size = 2
     made._reset()
     yield made
@@ -256,8 +256,8 @@ def test_jobs_can_be_given_up(pool):
 
 def test_a_worker_that_cannot_start_says_how_to_go_on(tmp_path):
     with pytest.raises(WorkerFault, match="JITCL_ISOLATION=never"):
-        Isolated(FOUND, [str(tmp_path / "no-python")]).call(("echo",))  # type: ignore[arg-type]
-    dying = Isolated(FOUND, [sys.executable, "-c", "raise SystemExit(4)"])  # type: ignore[arg-type]
+        Isolated(FOUND, [str(tmp_path / "no-python")]).call(("echo",))
+    dying = Isolated(FOUND, [sys.executable, "-c", "raise SystemExit(4)"])
     with pytest.raises(WorkerFault, match="exit status 4") as caught:
         dying.call(("echo",))
     assert caught.value.stage == "start"
@@ -270,9 +270,9 @@ def test_a_frozen_program_does_not_start_itself(pool, monkeypatch):
 
 @pytest.mark.skipif(POCL is None, reason="PoCL is not installed")
 def test_a_worker_refuses_another_device():
-    other = SimpleNamespace(**{**vars(POCL), "name": "Mali-G999", "handle": POCL.handle})
+    other = replace(POCL, name="Mali-G999")
     with pytest.raises(WorkerFault, match="does not find the device.*Mali-G999") as caught:
-        Isolated(other).call(("probe", "x"))  # type: ignore[arg-type]
+        Isolated(other).call(("probe", "x"))
     assert caught.value.stage == "start"
 
 
@@ -282,8 +282,8 @@ PARENT = """
 import os, sys, threading, time
 from types import SimpleNamespace
 from jitcl.devices.opencl.isolation import Isolated
-found = SimpleNamespace(platform_index=0, device_index=0, platform="p", platform_version="v",
-                        name="n", compiler_cpu="", handle=SimpleNamespace(driver_version="1"))
+from jitcl.devices.opencl.platform import Found
+found = Found(0, 0, "p", "v", "n", SimpleNamespace(driver_version="1"))
 pool = Isolated(found, [sys.executable, "-c", {fake!r}])
 pool.size = 2
 pool._reset()

@@ -237,7 +237,7 @@ class _Worker:
         self._stage, self._entry = "start", ""
         try:
             os.set_blocking(self.process.stdin.fileno(), False)  # type: ignore[union-attr]
-            self.exchange(("hello", _identity(found)), seconds, stage="start")
+            self.exchange(("hello", found.identity), seconds, stage="start")
         except BaseException:
             self.discard()
             raise
@@ -397,14 +397,6 @@ def _end(workers: Sequence[_Worker]) -> None:
         worker.ask_to_end()
     for worker in workers:
         worker.end()
-
-
-def _identity(found: Found) -> dict[str, Any]:
-    """What the worker's device must agree in."""
-    return {"platform_index": found.platform_index, "device_index": found.device_index,
-            "platform": found.platform, "platform_version": found.platform_version,
-            "name": found.name, "driver": found.handle.driver_version,
-            "compiler_cpu": found.compiler_cpu}
 
 
 def _environment() -> dict[str, str]:

@@ -34,6 +34,14 @@ class Found:
         """The spec that selects this device whatever other drivers are called."""
         return f"opencl:{self.platform_index}:{self.device_index}"
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the view that another process has of the same device agrees in."""
+        return {"platform_index": self.platform_index, "device_index": self.device_index,
+                "platform": self.platform, "platform_version": self.platform_version,
+                "name": self.name, "driver": self.handle.driver_version,
+                "compiler_cpu": self.compiler_cpu}
+
     @cached_property
     def kind(self) -> str:
         """ "gpu", "accelerator" or "cpu"."""

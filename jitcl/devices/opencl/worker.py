@@ -170,13 +170,9 @@ def _the_same_device(identity: dict[str, Any]) -> Found:
     """This process's view of the parent's device; ValueError where it is another one."""
     seen = []
     for found in find_devices():
-        mine = {"platform_index": found.platform_index, "device_index": found.device_index,
-                "platform": found.platform, "platform_version": found.platform_version,
-                "name": found.name, "driver": found.handle.driver_version,
-                "compiler_cpu": found.compiler_cpu}
-        if mine == identity:
+        if found.identity == identity:
             return found
-        seen.append(str(mine))
+        seen.append(str(found.identity))
     raise ValueError(f"the worker process does not find the device {identity}; it finds: "
                      + ("; ".join(seen) or "none"))
 
