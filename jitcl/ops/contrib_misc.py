@@ -32,14 +32,15 @@ def _embed(g: GraphBuilder, node: Any) -> Any:
 @microsoft("QEmbedLayerNormalization")
 def _quantised_embed(g: GraphBuilder, node: Any) -> Any:
     """EmbedLayerNormalization whose tables, gamma and beta are 8-bit integers."""
-    ids, segments, word, position, segment, gamma, beta, mask = inputs_of(node, 8)
+    ids, segments, word, position, segment, gamma, beta, mask = inputs_of(
+        node, 8, needs=(0, 2, 3, 5, 6, 8, 9, 11, 12))
     real: list[Node | None] = []
     for i, x in enumerate((word, position, segment, gamma, beta)):
         scale = node.input(8 + i)
         real.append(None if x is None or scale is None
                     else number(g, x, scale, node.input(13 + i)))
     word, position, segment, gamma, beta = real
-    assert word is not None
+    assert word is not None                                 # as its scale is there
     tables = [(word, ids), (position, None), (segment, segments)]
     return _embedded(g, node, tables, ids, gamma, beta, mask, word.type.dtype)
 
@@ -230,25 +231,16 @@ def _complex_mul(g: GraphBuilder, node: Any) -> Node:
 
 @microsoft("Rfft", "Irfft")
 def _rfft(g: GraphBuilder, node: Any) -> Node:
-    """The Fourier transform of a real signal along the last axis, or back, as a product with a
-    table; complex numbers are a last axis of two."""
+    """The Fourier transform of a real signal along the last axis, or back; complex numbers are a
+    last axis of two."""
     x, back = node.inputs[0], node.op_type == "Irfft"
     ndim = int(node.attrs.get("signal_ndim", 1))
     if ndim != 1 or node.attrs.get("normalized", 0) or not node.attrs.get("onesided", 1):
         raise UnsupportedError("only signal_ndim=1, onesided=1, normalized=0 are defined")
     if not back:
-        size = x.type.dims[-1]
-        table = np.fft.rfft(np.eye(size))
-        parts = np.stack([table.real, table.imag], axis=-1).reshape(size, -1)
-        y = standard(g, node, "MatMul", x, g.const(parts, x.type.dtype), attrs={})
-        return g.reshape(y, shape=(*x.type.dims[:-1], table.shape[1], 2))
-    bins = x.type.dims[-2]
-    size = 2 * (bins - 1)
-    eye = np.eye(bins)
-    table = np.stack([np.fft.irfft(eye, size), np.fft.irfft(eye * 1j, size)], axis=1)
-    flat = g.reshape(x, shape=(*x.type.dims[:-2], bins * 2))
-    weights = g.const(table.reshape(bins * 2, size), x.type.dtype)
-    return standard(g, node, "MatMul", flat, weights, attrs={})
+        return g.dft(g.reshape(x, shape=(*x.type.dims, 1)), onesided=True)
+    y = g.dft(x, inverse=True, onesided=True)
+    return g.reshape(y, shape=y.type.dims[:-1])
 
 
 @microsoft("IsAllFinite")
