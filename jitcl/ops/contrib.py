@@ -12,7 +12,7 @@ from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node
 from jitcl.ir.sizes import has_size
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.core import ONNX, Rule, onnx_rule
+from jitcl.ops.core import ONNX, Rule, norm_axis, onnx_rule
 
 MICROSOFT = "com.microsoft"
 NEWEST_FORM = 22           # the opset whose attributes and inputs `standard` is given
@@ -78,6 +78,11 @@ def channels_last(g: GraphBuilder, x: Node) -> Node:
     rank = x.type.rank
     return g.transpose(x, perm=(0, *range(2, rank), 1))
 
+
+def flat_softmax(g: GraphBuilder, x: Node, axis: int) -> Node:
+    """Softmax before opset 13: over all axes from `axis` on, as one."""
+    lead = x.type.dims[:norm_axis(axis, x.type.rank)]
+    return g.reshape(g.softmax(g.reshape(x, shape=(*lead, -1))), shape=x.type.dims)
 
 
 def refuse(condition: bool, what: str, how: str) -> None:

@@ -15,6 +15,7 @@ from jitcl.ops.contrib import (
     both_domains,
     channels_first,
     channels_last,
+    flat_softmax,
     inputs_of,
     microsoft,
     standard,
@@ -90,9 +91,7 @@ def _bias_dropout(g: GraphBuilder, node: Any) -> Node:
 def _bias_softmax(g: GraphBuilder, node: Any) -> Node:
     """softmax(data + bias) over all axes from `axis` on, as one."""
     x = g.add(node.inputs[0], node.inputs[1])
-    axis = norm_axis(node.attrs.get("axis", 1), x.type.rank)
-    flat = g.reshape(x, shape=(*x.type.dims[:axis], -1))
-    return g.reshape(g.softmax(flat), shape=x.type.dims)
+    return flat_softmax(g, x, int(node.attrs.get("axis", 1)))
 
 
 _NAMED: dict[str, tuple[str, ...]] = {     # activation -> names of its parameters, in their order

@@ -143,7 +143,7 @@ def _gather_block_quantized(g: GraphBuilder, node: Any) -> Node:
     dims, rank = data.type.dims, data.type.rank
     along = norm_axis(int(node.attrs.get("gather_axis", 0)), rank)
     axis = norm_axis(int(node.attrs.get("quantize_axis", 1)), rank)
-    if data.type.dtype == "u8" and "uint4" not in data.op and bits < 8:
+    if data.type.dtype == "u8" and bits < 8:
         dims = (*dims[:-1], dims[-1] * 8 // bits)
         if zeros is not None:
             count = scales.type.dims
@@ -152,7 +152,7 @@ def _gather_block_quantized(g: GraphBuilder, node: Any) -> Node:
                             axes=(-1,), steps=(1,))
         data = unpacked(g, data, bits, dims)
         zeros = zeros if zeros is not None else g.const(1 << (bits - 1), "u8")
-    elif data.type.dtype == "u8" and zeros is None and data.op not in ("unpack_uint4",):
+    elif data.type.dtype == "u8" and zeros is None:
         zeros = g.const(128, "u8")
     blocks = -(-dims[axis] // block)
     wanted = tuple(blocks if a == axis else d for a, d in enumerate(dims))

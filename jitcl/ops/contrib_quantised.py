@@ -10,8 +10,14 @@ import numpy as np
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
-from jitcl.ops.contrib import channels_first, channels_last, inputs_of, microsoft, standard
-from jitcl.ops.core import norm_axis
+from jitcl.ops.contrib import (
+    channels_first,
+    channels_last,
+    flat_softmax,
+    inputs_of,
+    microsoft,
+    standard,
+)
 from jitcl.ops.quantised import integer_product, one_number, qlinear_conv
 
 # ---- computed on the numbers that they stand for
@@ -80,17 +86,11 @@ def _qlinear_unary(g: GraphBuilder, node: Any) -> Node:
     real = number(g, channels_first(g, x) if last else x, x_scale, x_zero)
     plain = node.op_type.removeprefix("QLinear")
     if plain == "Softmax" and int(node.attrs.get("opset", 13)) < 13:
-        y = _flat_softmax(g, real, int(attrs.get("axis", 1)))
+        y = flat_softmax(g, real, int(attrs.get("axis", 1)))
     else:
         y = standard(g, node, plain, real, *more, attrs=attrs)
     y = quantised(g, y, y_scale, y_zero, x)
     return channels_last(g, y) if last else y
-
-
-def _flat_softmax(g: GraphBuilder, x: Node, axis: int) -> Node:
-    """Softmax before opset 13: over all axes from `axis` on, as one."""
-    lead = x.type.dims[:norm_axis(axis, x.type.rank)]
-    return g.reshape(g.softmax(g.reshape(x, shape=(*lead, -1))), shape=x.type.dims)
 
 
 # ---- sums of products of integers

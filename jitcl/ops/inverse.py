@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import ShapeError, TypeError_
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
@@ -19,20 +18,13 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.contrib import microsoft
 from jitcl.ops.core import F16, F32, Index, Loader, Part, Scan, composite, recurrence, sample
-from jitcl.ops.linear_algebra import pivot_row
+from jitcl.ops.linear_algebra import check_square, pivot_row
 
 Array = np.ndarray[Any, Any]
 
 
-def _check(x: TensorType) -> None:
-    if x.rank < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"an inverse takes square matrices [..., n, n], got {x}")
-    if not dtypes.is_float(x.dtype):
-        raise TypeError_(f"an inverse takes floats, got {x}")
-
-
 def _jordan_type(x: TensorType) -> TensorType:
-    _check(x)
+    check_square(x, "an inverse")
     count, n = x.dims[0], x.dims[-1]
     return x.with_(shape=(count, 2, n + 1, 2 * n))
 
@@ -101,7 +93,7 @@ def jordan_elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) ->
     sample(F16(3, 3), rtol=3e-2), sample(F32(2, 9, 9), rtol=1e-2), sample(F32(2, 0, 0))])
 def inverse(g: GraphBuilder, x: Node) -> Node:
     """Inverses of the matrices [..., n, n]; infinite or NaN where one is singular."""
-    _check(x.type)
+    check_square(x.type, "an inverse")
     *batch, n, _ = x.type.dims
     count, stored = math.prod(batch), x.type.dtype
     if x.type.size == 0:

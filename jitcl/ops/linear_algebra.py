@@ -23,15 +23,16 @@ Array = np.ndarray[Any, Any]
 _SINGULAR = Spec((2, 3, 3), values=(1, 2, 3, 2, 4, 6, 0, 1, 1, 0, 0, 1, 0, 2, 0, 3, 0, 0))
 
 
-def _check(x: TensorType) -> None:
+def check_square(x: TensorType, what: str) -> None:
+    """`what` takes square matrices of floats."""
     if x.rank < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"a determinant takes square matrices [..., n, n], got {x}")
+        raise ShapeError(f"{what} takes square matrices [..., n, n], got {x}")
     if not dtypes.is_float(x.dtype):
-        raise TypeError_(f"a determinant takes floats, got {x}")
+        raise TypeError_(f"{what} takes floats, got {x}")
 
 
 def _elimination_type(x: TensorType) -> TensorType:
-    _check(x)
+    check_square(x, "a determinant")
     count, n = x.dims[0], x.dims[-1]
     return x.with_(shape=(count, 2, n + 1, n))
 
@@ -128,7 +129,7 @@ def elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) -> Scan:
     sample(F16(3, 3), rtol=1e-2), sample(F32(2, 9, 9), rtol=1e-4), sample(F32(2, 0, 0))])
 def det(g: GraphBuilder, x: Node) -> Node:
     """Determinants of the matrices [..., n, n]; 1 of an empty one."""
-    _check(x.type)
+    check_square(x.type, "a determinant")
     *batch, n, _ = x.type.dims
     stored, held = x.type.dtype, dtypes.compute(x.type.dtype)
     count = math.prod(batch)

@@ -19,7 +19,7 @@ from jitcl.ir.graph import Node, const
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import F32, I64, Index, Loader, Spec, indexed, onnx_rule, sample
-from jitcl.ops.ml_linear import ML
+from jitcl.ops.ml_scores import ML
 
 Array = np.ndarray[Any, Any]
 

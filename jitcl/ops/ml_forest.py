@@ -115,9 +115,7 @@ def numbered(attrs: Mapping[str, Any], votes: str, targets: int, combine: str,
         at = order[:inner]
         children[:inner, side] = place[find(tree[at], to[at], "a child")]
     masks = np.full(count, _EITHER)
-    named = np.array([_MASKS.get(m, 0) for m in ("LEAF", *_MASKS)])
-    kinds = {m: k for k, m in enumerate(("LEAF", *_MASKS))}
-    masks[:inner] = named[[kinds[m] for m in modes[order[:inner]].tolist()]]
+    masks[:inner] = [_MASKS[m] for m in modes[order[:inner]].tolist()]
     masks[:inner] |= _missing(attrs, count)[order[:inner]]
     _, first = np.unique(tree, return_index=True)
     return Forest(features[order], values[order], children, place[np.sort(first)], masks,

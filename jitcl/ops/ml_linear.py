@@ -11,6 +11,7 @@ from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import onnx_rule
 from jitcl.ops.ml_scores import (
+    ML,
     best,
     class_labels,
     either,
@@ -18,8 +19,6 @@ from jitcl.ops.ml_scores import (
     transformed,
     two_columns,
 )
-
-ML = "ai.onnx.ml"
 
 
 def rows_of(g: GraphBuilder, x: Node) -> Node:

@@ -11,6 +11,7 @@ from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 
+ML = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")     # as opset 5 numbers them
 TINY = 1e-7                                  # scores this near 0 count as 0 in SOFTMAX_ZERO
 

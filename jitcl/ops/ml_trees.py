@@ -22,6 +22,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import onnx_rule
 from jitcl.ops.ml_forest import Forest, numbered, positioned
 from jitcl.ops.ml_scores import (
+    ML,
     best,
     class_labels,
     either,
@@ -30,7 +31,6 @@ from jitcl.ops.ml_scores import (
     two_columns,
 )
 
-ML = "ai.onnx.ml"
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")            # as TreeEnsemble numbers them
 _COMBINES = {"AVERAGE": "add", "SUM": "add", "MIN": "min", "MAX": "max"}
 
