@@ -70,6 +70,12 @@ def bodies(model: jitcl.Model) -> str:
 RNG = np.random.default_rng(3)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Each test draws the same numbers, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(3).bit_generator.state
+
+
 def int4_matmul(signed: bool = True, block: int = 16) -> tuple[onnx.ModelProto, Array, Array]:
     """x @ dequantised int4 weights in blocks along K: (model, x, expected)."""
     low, high = (-8, 8) if signed else (0, 16)
