@@ -19,7 +19,6 @@ from jitcl.ops.gradient import gradients
 
 Array = np.ndarray[Any, Any]
 Make = Callable[..., Node]
-RNG = np.random.default_rng(4)
 
 FUNCTIONS: dict[str, tuple[Make, tuple[tuple[int, ...], ...]]] = {
     "broadcast": (lambda g, x, y: g.mul(g.add(x, y), g.sub(x, y)), ((2, 3), (3,))),
@@ -44,10 +43,10 @@ FUNCTIONS: dict[str, tuple[Make, tuple[tuple[int, ...], ...]]] = {
 def test_derivatives(name: str) -> None:
     """Central differences in f64."""
     make, shapes = FUNCTIONS[name]
-    g = GraphBuilder()
+    g, rng = GraphBuilder(), np.random.default_rng(4)
     xs = [graph_input(f"x{i}", TensorType("f64", s)) for i, s in enumerate(shapes)]
     y = make(g, *xs)
-    values = [RNG.uniform(0.2, 1.5, s) * RNG.choice([-1, 1], s) for s in shapes]
+    values = [rng.uniform(0.2, 1.5, s) * rng.choice([-1, 1], s) for s in shapes]
 
     def total(arrays: list[Array]) -> float:
         return float(evaluate(y, dict(zip(xs, arrays))).sum())
@@ -75,7 +74,7 @@ def model(op: str, wrt: str = "y", **attrs: Any) -> onnx.ModelProto:
 
 
 def test_node() -> None:
-    x = RNG.normal(size=(2, 3)).astype(np.float32)
+    x = np.random.default_rng(4).normal(size=(2, 3)).astype(np.float32)
     graph = import_model(load(model("Exp")), {"x": x.shape})
     memo = {graph.inputs[0]: x}
     np.testing.assert_allclose(evaluate(graph.outputs[0][1], memo), np.exp(x), rtol=1e-6)

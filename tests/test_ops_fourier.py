@@ -13,12 +13,11 @@ from tests import devices
 from tests.one_node import by_jitcl, by_reference, one_node
 
 Array = np.ndarray[Any, Any]
-RNG = np.random.default_rng(5)
 DEVICES = tuple(d for d in devices.present() if d != "reference")
 
 
 def signal(*shape: int, dtype: Any = np.float32) -> Array:
-    return RNG.standard_normal(shape).astype(dtype)
+    return np.random.default_rng(shape).standard_normal(shape).astype(dtype)
 
 
 def numbers(z: Array) -> Array:
