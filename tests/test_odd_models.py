@@ -117,7 +117,7 @@ def test_metadata_and_training_info() -> None:
     model.graph.metadata_props.add(key="k", value="v")
     training = model.training_info.add()
     training.algorithm.CopyFrom(helper.make_graph([node("Nonsense", "q", "r")], "t", [], []))
-    model.doc_string = "*/ \0".replace("\0", "")
+    model.doc_string = "*/ \""
     np.testing.assert_array_equal(ran(model)["y"], -X)
 
 
