@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jitcl.errors import ModelError, ShapeError
+from jitcl.errors import ShapeError
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -162,7 +162,7 @@ def _attention(g: GraphBuilder, node: Any) -> Any:
     packed = q.type.rank == 3
     if packed:
         q, k, v = (
-            _heads(g, x, int(a.get(name, 0)))
+            split_heads(g, x, int(a.get(name, 0)))
             for x, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads"))
         )
     past = 0
@@ -180,20 +180,23 @@ def _attention(g: GraphBuilder, node: Any) -> Any:
         softcap=float(a.get("softcap", 0.0)),
     )
     if packed:
-        batch, heads, queries, size = y.type.dims
-        y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), shape=(batch, queries, heads * size))
+        y = joined_heads(g, y)
     return (y, k, v)[: max(1, node.n_outputs)]
 
 
-def _heads(g: GraphBuilder, x: Node, heads: int) -> Node:
+def split_heads(g: GraphBuilder, x: Node, heads: int) -> Node:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     batch, length, width = x.type.dims
     if heads < 1 or width % heads:
-        raise ModelError(
-            f"q_num_heads and kv_num_heads must divide the last axis of {x.type}, got {heads}"
-        )
+        raise ShapeError(f"{x.type} can't be divided into {heads} heads along its last axis")
     split = g.reshape(x, shape=(batch, length, heads, width // heads))
     return g.transpose(split, perm=(0, 2, 1, 3))
+
+
+def joined_heads(g: GraphBuilder, x: Node) -> Node:
+    """[batch, heads, length, size] as [batch, length, heads * size]."""
+    batch, heads, length, size = x.type.dims
+    return g.reshape(g.transpose(x, perm=(0, 2, 1, 3)), shape=(batch, length, heads * size))
 
 
 def _bias(

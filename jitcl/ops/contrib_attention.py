@@ -15,29 +15,14 @@ import numpy as np
 from jitcl.errors import ModelError, ShapeError
 from jitcl.ir.graph import Node
 from jitcl.ir.sizes import whole
+from jitcl.ops.attention import joined_heads, split_heads
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
 from jitcl.ops.contrib import counting, inputs_of, microsoft, refuse, whole_number
 from jitcl.ops.contrib_quantised import columns, scaled_product
 from jitcl.ops.normalisation import stats_type
-from jitcl.ops.rotary import rotated
 
 # ---- heads
-
-
-def split_heads(g: GraphBuilder, x: Node, heads: int) -> Node:
-    """[B, S, N * H] as [B, N, S, H]."""
-    batch, length, width = x.type.dims
-    if heads < 1 or width % heads:
-        raise ShapeError(f"{x.type} can't be divided into {heads} heads along its last axis")
-    split = g.reshape(x, shape=(batch, length, heads, width // heads))
-    return g.transpose(split, perm=(0, 2, 1, 3))
-
-
-def joined_heads(g: GraphBuilder, x: Node) -> Node:
-    """[B, N, S, H] as [B, S, N * H]."""
-    batch, heads, length, size = x.type.dims
-    return g.reshape(g.transpose(x, perm=(0, 2, 1, 3)), shape=(batch, length, heads * size))
 
 
 def parts(g: GraphBuilder, x: Node, sizes: list[int], axis: int = -1) -> list[Node]:
@@ -257,8 +242,8 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
             raise ModelError("has do_rotary=1 but no cos_cache and sin_cache")
         at = _positions(g, begin, places, queries, first)
         turn = bool(node.attrs.get("rotary_interleaved", 0))
-        q, k = (rotated(g, x, g.gather(cos, at, axis=0), g.gather(sin, at, axis=0), turn)
-                for x in (q, k))
+        q, k = (g.rotate_pairs(x, g.gather(cos, at, axis=0), g.gather(sin, at, axis=0),
+                               interleaved=turn) for x in (q, k))
     k, v = (_appended(g, p, x, begin, total, first) for p, x in ((past_k, k), (past_v, v)))
     keys = [g.slice(x, starts=(0,), ends=(total,), axes=(2,)) if x.type.dims[2] > total else x
             for x in (k, v)]

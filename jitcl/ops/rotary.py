@@ -12,6 +12,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
+from jitcl.ops.attention import joined_heads, split_heads
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.contrib import counting, microsoft
@@ -80,11 +81,6 @@ def rotate_pairs(s: KernelBuilder, ix: Index, x: Loader, cos: Loader, sin: Loade
     return turned if stays is None else s.select(stays, value, turned)
 
 
-def rotated(g: GraphBuilder, x: Node, cos: Node, sin: Node, interleaved: bool) -> Node:
-    """rotate_pairs of x [B, N, S, H] with the tables' rows of each position [B or 1, S, R / 2]."""
-    return g.rotate_pairs(x, cos, sin, interleaved=interleaved)
-
-
 @microsoft("RotaryEmbedding")
 def _rotary_embedding(g: GraphBuilder, node: Any) -> Node:
     """x [B, S, N * H] or [B, N, S, H]; positions [B, S], or one that counts up from."""
@@ -94,18 +90,16 @@ def _rotary_embedding(g: GraphBuilder, node: Any) -> Node:
         raise ShapeError(f"x must be [batch, length, width] or [batch, heads, length, size], "
                          f"got {x.type}")
     if flat:
-        heads = _heads(node, dims[2], 2 * cos.type.dims[1])
-        x = g.reshape(x, shape=(dims[0], dims[1], heads, dims[2] // heads))
-        x = g.transpose(x, perm=(0, 2, 1, 3))
+        x = split_heads(g, x, _heads(node, dims[2], 2 * cos.type.dims[1]))
     batch, _, length, _ = x.type.dims
     if places.type.size == 1:
         at = g.add(g.reshape(places, shape=(1, 1)),
                    g.cast(counting(g, length), to=places.type.dtype))
     else:
         at = g.reshape(places, shape=(batch, length))
-    y = rotated(g, x, g.gather(cos, at, axis=0), g.gather(sin, at, axis=0),
-                bool(node.attrs.get("interleaved", 0)))
-    return g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), shape=dims) if flat else y
+    y = g.rotate_pairs(x, g.gather(cos, at, axis=0), g.gather(sin, at, axis=0),
+                       interleaved=bool(node.attrs.get("interleaved", 0)))
+    return joined_heads(g, y) if flat else y
 
 
 def _heads(node: Any, width: int, turned: int) -> int:
