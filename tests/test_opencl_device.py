@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,10 +109,12 @@ def test_reads_inputs_that_are_not_contiguous(device):
 
 def test_profile_names_every_step(device):
     executable = device.load(plan_of())
+    begin = time.perf_counter()
     times = executable.profile([np.ones(1000, np.float32)], runs=3)
     assert [t.name for t in times] == ["scale_0", "square_1"]
-    assert all(0 < t.seconds < 1 for t in times)
-    assert 0 < executable.time([np.ones(1000, np.float32)], runs=3) < 1
+    assert all(0 < t.seconds < time.perf_counter() - begin for t in times)
+    begin = time.perf_counter()
+    assert 0 < executable.time([np.ones(1000, np.float32)], runs=3) < time.perf_counter() - begin
 
 
 def test_driver_may_choose_the_work_group(device):
