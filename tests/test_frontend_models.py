@@ -60,11 +60,11 @@ def test_origins_are_complete() -> None:
 
 @needs_models
 def test_large_model_imports_fast() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()                # waiting for a busy machine does not count
     model = load(MODELS / "minilm_l6_v2.onnx")
     shapes = {"input_ids": (1, 16), "attention_mask": (1, 16), "token_type_ids": (1, 16)}
     import_model(model, shapes)
-    assert time.perf_counter() - started < 3.0  # 0.5 s on an idle core
-    started = time.perf_counter()
+    assert time.thread_time() - started < 3.0   # 0.5 s on an idle core
+    started = time.thread_time()
     import_model(model, dict.fromkeys(shapes, (1, 32)))
-    assert time.perf_counter() - started < 1.5  # weights are shared with the first specialisation
+    assert time.thread_time() - started < 1.5   # weights are shared with the first specialisation
