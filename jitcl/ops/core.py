@@ -281,6 +281,11 @@ def aligned(ix: Index, shape: Sequence[int]) -> Index:
     return tuple(E.index(0) if d == 1 else i for i, d in zip(tail, shape))
 
 
+def clamped(s: KernelBuilder, value: Expr, extent: int) -> Expr:
+    """A value as the nearest index of an axis: whatever it is, nothing is read outside."""
+    return s.min(s.max(s.index(value), 0), extent - 1)
+
+
 def indexed(kind: str, *, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
             samples: Sequence[Sample] = ()) -> Callable[[Body], Op]:
     """The universal form: `fn(s, ix, *loaders, **attrs)`."""

@@ -29,6 +29,7 @@ from jitcl.ops.core import (
     Part,
     Scan,
     Spec,
+    clamped,
     composite,
     fixed,
     onnx_rule,
@@ -161,7 +162,7 @@ def box_selection(s: KernelBuilder, own: Callable[..., Expr], boxes: Loader, sco
             left."""
             def better(k: Expr, score: Expr, best: Expr) -> tuple[Expr, Expr]:
                 at = place(k)
-                here = s.select(at < n, left(chain, s.min(s.max(at, 0), n - 1)), low)
+                here = s.select(at < n, left(chain, clamped(s, at, n)), low)
                 new = here > score
                 return s.select(new, here, score), s.select(new, E.cast(at, "i32"), best)
             return s.fold(extent, (low, s.const(n, "i32")), better)[1]
@@ -175,7 +176,7 @@ def box_selection(s: KernelBuilder, own: Callable[..., Expr], boxes: Loader, sco
 
         def remaining(i: Expr) -> Expr:
             raw = own(*chain, t)
-            best = s.min(s.max(s.index(raw), 0), n - 1)
+            best = clamped(s, raw, n)
             one, other = ([boxes(chain[0], b, a) for a in range(4)] for b in (best, i))
             gone = s.or_(s.eq(best, i), overlaps(s, one, other, limits(0), centred))
             return s.select(s.and_(raw >= 0.0, gone), low, left(chain, i))

@@ -22,6 +22,7 @@ from jitcl.ops.core import (
     Index,
     Loader,
     Spec,
+    clamped,
     indexed,
     norm_axis,
     onnx_rule,
@@ -33,8 +34,7 @@ from jitcl.ops.core import (
 def position(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
     """An index value as a place on an axis: negative ones from the end, all clamped into it."""
     i = s.index(raw)
-    i = s.select(i < 0, i + extent, i)
-    return s.min(s.max(i, 0), extent - 1)
+    return clamped(s, s.select(i < 0, i + extent, i), extent)
 
 
 def _check_indices(x: TensorType, indices: TensorType, extent: int, axis: int) -> None:

@@ -17,7 +17,18 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.contrib import microsoft
-from jitcl.ops.core import F16, F32, Index, Loader, Part, Scan, composite, recurrence, sample
+from jitcl.ops.core import (
+    F16,
+    F32,
+    Index,
+    Loader,
+    Part,
+    Scan,
+    clamped,
+    composite,
+    recurrence,
+    sample,
+)
 from jitcl.ops.linear_algebra import check_square, pivot_row
 
 Array = np.ndarray[Any, Any]
@@ -78,7 +89,7 @@ def jordan_elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) ->
             return pivot_row(s, lambda i: own(b, old, i, t), n, t)
 
         def rows(i: Expr, j: Expr) -> Expr:
-            p = s.min(s.max(s.index(own(b, old, n, 0)), 0), n - 1)
+            p = clamped(s, own(b, old, n, 0), n)
             top = own(b, old, p, j) / own(b, old, p, t)
             source = s.select(s.eq(i, p), t, i)              # the row that the swap put here
             rest = own(b, old, source, j) - own(b, old, source, t) * top

@@ -17,7 +17,19 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F16, F32, Index, Loader, Part, Scan, Spec, composite, recurrence, sample
+from jitcl.ops.core import (
+    F16,
+    F32,
+    Index,
+    Loader,
+    Part,
+    Scan,
+    Spec,
+    clamped,
+    composite,
+    recurrence,
+    sample,
+)
 
 Array = np.ndarray[Any, Any]
 _SINGULAR = Spec((2, 3, 3), values=(1, 2, 3, 2, 4, 6, 0, 1, 1, 0, 0, 1, 0, 2, 0, 3, 0, 0))
@@ -103,7 +115,7 @@ def elimination(s: KernelBuilder, own: Callable[..., Expr], x: Loader) -> Scan:
             return pivot_row(s, lambda i: own(b, old, i, t), n, t)
 
         def row() -> Expr:
-            return s.min(s.max(s.index(own(b, old, n, 1)), 0), n - 1)
+            return clamped(s, own(b, old, n, 1), n)
 
         def rest(i: Expr, j: Expr) -> Expr:
             p = row()

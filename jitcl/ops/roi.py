@@ -15,7 +15,17 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F32, Index, Loader, Spec, composite, indexed, onnx_rule, sample
+from jitcl.ops.core import (
+    F32,
+    Index,
+    Loader,
+    Spec,
+    clamped,
+    composite,
+    indexed,
+    onnx_rule,
+    sample,
+)
 
 Array = np.ndarray[Any, Any]
 REACH = 7  # samples of an adaptive grid that can touch one pixel: they lie more than 1/2 apart
@@ -104,7 +114,7 @@ def roi_align_grid(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, images
     """RoiAlign with `ratio` x `ratio` samples a bin. As ONNX has it, the greatest ("max") is taken
     of the weighted pixels around the samples, not of the samples."""
     r, c, *at = ix
-    image = s.min(s.max(s.index(images(r)), 0), x.shape[0] - 1)
+    image = clamped(s, images(r), x.shape[0])
     bins = [_bin(s, boxes(r, 1 - d), boxes(r, 3 - d), at[d], size[d], ratio, scale, half_pixel)
             for d in (0, 1)]
 
@@ -125,7 +135,7 @@ def _taps(s: KernelBuilder, b: _Bin, k: Expr, size: int) -> list[tuple[Expr, Exp
     inside = s.select(_outside(s, place, size), s.const(0, place.dtype), 1)
     place = s.min(s.max(place, 0.0), size - 1.0)
     base = s.floor(place)
-    low = s.min(s.max(s.index(base), 0), size - 1)
+    low = clamped(s, base, size)
     return [(low, (1.0 - place + base) * inside),
             (s.min(low + 1, size - 1), (place - base) * inside)]
 
@@ -222,7 +232,7 @@ def roi_align_greatest(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, im
     """RoiAlign's "max" on an adaptive grid. Samples lie more than half a pixel apart, or are one a
     bin, so that 2 * extent + 4 of them cover a picture; the loops run over those."""
     r, c, *at = ix
-    image = s.min(s.max(s.index(images(r)), 0), x.shape[0] - 1)
+    image = clamped(s, images(r), x.shape[0])
     extents = x.shape[2:]
     bins = [_bin(s, boxes(r, 1 - d), boxes(r, 3 - d), at[d], size[d], 0, scale, half_pixel)
             for d in (0, 1)]
@@ -316,7 +326,7 @@ def roi_max(s: KernelBuilder, ix: Index, x: Loader, rois: Loader, bins: int, axi
     place = s.cast(at[axis - 2], each.dtype)
     low, high = (s.min(s.max(v + first, 0.0), float(size))
                  for v in (s.floor(place * each), s.ceil((place + 1.0) * each)))
-    number = s.min(s.max(s.index(rois(r, 0)), 0), x.shape[0] - 1) if axis == 2 else r
+    number = clamped(s, rois(r, 0), x.shape[0]) if axis == 2 else r
 
     def term(k: Expr) -> Expr:
         here = s.cast(k, low.dtype)

@@ -24,6 +24,7 @@ from jitcl.ops.core import (
     Index,
     Loader,
     Spec,
+    clamped,
     composite,
     fixed,
     indexed,
@@ -60,7 +61,7 @@ def counted_places(s: KernelBuilder, ix: Index, counts: Loader, size: int) -> Ex
 
     def halve(k: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
         middle = s.div(low + high, s.const(2, "i32"))
-        reached = counts(s.min(s.max(s.index(middle), 0), n - 1)) >= wanted
+        reached = counts(clamped(s, middle, n)) >= wanted
         return s.select(reached, low, s.min(middle + 1, high)), s.select(reached, middle, high)
     steps = (n - 1).bit_length()
     found, _ = s.fold(steps, (s.const(0, "i32"), s.const(n - 1, "i32")), halve)
@@ -135,7 +136,7 @@ def run_starts(s: KernelBuilder, ix: Index, x: Loader, order: Loader) -> Expr:
     """Which places of the sorted rows differ from the place before; NaN is equal to NaN."""
     (p,) = ix
     zero = E.index(0)
-    here, before = (s.min(s.max(s.index(order(0, i)), 0), x.shape[1] - 1)
+    here, before = (clamped(s, order(0, i), x.shape[1])
                     for i in (p, s.max(p - 1, 0)))
     return s.or_(s.eq(p, 0), s.ne(precedes(s, x, zero, before, here, False), 0))
 
@@ -152,7 +153,7 @@ def sorted_place(s: KernelBuilder, ix: Index, x: Loader, order: Loader) -> Expr:
 
     def halve(k: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
         middle = s.shr(low + high, 1)
-        there = s.min(s.max(s.index(order(0, s.min(s.max(s.index(middle), 0), n - 1))), 0), n - 1)
+        there = clamped(s, order(0, clamped(s, middle, n)), n)
         behind = precedes(s, x, E.index(0), there, i, False) < 0
         return s.select(behind, s.min(middle + 1, high), low), s.select(behind, high, middle)
     found, _ = s.fold((n - 1).bit_length(), (s.const(0, "i32"), s.const(n - 1, "i32")), halve)

@@ -27,6 +27,7 @@ from jitcl.ops.core import (
     Index,
     Loader,
     Spec,
+    clamped,
     composite,
     fixed,
     indexed,
@@ -161,10 +162,10 @@ def merge_runs(s: KernelBuilder, ix: Index, x: Loader, order: Loader, run: int, 
     wanted = E.cast(place % keep, "i32")
 
     def first(i: Expr) -> Expr:
-        return _clamped(s, order(row, start + _clamped(s, i, run)), x.shape[1])
+        return clamped(s, order(row, start + clamped(s, i, run)), x.shape[1])
 
     def second(j: Expr) -> Expr:
-        return _clamped(s, order(row, start + run + _clamped(s, j, run)), x.shape[1])
+        return clamped(s, order(row, start + run + clamped(s, j, run)), x.shape[1])
 
     def halve(k: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
         middle = s.shr(low + high, 1)
@@ -178,10 +179,6 @@ def merge_runs(s: KernelBuilder, ix: Index, x: Loader, order: Loader, run: int, 
     one, other = first(taken), second(rest)
     stays = s.or_(rest >= run, precedes(s, x, row, one, other, largest) <= 0)
     return E.cast(s.select(s.and_(taken < run, stays), one, other), "i32")
-
-
-def _clamped(s: KernelBuilder, i: Expr, extent: int) -> Expr:
-    return s.min(s.max(s.index(i), 0), extent - 1)
 
 
 def _row_rank_type(x: TensorType) -> TensorType:
