@@ -43,7 +43,7 @@ PRIME_TABLE = 1 << 22  # the same where the length has no factors
 # ---- constants
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)  # of one model's expansions; a table may take 32 MiB
 def _table(rows: int, columns: int, n: int, sign: int, parts: tuple[int, int]) -> Array:
     """[rows * parts[0], columns * parts[1]]: exp(sign * 2 pi i j k / n) as real numbers.
 
