@@ -53,6 +53,7 @@ class Supply:
 
     def __init__(self) -> None:
         self._made: dict[int, np.ndarray] = {}
+        self._short: list[np.ndarray] = []   # kept, so that no other array gets the id of one
 
     def repeated(self, short: np.ndarray, size: int) -> np.ndarray:
         """`size` elements: short, short, ..."""
@@ -66,6 +67,7 @@ class Supply:
                 done *= 2
             found.flags.writeable = False
             self._made[id(short)] = found
+            self._short.append(short)
         return found[:size]
 
 
