@@ -8,7 +8,7 @@ can be cached on disk and loaded by a fresh process without importing the model 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -62,6 +62,13 @@ class Step:
     images: tuple[int, ...] = ()            # those of `buffers` bound as image1d_buffer of float4
     group: int = -1                         # of fuse: all steps of a group have its number
     variant: str = ""                       # rung of the ladder (target/ladder.py); "" = the first
+
+    def moved(self, places: Mapping[int, int]) -> Step:
+        """The step in another plan: `places` has the number there of each of its buffers."""
+        def there(buffers: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(places[b] for b in buffers)
+        return replace(self, buffers=there(self.buffers), writes=there(self.writes),
+                       images=there(self.images))
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,15 @@ class Plan:
         if self.streamed:
             return self._most_alive()
         return sum(self.slots) + sum(b.nbytes for b in self.buffers if b.kind != "temp")
+
+    def allocations(self) -> Iterator[tuple[int, str]]:
+        """(bytes, what for) of each that a device makes which can't place buffers in an arena."""
+        for b in self.buffers:
+            if self.streamed or b.kind != "temp":
+                yield b.nbytes, f"buffer '{b.name}'"
+        if not self.streamed:
+            for number, nbytes in enumerate(self.slots):
+                yield nbytes, f"temporary memory {number}"
 
     def _most_alive(self) -> int:
         grown = [0] * (len(self.steps) + 1)

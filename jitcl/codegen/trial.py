@@ -127,19 +127,12 @@ def _plan_of(plan: Plan, steps: Sequence[Step], root: int) -> tuple[Plan, dict[i
     return Plan(
         tuple(inputs), (_tensor(plan.buffers[root], moved[root]),),
         tuple(k for k in plan.kernels if k.entry in own),
-        tuple(_moved(s, moved) for s in steps), tuple(buffers), tuple(slots),
+        tuple(s.moved(moved) for s in steps), tuple(buffers), tuple(slots),
         {moved[b]: plan.constants[b] for b in used if b in plan.constants}), moved
 
 
 def _tensor(spec: BufferSpec, buffer: int) -> TensorSpec:
     return TensorSpec(spec.name, spec.dtype, spec.shape, buffer)
-
-
-def _moved(step: Step, moved: dict[int, int]) -> Step:
-    def places(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(moved[b] for b in old)
-    return dataclasses.replace(step, buffers=places(step.buffers), writes=places(step.writes),
-                               images=places(step.images))
 
 
 @dataclass

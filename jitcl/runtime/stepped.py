@@ -64,7 +64,8 @@ class Fallback:
     def of(cls, device: Device, plan: Plan, error: JitclError) -> Fallback:
         """From the plan that did not fit, and the error that said so."""
         why = str(error).splitlines()[0].removeprefix(f"{device.name}: ")
-        fallback = cls(device.name, why, plan.peak_bytes, _largest(plan))
+        largest, _ = max(plan.allocations(), default=(0, ""))
+        fallback = cls(device.name, why, plan.peak_bytes, largest)
         return cls(device.name, why) if fallback.fits_now(device) else fallback
 
     def fits_now(self, device: Device) -> bool:
@@ -72,11 +73,6 @@ class Fallback:
         target = device.target
         return bool(self.peak) and (
             self.peak <= target.global_memory and self.largest <= target.max_allocation)
-
-
-def _largest(plan: Plan) -> int:
-    sizes = [b.nbytes for b in plan.buffers if plan.streamed or b.kind != "temp"]
-    return max([*sizes, *(() if plan.streamed else plan.slots)], default=0)
 
 
 def steps_down(generated: Generated, plan: Plan) -> tuple[SteppedDown, ...]:

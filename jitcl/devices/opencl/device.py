@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan
+from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care, configured
 from jitcl.devices.faults import FaultDatabase, fault_database
 from jitcl.devices.opencl.errors import translated
@@ -16,7 +17,7 @@ from jitcl.devices.opencl.loaded import LoadedPlan
 from jitcl.devices.opencl.loading import BINARIES, Loading
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probe import probe_target
-from jitcl.devices.opencl.programs import Cache, ProgramStore, Progress
+from jitcl.devices.opencl.programs import ProgramStore
 from jitcl.devices.opencl.streaming import StreamedExecutable
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.target.target import Target
@@ -121,11 +122,7 @@ class OpenClDevice:
                 f"{self.name}: the model needs {_size(plan.peak_bytes)}, the device has "
                 f"{_size(target.global_memory)}\n  {ADVICE}"
             )
-        single = [(b.nbytes, f"buffer '{b.name}'") for b in plan.buffers
-                  if plan.streamed or b.kind != "temp"]
-        if not plan.streamed:
-            single += [(n, f"temporary memory {i}") for i, n in enumerate(plan.slots)]
-        nbytes, what = max(single, default=(0, ""))
+        nbytes, what = max(plan.allocations(), default=(0, ""))
         if nbytes > target.max_allocation:
             raise OutOfMemoryError(
                 f"{self.name}: {what} needs {_size(nbytes)}, the device allocates at most "

@@ -9,7 +9,7 @@ Buffers have the same bytes on both sides; those that only a section touches nev
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl import dtypes
-from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, Step, TensorSpec
+from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, TensorSpec
 from jitcl.devices.base import Cache, Executable, Progress
 from jitcl.devices.opencl.memory import Memory
 from jitcl.target import Target
@@ -122,13 +122,8 @@ def section_plan(plan: Plan, numbers: Sequence[int]) -> Plan:
     entries = {s.kernel for s in steps}
     return Plan(
         tuple(inputs), tuple(outputs), tuple(k for k in plan.kernels if k.entry in entries),
-        tuple(_moved(s, place) for s in steps), tuple(buffers), tuple(slots),
+        tuple(s.moved(place) for s in steps), tuple(buffers), tuple(slots),
         {place[b]: plan.constants[b] for b in touched if b in plan.constants})
-
-
-def _moved(step: Step, place: Mapping[int, int]) -> Step:
-    return replace(step, buffers=tuple(place[b] for b in step.buffers),
-                   writes=tuple(place[b] for b in step.writes))
 
 
 def _copy(queue: Any, array: np.ndarray, buffer: Any, read: bool) -> None:

@@ -42,11 +42,9 @@ def step_plan(plan: Plan, entry: str) -> Plan | None:
                      for n, b in enumerate(buffers) if b.kind == kind)
 
     buffers = tuple(spec(b) for b in order)
-    alone = dataclasses.replace(
-        step, buffers=tuple(place[b] for b in step.buffers),
-        writes=tuple(place[b] for b in step.writes), images=tuple(place[b] for b in step.images))
     kernels = tuple(k for k in plan.kernels if k.entry == entry)
-    return Plan(tensors("input"), tensors("output"), kernels, (alone,), buffers, (), constants)
+    return Plan(tensors("input"), tensors("output"), kernels, (step.moved(place),), buffers, (),
+                constants)
 
 
 def run_once(device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
