@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl import config
 from jitcl.codegen.plan import KernelSource, Plan
+from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care, Trial
 from jitcl.devices.faults import Fault
 from jitcl.devices.opencl import trust
 from jitcl.devices.opencl.building import RefusedBuild
-from jitcl.devices.opencl.programs import Cache, ProgramStore, Progress, batches
+from jitcl.devices.opencl.programs import ProgramStore, batches
 from jitcl.devices.opencl.trial_plans import run_once
 from jitcl.devices.pending import Pending
 from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
-from jitcl.target.features import features_of
 
 if TYPE_CHECKING:
     from jitcl.devices.opencl.device import OpenClDevice
@@ -65,7 +65,7 @@ class Loading:
             died = self._died_over()
             missing = self._acceptable(k for k in self.wanted if k not in self.store)
             alone = {k: s for k, s in missing.items() if trust.isolated(
-                self.care.isolation, features(s), self.device.target, s.entry in died)}
+                self.care.isolation, s.features, self.device.target, s.entry in died)}
             self.tell()
             if missing.keys() - alone.keys() or self.trials:
                 self._here({k: s for k, s in missing.items() if k not in alone}, set(alone))
@@ -96,7 +96,7 @@ class Loading:
         kept = {}
         for key in keys:
             source = self.wanted[key]
-            reason = self.faults.rejects(source.entry, features(source))
+            reason = self.faults.rejects(source.entry, source.features)
             if reason:
                 logs = [f.log for f in self.faults.faults if f.entry == source.entry]
                 self.failed[source.entry] = "\n".join([f"not tried again: {reason}", *logs[-1:]])
@@ -212,7 +212,7 @@ class Loading:
             return
         keys = self._keys_of(trial)
         self.store.checked.update(keys)
-        self.faults.found_good({f for k in keys for f in features(self.wanted[k])})
+        self.faults.found_good({f for k in keys for f in self.wanted[k].features})
 
     def _blame(self, trial: Trial, stage: str, kind: str, text: str) -> None:
         """Record a failure of a group's kernels: those that were not right elsewhere."""
@@ -225,8 +225,8 @@ class Loading:
         return [k for k in keys if k not in self.store.checked] or keys
 
     def fault_of(self, source: KernelSource, stage: str, kind: str, signature: str,
-                  text: str) -> Fault:
-        return Fault(source.entry, stage, kind, signature, tuple(sorted(features(source))),
+                 text: str) -> Fault:
+        return Fault(source.entry, stage, kind, signature, tuple(sorted(source.features)),
                      self.variants.get(source.entry, ""), text)
 
     def record(self, *faults: Fault) -> None:
@@ -276,10 +276,6 @@ def impossible_here() -> str:
     from jitcl.devices.opencl.isolation import impossible  # a warm start does without it
 
     return impossible()
-
-
-def features(source: KernelSource) -> frozenset[str]:
-    return features_of(source.body, source.options, source.template)
 
 
 def first_line(text: str) -> str:

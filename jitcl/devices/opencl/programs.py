@@ -23,13 +23,14 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyopencl as cl
 
 from jitcl.codegen.plan import KernelSource
+from jitcl.devices.base import Cache
 from jitcl.devices.opencl import trust
 from jitcl.devices.opencl.building import (
     binary_of,
@@ -43,18 +44,9 @@ from jitcl.target.target import Target
 KERNEL_KIND, PROGRAM_KIND = "opencl-kernel", "opencl-program"
 SHARED_MACRO = re.compile(r"^\s*#\s*define\s+(?!JITCL_)", re.M)
 
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 Sources = Mapping[str, KernelSource]        # by key
 
 log = logging.getLogger("jitcl.opencl")
-
-
-class Cache(Protocol):
-    """What this needs of a cache: runtime.cache.DeviceCache has it."""
-
-    def get(self, kind: str, key: str) -> bytes | None: ...
-
-    def put(self, kind: str, key: str, data: bytes) -> None: ...
 
 
 @dataclass

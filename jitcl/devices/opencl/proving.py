@@ -17,7 +17,7 @@ from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.devices.care import Trial
 from jitcl.devices.faults import Fault
 from jitcl.devices.opencl.isolation import WorkerFault, isolated
-from jitcl.devices.opencl.loading import BINARIES, Loading, chosen, features, first_line
+from jitcl.devices.opencl.loading import BINARIES, Loading, chosen, first_line
 from jitcl.devices.opencl.trial_plans import step_plan
 from jitcl.devices.opencl.worker import Job, Tried
 from jitcl.errors import OutOfMemoryError
@@ -37,7 +37,7 @@ class Attempt:
 
     @property
     def features(self) -> frozenset[str]:
-        return frozenset[str]().union(*map(features, self.kernels))
+        return frozenset[str]().union(*(k.features for k in self.kernels))
 
     def job(self, target: Target, binaries: bool) -> Job:
         wanted = frozenset(s.entry for s in self.keys.values()) if binaries else frozenset()
@@ -123,7 +123,7 @@ class Proving:
     def _attempt(self, attempt: Attempt) -> Outcome:
         """One job, unless the database has learnt something against it meanwhile."""
         refusals = {s.entry: why for s in attempt.keys.values()
-                    if (why := self.device.faults.rejects(s.entry, features(s)))}
+                    if (why := self.device.faults.rejects(s.entry, s.features))}
         if refusals:
             return Outcome(refusals=refusals)
         try:

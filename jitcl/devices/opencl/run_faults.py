@@ -24,7 +24,6 @@ from jitcl.devices.opencl.errors import (
     out_of_memory,
 )
 from jitcl.errors import DeviceError, KernelFault
-from jitcl.target.features import features_of
 
 if TYPE_CHECKING:
     from jitcl.devices.opencl.device import OpenClDevice
@@ -52,8 +51,7 @@ class StepFailed(Exception):
 def fault_of(plan: Plan, step: Step, stage: str, kind: str, signature: str) -> Fault:
     """The record of a step's failure."""
     source = next(k for k in plan.kernels if k.entry == step.kernel)
-    features = features_of(source.body, source.options, source.template)
-    return Fault(step.kernel, stage, kind, signature, tuple(sorted(features)), step.variant)
+    return Fault(step.kernel, stage, kind, signature, tuple(sorted(source.features)), step.variant)
 
 
 def remember(device: OpenClDevice, *faults: Fault) -> None:
