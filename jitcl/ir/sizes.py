@@ -134,14 +134,11 @@ class Size:
 
     # ---- as a number
 
-    def __index__(self) -> int:
+    def __index__(self, *_: Any) -> int:
+        """Stands for all that ints can do beyond arithmetic, too: `n / 2`, `n & 7`, `n.real`."""
         raise SizePinned(f"'{self}' is needed as a number")
 
     __int__ = __float__ = __trunc__ = __index__
-
-    def _number(self, *_: Any) -> Any:
-        """Stands for all that ints can do beyond arithmetic: `n & 7`, `n.bit_length()`."""
-        return self.__index__()
 
     def __bool__(self) -> bool:
         return bool(self != 0)
@@ -209,20 +206,6 @@ class Size:
     def __rmod__(self, other: Any) -> Any:
         return other - self * _floordiv(other, self) if _whole(other) else NotImplemented
 
-    def __truediv__(self, other: Any) -> Any:
-        raise SizePinned(f"'{self} / {other}' is no size")
-
-    __rtruediv__ = __truediv__
-
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return other // self, other % self
-
-    def __pos__(self) -> Any:
-        return self
-
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
 
@@ -260,8 +243,8 @@ class Size:
 
 # what else an int can do wants its number: SizePinned, and no AttributeError or TypeError
 for _name in set(dir(int)) - set(dir(Size)) - {"__getnewargs__"}:
-    setattr(Size, _name,
-            Size._number if callable(getattr(int, _name)) else property(Size._number))
+    _is_method = callable(getattr(int, _name))
+    setattr(Size, _name, Size.__index__ if _is_method else property(Size.__index__))
 
 
 def is_size(x: object) -> TypeGuard[Size]:
