@@ -131,8 +131,10 @@ def rounded_defaults(node: NodeProto, opset: int, inputs: Sequence[Value | None]
                      ) -> dict[str, float]:
     """Defaults of float attributes as ONNX holds them, in float32: a float64 operand tells 0.01
     from the nearest float32, so that rules must not use their own. Empty for other operands."""
+    if not any(isinstance(i, Node) and i.type.dtype == "f64" for i in inputs):
+        return {}
     schema = schema_of(node.op_type, node.domain, opset)
-    if schema is None or not any(isinstance(i, Node) and i.type.dtype == "f64" for i in inputs):
+    if schema is None:
         return {}
     return {name: a.default_value.f for name, a in schema.attributes.items()
             if a.default_value.type == AttributeProto.FLOAT}
