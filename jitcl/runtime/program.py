@@ -205,9 +205,9 @@ class Program:
                 key = (place, tuple((n, _seen(v)) for n, v in env.items()),
                        tuple((n, np.asarray(v).tobytes()) for n, v in values.items()))
                 level = self._levels.get(key)
-                ranks = place, tuple((n, _rank(v)) for n, v in env.items())
-                if level is None and not values and not exact:
-                    level = self._at_any_shape.get(ranks)
+                if level is None and not values:
+                    ranks = place, tuple((n, _rank(v)) for n, v in env.items())
+                    level = None if exact else self._at_any_shape.get(ranks)
                 if level is None:
                     try:
                         level = self._found(where, state, env, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jitcl.codegen.plan import LANGUAGE
 from jitcl.devices.base import Device
 from jitcl.runtime.program import Ran
 from jitcl.runtime.report import Report, Row, report_of
@@ -19,14 +20,14 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran]) -> Report:
         depth = len(r.where.hops)
         if r.special is not None:
             part = report_of(model, device, r.special)
-            entries |= {s.kernel for s in part.steps}
+            own = LANGUAGE[r.special.device.target.kind]
+            entries |= {k.entry for k in r.special.plan.kernels if k.language == own}
             rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,
                             flops=sum(s.flops for s in part.steps), peak_bytes=part.peak_bytes))
             total = replace(
                 total, device=part.device, steps=(*total.steps, *part.steps),
                 host=(*total.host, *part.host),
-                kernels=len(entries & {s.kernel for s in (*total.steps, *part.steps)}),
-                peak_bytes=max(total.peak_bytes, part.peak_bytes),
+                kernels=len(entries), peak_bytes=max(total.peak_bytes, part.peak_bytes),
                 from_cache=total.from_cache and part.from_cache,
                 stepped_down=(*total.stepped_down, *part.stepped_down),
                 memory=total.memory or part.memory, memory_why=total.memory_why or part.memory_why)
