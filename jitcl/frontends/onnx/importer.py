@@ -375,7 +375,7 @@ class Importer:
         origin: Origin | None,
     ) -> Sequence[Value | None]:
         """The results of a function's body on these inputs."""
-        opset = self.model.opsets.get(functions.domain_of(proto), 0)
+        opset = scope.opsets.get(functions.domain_of(proto), 0)
         bound = functions.defaults(proto, function, opset)
         bound.update({a.name: a for a in attributes})
         given = dict(zip(function.input, inputs))
