@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A step with its kernel. `bind` sets its buffers: once, or each run where these change."""
+    """A step with its kernel. `bind` sets its buffers: once, or each run where these change.
+
+    `global_size` and `params` are those of the last run: the step's own, unless it was resized.
+    """
 
     step: Step
     kernel: Any
     global_size: tuple[int, ...]
     local_size: tuple[int, ...] | None
+    params: tuple[int, ...] = ()
 
     @property
     def buffers(self) -> tuple[int, ...]:
@@ -40,14 +44,14 @@ class Launch:
 
     def resized(self, params: tuple[int, ...], global_size: tuple[int, ...]) -> Launch:
         """The launch with other integers (set at once) and work-items."""
-        if params == self.step.params and global_size == self.step.global_size:
+        items = padded(global_size, self.local_size)
+        if params == self.params and items == self.global_size:
             return self
         first = len(self.step.buffers)
-        for i, (value, before) in enumerate(zip(params, self.step.params), first):
+        for i, (value, before) in enumerate(zip(params, self.params), first):
             if value != before:
                 self.kernel.set_arg(i, np.int32(value))
-        step = replace(self.step, params=params, global_size=global_size)
-        return replace(self, step=step, global_size=padded(global_size, self.local_size))
+        return Launch(self.step, self.kernel, items, self.local_size, params)
 
     def start(self, queue: Any) -> Any:
         """Enqueue it; returns the event. Raises StepFailed."""
@@ -95,7 +99,7 @@ def _prepare(device: OpenClDevice, plan: Plan, step: Step, program: Any) -> Laun
         for i, value in enumerate(step.params, len(step.buffers)):
             kernel.set_arg(i, np.int32(value))  # kernels take their sizes as `int`
         if not step.local_size:
-            return Launch(step, kernel, step.global_size, None)
+            return Launch(step, kernel, step.global_size, None, step.params)
         info, handle = cl.kernel_work_group_info, device.handle
         limit = kernel.get_work_group_info(info.WORK_GROUP_SIZE, handle)
         required = tuple(kernel.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, handle))
@@ -103,7 +107,7 @@ def _prepare(device: OpenClDevice, plan: Plan, step: Step, program: Any) -> Laun
     if local != step.local_size and any(required):
         needs = f"needs groups of {math.prod(step.local_size)}, runs with at most {limit}"
         return fault_of(plan, step, "launch", "resources", needs)
-    return Launch(step, kernel, padded(step.global_size, local), local)
+    return Launch(step, kernel, padded(step.global_size, local), local, step.params)
 
 
 def padded(global_size: tuple[int, ...], local: tuple[int, ...] | None) -> tuple[int, ...]:
