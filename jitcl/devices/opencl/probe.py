@@ -7,7 +7,7 @@ answers are kept in the cache directory, so that a warm start builds nothing and
 A new driver version is a new device.
 
     <cache root>/opencl-probes/<digest of limits and driver>.json
-    {"version": 4, "key": ..., "device": "...", "fields": {...}, "answers": [...]}
+    {"version": VERSION, "key": ..., "device": "...", "fields": {...}, "answers": [...]}
 """
 
 from __future__ import annotations
