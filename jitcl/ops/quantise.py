@@ -3,8 +3,8 @@ products of such integers.
 
     real = (integer - zero) * scale
 
-Weights stay as they are stored: `dequantize(unpack_int4(w))` is inlined into whatever reads it, so
-that kernels read packed weights. Import rules of the ONNX ops stand in `quantised`.
+Weights stay as they are stored: `dequantize(unpack(w))` is inlined into whatever reads it, so that
+kernels read packed weights. Import rules of the ONNX ops stand in `quantised`.
 """
 
 from __future__ import annotations
