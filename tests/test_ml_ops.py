@@ -117,7 +117,7 @@ def classifiers() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("device", [d if d == "cpu" else pytest.param(d, marks=pytest.mark.slow)
-                                    for d in devices.present() if d != "opencl:pocl"])
+                                    for d in devices.present()])
 @pytest.mark.parametrize("kind", ["regressors", "classifiers"])
 def test_tree_ensembles(device: str, kind: str) -> None:
     assert_same(list({"regressors": regressors, "classifiers": classifiers}[kind]()), X,
