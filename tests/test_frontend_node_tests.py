@@ -23,5 +23,6 @@ def test_node_tests() -> None:
         results = {n: runner.run_case(c, runner.refs) for n, c in runner.cases().items()}
     bad = {n: r["detail"] for n, r in results.items() if r["outcome"] in ("wrong", "error")}
     excused = {*OTHER_ROUNDING, *conformance.MAY_FAIL}
-    assert {n: d for n, d in bad.items() if n not in excused} == {}
+    assert {n: d for n, d in bad.items()
+            if n not in excused or results[n]["outcome"] == "error"} == {}
     assert collections.Counter(r["outcome"] for r in results.values())["kernel"] >= 1455
