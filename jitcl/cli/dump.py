@@ -4,7 +4,10 @@ device; a model that is no single graph runs on the CPU, to know the shapes of i
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +19,11 @@ from jitcl.cli.options import (
     open_with,
     value_option,
 )
+
+if TYPE_CHECKING:
+    from jitcl.cli.lowered import LoweredModel
+    from jitcl.cli.programs import DumpedProgram
+    from jitcl.runtime.model import Model
 
 EPILOG = """\b
 Examples:
@@ -51,33 +59,30 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
          shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...],
          output: Path | None, after: str | None, as_json: bool) -> None:
     """Show what MODEL becomes: graphs, kernels, launches, memory."""
-    from jitcl.cli import dump_files, overview
     from jitcl.cli.console import console, print_json
+
+    opened = open_with(model, device, precision, memory, tuning, cache_dir)
+    lowered = _lowered(opened, named_shapes(opened, shapes), given)
+    if after is not None:
+        click.echo(lowered.text_after(after), nl=False)
+    elif as_json:
+        print_json(lowered.as_dict())
+    else:
+        lowered.show(console())
+    if output is not None:
+        written = lowered.write(output)
+        click.echo(f"wrote {len(written)} files to {output}", err=as_json or after is not None)
+
+
+def _lowered(model: Model, shapes: Mapping[str, tuple[int, ...]],
+             given: Sequence[str]) -> LoweredModel | DumpedProgram:
+    """The model lowered; its parts where it is no single graph."""
     from jitcl.cli.lowered import lower_for_dump
     from jitcl.errors import NotOneGraph
 
-    opened = open_with(model, device, precision, memory, tuning, cache_dir)
-    fixed = named_shapes(opened, shapes)
-    try:
-        if opened.program is not None:
-            raise NotOneGraph("")
-        lowered = lower_for_dump(opened, fixed, given)
-    except NotOneGraph:
-        from jitcl.cli.programs import lower_program
+    if model.program is None:
+        with contextlib.suppress(NotOneGraph):
+            return lower_for_dump(model, shapes, given)
+    from jitcl.cli.programs import lower_program
 
-        program = lower_program(opened, fixed, given)
-        text_after, as_dict = program.text_after, program.as_dict
-        show, write = program.show, program.write
-    else:
-        text_after, as_dict = lowered.text_after, lambda: overview.as_dict(lowered)
-        show = lambda out: overview.show(lowered, out)                          # noqa: E731
-        write = lambda folder: dump_files.write(lowered, folder)                # noqa: E731
-    if after is not None:
-        click.echo(text_after(after), nl=False)
-    elif as_json:
-        print_json(as_dict())
-    else:
-        show(console())
-    if output is not None:
-        written = write(output)
-        click.echo(f"wrote {len(written)} files to {output}", err=as_json or after is not None)
+    return lower_program(model, shapes, given)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from jitcl.ir.group import Group
 from jitcl.ir.printer import print_graph
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from jitcl.runtime.model import Model
     from jitcl.runtime.source import Source
 
@@ -89,6 +92,21 @@ class LoweredModel:
                 return print_graph(stage.graph)
         names = dict.fromkeys([s.name for s in self.stages] + [FUSE])
         raise OptionError(f"--after {name}: there is no such pass\n  Use one of {', '.join(names)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The overview for programs."""
+        from jitcl.cli import overview
+        return overview.as_dict(self)
+
+    def show(self, out: Console) -> None:
+        """Print the overview."""
+        from jitcl.cli import overview
+        overview.show(self, out)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Everything as files."""
+        from jitcl.cli import dump_files
+        return dump_files.write(self, folder)
 
 
 def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitcl.cli import dump_files, overview
 from jitcl.cli.feeds import Scaling, random_feed, read_feeds
 from jitcl.cli.lowered import LoweredModel, lower_part
 from jitcl.cli.options import full_shapes
@@ -38,7 +37,7 @@ class DumpedProgram:
 
     def as_dict(self) -> dict[str, Any]:
         return {"program": [vars(row) for row in self.report.program],
-                "parts": [overview.as_dict(p) for p in self.parts]}
+                "parts": [p.as_dict() for p in self.parts]}
 
     def show(self, out: Console) -> None:
         """Print the program's rows, then the overview of each part."""
@@ -48,12 +47,12 @@ class DumpedProgram:
             out.print(text)
         for k, part in enumerate(self.parts, 1):
             out.print(f"\npart {k}")
-            overview.show(part, out)
+            part.show(out)
 
     def write(self, folder: Path) -> list[Path]:
         """The files of each part in a folder of its own, and the program's rows."""
         written = [p for k, part in enumerate(self.parts, 1)
-                   for p in dump_files.write(part, folder / f"part-{k}")]
+                   for p in part.write(folder / f"part-{k}")]
         path = folder / "program.txt"
         path.write_text("\n".join([*self._rows(), ""]), encoding="utf-8")
         return [*written, path]
