@@ -65,6 +65,13 @@ def _outside(s: KernelBuilder, at: Expr, size: int) -> Expr:
     return s.or_(at < -1.0, at > float(size))
 
 
+def _first_sample(s: KernelBuilder, b: _Bin, low: Expr | float) -> Expr:
+    """The number of a bin's first sample from `low` on, as a float."""
+    first = s.ceil((low - b.first) / b.apart) - 1.0          # one early, should it be rounded up
+    known = s.select(s.isnan(first), s.const(0, b.first.dtype), first)
+    return s.max(s.min(known, float(FAR)), 0.0)
+
+
 def _align_type(x: TensorType, boxes: TensorType, images: TensorType, size: tuple[int, int],
                 **_: Any) -> TensorType:
     if x.rank != 4 or boxes.rank != 2 or boxes.shape[1] != 4 or images.shape != boxes.shape[:1]:
@@ -173,8 +180,7 @@ def roi_weights(s: KernelBuilder, ix: Index, boxes: Loader, bins: int, extent: i
     assert isinstance(b.count, Expr)
     centre = s.cast(pixel, b.first.dtype)
     low = s.select(s.eq(pixel, 0), s.const(-1, centre.dtype), centre - 1.0)
-    first = s.ceil((low - b.first) / b.apart) - 1.0          # one early, should it be rounded up
-    first = s.max(s.min(s.select(s.isnan(first), s.const(0, centre.dtype), first), float(FAR)), 0.0)
+    first = _first_sample(s, b, low)
 
     def term(k: Expr) -> Expr:
         number = first + s.cast(k, centre.dtype)
@@ -237,11 +243,7 @@ def roi_align_greatest(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, im
     bins = [_bin(s, boxes(r, 1 - d), boxes(r, 3 - d), at[d], size[d], 0, scale, half_pixel)
             for d in (0, 1)]
     zero = s.const(0, bins[0].first.dtype)
-    firsts = []
-    for b in bins:
-        first = s.ceil((-1.0 - b.first) / b.apart) - 1.0
-        first = s.max(s.min(s.select(s.isnan(first), zero, first), float(FAR)), 0.0)
-        firsts.append(first)
+    firsts = [_first_sample(s, b, -1.0) for b in bins]
 
     def term(*ks: Expr) -> Expr:
         numbers = [f + s.cast(k, f.dtype) for f, k in zip(firsts, ks)]
