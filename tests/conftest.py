@@ -1,6 +1,8 @@
-"""Options of the test run."""
+"""Options of the test run, and which of two like cases the quick run takes."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,31 @@ settings.register_profile("jitcl", deadline=None)
 settings.load_profile("jitcl")
 
 
+# how tests name OpenCL drivers: by device, by what one poses as, by platform
+DRIVER = re.compile(r"(.*:)?(pocl|intel|Portable|Intel\(R\))")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true",
                      help="write tests/golden/ anew instead of comparing with it")
+
+
+@pytest.hookimpl(tryfirst=True)                 # before pytest's own, which leaves out slow ones
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of tests marked `in_turn` the quick run takes each case on one OpenCL driver, another one from
+    case to case: what is generated for it is much the same. The other drivers' are slow.
+    """
+    cases: dict[tuple[str, str], dict[str, pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("in_turn") is None:
+            continue
+        test, _, given = item.nodeid.removesuffix("]").partition("[")
+        parts = given.split("-")
+        driver = next((part for part in parts if DRIVER.fullmatch(part)), None)
+        if driver is not None:
+            rest = "-".join(part for part in parts if part != driver)
+            cases.setdefault((test, rest), {})[driver] = item
+    for turn, found in enumerate(cases.values()):
+        drivers = sorted(found)
+        for driver in drivers[:turn % len(drivers)] + drivers[turn % len(drivers) + 1:]:
+            found[driver].add_marker(pytest.mark.slow)

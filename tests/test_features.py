@@ -69,7 +69,9 @@ DEFINED = re.compile(r"\b(?:void|bool|u?(?:char|short|int|long)\d*|float\d*|doub
 
 
 @pytest.mark.parametrize(("target", "precision"), [
-    (name, precision) for name, target in TARGETS.items() for precision in ("high", "low")
+    pytest.param(name, precision, marks=[] if (name, precision) in (
+        ("mali", "high"), ("cpu-fp16", "low")) else pytest.mark.slow)
+    for name, target in TARGETS.items() for precision in ("high", "low")
     if precision == "high" or target.fp16_arithmetic])
 def test_the_op_table_uses_what_its_target_has(target: str, precision: str) -> None:
     kernels = op_kernels(target, precision)

@@ -20,8 +20,11 @@ needs_models = pytest.mark.skipif(not MODELS.is_dir(),
 QUICK = ("mnist8", "squeezenet1.0_fp16", "oww_embedding")
 MORE = ("ultraface_rfb320", "yolox_nano", "selfie_segmentation", "super_resolution_espcn",
         "fns_candy_stdops", "hyperlpr_y5fu_320", "oww_melspectrogram", "minilm_l6_v2")
-PRECISIONS = [(name, precision) for name, target in TARGETS.items()
-              for precision in ("high", "low") if precision == "high" or target.fp16_arithmetic]
+TYPICAL = (("gpu", "high"), ("mali", "high"), ("cpu-fp16", "low"))      # the others are slow
+PRECISIONS = [
+    pytest.param(name, precision, marks=[] if (name, precision) in TYPICAL else pytest.mark.slow)
+    for name, target in TARGETS.items() for precision in ("high", "low")
+    if precision == "high" or target.fp16_arithmetic]
 
 # -- clang -------------------------------------------------------------------------------------
 
@@ -127,6 +130,7 @@ def test_oclgrind_finds_what_is_planted() -> None:
 OPS_ON_CPU = op_graphs(guarded.DEVICE.target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPS_ON_CPU)
 def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
     guarded.check(*OPS_ON_CPU[name])

@@ -22,7 +22,7 @@ from tests.generated import clang
 from tests.generated.kernels import TARGETS
 from tests.test_templates_opencl import CONVS, DEVICES, GEMMS, POSES, conv_case
 
-pytestmark = pytest.mark.skipif(not DEVICES, reason="no OpenCL device")
+pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]
 PIXELS = 65536
 
 # case -> whether tiles of a device of few cores are of whole pixels, as GPU ("mali") and as CPU

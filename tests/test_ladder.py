@@ -184,9 +184,12 @@ def test_nothing_is_left_of_rejected_attempts():
         assert {k.entry for k in plan.kernels} == {s.kernel for s in plan.steps}
 
 
+TYPICAL = [t if t in ("mali", "cpu-fp16") else pytest.param(t, marks=pytest.mark.slow)
+           for t in TARGETS]
+
 # -- what is written ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
 def test_what_the_sources_of_a_rung_lack(rung, target, monkeypatch):
     driver = forced(rung, monkeypatch)
@@ -310,7 +313,7 @@ def test_what_would_fill_memory_stays_computed():
 # -- clang -------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
 def test_sources_of_every_rung_pass_clang(rung, target, monkeypatch):
     driver = forced(rung, monkeypatch)

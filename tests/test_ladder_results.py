@@ -39,6 +39,7 @@ from tests.rungs import (
 # -- results -----------------------------------------------------------------------------------
 
 PLACES = [s for s in devices.present() if s.startswith("opencl")]
+pytestmark = pytest.mark.in_turn
 QUICK = ("conv-strided-f16", "gemm", "depthwise-f16", "max-pool-f16", "softmax-f16", "layer-norm",
          "elementwise-f16", "int8", "int4")
 

@@ -31,7 +31,7 @@ NAMES = ("squeezenet1.0_fp32", "squeezenet1.0_fp16", "mnist8", "ultraface_rfb320
          "selfie_segmentation", "super_resolution_espcn", "fns_candy_stdops", "hyperlpr_y5fu_320",
          "oww_melspectrogram", "oww_embedding", "minilm_l6_v2", "stories260K_kv",
          "stories260K_kv_int4", "ultraface_qop_u8", "dtln_1", "gtcrn_stream_simple", "silero_vad")
-QUICK = ("mnist8", "squeezenet1.0_fp16", "oww_embedding", "stories260K_kv_int4")
+QUICK = ("mnist8", "squeezenet1.0_fp16", "oww_embedding")
 # the goldens' engine rounds activations to 8 bits as well, and quantised sums in its own order
 TOLERANCES = {"stories260K_kv_int4": 5e-2, "ultraface_qop_u8": 2e-2}
 DEVICES = [s for s in present() if s != "reference"]
@@ -123,20 +123,21 @@ def test_dumped_text_is_the_same_graph(name: str, target: str, tmp_path: Path) -
 
 FIRST_RESULT = """
 import json, sys, time
-start = time.perf_counter()
 import numpy as np
 import jitcl
 z = np.load(sys.argv[2])
 feeds = {k.split(":", 1)[1]: z[k] for k in z.files if k.startswith("in")}
 model = jitcl.compile(sys.argv[1], device=sys.argv[3])
 model.run(feeds)
-print(json.dumps({"seconds": time.perf_counter() - start, **model.cache.stats.as_dict(),
+print(json.dumps({"seconds": time.process_time(), **model.cache.stats.as_dict(),
                   "heavy": [m for m in ("numba", "onnx") if m in sys.modules]}))
 """
 
 
 def first_result(name: str, device: str, cache: Path) -> dict[str, object]:
-    """Seconds to the first result in a fresh process, with imports; and the cache's counters."""
+    """CPU seconds until the first result of a fresh process, whatever else the machine does; and
+    the cache's counters.
+    """
     golden = sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0]
     command = [sys.executable, "-c", FIRST_RESULT, MODELS / f"{name}.onnx", golden, device]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300,

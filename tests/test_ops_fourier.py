@@ -14,6 +14,7 @@ from tests.one_node import by_jitcl, by_reference, one_node
 
 Array = np.ndarray[Any, Any]
 DEVICES = tuple(d for d in devices.present() if d != "reference")
+pytestmark = pytest.mark.in_turn
 
 
 def signal(*shape: int, dtype: Any = np.float32) -> Array:

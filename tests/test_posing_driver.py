@@ -11,7 +11,8 @@ import pytest
 from tests.drivers import posing
 from tests.drivers.posing import PLAIN, POSES, Outcome, run_python
 
-pytestmark = pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds")
+pytestmark = [pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds"),
+              pytest.mark.in_turn]
 PAIR = ("mali-g78:intel", "mali-g78:pocl")
 
 # One kernel doubles ten numbers; what happened is printed as JSON.

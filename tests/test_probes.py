@@ -242,6 +242,7 @@ POSED = [p for p in ("mali-g78:intel", "mali-g78:pocl")
 
 
 @needs_pose
+@pytest.mark.in_turn
 @pytest.mark.parametrize("pose", POSED)
 def test_crashes_are_answers_and_the_others_go_on(pose, tmp_path):
     """One probe of a group aborts, one segfaults, one does not build, one never runs."""
@@ -303,6 +304,7 @@ def test_a_miscompiled_builtin_is_found(tmp_path):
 
 
 @needs_pose
+@pytest.mark.in_turn
 @pytest.mark.parametrize("pose", POSED)
 def test_what_the_driver_lists_is_not_believed(pose, tmp_path):
     """Half arithmetic on Intel's runtime that does not list it, and on PoCL that does."""

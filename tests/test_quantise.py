@@ -28,6 +28,7 @@ from tests.generated.kernels import GPU
 
 G = GraphBuilder()
 DEVICES = [s for s in devices.present() if s != "reference"]
+pytestmark = pytest.mark.in_turn
 Array = np.ndarray[Any, Any]
 
 

@@ -17,6 +17,7 @@ from tests.test_quantise import DEVICES, model
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
+pytestmark = pytest.mark.in_turn
 DTYPES = (np.uint8, np.int8)
 
 

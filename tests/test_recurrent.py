@@ -34,6 +34,7 @@ from tests.test_trials import check_all, generated, opened
 
 G = GraphBuilder()
 DEVICES = devices.present()
+pytestmark = pytest.mark.in_turn
 SCANS = ("rnn_states", "gru_states", "lstm_states", "linear_attention_states")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 

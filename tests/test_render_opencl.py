@@ -78,8 +78,9 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS if n in OPS])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "name"), [
+    pytest.param(form, name, marks=[] if (j + k) % len(FORMS) == 0 else pytest.mark.slow)
+    for j, form in enumerate(FORMS) for k, name in enumerate(n for n in KINDS if n in OPS)])
 def test_forms(form: str, name: str) -> None:
     op = OPS[name]
     rows = [

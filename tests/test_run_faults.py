@@ -35,6 +35,7 @@ from tests.test_opencl_device import expected, plan_of
 from tests.test_templates_opencl import POSES
 
 DEVICES = list_devices()
+pytestmark = pytest.mark.in_turn
 OBJECTS = Memory()                  # kernels of the host: built once
 X = np.linspace(-1, 1, 1000, dtype=np.float32)
 RESOURCES, GROUP, ARGUMENTS = -5, -54, -52

@@ -20,7 +20,7 @@ TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
 b = GraphBuilder()
 rng = np.random.default_rng(3)
 
-pytestmark = pytest.mark.skipif(not DEVICES, reason="no OpenCL device")
+pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]
 
 
 # The same devices, posing as GPUs: without local memory worth using (as Mali), and with

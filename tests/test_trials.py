@@ -97,7 +97,7 @@ PLANTED["layer-norm"] = layer_norm
 CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling")
 
 
-@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("precision", ["high", pytest.param("low", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", op_graphs(opened("reference").target))
 def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
     place = opened("reference")
@@ -118,6 +118,7 @@ def test_devices_pass_the_op_table(spec: str, precision: str) -> None:
         check_all(generated(found, place.target, precision), place)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name", PLANTED)
 def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
