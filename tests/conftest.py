@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)                 # before pytest's own, which leaves out slow ones
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of tests marked `in_turn` the quick run takes each case on one OpenCL driver, another one from
-    case to case: what is generated for it is much the same. The other drivers' are slow.
+    """Of tests marked `in_turn` the quick run takes each case on one OpenCL driver, another from
+    case to case: what is generated for it is much the same. Those of other drivers are slow.
     """
     cases: dict[tuple[str, str], dict[str, pytest.Item]] = {}
     for item in items:
