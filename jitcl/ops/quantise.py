@@ -42,7 +42,6 @@ from jitcl.ops.window import Ints, conv_ref, conv_type, convolved
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-UNPACK = ("unpack_int4", "unpack_uint4")
 QUANTISED = ("u8", "i8", "u16", "i16", *dtypes.LOW_INTS, *dtypes.MINIFLOATS)
 
 
