@@ -95,8 +95,8 @@ def test_kernels_access_what_is_theirs(target: str) -> None:
 
 
 @needs_oclgrind
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [
+    pytest.param(k, marks=pytest.mark.long if k % 3 else pytest.mark.slow) for k in range(PARTS)])
 def test_kernels_of_ops_access_what_is_theirs(part: int) -> None:
     names = sorted(filter(simulated.simulated, op_graphs(TARGETS["gpu"], simulated.SMALL)))
     check_simulated("ops", "gpu", names[part::PARTS])

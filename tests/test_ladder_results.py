@@ -103,9 +103,10 @@ def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
                                atol=bound)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", PLACES)
-@pytest.mark.parametrize("rung", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
+@pytest.mark.parametrize(("rung", "spec"), [
+    pytest.param(BY_NAME[rung], spec, id=f"{rung}-{spec}",
+                 marks=pytest.mark.long if (j + k) % 2 else pytest.mark.slow)
+    for j, rung in enumerate(("f32-simple", "split")) for k, spec in enumerate(PLACES)])
 def test_the_op_table_on_the_lowest_rungs(rung, spec, monkeypatch):
     place = devices.device(spec)
     assert place is not None
@@ -164,10 +165,10 @@ ON_MODELS = [("squeezenet1.0_fp16", r) for r in RUNGS] + [
 
 
 @needs_models
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "rung"), ON_MODELS,
-                         ids=lambda v: v if isinstance(v, str) else v.name or "first")
-@pytest.mark.parametrize("spec", PLACES)
+@pytest.mark.parametrize(("name", "rung", "spec"), [
+    pytest.param(name, rung, spec, id=f"{name}-{rung.name or 'first'}-{spec}",
+                 marks=pytest.mark.long if (j + k) % 2 else pytest.mark.slow)
+    for j, (name, rung) in enumerate(ON_MODELS) for k, spec in enumerate(PLACES)])
 def test_models_on_every_rung(spec, name, rung, monkeypatch):
     check_model(name, spec, rung, monkeypatch)
 

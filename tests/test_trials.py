@@ -97,7 +97,7 @@ PLANTED["layer-norm"] = layer_norm
 CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling")
 
 
-@pytest.mark.parametrize("precision", ["high", pytest.param("low", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["high", pytest.param("low", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", op_graphs(opened("reference").target))
 def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
     place = opened("reference")
@@ -108,10 +108,11 @@ def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
         assert np.mean([t.undetermined for t in tried]) < 0.2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("precision", ["high", "normal", "low"])
-@pytest.mark.parametrize("spec", [s for s in DEVICES if s != "reference"])
+@pytest.mark.parametrize(("spec", "precision"), [
+    pytest.param(spec, precision, marks=pytest.mark.long if (j + k) % 3 else pytest.mark.slow)
+    for j, spec in enumerate(s for s in DEVICES if s != "reference")
+    for k, precision in enumerate(["high", "low", "normal"])])
 def test_devices_pass_the_op_table(spec: str, precision: str) -> None:
     place = opened(spec)
     for found, _ in op_graphs(place.target).values():
@@ -130,9 +131,10 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "spec", "precision"), [
     pytest.param(*case, marks=[] if case[0] in (NAMES[:QUICK] if case[1] == "opencl:pocl"
-                                                else NAMES[:1]) else pytest.mark.slow)
-    for case in itertools.product(NAMES, [s for s in DEVICES if s != "reference"],
-                                  ["high", "normal", "low"])])
+                                                else NAMES[:1])
+                 else pytest.mark.long if k % 2 else pytest.mark.slow)
+    for k, case in enumerate(itertools.product(NAMES, [s for s in DEVICES if s != "reference"],
+                                               ["high", "normal", "low"]))])
 def test_devices_pass_models(name: str, spec: str, precision: str) -> None:
     place = opened(spec)
     tried = check_all(model(name, place.target, precision), place)
@@ -260,8 +262,9 @@ def quick(name: str, spec: str, form: str) -> bool:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "spec", "form"), [
-    pytest.param(*case, marks=[] if quick(*case) else pytest.mark.slow)
-    for case in itertools.product(PLANTED, DRIVERS, FORMS)])
+    pytest.param(*case, marks=[] if quick(*case) else
+                 pytest.mark.long if k % 3 else pytest.mark.slow)
+    for k, case in enumerate(itertools.product(PLANTED, DRIVERS, FORMS))])
 def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     place = opened(spec)
     precision = "low" if name.endswith("f16") else "high"
