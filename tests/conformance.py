@@ -11,7 +11,7 @@ from types import ModuleType
 FLOOR = 1860                # node tests that pass on each device, of the 1,884 of onnx 1.23.2
 
 _DICE = ("Bernoulli is random, and the expectation is one draw of NumPy's generator, which no seed "
-         "of the model determines")
+         "of the model determines; ours are draws, too (test_onnx_conformance.py shows both)")
 _DFT = ("the expectation was computed in float32: it is off from NumPy's transform in float64 by "
         "up to 1.5e-6 where the test allows 1e-7 (test_onnx_conformance.py shows it)")
 # test -> (devices, or () for all; why its failure is not jitcl's)

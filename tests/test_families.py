@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -262,6 +263,24 @@ def test_a_family_that_does_not_load_again_makes_room_for_another(
     check(model.run(feeds("softmax", 13)), reference("softmax").run(feeds("softmax", 13)))
     (family,) = model._families.kept.values()
     assert family is not lost and model.report().sizes == (("n", 13, 256),)
+
+
+def test_what_is_outgrown_is_gone_before_more_is_allocated(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
+    for n in (10, 11, 12):
+        model.run(feeds("softmax", n))
+    (family,) = model._families.kept.values()
+    assert family.loaded is not None
+    before, load = weakref.ref(family.loaded.executable), type(model._ladder).load_sized
+    left = []
+
+    def larger(*args: Any) -> Any:
+        left.append(before())
+        return load(*args)
+    monkeypatch.setattr(type(model._ladder), "load_sized", larger)
+    model.run(feeds("softmax", 300))
+    assert left == [None]
 
 
 def test_heavy_work_keeps_kernels_for_its_shape(

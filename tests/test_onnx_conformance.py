@@ -6,8 +6,10 @@ import collections
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+import jitcl
 from tests import conformance, devices
 
 NODE_DEVICES = ("cpu", "opencl:pocl", "opencl:intel")
@@ -22,13 +24,13 @@ def outcomes(kind: str, names: list[str], device: str, limit_s: float = 120) -> 
 
 
 def assert_as_expected(results: dict[str, Any], device: str) -> None:
-    """Only excused tests fail, none of them by a crash; and none that is excused passes."""
+    """Only excused tests fail, by another result and no error; and none that is excused passes."""
     passed = conformance.runner().PASSED
     failed = {n: f"{r['outcome']}: {r['detail'][:300]}" for n, r in results.items()
               if r["outcome"] not in passed}
     excused = conformance.excused(device)
     assert {n: d for n, d in failed.items()
-            if n not in excused or d.startswith(("crash", "timeout"))} == {}
+            if n not in excused or not d.startswith("wrong: ")} == {}
     unexpected = [n for n in excused if n in results and n not in failed]
     assert [n for n in unexpected if n not in conformance.RANDOM] == []
 
@@ -55,10 +57,44 @@ def test_expectation_of_inverse_dft_is_off(name: str) -> None:
     assert (error > case.atol + case.rtol * np.abs(want)).sum() >= 10
 
 
+@pytest.mark.parametrize("name", sorted(conformance.RANDOM))
+def test_expectation_of_bernoulli_is_a_draw_of_another_generator(name: str) -> None:
+    """The first proof for the excuse: it is what NumPy's generator gives behind the drawing of the
+    input, a state that no model names; a fresh generator, of the same seed, gives others.
+    """
+    case = conformance.runner().cases("node")[name]
+    (((x,), (want,)),) = case.data_sets
+    generator = np.random.RandomState(0)
+    np.testing.assert_array_equal(generator.uniform(0, 1, 10).astype(x.dtype), x)
+    np.testing.assert_array_equal(generator.binomial(1, p=x), want)
+    assert (np.random.RandomState(0).binomial(1, p=x) != want).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", NODE_DEVICES)
+@pytest.mark.parametrize("name", sorted(conformance.RANDOM))
+def test_bernoulli_is_right_where_its_expectation_says_nothing(name: str, device: str) -> None:
+    """The second: over many copies of the test's input the mean is the probability, of the expanded
+    forms (random > x) the other event's.
+    """
+    if device not in devices.present():
+        pytest.skip(f"no device {device}")
+    case, copies = conformance.runner().cases("node")[name], 20_000
+    (((x,), (want,)),) = case.data_sets
+    model = onnx.ModelProto.FromString(case.model.SerializeToString())
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = x.size * copies
+    (y,) = jitcl.compile(model, device=device).run({"x": np.tile(x, copies)}).values()
+    assert y.dtype == want.dtype and set(np.unique(y)) == {0, 1}
+    p = (1 - x if name.endswith("expanded") else x).astype(np.float64)
+    mean = y.reshape(copies, x.size).mean(0)
+    assert (np.abs(mean - p) < 5 * np.sqrt(p * (1 - p) / copies)).all()
+
+
 def test_a_sample_of_node_tests() -> None:
-    results = outcomes("node", node_tests()[7::90], "cpu")
+    results = outcomes("node", node_tests()[7::150], "cpu")
     assert_as_expected(results, "cpu")
-    assert collections.Counter(r["outcome"] for r in results.values())["kernel"] > 15
+    assert collections.Counter(r["outcome"] for r in results.values())["kernel"] > 8
 
 
 @pytest.mark.slow

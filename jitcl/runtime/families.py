@@ -336,7 +336,7 @@ class Families:
         """
         ladder, loaded = self.ladder, family.loaded
         if family.outgrown(values):
-            family.loaded = None                        # room for the larger one
+            family.loaded = loaded = None               # room for the larger one
             family.capacity = family.roomy(values)
             loaded = ladder.load_sized(family.plan.at(family.capacity), patience, tried)
         elif loaded is not None and loaded.stale:

@@ -1,8 +1,7 @@
 """`jitcl.compile(...)` and the `Model` that it returns.
 
 A model is specialised for the shapes that it is fed: the first run with new shapes compiles (or
-reads the plan from
-the cache), later runs with the same shapes compile nothing.
+reads the plan from the cache), later runs with the same shapes compile nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from jitcl.frontends.values import ValueType
 from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
-from jitcl.runtime.families import Families
+from jitcl.runtime.families import Families, Member
 from jitcl.runtime.inputs import check_feeds, check_shape
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
@@ -65,7 +64,7 @@ def compile(
     "reference".
     precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
     where possible.
-    memory: "low", "normal" or "high"; tuning: "none", "fast", "wide" or "heavy".
+    memory: "low", "normal" or "high". tuning: "none"; there is no search yet, other values raise.
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.
     strict: raise rather than run any op on the host.
@@ -331,6 +330,8 @@ class Model:
                     break
                 try:
                     shapes = {n: a.shape for n, a in arrays.items()}
+                    if isinstance(self._last, Member):
+                        self._last = None       # its buffers make room, if this outgrows them
                     found = self._member(arrays, values, patience) if fed else None
                     if found is not None:
                         break
