@@ -171,6 +171,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_forked_children_run_models() -> None:
     done = subprocess.run([sys.executable, "-c", FORK, str(EXAMPLES / "superres-x3.onnx")],
                           env={**os.environ, "JITCL_THREADS": "2"}, capture_output=True, text=True,

@@ -67,6 +67,7 @@ def chaos(seed: int, models: tuple[str, ...], folder: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_little_chaos(seed, tmp_path):
     chaos(seed, OWN, tmp_path)
 

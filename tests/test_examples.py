@@ -25,6 +25,7 @@ def run(folder: Path, name: str, *args: str) -> str:
 
 
 @POCL
+@pytest.mark.slow
 def test_upscale_on_both_devices(tmp_path):
     text = run(tmp_path, "upscale.py", "--runs", "1")
     figures = re.findall(r"(\S+) +PSNR ([\d.]+) dB", text)

@@ -92,6 +92,7 @@ def aborts(files: dict[str, Any]) -> int:
     return posing.read_stats(files["folder"] / "cache" / "stats").faults["abort"]
 
 
+@pytest.mark.slow
 def test_a_transformer_finishes_on_a_compiler_that_aborts_and_is_remembered(files):
     if not any("intel" in p.lower() for p in _platforms()):
         pytest.skip("Intel's runtime, which has fp16, is not installed")

@@ -7,6 +7,7 @@ import collections
 import warnings
 
 import numpy as np
+import pytest
 
 from tests import conformance
 
@@ -15,6 +16,7 @@ from tests import conformance
 OTHER_ROUNDING = {"test_attention_4d_causal_fp16_expanded"}
 
 
+@pytest.mark.slow
 def test_node_tests() -> None:
     """None wrong, none a foreign error, and as many right as ever."""
     runner = conformance.runner()

@@ -89,7 +89,7 @@ PARTS = 6                               # of the op table, for two processes
 
 
 @needs_oclgrind
-@pytest.mark.parametrize("target", ["gpu", "cpu"])
+@pytest.mark.parametrize("target", [pytest.param("gpu", marks=pytest.mark.slow), "cpu"])
 def test_kernels_access_what_is_theirs(target: str) -> None:
     check_simulated("graphs", target)
 

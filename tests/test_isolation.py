@@ -451,6 +451,7 @@ def deadly(cache: Path) -> str:
 
 @pytest.mark.skipif(POCL is None or not POCL.handle.driver_version.startswith("3.0"),
                     reason="PoCL 3.0 is not installed")
+@pytest.mark.slow
 def test_sixteen_lanes_end_pocl_3_and_nobody_else(tmp_path):
     """It aborts, segfaults or hangs over them on this CPU name, as on AMD's Zen 4."""
     text = deadly(tmp_path)
@@ -502,6 +503,7 @@ HAPPENS = {                  # rule -> stage, kind and part of the signature of 
     "late": ("launch", "resources", "OUT_OF_RESOURCES"),
     "drop": ("check", "wrong", "not twice x"),
 }
+QUICK = ("", "abort", "segv at=launch", "hang:30", "oor", "drop")
 
 
 @pytest.fixture(scope="module")
@@ -511,7 +513,8 @@ def posed_cache(tmp_path_factory):
 
 
 @pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it can be built")
-@pytest.mark.parametrize("rule", ["", *HAPPENS])
+@pytest.mark.parametrize("rule", [
+    pytest.param(rule, marks=() if rule in QUICK else pytest.mark.slow) for rule in ("", *HAPPENS)])
 def test_a_driver_that_fails_is_told_apart_by_how(posed_cache, rule):
     name = "kernel_" + "".join(c if c.isalnum() else "_" for c in rule)
     done = posing.run_python(

@@ -40,6 +40,7 @@ from tests.rungs import (
 
 PLACES = [s for s in devices.present() if s.startswith("opencl")]
 pytestmark = pytest.mark.in_turn
+LOWEST = ("no-vectors", "f32-simple", "split", "cpu")
 QUICK = ("conv-strided-f16", "gemm", "depthwise-f16", "max-pool-f16", "softmax-f16", "layer-norm",
          "elementwise-f16", "int8", "int4")
 
@@ -75,7 +76,9 @@ def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
 
 
 @pytest.mark.parametrize("spec", PLACES)
-@pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
+@pytest.mark.parametrize("rung", [
+    pytest.param(r, marks=() if r.name in LOWEST else pytest.mark.slow) for r in OPENCL],
+    ids=lambda r: r.name or "first")
 def test_every_rung_computes_the_same(rung, spec, monkeypatch):
     place = devices.device(spec)
     assert place is not None
@@ -159,7 +162,6 @@ def test_a_model_on_the_lowest_rungs(rung, spec, monkeypatch):
     check_model("mnist8", spec, rung, monkeypatch)
 
 
-LOWEST = ("no-vectors", "f32-simple", "split", "cpu")
 ON_MODELS = [("squeezenet1.0_fp16", r) for r in RUNGS] + [
     (name, BY_NAME[r]) for name in ("minilm_l6_v2", "ultraface_rfb320") for r in LOWEST]
 

@@ -91,6 +91,7 @@ def test_bernoulli_is_right_where_its_expectation_says_nothing(name: str, device
     assert (np.abs(mean - p) < 5 * np.sqrt(p * (1 - p) / copies)).all()
 
 
+@pytest.mark.slow
 def test_a_sample_of_node_tests() -> None:
     results = outcomes("node", node_tests()[7::150], "cpu")
     assert_as_expected(results, "cpu")

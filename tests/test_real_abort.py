@@ -180,6 +180,7 @@ def stepped_down_and_told(seen: dict[str, Any]) -> None:
 # ---- forced upon 16 lanes
 
 
+@pytest.mark.slow
 def test_it_finishes_with_right_results_and_says_what_happened(small, forced):
     seen, outputs = forced
     check(outputs, [softmax_of_silu_of_conv(**small.feeds)])
@@ -226,6 +227,7 @@ def calls_fma(seen: dict[str, Any]) -> bool:
     return any(re.search(r"\bfma\(", body) for body in seen["sources"])
 
 
+@pytest.mark.slow
 def test_the_form_of_multiply_add_is_the_one_that_is_fast_there(unforced, small, tmp_path):
     """fma() is a library call where the compiler's CPU and the library's differ."""
     seen, _ = unforced

@@ -112,7 +112,9 @@ def cases(names, few=()):
     found = [(n, spec, "cpu") for n in names for spec in DEVICES]
     found += [(n, DEVICES[-1], "mali") for n in names] if DEVICES else []
     found += [(n, DEVICES[-1], "gpu") for n in few] if DEVICES else []
-    return [pytest.param(*c, id="-".join(c)) for c in found]
+    return [pytest.param(*c, id="-".join(c),
+                         marks=pytest.mark.slow if c[2] != "cpu" and k % 2 else ())
+            for k, c in enumerate(found)]
 
 
 @pytest.mark.parametrize("name, spec, pose", cases(CONVS, (
