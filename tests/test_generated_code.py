@@ -130,8 +130,9 @@ def test_oclgrind_finds_what_is_planted() -> None:
 OPS_ON_CPU = op_graphs(guarded.DEVICE.target)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPS_ON_CPU)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long if k % 2 else pytest.mark.slow)
+    for k, name in enumerate(OPS_ON_CPU)])
 def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
     guarded.check(*OPS_ON_CPU[name])
 
