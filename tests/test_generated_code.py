@@ -103,8 +103,9 @@ def test_kernels_of_ops_access_what_is_theirs(part: int) -> None:
 
 
 @needs_oclgrind
-@pytest.mark.slow
-@pytest.mark.parametrize("target", [t for t in TARGETS if t not in ("gpu", "cpu")])
+@pytest.mark.parametrize("target", [
+    pytest.param(t, marks=pytest.mark.slow if t in ("mali", "cpu-fp16") else pytest.mark.long)
+    for t in TARGETS if t not in ("gpu", "cpu")])
 def test_kernels_of_more_devices_access_what_is_theirs(target: str) -> None:
     check_simulated("graphs", target)
 
@@ -151,8 +152,9 @@ def test_cpu_kernels_of_a_model_stay_inside(name: str) -> None:
 
 
 @needs_models
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long if k % 2 else pytest.mark.slow)
+    for k, name in enumerate(MORE)])
 def test_cpu_kernels_of_more_models_stay_inside(name: str) -> None:
     guarded.check_plan(*model_plan(name, guarded.DEVICE.target))
 

@@ -251,8 +251,9 @@ def golden(name: str, case: int = 0) -> tuple[dict[str, np.ndarray], list[np.nda
                 [z[k] for k in z.files if k.startswith("out")])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["superres-x3", "squeezenet1.0_fp32"])
+@pytest.mark.parametrize("name", [
+    pytest.param("superres-x3", marks=pytest.mark.slow),
+    pytest.param("squeezenet1.0_fp32", marks=pytest.mark.long)])       # the fault matrix has others
 def test_a_real_model(name, tmp_path):
     if name == "superres-x3":
         path = SUPERRES

@@ -43,10 +43,10 @@ def test_repeatable(device: str) -> None:
     check_repeatable("mnist8", device, 100)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "device"), [
+    pytest.param(name, device, marks=pytest.mark.long if (j + k) % 3 else pytest.mark.slow)
+    for j, name in enumerate(NAMES) for k, device in enumerate(DEVICES)])
 def test_repeatable_all(name: str, device: str) -> None:
     check_repeatable(name, device, 100)
 
