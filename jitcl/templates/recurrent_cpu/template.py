@@ -61,20 +61,24 @@ class Stage:
     products: tuple[Product, ...]
     stores: tuple[Store, ...]
 
-    def sources(self) -> list[tuple[Source, tuple[int, ...]]]:
-        """Each source with the gates that are multiplied with it."""
+    def sources(self, most: int) -> list[tuple[Source, tuple[int, ...]]]:
+        """Each source with the gates that are multiplied with it, at most so many at once."""
         by_source = sorted(self.products, key=lambda p: p.source)
-        return [(source, tuple(p.gate for p in found))
-                for source, found in itertools.groupby(by_source, lambda p: p.source)]
+        found = []
+        for source, products in itertools.groupby(by_source, lambda p: p.source):
+            gates = tuple(p.gate for p in products)
+            found += [(source, gates[k:k + most]) for k in range(0, len(gates), most)]
+        return found
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """`rows` sequences of the batch share `units` vectors of hidden units of each gate."""
+    """`rows` sequences of the batch share `units` vectors of hidden units of `gates` gates."""
 
     lanes: int
     rows: int
     units: int
+    gates: int
 
 
 def pack_gates(r: np.ndarray, gates: tuple[int, ...], t: Tiling) -> np.ndarray:
@@ -148,7 +152,7 @@ class _Writer:
         packed: list[Packed] = []
         for stage in stages:
             found = []
-            for source, gates in stage.sources():
+            for source, gates in stage.sources(t.gates):
                 found.append((source, gates, f"w{len(packed)}"))
                 packed.append(Packed(self.r, f"recurrent {gates} {t}",
                                      partial(pack_gates, gates=gates, t=t)))
@@ -211,21 +215,24 @@ class _Writer:
         return width
 
     def tiling(self, gates: int, target: Target) -> Tiling:
-        """The tile with the fewest cycles for a step, as `choose_tile` counts them."""
+        """The tile with the fewest cycles for a step, as `choose_tile` counts them. Fewer gates at
+        once leave registers for more rows, or units, that share what is loaded.
+        """
         lanes = self.lanes()
         vectors, free = -(-self.hidden // lanes), target.registers - 3
-        best, least = Tiling(lanes, 1, 1), math.inf
-        for rows in range(1, min(self.batch, 8) + 1):
+        best, least = Tiling(lanes, 1, 1, gates), math.inf
+        for rows, most in itertools.product(range(1, min(self.batch, 8) + 1), range(1, gates + 1)):
             for units in range(1, vectors + 1):
-                wide = units * gates
-                if wide > max(MOST_VECTORS, gates) or (rows + 1) * wide > free:
+                wide = units * most
+                if wide > max(MOST_VECTORS, most) or (rows + 1) * wide > free:
                     break
-                cycles = max(rows * wide / 2, (rows + wide) / 2, LATENCY) + 0.15 * wide + 0.4
+                cycles = max(rows * wide / 2, (rows + wide) / 2, LATENCY)
+                cycles = (cycles + 0.15 * wide + 0.4) * -(-gates // most)
                 chains = self.directions * -(-self.batch // rows)
                 turns = -(-chains // max(1, target.compute_units))
                 total = cycles * -(-vectors // units) * turns
                 if total < least:
-                    best, least = Tiling(lanes, rows, units), total
+                    best, least = Tiling(lanes, rows, units, most), total
         return best
 
     def lines(self, stage: Stage, t: Tiling) -> list[str]:
@@ -234,7 +241,7 @@ class _Writer:
         left = f"{self.hidden} - nb * {t.lanes}" if self.hidden % t.lanes else ""
         names = tuple(p.name for p in stage.products)
         loads, at = [], 0
-        for source, gates in stage.sources():
+        for source, gates in stage.sources(t.gates):
             for gate in gates:
                 name = Product(gate, source).name
                 loads.append(f"{name} = vload(acc, (({at} + u * {len(gates)} + {gates.index(gate)})"
