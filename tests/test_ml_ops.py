@@ -288,3 +288,24 @@ def test_what_is_said_of_malformed_models(op: str, attrs: dict[str, Any], messag
     with pytest.raises(JitclError) as e:
         jitcl.compile(model_of([(op, attrs, 1)]), device="cpu", strict=True).run({"X": X})
     assert message in str(e.value)
+
+
+def test_one_hot_of_strings() -> None:
+    """On the host, in one pass over the elements."""
+    def encode(zeros: int, *words: str) -> np.ndarray[Any, Any]:
+        node = h.make_node("OneHotEncoder", ["x"], ["y"], "hot", domain=ML,
+                                cats_strings=["red", "green"], zeros=zeros)
+        graph = h.make_graph(
+            [node], "g", [h.make_tensor_value_info("x", T.STRING, [None, 1])],
+            [h.make_tensor_value_info("y", T.FLOAT, [None, 1, 2])])
+        model = h.make_model(graph, opset_imports=[h.make_opsetid(ML, 3),
+                                                        h.make_opsetid("", 18)])
+        x = np.array([[w] for w in words], object)
+        found = jitcl.compile(model, device="cpu").run({"x": x})
+        y: np.ndarray[Any, Any] = found["y"]
+        return y
+
+    y = encode(1, "green", "blue", "red")
+    np.testing.assert_array_equal(y, np.array([[[0, 1]], [[0, 0]], [[1, 0]]], np.float32))
+    with pytest.raises(JitclError, match="zeros is 0, and 'blue' is none of the 2 categ"):
+        encode(0, "green", "blue")

@@ -334,7 +334,8 @@ def _formed(form: Form, arrays: Sequence[np.ndarray], env: Env) -> Any:
 def _own(value: Any, fed: Sequence[Any]) -> Any:
     """The value, copied where it may be (part of) something that was fed."""
     if isinstance(value, list):
-        return [_own(v, fed) for v in value]
+        maps = all(type(v) is dict for v in value)          # one for each of many rows
+        return list(value) if maps else [_own(v, fed) for v in value]
     if isinstance(value, np.ndarray):
         return value.copy() if _shared(value, fed) else value
     return value

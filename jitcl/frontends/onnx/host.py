@@ -81,15 +81,17 @@ def _result(value: Any) -> Any:
     if value is None or isinstance(value, dict):
         return value
     if isinstance(value, (list, tuple)):
-        return [_result(v) for v in value]
+        maps = all(type(v) is dict for v in value)          # one for each of many rows
+        return list(value) if maps else [_result(v) for v in value]
     array = np.asarray(value)
     return _text(array) if is_text(array) else array
 
 
 def _text(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Strings as `str` objects, whatever NumPy had them in."""
-    flat = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v)
-            for v in array.reshape(-1)]
+    flat = [v if type(v) is str else
+            v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v)
+            for v in array.reshape(-1).tolist()]
     made = np.empty(len(flat), object)
     made[:] = flat
     return made.reshape(array.shape)
