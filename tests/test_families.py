@@ -17,7 +17,7 @@ import pytest
 import jitcl
 from jitcl.ir.sizes import Size, Space, at
 from jitcl.ir.types import Sym
-from jitcl.runtime.families import Families, expression, symbolic
+from jitcl.runtime.families import Families, Family, expression, symbolic
 from jitcl.runtime.ladder import opening, reopen
 from jitcl.runtime.source import Tensor
 from tests.devices import present
@@ -251,13 +251,19 @@ def test_what_numpy_makes_of_a_pinned_size_is_told(
         model.run(feeds("softmax", 12))
 
 
-def test_a_family_that_does_not_load_again_makes_room_for_another(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its device was lost, say."""
+def grown(tmp_path: Path) -> tuple[jitcl.Model, Family]:
+    """A model whose shapes went on changing, and its family."""
     model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
     for n in (10, 11, 12):
         model.run(feeds("softmax", n))
-    (lost,) = model._families.kept.values()
+    (family,) = model._families.kept.values()
+    return model, family
+
+
+def test_a_family_that_does_not_load_again_makes_room_for_another(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its device was lost, say."""
+    model, lost = grown(tmp_path)
     reopen(model.device, opening(model.device))
     monkeypatch.setattr(type(model._ladder), "reload", lambda *_: None)
     check(model.run(feeds("softmax", 13)), reference("softmax").run(feeds("softmax", 13)))
@@ -267,10 +273,7 @@ def test_a_family_that_does_not_load_again_makes_room_for_another(
 
 def test_what_is_outgrown_is_gone_before_more_is_allocated(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
-    for n in (10, 11, 12):
-        model.run(feeds("softmax", n))
-    (family,) = model._families.kept.values()
+    model, family = grown(tmp_path)
     assert family.loaded is not None
     before, load = weakref.ref(family.loaded.executable), type(model._ladder).load_sized
     left = []
