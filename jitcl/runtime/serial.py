@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import operator
 import struct
 from typing import Any
@@ -82,7 +83,7 @@ def decode(data: bytes | memoryview) -> tuple[Plan, Any]:
     constants = {}
     for buffer, dtype, shape, offset in document["constants"]:
         kind = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         constants[buffer] = (
             np.frombuffer(view, kind, count, start + offset) if count else np.empty(0, kind)
         ).reshape(shape)
@@ -128,7 +129,7 @@ def _rows(records: tuple[Any, ...], where: str) -> dict[str, Any]:
 
 
 def _restored(value: Any, space: Space | None) -> Any:
-    if isinstance(value, list):
+    if type(value) is list:
         return tuple([v if type(v) in _LEAVES else _restored(v, space) for v in value])
     if not isinstance(value, dict):
         return value
