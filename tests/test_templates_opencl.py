@@ -166,6 +166,8 @@ GEMMS = {
     "attention": attention,
     "mask of truth": lambda: (b.where(b.less(b.matmul(x := matrix("a", 9, 16), weights(16, 20)),
                                              0.0), 0.0, y := matrix("r", 9, 20)), [x, y]),
+    "double epilogue": lambda: (b.cast(b.mul(b.cast(
+        b.matmul(x := matrix("a", 9, 16), weights(16, 20)), to="f64"), 1 / 3), to="f32"), [x]),
     "half": lambda: (b.mul(b.matmul(x := matrix("a", 9, 32, dtype="f16"),
                                     weights(32, 20, dtype="f16")), 2.0), [x]),
     "half, both read": lambda: (b.matmul(x := matrix("a", 9, 32, dtype="f16"),
@@ -174,7 +176,8 @@ GEMMS = {
 
 
 @pytest.mark.parametrize("name, spec, pose", cases(GEMMS, (
-    "constant", "one row", "transposed", "batch, merged", "batch of b", "attention", "half")))
+    "constant", "one row", "transposed", "batch, merged", "batch of b", "attention",
+    "double epilogue", "half")))
 def test_matrix_product(name, spec, pose):
     y, inputs = GEMMS[name]()
     template = "gemm_tiled_opencl" if pose == "gpu" else "gemm_opencl"

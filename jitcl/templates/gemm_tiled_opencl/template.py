@@ -18,7 +18,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
-from jitcl.templates.gemm_opencl.product import counter, fits_int, real
+from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
 from jitcl.templates.gemm_opencl.template import decoded
 
 GROUPS = 2                     # work-groups a core that keep it busy
@@ -198,6 +198,8 @@ class _Writer:
         p, t, hooks = self.p, self.tiling, self.hooks
         places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
         epilogue = hooks.epilogue_lines(p.c(*places), 1)
+        if epilogue is None:
+            return apart(hooks, lambda alone: _Writer(p, alone).emit())
         a_node, b_node = p.nodes
         left = hooks.load_lines(a_node, p.shapes[0], *p.a(*self.at("m", p.m, t.bm)),
                                 self.inside("m", p.m, t.bm))
