@@ -11,11 +11,16 @@ import jitcl
 from tests.sklearn_models import MODELS, exported
 
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime says what is right")
-pytest.importorskip("skl2onnx", reason="skl2onnx exports scikit-learn's models")
 
 QUICK = ("DecisionTreeClassifier", "string labels", "SVC", "imputed", "columns")
 HOST = {"ZipMap", "Gather", "Identity", "OneHotEncoder"}      # of strings and maps
 TREES = {"TreeEnsembleClassifier", "TreeEnsembleRegressor"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exporter() -> Any:
+    """It takes seconds to import: not while tests are collected."""
+    return pytest.importorskip("skl2onnx", reason="skl2onnx exports scikit-learn's models")
 
 
 def assert_same(got: Any, want: Any) -> None:

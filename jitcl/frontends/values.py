@@ -73,6 +73,16 @@ def is_text(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind in "OUST"
 
 
+def texts(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The array with its strings as `str` objects, itself where it holds nothing else; None where
+    elements must be looked at one by one.
+    """
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    plainly = array.dtype.kind == "O" and set(map(type, array.reshape(-1).tolist())) <= {str}
+    return array if plainly else None
+
+
 def plain(found: Signature) -> bool:
     """Whether a value of that signature is a tensor that kernels can read."""
     return len(found) == 2 and found[0] in dtypes.STORED
@@ -87,4 +97,4 @@ def described(found: Signature) -> str:
     return "strings" if found[0] == "string" else f"elements of type {found[0]}"
 
 
-__all__ = ["Signature", "ValueType", "described", "is_text", "plain", "signature"]
+__all__ = ["Signature", "ValueType", "described", "is_text", "plain", "signature", "texts"]

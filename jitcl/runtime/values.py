@@ -11,7 +11,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import InputError
-from jitcl.frontends.values import ValueType, is_text
+from jitcl.frontends.values import ValueType, is_text, texts
 
 if TYPE_CHECKING:
     from jitcl.runtime.source import Tensor
@@ -66,7 +66,10 @@ def _tensor(t: Tensor, type: ValueType, value: Any, where: str) -> np.ndarray:
 
 
 def _strings(t: Tensor, array: np.ndarray, where: str) -> np.ndarray:
-    """Text in any of NumPy's forms as an array of `str` objects."""
+    """Text in any of NumPy's forms as an array of `str` objects, a copy."""
+    found = texts(array)
+    if found is not None:
+        return found.copy() if found is array else found
     flat = [v.decode() if isinstance(v, bytes) else v for v in array.reshape(-1).tolist()]
     odd = [v for v in flat if not isinstance(v, str)]
     if odd or not (is_text(array) or not array.size):

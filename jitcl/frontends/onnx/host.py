@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from jitcl.errors import ModelError
 from jitcl.frontends.onnx import host_ml, tensors
 from jitcl.frontends.onnx.model import constant
-from jitcl.frontends.values import is_text, signature
+from jitcl.frontends.values import is_text, signature, texts
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
@@ -89,8 +89,10 @@ def _result(value: Any) -> Any:
 
 def _text(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Strings as `str` objects, whatever NumPy had them in."""
-    flat = [v if type(v) is str else
-            v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v)
+    found = texts(array)
+    if found is not None:
+        return found
+    flat = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v)
             for v in array.reshape(-1).tolist()]
     made = np.empty(len(flat), object)
     made[:] = flat
