@@ -82,6 +82,7 @@ def assert_close(got: np.ndarray, want: np.ndarray, rtol: float) -> None:
     np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=rtol * largest)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_op(device: str, name: str) -> None:
