@@ -28,7 +28,7 @@ import onnx_node_tests
 from jitcl.frontends.onnx import functions, host, importer, opsets
 from jitcl.ops.core import ONNX
 
-DEVICES = {"cpu": "cpu", "opencl:pocl": "PoCL", "opencl:intel": "Intel"}
+DEVICES = {"cpu": "cpu", "opencl:pocl": "PoCL", "opencl:intel": "Intel", "opencl:nvidia": "NVIDIA"}
 DOMAINS = {"": "the default domain (ai.onnx)", "ai.onnx.ml": "ai.onnx.ml",
            "ai.onnx.preview.training": "ai.onnx.preview.training",
            "com.microsoft": "com.microsoft (onnxruntime's contrib ops)"}

@@ -51,11 +51,12 @@ def no_erf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(ONNX, ("", "Erf"))
 
 
-def with_erf() -> onnx.ModelProto:
+def with_erf(*shape: int | str) -> onnx.ModelProto:
+    shape = shape or (2, 4)
     return model(
         [node("Mul", ["x", "two"], ["a"], name="double"), node("Erf", ["a"], ["b"], name="erf"),
          node("Add", ["b", "a"], ["c"], name="sum"), node("Sigmoid", ["c"], ["y"], name="last")],
-        [info("x", [2, 4])], [info("y", [2, 4])], {"two": np.float32(2)})
+        [info("x", shape)], [info("y", shape)], {"two": np.float32(2)})
 
 
 # ---- cuts
@@ -159,6 +160,15 @@ def test_a_host_step_between_parts(no_erf: None) -> None:
     assert text[1].startswith("  part: 1 steps of 1 kernels")
     assert {op for s in report.steps for _, op in s.nodes} == {"Mul", "Add", "Sigmoid"}
     assert made.plan is made.plans[0] and len(made.plans) == 2
+
+
+def test_the_report_shows_which_shapes_a_part_serves(no_erf: None) -> None:
+    made = opened(with_erf("n"))
+    for n in (5, 6, 7):
+        made.run({"x": np.ones(n, np.float32)})
+    parts = [str(r) for r in made.report().program if r.kind == "part"]
+    assert len(parts) == 2
+    assert all("; one plan for many shapes: " in p and "= 7 (room for" in p for p in parts), parts
 
 
 def test_strict_lists_what_would_run_on_the_host(no_erf: None) -> None:

@@ -23,7 +23,8 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran]) -> Report:
             own = LANGUAGE[r.special.device.target.kind]
             entries |= {k.entry for k in r.special.plan.kernels if k.language == own}
             rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,
-                            flops=sum(s.flops for s in part.steps), peak_bytes=part.peak_bytes))
+                            flops=sum(s.flops for s in part.steps), peak_bytes=part.peak_bytes,
+                            sizes=part.sizes, alone=part.alone))
             total = replace(
                 total, device=part.device, steps=(*total.steps, *part.steps),
                 host=(*total.host, *part.host),

@@ -31,7 +31,8 @@ class StepReport:
 @dataclass(frozen=True)
 class Row:
     """A line of a program. kind: "part" (compiled), "host" (a node that runs there, or control flow
-    that it drives) or "cut" (a node that waited for a value). depth: of the body it is in.
+    that it drives) or "cut" (a node that waited for a value). depth: of the body it is in. sizes,
+    alone: of a part, as in Report.
     """
 
     kind: str
@@ -43,11 +44,15 @@ class Row:
     kernels: int = 0
     flops: int = 0
     peak_bytes: int = 0
+    sizes: tuple[tuple[str, int, int], ...] = ()
+    alone: str = ""
 
     def __str__(self) -> str:
         if self.kind == "part":
+            shapes = shared_shapes(self.sizes, self.alone)
             return (f"part: {self.steps} steps of {self.kernels} kernels, "
-                    f"{amount(self.flops, 'FLOP')}, peak memory {amount(self.peak_bytes, 'B')}")
+                    f"{amount(self.flops, 'FLOP')}, peak memory {amount(self.peak_bytes, 'B')}"
+                    + (f"; {shapes}" if shapes else ""))
         where = f"'{self.node}' ({self.op_type}): {self.why}"
         return f"cut at {where}" if self.kind == "cut" else f"host: {where}"
 
@@ -111,10 +116,8 @@ class Report:
                 f"step{'s' * (host != 1)}, ")
 
     def _sizes(self) -> list[str]:
-        if self.alone:
-            return [f"  a plan for each set of shapes: {self.alone}"]
-        sizes = ", ".join(f"{name} = {value} (room for {room})" for name, value, room in self.sizes)
-        return [f"  one plan for many shapes: {sizes}"] if sizes else []
+        said = shared_shapes(self.sizes, self.alone)
+        return [f"  {said}"] if said else []
 
     def _memory(self) -> list[str]:
         if not self.memory:
@@ -135,6 +138,14 @@ class Report:
     def _stepped(self) -> list[str]:
         return [f"  stepped down: {s.step} runs {s.says}"
                 + (f": {s.why}" if s.why else "") for s in self.stepped_down]
+
+
+def shared_shapes(sizes: tuple[tuple[str, int, int], ...], alone: str) -> str:
+    """What shapes a plan serves, "" where it was made for the only ones so far."""
+    if alone:
+        return f"a plan for each set of shapes: {alone}"
+    listed = ", ".join(f"{name} = {value} (room for {room})" for name, value, room in sizes)
+    return f"one plan for many shapes: {listed}" if listed else ""
 
 
 def report_of(model: str, device: Device, special: Specialisation | None) -> Report:
