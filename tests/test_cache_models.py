@@ -88,6 +88,7 @@ def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert model.cache.stats.builds == 3
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("device", TWO)
 def test_a_picture_of_another_size(device: str) -> None:
     """Far from the edges, a part of a picture is upscaled as the whole is."""

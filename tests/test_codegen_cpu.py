@@ -357,6 +357,7 @@ def test_native_code_gives_the_same_on_any_number_of_threads(name: str) -> None:
         assert again.tobytes() == alone.tobytes(), f'{threads} threads'
 
 
+@pytest.mark.slow
 def test_schedule_keeps_the_meaning_of_every_op() -> None:
     """On the small samples of the op table, statement by statement."""
     count = 0

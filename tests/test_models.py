@@ -147,6 +147,7 @@ def first_result(name: str, device: str, cache: Path) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("device", DEVICES)
 def test_warm_start_builds_nothing(device: str, tmp_path: Path) -> None:
     cold = first_result("mnist8", device, tmp_path)

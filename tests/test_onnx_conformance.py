@@ -39,6 +39,7 @@ def node_tests() -> list[str]:
     return sorted(conformance.runner().cases("node"))
 
 
+@pytest.mark.slow
 def test_expectations_leave_enough() -> None:
     """Passing all but the excused is passing the floor; excuses are for tests that exist."""
     names = node_tests()

@@ -133,11 +133,13 @@ def test_compress(shape: tuple[int, ...], axis: int | None, length: int) -> None
 # ---- TopK and Scatter
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("shape", "axis", "k", "largest", "dtype"), [
-    ((2, 5000), 1, 17, 1, np.float32), ((4300, 2), 0, 4300, 0, np.int32),
-    ((1, 4096), -1, 1, 1, np.uint8), ((5000,), 0, 0, 1, np.float32)])
+LONG_AXES = [((2, 5000), 1, 17, 1, np.float32), ((4300, 2), 0, 4300, 0, np.int32),
+             ((1, 4096), -1, 1, 1, np.uint8), ((5000,), 0, 0, 1, np.float32)]
+
+
+@pytest.mark.parametrize(("device", "shape", "axis", "k", "largest", "dtype"), [
+    pytest.param(d, *case, marks=pytest.mark.long if (i + j) % 2 else pytest.mark.slow)
+    for i, d in enumerate(DEVICES) for j, case in enumerate(LONG_AXES)])
 def test_top_k_of_long_axes(device: str, shape: tuple[int, ...], axis: int, k: int, largest: int,
                             dtype: Any) -> None:
     """Many equal elements: the first of them comes first."""

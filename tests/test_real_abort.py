@@ -188,6 +188,7 @@ def test_it_finishes_with_right_results_and_says_what_happened(small, forced):
     stepped_down_and_told(seen)
 
 
+@pytest.mark.slow
 def test_the_second_process_meets_no_crash_and_is_warm(small, forced):
     first, _ = forced
     seen, outputs = small.run(FORCED)

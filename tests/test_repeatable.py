@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not MODELS.is_dir(),
                                 reason="the folder of real models is not there")
 
 
-SECONDS, AT_LEAST = 5.0, 20             # of runs of a large model on a slow driver
+SECONDS, AT_LEAST = 3.0, 10             # of runs of a large model on a slow driver
 
 
 def check_repeatable(name: str, device: str, runs: int) -> None:
