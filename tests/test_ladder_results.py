@@ -76,10 +76,11 @@ def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
                                    atol=bound, err_msg=name)
 
 
-@pytest.mark.parametrize("spec", PLACES)
-@pytest.mark.parametrize("rung", [
-    pytest.param(r, marks=() if r.name in LOWEST else pytest.mark.slow) for r in OPENCL],
-    ids=lambda r: r.name or "first")
+@pytest.mark.parametrize(("rung", "spec"), [
+    pytest.param(rung, spec, id=f"{rung.name or 'first'}-{spec}",
+                 marks=() if rung.name in LOWEST else pytest.mark.long if (j + k) % 2
+                 else pytest.mark.slow)
+    for j, rung in enumerate(OPENCL) for k, spec in enumerate(PLACES)])
 def test_every_rung_computes_the_same(rung, spec, monkeypatch):
     place = devices.device(spec)
     assert place is not None
@@ -171,7 +172,7 @@ ON_MODELS = [("squeezenet1.0_fp16", r) for r in RUNGS] + [
 @needs_models
 @pytest.mark.parametrize(("name", "rung", "spec"), [
     pytest.param(name, rung, spec, id=f"{name}-{rung.name or 'first'}-{spec}",
-                 marks=pytest.mark.long if (j + k) % 3 else pytest.mark.slow)
+                 marks=pytest.mark.long if (j + 2 * k) % 5 else pytest.mark.slow)
     for j, (name, rung) in enumerate(ON_MODELS) for k, spec in enumerate(PLACES)])
 def test_models_on_every_rung(spec, name, rung, monkeypatch):
     check_model(name, spec, rung, monkeypatch)
