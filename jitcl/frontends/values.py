@@ -79,8 +79,10 @@ def texts(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """
     if array.dtype.kind == "U":
         return array.astype(object)
-    plainly = array.dtype.kind == "O" and set(map(type, array.reshape(-1).tolist())) <= {str}
-    return array if plainly else None
+    if array.dtype.kind != "O":
+        return None
+    kinds = [*map(type, array.reshape(-1).tolist())]
+    return array if kinds.count(str) == len(kinds) else None
 
 
 def plain(found: Signature) -> bool:

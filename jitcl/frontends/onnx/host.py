@@ -16,6 +16,9 @@ from jitcl.frontends.onnx.model import constant
 from jitcl.frontends.values import is_text, signature, texts
 
 Run = Callable[[Sequence[Any]], list[Any]]
+# Ops whose results hold elements of their operands: strings need no second look.
+MOVING = frozenset({"Compress", "Concat", "Expand", "Flatten", "Gather", "GatherElements",
+                    "GatherND", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def has_implementation(node: NodeProto, opsets: Mapping[str, int]) -> bool:
@@ -32,6 +35,7 @@ def evaluator(node: NodeProto, opsets: Mapping[str, int], name: str) -> Run:
     if found is None:
         raise ModelError(f"node '{name}' ({node.op_type}): can't run on the host: {problem}")
     names = list(node.input)
+    made = _moved if node.op_type in MOVING and not node.domain else _result
 
     def run(operands: Sequence[Any]) -> list[Any]:
         feeds = {n: _given(v) for n, v in zip(names, operands) if n}
@@ -41,7 +45,7 @@ def evaluator(node: NodeProto, opsets: Mapping[str, int], name: str) -> Run:
         except Exception as error:
             raise ModelError(_failure(node, name, operands, error)) from error
         by_name = dict(zip((o for o in node.output if o), results))
-        return [_result(by_name[o]) if o else None for o in node.output]
+        return [made(by_name[o]) if o else None for o in node.output]
 
     return run
 
@@ -85,6 +89,10 @@ def _result(value: Any) -> Any:
         return list(value) if maps else [_result(v) for v in value]
     array = np.asarray(value)
     return _text(array) if is_text(array) else array
+
+
+def _moved(value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) else _result(value)
 
 
 def _text(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
