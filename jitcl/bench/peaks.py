@@ -1,0 +1,158 @@
+"""What a device can do at most, by kernels that do one thing only: multiply-adds in registers, and
+reading and writing memory. They are plans like any model's, timed like any step.
+
+A peak is the best that such kernels reach here and now, not the data sheet's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from jitcl import config
+from jitcl.bench.steps import profiled
+from jitcl.codegen.plan import LANGUAGE, BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.devices.base import Cache, Device
+from jitcl.errors import UnsupportedError
+from jitcl.target import Target
+
+CHAINS = 12                     # x 2 for its operands: fits 16 registers, fills two pipes 4 deep
+FMA_SECONDS = 0.02              # of one measurement
+STREAM_BYTES = 1 << 28          # moved by one measurement
+SETS = (256 << 10, 4 << 20, 192 << 20)      # bytes that are worked on: caches, and memory
+RUNS, TRIES = 3, 3              # the best try counts: others were disturbed
+_FIRST_LINKS = 20_000
+_MOST_LINKS = 1 << 30
+_KERNELS = Path(__file__).parent / "kernels"
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second, read and written, by kernels that work on a set of so many bytes."""
+
+    set_bytes: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """A device's roof, in f32. flops_alone: of one thread, 0 where a device has no such thing."""
+
+    device: str
+    threads: int
+    flops: float                        # a second
+    flops_alone: float
+    bandwidths: tuple[Bandwidth, ...]   # the smallest set first
+
+    def bandwidth(self, nbytes: int) -> Bandwidth:
+        """That of the smallest set that holds so many bytes; of the largest, if none does."""
+        return next((b for b in self.bandwidths if b.set_bytes >= nbytes), self.bandwidths[-1])
+
+
+def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
+    """Peaks of a cpu or an opencl device. Raises UnsupportedError for others, and what its `load`
+    raises.
+    """
+    target = device.target
+    if target.kind not in ("cpu", "opencl"):
+        raise UnsupportedError(f"device {device.name} has no peaks to measure\n"
+                               "  The cpu and opencl devices have.")
+
+    def seconds(plan: Plan, arrays: Sequence[np.ndarray] = ()) -> float:
+        loaded = device.load(plan, cache)
+        return min(profiled(loaded, list(arrays), RUNS)[0] for _ in range(TRIES))
+
+    def flops() -> float:
+        return max(_flops(seconds, target, lanes, threads) for lanes in _widths(target))
+
+    alone = 0.0
+    if target.kind == "cpu" and threads > 1:
+        with config.override(threads=1):
+            alone = flops()
+    sets = [s for s in SETS if not target.global_memory or s <= target.global_memory // 8]
+    return Peaks(device.name, threads, flops(), alone,
+                 tuple(Bandwidth(s, max(_bandwidth(seconds, target, lanes, s)
+                                        for lanes in _widths(target))) for s in sets or SETS[:1]))
+
+
+def _flops(seconds: Callable[[Plan], float], target: Target, lanes: int, threads: int) -> float:
+    """FLOP a second of chains that take about FMA_SECONDS."""
+    links = _FIRST_LINKS
+    plan = fma_plan(target, lanes, links, threads)
+    took = seconds(plan)
+    wanted = min(_MOST_LINKS // (lanes * CHAINS), int(links * FMA_SECONDS / took))
+    if wanted > links:
+        plan = fma_plan(target, lanes, wanted, threads)
+        took = seconds(plan)
+    return plan.steps[0].flops / took
+
+
+def _bandwidth(seconds: Callable[[Plan, Sequence[np.ndarray]], float], target: Target,
+               lanes: int, set_bytes: int) -> float:
+    plan = stream_plan(target, lanes, set_bytes)
+    ones = np.ones(plan.inputs[0].shape, np.float32)        # sums stay normal numbers
+    return plan.steps[0].bytes / seconds(plan, [ones])
+
+
+def fma_plan(target: Target, lanes: int, links: int, threads: int) -> Plan:
+    """One step that does CHAINS chains of `links` multiply-adds in each of its lots."""
+    group, groups = _work(target)
+    lots = 8 * threads if target.kind == "cpu" else group * groups
+    source = _kernel(target, "fma", lanes)
+    buffer = BufferSpec("y", "f32", (lots * lanes,), 4 * lots * lanes, "output")
+    step = Step("fma", source.entry, (0,), (lots, links), (lots,), (group,),
+                flops=2 * CHAINS * lanes * links * lots, bytes=buffer.nbytes, writes=(0,))
+    return Plan((), (TensorSpec("y", "f32", buffer.shape, 0),), (source,), (step,), (buffer,), ())
+
+
+def stream_plan(target: Target, lanes: int, set_bytes: int) -> Plan:
+    """One step that passes over two buffers, `set_bytes` in all, until it has moved STREAM_BYTES;
+    over a larger set once.
+    """
+    group, groups = _work(target)
+    count = set_bytes // (8 * lanes)                        # vectors in each buffer
+    passes = max(1, STREAM_BYTES // (12 * lanes * count))
+    source = _kernel(target, "stream", lanes)
+    shape = (count * lanes,)
+    buffers = (BufferSpec("x", "f32", shape, 4 * count * lanes, "input"),
+               BufferSpec("y", "f32", shape, 4 * count * lanes, "output"))
+    step = Step("stream", source.entry, (0, 1), (count, passes), (group * groups,), (group,),
+                flops=2 * lanes * count * passes, bytes=12 * lanes * count * passes, writes=(1,))
+    return Plan((TensorSpec("x", "f32", shape, 0),), (TensorSpec("y", "f32", shape, 1),),
+                (source,), (step,), buffers, ())
+
+
+def _widths(target: Target) -> tuple[int, ...]:
+    """Lanes worth trying. A GPU computes with scalars, but may read memory faster by vectors."""
+    if target.device_type == "cpu":
+        return (target.vector_width,)
+    return 1, min(4, target.max_vector_width)
+
+
+def _work(target: Target) -> tuple[int, int]:
+    """(work-items of a group, groups): on CPUs an item is a thread's share, on GPUs one of many."""
+    if target.device_type == "cpu":
+        return 1, 4 * target.compute_units
+    return min(128, target.max_work_group), 16 * target.compute_units
+
+
+def _kernel(target: Target, name: str, lanes: int) -> KernelSource:
+    """The kernel's text under a name with its digest, as every kernel has one."""
+    language = LANGUAGE[target.kind]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_KERNELS), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template = environment.get_template(f"{name}.{'py' if language == 'numba' else 'cl'}.j2")
+
+    def text(entry: str) -> str:
+        values: dict[str, Any] = dict(entry=entry, lanes=lanes, chains=CHAINS, fma=target.fast_fma,
+                                      group=_work(target)[0])
+        return template.render(**values).lstrip("\n")
+    entry = f"{target.kernel_prefix}{name}_{hashlib.sha256(text('').encode()).hexdigest()[:10]}"
+    return KernelSource(entry, text(entry), language)
