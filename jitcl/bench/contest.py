@@ -14,7 +14,15 @@ from typing import Any
 
 from jitcl.bench.compare import largest_difference
 from jitcl.bench.processes import EngineProcess, Entrant, Opened
-from jitcl.bench.turns import SETTLE_SECONDS, TURN_SECONDS, Ratio, Timing, fastest, ratio, take_turns
+from jitcl.bench.turns import (
+    SETTLE_SECONDS,
+    TURN_SECONDS,
+    Ratio,
+    Timing,
+    fastest,
+    ratio,
+    take_turns,
+)
 from jitcl.errors import JitclError
 
 Say = Callable[[str], object]

@@ -7,6 +7,7 @@ A peak is the best that such kernels reach here and now, not the data sheet's.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,12 @@ from jitcl.errors import UnsupportedError
 from jitcl.target import Target
 
 CHAINS = 12                     # x 2 for its operands: fits 16 registers, fills two pipes 4 deep
-FMA_SECONDS = 0.02              # of one measurement
-STREAM_BYTES = 1 << 28          # moved by one measurement
-SETS = (256 << 10, 4 << 20, 192 << 20)      # bytes that are worked on: caches, and memory
-RUNS, TRIES = 3, 3              # the best try counts: others were disturbed
+# One measurement is as short as a kernel, so that it fits between disturbances as kernels do, and
+# there are many: the best counts.
+FMA_SECONDS = 0.002
+STREAM_BYTES = 32 << 20         # moved by one measurement, or all of a larger set
+SETS = (256 << 10, 4 << 20, 128 << 20)      # bytes that are worked on: caches, and memory
+TRIED_SECONDS = 0.3             # of measurements
 _FIRST_LINKS = 20_000
 _MOST_LINKS = 1 << 30
 _KERNELS = Path(__file__).parent / "kernels"
@@ -65,8 +68,11 @@ def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
                                "  The cpu and opencl devices have.")
 
     def seconds(plan: Plan, arrays: Sequence[np.ndarray] = ()) -> float:
-        loaded = device.load(plan, cache)
-        return min(profiled(loaded, list(arrays), RUNS)[0] for _ in range(TRIES))
+        loaded, end = device.load(plan, cache), time.perf_counter() + TRIED_SECONDS
+        found = [profiled(loaded, list(arrays), 1)[0]]
+        while time.perf_counter() < end:
+            found.append(profiled(loaded, list(arrays), 1)[0])
+        return min(found)
 
     def flops() -> float:
         return max(_flops(seconds, target, lanes, threads) for lanes in _widths(target))

@@ -1,5 +1,5 @@
-"""Kernels under their device's roof (Williams, Waterman and Patterson, 2009, "Roofline: an insightful
-visual performance model"): FLOP a second over FLOP a byte, both axes logarithmic.
+"""Kernels under their device's roof (Williams, Waterman and Patterson, 2009, "Roofline: an
+insightful visual performance model"): FLOP a second over FLOP a byte, both axes logarithmic.
 
     roof(intensity) = min(peak FLOP/s, intensity * peak bytes/s)
 
@@ -24,6 +24,7 @@ WIDTH, PANEL = 960, 560                     # pixels
 LEFT, TOP, RIGHT, BOTTOM = 84, 62, 190, 58  # margins of a panel
 LABELLED = 8                                # of a panel's kernels, the slowest
 _LETTER, _LINE = 6.2, 13                    # pixels of a label's letter and line
+_UP = 0.3                                   # of a slope, to its label
 _RADIUS = (3.5, 15.0)                       # of points: none and all of the time
 
 
@@ -111,8 +112,8 @@ def axes_of(line: Roofline) -> Axes:
     points = [p for p in line.placed if p.step.flops]
     corners = [line.peaks.flops / b.rate for b in line.peaks.bandwidths]
     x_low, x_high = _decades([p.intensity for p in points] + corners)
-    y_low, y_high = _decades([p.flops for p in points] + [line.peaks.flops])
-    return Axes(x_low, x_high, y_low, max(y_high, 10 * y_low))
+    levels = [line.peaks.flops, line.peaks.flops_alone or line.peaks.flops]
+    return Axes(x_low, x_high, *_decades([p.flops for p in points] + levels))
 
 
 def _decades(values: Iterable[float]) -> tuple[float, float]:
@@ -131,6 +132,16 @@ class Line:
     y2: float
     label: str
     kind: str                               # "peak", "alone" or "bandwidth"
+
+    @property
+    def angle(self) -> float:
+        """Degrees, as SVG turns text."""
+        return math.degrees(math.atan2(self.y2 - self.y1, self.x2 - self.x1))
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Where the label of a slope begins: some way up."""
+        return (self.x1 + _UP * (self.x2 - self.x1), self.y1 + _UP * (self.y2 - self.y1))
 
 
 def roof_lines(peaks: Peaks, axes: Axes) -> list[Line]:
@@ -222,7 +233,7 @@ def draw(lines: Sequence[Roofline]) -> str:
         idle = [p for p in line.placed if not p.step.flops]
         panels.append({
             "top": number * PANEL, "title": line.title, "device": line.peaks.device, "axes": axes,
-            "x_ticks": [(axes.x(v), _power(v)) for v in axes.ticks(axes.x_low, axes.x_high)],
+            "x_ticks": [(axes.x(v), f"{v:g}") for v in axes.ticks(axes.x_low, axes.x_high)],
             "y_ticks": [(axes.y(v), amount(v, "FLOP/s"))
                         for v in axes.ticks(axes.y_low, axes.y_high)],
             "roofs": roof_lines(line.peaks, axes), "points": points(line, axes),
@@ -232,7 +243,3 @@ def draw(lines: Sequence[Roofline]) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("roofline.svg.j2").render(
         panels=panels, width=WIDTH, height=PANEL * len(lines), right=RIGHT)
-
-
-def _power(value: float) -> str:
-    return f"{value:g}"
