@@ -47,4 +47,4 @@ def _of_numbers(a: np.ndarray, b: np.ndarray) -> float:
         return np.inf
     largest = np.abs(b[np.isfinite(b)]).max()
     with np.errstate(over="ignore", divide="ignore"):
-        return float(np.abs(a - b)[~same].max() / largest)
+        return float(np.abs(a[~same] - b[~same]).max() / largest)

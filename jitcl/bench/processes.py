@@ -55,7 +55,7 @@ class EngineProcess:
         paths = os.pathsep.join([package, *(p for p in sys.path if p)])
         limits = {name: str(threads) for name in (
             "JITCL_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from jitcl.bench.worker import main; main()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,

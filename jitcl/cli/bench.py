@@ -89,8 +89,8 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
                    cache_dir=None if cache_dir is None else str(cache_dir))
     opened = _open(model, options)
     feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, True, seed)
-    entrants, refused = _entrants(model, devices, chosen, feeds, options)
-    with tables.status() as say, Contest(entrants, threads, say) as contest:
+    taking_part, refused = entrants(model, devices, chosen, feeds, options)
+    with tables.status() as say, Contest(taking_part, threads, say) as contest:
         contest.open()
         contest.time(rounds)
         _raise_if_none_ran(contest)
@@ -124,16 +124,16 @@ def _open(model: Path, options: dict[str, Any]) -> Model:
     return open_model(model, device="cpu", **options)
 
 
-def _entrants(model: Path, devices: tuple[str, ...], peers: list[str], feeds: dict[str, Any],
-              options: dict[str, Any]) -> tuple[list[Entrant], dict[str, str]]:
+def entrants(model: Path, devices: tuple[str, ...], peers: list[str], feeds: dict[str, Any],
+             options: dict[str, Any]) -> tuple[list[Entrant], dict[str, str]]:
     """(engines in the order of their turns, peers that are out from the start and why)."""
     from jitcl.bench.openers import jitcl_entrant
     from jitcl.bench.peers import peer_entrant
     path = str(model.absolute())
-    entrants = [jitcl_entrant(path, feeds, device, **options) for device in devices]
+    ours = [jitcl_entrant(path, feeds, device, **options) for device in devices]
     if model.suffix.lower() == ".jitcl":
-        return entrants, dict.fromkeys(peers, "reads ONNX files only, not text graphs")
-    return entrants + [peer_entrant(p, path, feeds) for p in peers], {}
+        return ours, dict.fromkeys(peers, "reads ONNX files only, not text graphs")
+    return ours + [peer_entrant(p, path, feeds) for p in peers], {}
 
 
 def _raise_if_none_ran(contest: Contest) -> None:
