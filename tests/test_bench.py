@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -305,24 +306,37 @@ def bench(*args: object) -> Any:
     return CliRunner().invoke(cli, ["bench", *map(str, args)], catch_exceptions=False)
 
 
-def test_the_command_with_a_roofline(tmp_path):
-    from xml.etree import ElementTree
-    svg, report = tmp_path / "roof.svg", tmp_path / "bench.json"
-    done = bench(SUPERRES, "-d", "cpu", "--shape", "1,3,16,16", "--rounds", 1, "--threads", 1,
+def checked_roofline(model: str, shape: str, folder: Path) -> dict[str, Any]:
+    """What the command with all outputs says of a model."""
+    svg, report = folder / "roof.svg", folder / "bench.json"
+    done = bench(model, "-d", "cpu", "--shape", shape, "--rounds", 1, "--threads", 1,
                  "--peers", "none", "--roofline", svg, "--json", report)
     assert done.exit_code == 0, done.stderr
     assert "jitcl cpu" in done.stdout and "1 thread each" in done.stdout
     assert "load average" in done.stdout and "slowest kernels" in done.stdout
+    assert f"saved {svg}" in done.stdout and "results were compared with nobody's" in done.stdout
     told = json.loads(report.read_text())
-    (engine,) = told["engines"]
+    (engine,), (roofline,) = told["engines"], told["rooflines"]
     assert engine["about"]["device"] == "cpu" and engine["seconds"]["runs"] >= 1
     assert engine["ratio"] is None and told["fastest_peer"] is None and told["threads"] == 1
-    assert told["inputs"]["image"] == {"dtype": "float32", "shape": [1, 3, 16, 16]}
-    (roofline,) = told["rooflines"]
     assert roofline["peaks"]["flops"] > 0 and len(roofline["peaks"]["bandwidths"]) >= 1
     assert engine["about"]["flops"] == sum(k["flops"] for k in roofline["kernels"])
-    titles = [e.text or "" for e in ElementTree.parse(svg).iter() if e.tag.endswith("title")]
+    titles = [e for e in ElementTree.parse(svg).iter() if e.tag.endswith("title")]
     assert len(titles) == sum(k["flops"] > 0 for k in roofline["kernels"])
+    return told
+
+
+def test_the_command_with_a_roofline(small, tmp_path):
+    told = checked_roofline(small, "2,4", tmp_path)
+    assert told["inputs"] == {"x": {"dtype": "float32", "shape": [2, 4]}}
+    assert [k["ops"] for k in told["rooflines"][0]["kernels"]] == [["Add"]]
+
+
+@pytest.mark.slow
+def test_the_command_with_a_roofline_of_a_whole_model(tmp_path):
+    told = checked_roofline(SUPERRES, "1,3,16,16", tmp_path)
+    assert told["inputs"]["image"] == {"dtype": "float32", "shape": [1, 3, 16, 16]}
+    assert {k["template"] for k in told["rooflines"][0]["kernels"]} >= {"conv_cpu", ""}
 
 
 def test_the_command_beside_a_peer(small, monkeypatch):
