@@ -22,6 +22,7 @@ from jitcl.bench.contest import Contest
 from jitcl.bench.processes import EngineProcess, Entrant, Opened
 from jitcl.bench.turns import Timing, fastest, ratio, take_turns, timed_turn
 from jitcl.bench.worker import limit_cores
+from jitcl.cli.bench_tables import Told
 from jitcl.cli.main import cli
 from jitcl.errors import DeviceError, OptionError
 from tests.programs import info, model, node
@@ -359,18 +360,42 @@ def test_text_graphs_are_no_model_for_others():
     assert absent == {} and found[1].arguments["model"] == found[0].arguments["model"]
 
 
-def test_wrong_results_are_seen(small, monkeypatch):
-    """A peer that computes something else: the row is marked, and a line says what to do."""
-    from jitcl.bench import openers
-    real = openers.jitcl_entrant
+def told_of(fakes: dict[str, Fake], **changes: Any) -> Told:
+    with held(fakes) as c:
+        c.open()
+        c.time(1, settle=0.0)
+    quiet = machine.Machine("a CPU", 2, "Linux", "3.11", 0.1)
+    return Told(**{"model": "m.onnx", "machine": quiet, "contest": c, "rounds": 1,
+                   "precision": "high", "feeds": {"x": np.zeros((2, 3))}, "given": (), "seed": 0,
+                   "absent": {}, "rooflines": [], "unplaced": {}, **changes})
 
-    def spoilt(model: Any, feeds: dict[str, Any], *args: Any, **kwargs: Any) -> Entrant:
-        return real(model, {n: v + 1 for n, v in feeds.items()}, *args, **kwargs)
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(openers, "jitcl_entrant", spoilt)
-    done = bench(small, "-d", "cpu", "--shape", "2,4", "--rounds", 1, "--peers", "onnxruntime",
-                 "--threads", 1)
-    assert "! jitcl cpu: its results differ from those of onnxruntime by more than" in done.stdout
+
+def test_wrong_results_are_seen(capsys):
+    fakes = {"right": Fake([1, 2], [2.0]), "wrong": Fake([1, 3], [1.0]),
+             "PEER": Fake([1, 2], [4.0])}
+    told = told_of(fakes)
+    told.print(0)
+    out = capsys.readouterr().out
+    assert "m.onnx: x float64[2, 3]" in out and "5.0e-01 !" in out
+    assert "! wrong: its results differ from those of PEER by more than rounding explains" in out
+    assert out.count("look at them before the time") == 1 and "busy" not in out
+    document = told.document()
+    assert [e["suspect"] for e in document["engines"]] == [False, True, False]
+    assert [e["ratio"]["median"] for e in document["engines"]] == [0.5, 0.25, 1.0]
+
+
+def test_what_else_the_tables_say(capsys):
+    fakes = {"ours": Fake([1.01], [2.0]), "PEER": Fake([1.0], [1.0]),
+             "REFUSING": Fake(DeviceError("no such op"), [])}
+    told_of(fakes, machine=machine.Machine("a CPU", 2, "Linux", "3.11", 1.5), precision="normal",
+            absent={"openvino": "is not installed: pip install openvino"},
+            unplaced={"ours": "a program of parts"}).print(10)
+    out = capsys.readouterr().out
+    assert "REFUSING failed: no such op" in out and "the machine was busy" in out
+    assert "openvino is not installed: pip install openvino; not compared" in out
+    assert "ours: no kernels listed: a program of parts" in out
+    assert "peers computed in float32, jitcl with precision normal" in out
+    assert "differ from" not in out             # 1% is within what half storage rounds
 
 
 @pytest.mark.parametrize(("args", "said"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -88,6 +89,9 @@ def test_roofs_meet_in_corners():
     assert alone.y1 == axes.y(5e10) and alone.x1 == pytest.approx(axes.x(0.5))
     assert cache.label == "100 GB/s (1 MiB)" and alone.label == "50 GFLOP/s, 1 thread"
     assert cache.angle == pytest.approx(memory.angle)
+    assert alone.label_y - peak.label_y >= 13
+    close = replace(PEAKS, flops_alone=0.99e11)             # their labels stay apart
+    assert roof_lines(close, axes)[1].label_y == peak.label_y + 13
 
 
 def test_a_slope_begins_at_the_lower_edge_where_that_comes_first():
@@ -114,6 +118,8 @@ def test_labels_do_not_overlap():
     assert len(labels) == LABELLED
     heights = sorted(y for _, y in labels)
     assert min(b - a for a, b in zip(heights, heights[1:])) >= 12.9
+    led = [p.led for p in points(line, axes_of(line)) if p.text]
+    assert led[-1] is False and sum(led) == LABELLED - 3      # all but the nearest three
 
 
 def test_the_picture_is_xml_with_a_panel_a_device():
@@ -133,11 +139,6 @@ def test_the_picture_is_xml_with_a_panel_a_device():
 # -- steps -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch) -> None:
-    monkeypatch.setenv("JITCL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cli-cache"))
-
-
 TWO = "graph @two(%a: f32[4,8], %b: f32[8]) {\n  %s = add(%a, %b)\n  return %s\n}\n"
 
 
@@ -146,7 +147,7 @@ TWO = "graph @two(%a: f32[4,8], %b: f32[8]) {\n  %s = add(%a, %b)\n  return %s\n
 def test_steps_are_told_with_their_work(spec, tmp_path):
     path = tmp_path / "two.jitcl"
     path.write_text(TWO)
-    model = open_model(path, device=spec)
+    model = open_model(path, device=device(spec))
     times = step_times(model, {"a": np.ones((4, 8), np.float32), "b": np.ones(8, np.float32)})
     (only,) = times.steps
     assert only.flops == 32 and only.bytes == 4 * (32 + 8 + 32) and only.seconds > 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -132,6 +132,7 @@ class Line:
     y2: float
     label: str
     kind: str                               # "peak", "alone" or "bandwidth"
+    label_y: float = 0.0                    # of a level's label
 
     @property
     def angle(self) -> float:
@@ -149,17 +150,19 @@ def roof_lines(peaks: Peaks, axes: Axes) -> list[Line]:
     threads = f"{peaks.threads} thread{'s' * (peaks.threads > 1)}"
     whose = threads if peaks.flops_alone or peaks.threads == 1 else "f32"
     rate = max(b.rate for b in peaks.bandwidths)
-    lines = [_level(axes, peaks.flops, rate, f"{amount(peaks.flops, 'FLOP/s')}, {whose}", "peak")]
+    peak = _level(axes, peaks.flops, rate, whose, "peak")
+    lines = [peak]
     if peaks.flops_alone:
-        lines.append(_level(axes, peaks.flops_alone, rate,
-                            f"{amount(peaks.flops_alone, 'FLOP/s')}, 1 thread", "alone"))
+        alone = _level(axes, peaks.flops_alone, rate, "1 thread", "alone")
+        lines.append(replace(alone, label_y=max(alone.label_y, peak.label_y + _LINE)))
     return lines + [_slope(axes, peaks.flops, b) for b in peaks.bandwidths]
 
 
-def _level(axes: Axes, flops: float, rate: float, label: str, kind: str) -> Line:
+def _level(axes: Axes, flops: float, rate: float, whose: str, kind: str) -> Line:
     """From where the steepest slope reaches it to the right edge."""
-    start = max(flops / rate, axes.x_low)
-    return Line(axes.x(start), axes.y(flops), axes.x(axes.x_high), axes.y(flops), label, kind)
+    start, y = max(flops / rate, axes.x_low), axes.y(flops)
+    return Line(axes.x(start), y, axes.x(axes.x_high), y,
+                f"{amount(flops, 'FLOP/s')}, {whose}", kind, y + 4)
 
 
 def _slope(axes: Axes, flops: float, bandwidth: Bandwidth) -> Line:
@@ -187,6 +190,11 @@ class Point:
     text: str = ""
     text_x: float = 0.0
     text_y: float = 0.0
+
+    @property
+    def led(self) -> bool:
+        """Whether a line must say whose label it is."""
+        return bool(self.text) and abs(self.text_y - 4 - self.y) > _LINE
 
 
 def points(line: Roofline, axes: Axes) -> list[Point]:
