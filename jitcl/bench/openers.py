@@ -37,7 +37,7 @@ class JitclEngine:
         return {"version": __version__, "device": report.device,
                 "flops": sum(s.flops for s in report.steps), "steps": len(report.steps),
                 "kernels": report.kernels, "peak_bytes": report.peak_bytes,
-                "from_cache": report.from_cache, "host": len(report.host),
+                "from_cache": report.from_cache, "host": [op for _, op, _ in report.host],
                 "stepped_down": len(report.stepped_down)}
 
     def steps(self) -> StepTimes:

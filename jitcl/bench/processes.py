@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the child; one that is in the middle of something is killed."""
-        self._process.stdin.close()  # type: ignore[union-attr]
+        with suppress(OSError):         # it died with a request unread
+            self._process.stdin.close()  # type: ignore[union-attr]
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:

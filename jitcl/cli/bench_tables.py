@@ -104,9 +104,7 @@ class Told:
     def _remarks(self) -> Iterator[str]:
         contest, machine = self.contest, self.machine
         for entry in contest.entries:
-            device = "" if entry.opened is None else entry.opened.about.get("device", "")
-            if device and not entry.name.endswith(f" {device}"):
-                yield f"{entry.name} is {device}"
+            yield from _about(entry)
             if entry.error is not None:
                 yield f"{entry.name} failed: {entry.error}"
             if self._suspect(entry):
@@ -121,6 +119,8 @@ class Told:
         yield (f"{self.rounds} rounds, {contest.threads} "
                f"thread{'s' * (contest.threads > 1)} each; inputs that were not given are random "
                f"(seed {self.seed})")
+        if contest.threads > machine.cores:
+            yield f"{contest.threads} threads took turns on {machine.cores} cores"
         now = load_average()
         yield f"{machine} before" + ("" if now is None else f", {now:.2f} after")
         if machine.busy:
@@ -161,6 +161,19 @@ def _named(entry: Entry) -> str:
     """`onnxruntime 1.20`; jitcl's version is that of this command."""
     about = {} if entry.opened is None or not entry.entrant.peer else entry.opened.about
     return f"{entry.name} {about.get('version', '')}".rstrip()
+
+
+def _about(entry: Entry) -> Iterator[str]:
+    """What runs under a name, where the name does not say it, and what does not run as asked."""
+    about = {} if entry.opened is None else entry.opened.about
+    device, stepped, host = (about.get(key) for key in ("device", "stepped_down", "host"))
+    if device and not entry.name.endswith(f" {device}"):
+        yield f"{entry.name} is {device}"
+    if stepped:
+        yield (f"{entry.name}: its driver failed on kernels, {stepped} of {about['steps']} steps "
+               "run otherwise: see jitcl run")
+    if host:
+        yield f"{entry.name}: on the host run {', '.join(dict.fromkeys(host))}"
 
 
 def _print_kernels(out: Console, line: Roofline, count: int) -> None:
