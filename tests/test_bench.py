@@ -410,6 +410,15 @@ def test_what_the_command_refuses(args, said):
     assert done.exit_code == 1 and said in done.stderr and done.stdout == ""
 
 
+def test_a_picture_without_kernels_is_an_error_behind_the_times(small, tmp_path):
+    done = bench(small, "-d", "reference", "--shape", "2,4", "--rounds", 1, "--peers", "none",
+                 "--roofline", tmp_path / "roof.svg")
+    assert done.exit_code == 1 and "jitcl reference" in done.stdout
+    assert "--roofline: there are no kernels to draw" in done.stderr
+    assert "device reference does not tell the time of its steps" in done.stderr
+    assert not (tmp_path / "roof.svg").exists()
+
+
 def test_a_device_that_there_is_not():
     done = bench(SUPERRES, "-d", "opencl:nobody", "--shape", "1,3,16,16", "--peers", "none")
     assert done.exit_code == 1 and done.stderr.startswith("jitcl.DeviceError: ")

@@ -102,4 +102,4 @@ def open_openvino(model: str | bytes, feeds: dict[str, Any], threads: int) -> Pe
     def call() -> list[Any]:
         results = compiled(fed)
         return [results[output] for output in compiled.outputs]
-    return PeerEngine("openvino", call, names, openvino.__version__)
+    return PeerEngine("openvino", call, names, openvino.__version__.partition("-")[0])

@@ -99,15 +99,14 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
     told = tables.Told(model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
                        {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
                        rooflines, unplaced)
-    if svg is not None:
-        _draw(svg, rooflines, unplaced)
     if report is not None:
         _write(report, told.document())
-    if str(report) == "-":
-        return
-    told.print(wanted)
+    if str(report) != "-":
+        told.print(wanted)
+    if svg is not None:
+        _draw(svg, rooflines, unplaced)
     for path in (svg, report):
-        if path is not None:
+        if path is not None and str(report) != "-":
             click.echo(f"saved {path}")
 
 

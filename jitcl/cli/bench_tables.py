@@ -116,7 +116,7 @@ class Told:
             yield "results were compared with nobody's"
         if contest.fastest_peer is not None and self.precision != "high":
             yield f"peers computed in float32, jitcl with precision {self.precision}"
-        yield (f"{self.rounds} rounds, {contest.threads} "
+        yield (f"{self.rounds} round{'s' * (self.rounds > 1)}, {contest.threads} "
                f"thread{'s' * (contest.threads > 1)} each; inputs that were not given are random "
                f"(seed {self.seed})")
         if contest.threads > machine.cores:
