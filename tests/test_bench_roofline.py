@@ -21,6 +21,7 @@ from jitcl.bench.peaks import (
 )
 from jitcl.bench.roofline import LABELLED, Axes, axes_of, draw, points, roof_lines, roofline
 from jitcl.bench.steps import StepTime, StepTimes, profiled, step_times
+from jitcl.codegen.plan import Plan
 from jitcl.errors import UnsupportedError
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.model import open_model
@@ -204,4 +205,17 @@ def test_a_large_set_is_streamed_once_in_parts_on_a_cpu():
     assert sum(s.bytes for s in plan.steps) == SETS[-1] * 3 // 2
     gpu = find_profile("mali-g610").target
     (only,) = stream_plan(gpu, 4, SETS[-1]).steps
-    assert only.bytes == SETS[-1] * 3 // 2 and only.local_size[0] > 1
+    assert only.bytes == SETS[-1] * 3 // 2 * only.params[2] and only.local_size[0] > 1
+
+
+def test_multiply_adds_are_repeated_until_a_clock_sees_them():
+    """A device of 2e12 FLOP/s whose launches take 5 us more."""
+    from jitcl.bench import peaks
+    gpu = find_profile("mali-g610").target
+    tried: list[int] = []
+
+    def seconds(plan: Plan) -> float:
+        tried.append(plan.steps[0].params[1])
+        return 5e-6 + plan.steps[0].flops / 2e12
+    assert peaks._flops(seconds, gpu, 4, 1) == pytest.approx(2e12, rel=0.01)
+    assert tried == sorted(set(tried)) and len(tried) > 1

@@ -27,12 +27,13 @@ CHAINS = 12                     # x 2 for its operands: fits 16 registers, fills
 # One measurement is as short as a kernel, so that it fits between disturbances as kernels do, and
 # there are many: the best counts.
 FMA_SECONDS = 0.001
-STREAM_BYTES = 32 << 20         # moved by one step, several times over a small set
+STREAM_BYTES = {"cpu": 32 << 20, "gpu": 512 << 20}  # moved by a step, several times a small set
 PART_BYTES = 2 << 20            # of a large set on a CPU, by one step
 SETS = (256 << 10, 4 << 20, 128 << 20)      # bytes that are worked on: caches, and memory
+RUNS = 3                        # one after the other, while threads are awake
 TRIED_SECONDS = 0.2             # of measurements
-_FIRST_LINKS = 20_000
-_MOST_LINKS = 1 << 30
+_FIRST_LINKS = {"cpu": 20_000, "gpu": 256}          # the slowest take 10 ms for that
+_MOST_LINKS = 1 << 24
 _KERNELS = Path(__file__).parent / "kernels"
 
 
@@ -72,7 +73,7 @@ def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
         loaded, end = device.load(plan, cache), time.perf_counter() + TRIED_SECONDS
         found: list[float] = []
         while not found or time.perf_counter() < end:       # of many steps, one in four is quicker
-            found.append(float(np.quantile(profiled(loaded, list(arrays), 1), 0.25)))
+            found.append(float(np.quantile(profiled(loaded, list(arrays), RUNS), 0.25)))
         return min(found)
 
     def flops() -> float:
@@ -90,14 +91,13 @@ def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
 
 def _flops(seconds: Callable[[Plan], float], target: Target, lanes: int, threads: int) -> float:
     """FLOP a second of chains that take about FMA_SECONDS."""
-    links = _FIRST_LINKS
-    plan = fma_plan(target, lanes, links, threads)
-    took = seconds(plan)
-    wanted = min(_MOST_LINKS // (lanes * CHAINS), int(links * FMA_SECONDS / took))
-    if wanted > links:
-        plan = fma_plan(target, lanes, wanted, threads)
+    links = _FIRST_LINKS[_kind(target)]
+    while True:
+        plan = fma_plan(target, lanes, links, threads)
         took = seconds(plan)
-    return plan.steps[0].flops / took
+        if took > FMA_SECONDS / 2 or links == _MOST_LINKS:
+            return plan.steps[0].flops / took
+        links = min(_MOST_LINKS, links * max(2, round(FMA_SECONDS / took)))
 
 
 def _bandwidth(seconds: Callable[[Plan, Sequence[np.ndarray]], float], target: Target,
@@ -123,9 +123,10 @@ def stream_plan(target: Target, lanes: int, set_bytes: int) -> Plan:
     passes; a large one, on a CPU, is a step a part, none of which is in a cache in its turn.
     """
     group, groups = _work(target)
-    parts = set_bytes // PART_BYTES if group == 1 and set_bytes > STREAM_BYTES else 1
+    moved = STREAM_BYTES[_kind(target)]
+    parts = set_bytes // PART_BYTES if group == 1 and set_bytes > moved else 1
     count = set_bytes // (8 * lanes * parts)                # vectors of a step in each buffer
-    passes = max(1, STREAM_BYTES // (12 * lanes * count)) if parts == 1 else 1
+    passes = max(1, moved // (12 * lanes * count)) if parts == 1 else 1
     source = _kernel(target, "stream", lanes)
     shape = (parts * count * lanes,)
     tensors = (TensorSpec("x", "f32", shape, 0), TensorSpec("y", "f32", shape, 1))
@@ -138,14 +139,19 @@ def stream_plan(target: Target, lanes: int, set_bytes: int) -> Plan:
 
 def _widths(target: Target) -> tuple[int, ...]:
     """Lanes worth trying. A GPU computes with scalars, but may read memory faster by vectors."""
-    if target.device_type == "cpu":
+    if _kind(target) == "cpu":
         return (target.vector_width,)
     return 1, min(4, target.max_vector_width)
 
 
+def _kind(target: Target) -> str:
+    """An accelerator counts as a GPU: many work-items, far from this process."""
+    return "cpu" if target.device_type == "cpu" else "gpu"
+
+
 def _work(target: Target) -> tuple[int, int]:
     """(work-items of a group, groups): on CPUs an item is a thread's share, on GPUs one of many."""
-    if target.device_type == "cpu":
+    if _kind(target) == "cpu":
         return 1, 4 * target.compute_units
     return min(128, target.max_work_group), 16 * target.compute_units
 
