@@ -91,6 +91,8 @@ def test_roofs_meet_in_corners():
     assert cache.label == "100 GB/s (1 MiB)" and alone.label == "50 GFLOP/s, 1 thread"
     assert cache.angle == pytest.approx(memory.angle)
     assert alone.label_y - peak.label_y >= 13
+    assert peak.label == "100 GFLOP/s, 2 threads"
+    assert roof_lines(replace(PEAKS, threads=0), axes)[0].label == "100 GFLOP/s, f32"
     close = replace(PEAKS, flops_alone=0.99e11)             # their labels stay apart
     assert roof_lines(close, axes)[1].label_y == peak.label_y + 13
 

@@ -47,7 +47,9 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Peaks:
-    """A device's roof, in f32. flops_alone: of one thread, 0 where a device has no such thing."""
+    """A device's roof, in f32. threads: 0 where it has threads of its own, as a GPU. flops_alone: of
+    one thread, 0 where that was not measured.
+    """
 
     device: str
     threads: int
@@ -84,7 +86,7 @@ def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
         with config.override(threads=1):
             alone = flops()
     sets = [s for s in SETS if not target.global_memory or s <= target.global_memory // 8]
-    return Peaks(device.name, threads, flops(), alone,
+    return Peaks(device.name, threads if _kind(target) == "cpu" else 0, flops(), alone,
                  tuple(Bandwidth(s, max(_bandwidth(seconds, target, lanes, s)
                                         for lanes in _widths(target))) for s in sets or SETS[:1]))
 

@@ -147,8 +147,7 @@ class Line:
 
 def roof_lines(peaks: Peaks, axes: Axes) -> list[Line]:
     """Horizontal peaks, and slopes that end where they meet the highest."""
-    threads = f"{peaks.threads} thread{'s' * (peaks.threads > 1)}"
-    whose = threads if peaks.flops_alone or peaks.threads == 1 else "f32"
+    whose = f"{peaks.threads} thread{'s' * (peaks.threads > 1)}" if peaks.threads else "f32"
     rate = max(b.rate for b in peaks.bandwidths)
     peak = _level(axes, peaks.flops, rate, whose, "peak")
     lines = [peak]
