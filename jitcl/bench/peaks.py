@@ -47,8 +47,8 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Peaks:
-    """A device's roof, in f32. threads: 0 where it has threads of its own, as a GPU. flops_alone: of
-    one thread, 0 where that was not measured.
+    """A device's roof, in f32. threads: of the host, 0 for a GPU, which has its own. flops_alone:
+    of one thread, 0 where that was not measured.
     """
 
     device: str

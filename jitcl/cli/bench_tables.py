@@ -193,7 +193,8 @@ def _print_kernels(out: Console, line: Roofline, count: int) -> None:
     out.print(f"{len(line.placed)} steps one by one take {duration(total)}, all of them at the "
               f"roof {duration(sum(p.roof_seconds for p in line.placed))}")
     threads = f" with {peaks.threads} thread{'s' * (peaks.threads > 1)}" if peaks.threads else ""
-    out.print(f"peaks measured here{threads}: {amount(peaks.flops, 'FLOP/s')}{alone}, f32; {widths}")
+    out.print(f"peaks measured here{threads}: {amount(peaks.flops, 'FLOP/s')}{alone}, f32; "
+              f"{widths}")
     if any(p.of_roof > 1 for p in line.placed[:count]):
         out.print("above 100%: operands lay in faster caches than a set of that size, or the peaks "
                   "were measured while others computed")
