@@ -4,22 +4,22 @@
     recurrent.py [--rounds 12] [--threads 2] [--models FOLDER] [PATTERN ...]
 
 Each engine runs in a process of its own, so that neither meets the other's waiting threads; where
-the machine is shared, both meet the same neighbours. Prints for each case the median ms, and the
-ratio of medians round by round. Real models are taken from --models, with their golden inputs.
+the machine is shared, both meet the same neighbours. Prints for each case the median ms of both,
+the ratio of medians round by round (the median and the worst), and the largest difference. Real
+models are taken from --models, with their golden inputs.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+from jitcl.bench.contest import Contest
+from jitcl.bench.openers import jitcl_entrant
+from jitcl.bench.peers import peer_entrant
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 TURN = 0.25                                  # seconds
@@ -83,82 +83,34 @@ def load(case: str, models: Path) -> tuple[bytes, dict[str, np.ndarray]]:
     return (models / f"{case}.onnx").read_bytes(), feeds
 
 
-def engine(name: str, model: bytes, feeds: dict[str, np.ndarray], threads: int
-           ) -> Callable[[], list[np.ndarray]]:
-    if name == "jitcl":
-        import jitcl
-        compiled = jitcl.compile(model, device="cpu")
-        return lambda: list(compiled.run(feeds).values())
-    import onnxruntime
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, feeds)
-
-
-def worker(options: argparse.Namespace) -> None:
-    """Answers each line of stdin with the median ms of a turn of runs."""
-    model, feeds = load(options.patterns[0], options.models)
-    run = engine(options.worker, model, feeds, options.threads)
-    np.save(options.result, np.concatenate([np.ravel(a) for a in run()]))
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        times, end = [], time.perf_counter() + TURN
-        while time.perf_counter() < end or len(times) < 3:
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-        print(float(np.median(times)) * 1e3, flush=True)
-
-
-def measure(case: str, options: argparse.Namespace, folder: Path) -> str:
+def measure(case: str, options: argparse.Namespace) -> str:
     """One row of the table."""
-    env = dict(os.environ, JITCL_THREADS=str(options.threads))
-    results = {e: folder / f"{case}.{e}.npy" for e in ("jitcl", "onnxruntime")}
-    running = {e: subprocess.Popen(
-        [sys.executable, __file__, "--worker", e, "--result", str(result), "--threads",
-         str(options.threads), "--models", str(options.models), case],
-        env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for e, result in results.items()}
-    for process in running.values():
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    times: dict[str, list[float]] = {e: [] for e in running}
-    for _ in range(options.rounds + 1):      # the first is for warming up
-        for e, process in running.items():
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-            times[e].append(float(process.stdout.readline()))
-    for process in running.values():
-        process.communicate()
-    ours, theirs = (np.array(times[e][1:]) for e in running)
-    got, want = (np.load(r).astype(np.float64) for r in results.values())
-    error = np.abs(got - want).max() / (np.abs(want).max() + 1e-30)
-    return (f"| {case} | {np.median(ours):.3f} | {np.median(theirs):.3f} | "
-            f"{np.median(ours) / np.median(theirs):.2f} | {np.max(ours / theirs):.2f} | "
-            f"{error:.0e} |")
+    model, feeds = load(case, options.models)
+    entrants = [jitcl_entrant(model, feeds), peer_entrant("onnxruntime", model, feeds)]
+    with Contest(entrants, options.threads) as contest:
+        contest.open()
+        contest.time(options.rounds, TURN)
+    ours, theirs = contest.entries
+    for entry in contest.entries:
+        if entry.timing is None:
+            raise SystemExit(f"{case}: {entry.name}: {entry.error}")
+    return (f"| {case} | {1e3 * ours.timing.median:.3f} | {1e3 * theirs.timing.median:.3f} | "
+            f"{ours.ratio.median:.2f} | {ours.ratio.worst:.2f} | {ours.difference:.0e} |")
 
 
 def main() -> None:
-    import tempfile
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("patterns", nargs="*", default=["*"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", type=Path, default=MODELS)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
     real = [name for name in REAL if (options.models / f"{name}.onnx").is_file()]
     print("| case | jitcl ms | onnxruntime ms | ratio | worst round | difference |\n"
           "|---|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for case in (*CASES, *real):
-            if any(fnmatch.fnmatch(case, p) for p in options.patterns):
-                print(measure(case, options, Path(folder)), flush=True)
+    for case in (*CASES, *real):
+        if any(fnmatch.fnmatch(case, p) for p in options.patterns):
+            print(measure(case, options), flush=True)
 
 
 if __name__ == "__main__":

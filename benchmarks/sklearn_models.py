@@ -3,24 +3,26 @@
 
     sklearn_models.py [--rows 10000] [--rounds 15] [--threads 2] [NAME ...]
 
-Both engines run in turns in one process, with as many threads; printed are the medians in ms, their
-ratio (below 1: jitcl is faster), the largest difference of a number, and the nodes that jitcl runs
-on the host. Labels that differ from those of onnxruntime with one thread are an error (with more,
-it adds up trees in another order, and ties fall otherwise). Models are run without ZipMap: making
-10,000 dicts costs more than most predictions.
+Both engines run in turns, in processes of their own with as many threads; printed are the medians
+in ms, their ratio (below 1: jitcl is faster), the largest difference of a number, and the nodes
+that jitcl runs on the host. Labels that differ from those of onnxruntime with one thread are an
+error (with more, it adds up trees in another order, and ties fall otherwise). Models are run
+without ZipMap: making 10,000 dicts costs more than most predictions.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jitcl.bench.contest import Contest
+from jitcl.bench.openers import jitcl_entrant
+from jitcl.bench.peers import open_onnxruntime, peer_entrant
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,7 +35,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    os.environ["JITCL_THREADS"] = str(options.threads)
     print(f"{options.rows} rows, {options.threads} threads, {options.rounds} rounds, load "
           f"{os.getloadavg()[0]:.1f}\n\n| model | jitcl | onnxruntime | ratio | error | host |\n"
           "|---|---|---|---|---|---|")
@@ -43,36 +44,22 @@ def main() -> None:
 
 def row(name: str, rows: int, rounds: int, threads: int) -> str:
     """One line of the table."""
-    import onnxruntime
-
-    import jitcl
     from tests.sklearn_models import exported
     model = exported(name, rows)
     data, feeds = without_maps(model.data), model.feeds
-    compiled = jitcl.compile(data, device="cpu")
-    alone, session = (_session(onnxruntime, data, n) for n in (1, threads))
-    names = [o.name for o in session.get_outputs()]
-    results = compiled.run(feeds)
-    error = difference([results[n] for n in names], alone.run(None, feeds))
-    spent: tuple[list[float], list[float]] = ([], [])
-    repeats = 1 if rows >= 1000 else 50
-    for k in range(2 + rounds):
-        for times, run in zip(spent, (lambda: compiled.run(feeds),
-                                      lambda: session.run(None, feeds))):
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            if k >= 2:
-                times.append((time.perf_counter() - start) / repeats * 1e3)
-    mine, theirs = map(statistics.median, spent)
-    host = ", ".join(op for _, op, _ in compiled.report().host)
-    return f"| {name} | {mine:.3f} | {theirs:.3f} | {mine / theirs:.2f} | {error:.1e} | {host} |"
-
-
-def _session(onnxruntime: Any, data: bytes, threads: int) -> Any:
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(data, settings, providers=["CPUExecutionProvider"])
+    entrants = [jitcl_entrant(data, feeds), peer_entrant("onnxruntime", data, feeds)]
+    with Contest(entrants, threads) as contest:
+        contest.open()
+        contest.time(rounds)
+    for entry in contest.entries:
+        if entry.timing is None:
+            raise SystemExit(f"{name}: {entry.name}: {entry.error}")
+    ours, theirs = contest.entries
+    alone = open_onnxruntime(data, feeds, threads=1).run()
+    error = difference([ours.opened.outputs[n] for n in alone], list(alone.values()))
+    host = ", ".join(ours.opened.about["host"])
+    return (f"| {name} | {1e3 * ours.timing.median:.3f} | {1e3 * theirs.timing.median:.3f} | "
+            f"{ours.ratio.median:.2f} | {error:.1e} | {host} |")
 
 
 def without_maps(data: bytes) -> bytes:

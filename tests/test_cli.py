@@ -324,7 +324,7 @@ def test_an_input_whose_value_decides_shapes(tmp_path):
 
 
 def test_every_help_has_an_example():
-    for command in ((), ("run",), ("dump",), ("devices",), ("cache",)):
+    for command in ((), ("run",), ("bench",), ("dump",), ("devices",), ("cache",)):
         text = jitcl_command(*command, "--help").stdout
         assert "Examples:" in text and "  jitcl " in text
     assert "JITCL_CACHE_DIR" in jitcl_command("--help").stdout

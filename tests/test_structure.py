@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jitcl"
 
 # A room imports only from rooms above it. "jitcl" is the public face, jitcl/__init__.py and
-# its helpers beside it; it may use everything but the command line, which uses it.
+# its helpers beside it; it may use all above it, and is used by the bench and the command line.
 ROOMS = ("errors", "config", "dtypes", "target", "ir", "ops", "frontends", "passes", "templates",
-         "codegen", "devices", "tuning", "runtime", "jitcl", "cli")
+         "codegen", "devices", "tuning", "runtime", "jitcl", "bench", "cli")
 
 # Libraries that only one place may touch, wherever in a module the import stands.
 CONFINED = {
@@ -25,8 +25,10 @@ CONFINED = {
     "llvmlite": ("jitcl.devices.cpu",),
     "onnx": ("jitcl.frontends.onnx",),
     "pickle": ("jitcl.devices.frames",),         # a pipe to a child, never a file
+    "onnxruntime": ("jitcl.bench.peers",),       # what jitcl is compared with, in its own process
+    "openvino": ("jitcl.bench.peers",),
 }
-FORBIDDEN = ("torch", "tensorflow", "onnxruntime")
+FORBIDDEN = ("torch", "tensorflow")
 MAX_LINES = 500
 MAX_COLUMNS = 100
 
@@ -159,6 +161,12 @@ def test_frontends_and_passes_do_not_know_each_other():
 
 def test_each_library_is_imported_in_its_place_only():
     assert [str(i) for i in all_imports() if leaves_confinement(i)] == []
+
+
+def test_peers_are_imported_when_they_are_run():
+    found = {i.target.split(".")[0]: i.at_start for i in all_imports()
+             if i.target.split(".")[0] in ("onnxruntime", "openvino")}
+    assert found == {"onnxruntime": False, "openvino": False}
 
 
 def test_nothing_imports_what_the_project_does_without():

@@ -1,1 +1,1 @@
-"""The command line: `jitcl run, dump, devices, cache`. Nothing else in jitcl imports it."""
+"""The command line: `jitcl run, bench, dump, devices, cache`. Nothing else in jitcl imports it."""

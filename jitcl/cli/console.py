@@ -38,7 +38,12 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 
 def print_json(value: Any) -> None:
     """JSON on stdout. Infinities and NaN become null: they are no JSON."""
-    print(json.dumps(_finite(value), indent=2))
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """What `print_json` prints."""
+    return json.dumps(_finite(value), indent=2)
 
 
 def _finite(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.cli.options import only_input
+from jitcl.cli.options import Shape, full_shapes, named_shapes, only_input
 from jitcl.errors import InputError
 from jitcl.ir.types import Dim
 
@@ -56,6 +56,29 @@ class Scaling:
         x = pixels.astype(np.float64) * scale
         x = (x - np.array(self.mean or (0.0,))) / np.array(self.std or (1.0,))
         return (x if floats else np.rint(x)).astype(dtype)
+
+
+def complete_feeds(model: Model, given: Sequence[str], scaling: Scaling, shapes: Sequence[Shape],
+                   random: bool, seed: int) -> dict[str, np.ndarray]:
+    """All inputs: from -i options, and with `random` numbers for the others; InputError for one
+    that is missing.
+    """
+    fixed = named_shapes(model, shapes)
+    feeds = read_feeds(model, given, scaling, fixed)
+    missing = [t for t in model.inputs if t.name not in feeds and not t.optional
+               and not (t.value is not None and t.value.kind == "optional")]
+    odd = [t for t in missing if t.value is not None]
+    if odd:
+        raise InputError(f"input {odd[0]} was not given\n  Say what it is as JSON: -i "
+                         f"{odd[0].name}='[...]'; random numbers make tensors only.")
+    if missing and not random:
+        raise InputError(f"input {missing[0]} was not given\n"
+                         f"  Say where it is, -i {missing[0].name}=FILE, or take --random numbers.")
+    if random:
+        wanted = full_shapes(model, fixed, known=tuple(feeds))
+        feeds |= {t.name: random_feed(t, wanted[t.name], seed)
+                  for t in model.inputs if t.name in wanted}
+    return feeds
 
 
 def read_feeds(model: Model, given: Sequence[str], scaling: Scaling,

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from jitcl import __version__, config
+from jitcl.cli.bench import bench
 from jitcl.cli.cache import cache
 from jitcl.cli.devices import devices
 from jitcl.cli.dump import dump
@@ -24,6 +25,7 @@ Examples:
   jitcl devices                                 what can run models here
   jitcl run model.onnx --random                 does it run, and how fast?
   jitcl run model.onnx -i image=cat.png -o out  a picture in, arrays out
+  jitcl bench model.onnx                        beside other engines, in turns
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
   jitcl cache why model.onnx                    why was it compiled again?
 
@@ -80,7 +82,7 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, dump, devices, cache):
+for _command in (run, bench, dump, devices, cache):
     cli.add_command(_command)
 
 

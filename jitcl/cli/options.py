@@ -36,11 +36,26 @@ class ShapeType(click.ParamType):
         return name, tuple(int(d) for d in re.split("[,x]", dims) if d)
 
 
+class Numbers(click.ParamType):
+    """Comma-separated numbers, one a channel."""
+
+    name = "R,G,B"
+
+    def convert(self, value: Any, param: click.Parameter | None,
+                ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(v) for v in value.split(","))
+        except ValueError:
+            self.fail(f"'{value}' is not numbers such as 0.5,0.5,0.5", param, ctx)
+
+
 _MODEL = click.argument("model", type=click.Path(path_type=Path))
+_DEVICE = click.option("-d", "--device", default="auto", show_default=True, metavar="DEVICE",
+                       help="auto, cpu, opencl[:PLATFORM[:DEVICE]] (numbers or parts of names), "
+                            "reference; profile:NAME to compile only.")
 _SHARED = (
-    click.option("-d", "--device", default="auto", show_default=True, metavar="DEVICE",
-                 help="auto, cpu, opencl[:PLATFORM[:DEVICE]] (numbers or parts of names), "
-                      "reference; profile:NAME to compile only."),
     click.option("--precision", type=click.Choice(CHOICES["precision"]), default="high",
                  show_default=True, help="high: as the model says; normal: f16 storage; "
                  "low: f16 arithmetic too, where the device has it."),
@@ -52,6 +67,17 @@ _SHARED = (
                  help="An input's shape, where the model leaves it open; repeatable."),
     click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
                  help="The kernel cache; default: JITCL_CACHE_DIR, or the user's cache directory."),
+)
+input_option = click.option(
+    "-i", "--input", "given", multiple=True, metavar="[NAME=]FILE",
+    help="An input from a .npy, a .npz (without NAME: all arrays in it), a picture, or "
+    "JSON numbers; repeatable. NAME may be left out where there is one input.")
+_PICTURES = (
+    click.option("--scale", type=float,
+                 help="Pictures: factor on 0..255  [default: 1/255 for floats]"),
+    click.option("--mean", type=Numbers(), default=(), help="Pictures: subtracted after scaling."),
+    click.option("--std", type=Numbers(), default=(), help="Pictures: divided by after that."),
+    click.option("--bgr", is_flag=True, help="Pictures: blue first, as OpenCV has it."),
 )
 value_option = click.option(
     "-i", "--input", "given", multiple=True, metavar="NAME=VALUE",
@@ -66,7 +92,22 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 def model_options(command: F) -> F:
     """MODEL and all options that decide what it is compiled into."""
-    for option in reversed((_MODEL, *_SHARED)):
+    return _all(command, _MODEL, _DEVICE, *_SHARED)
+
+
+def model_options_but_device(command: F) -> F:
+    """The same for a command that takes several devices."""
+    return _all(command, _MODEL, *_SHARED)
+
+
+def picture_options(command: F) -> F:
+    """What becomes of the pixels of pictures: `feeds.Scaling`."""
+    return _all(command, *_PICTURES)
+
+
+def _all(command: F, *options: Callable[[F], F]) -> F:
+    """The command with options, which its help lists in this order."""
+    for option in reversed(options):
         command = option(command)
     return command
 

@@ -12,19 +12,17 @@ import click
 
 from jitcl.cli.options import (
     Shape,
-    full_shapes,
+    input_option,
     isolation_option,
     json_option,
     model_options,
-    named_shapes,
     open_with,
+    picture_options,
 )
-from jitcl.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from jitcl.cli.feeds import Scaling
     from jitcl.runtime.model import Model
 
 EPILOG = """\b
@@ -39,32 +37,12 @@ Examples:
 """
 
 
-class Numbers(click.ParamType):
-    """Comma-separated numbers, one a channel."""
-
-    name = "R,G,B"
-
-    def convert(self, value: Any, param: click.Parameter | None,
-                ctx: click.Context | None) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(float(v) for v in value.split(","))
-        except ValueError:
-            self.fail(f"'{value}' is not numbers such as 0.5,0.5,0.5", param, ctx)
-
-
 @click.command(epilog=EPILOG)
 @model_options
-@click.option("-i", "--input", "given", multiple=True, metavar="[NAME=]FILE",
-              help="An input from a .npy, a .npz (without NAME: all arrays in it), a picture, or "
-              "JSON numbers; repeatable. NAME may be left out where there is one input.")
+@input_option
 @click.option("--random", is_flag=True, help="Random numbers for inputs that are not given.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --random.")
-@click.option("--scale", type=float, help="Pictures: factor on 0..255  [default: 1/255 for floats]")
-@click.option("--mean", type=Numbers(), default=(), help="Pictures: subtracted after scaling.")
-@click.option("--std", type=Numbers(), default=(), help="Pictures: divided by after that.")
-@click.option("--bgr", is_flag=True, help="Pictures: blue first, as OpenCV has it.")
+@picture_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT",
               help="Save outputs: OUT.npz, OUT.npy (one output), or a folder of .npy files.")
 @click.option("--save-pictures", is_flag=True,
@@ -83,14 +61,15 @@ def run(model: Path, device: str, precision: str, memory: str, tuning: str,
     """Run MODEL once: inputs from files, outputs as a table and as files."""
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
-    from jitcl.cli.feeds import Scaling
+    from jitcl.cli.feeds import Scaling, complete_feeds
 
     names = results.read_labels(labels) if labels else []
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
         opened = open_with(model, device, precision, memory, tuning, cache_dir, progress,
                            isolation)
-        feeds = _feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random, seed)
+        feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random,
+                               seed)
         outputs, seconds = _timed(opened, feeds, start, repeat)
     saved: list[tuple[Path, str]] = []
     if output is not None:
@@ -102,28 +81,6 @@ def run(model: Path, device: str, precision: str, memory: str, tuning: str,
         _print_json(opened, feeds, outputs, seconds, saved)
     else:
         _print(opened, outputs, seconds, saved, names)
-
-
-def _feeds(model: Model, given: Sequence[str], scaling: Scaling, shapes: Sequence[Shape],
-           random: bool, seed: int) -> dict[str, np.ndarray]:
-    """All inputs; InputError for one that is missing."""
-    from jitcl.cli.feeds import random_feed, read_feeds
-    fixed = named_shapes(model, shapes)
-    feeds = read_feeds(model, given, scaling, fixed)
-    missing = [t for t in model.inputs if t.name not in feeds and not t.optional
-               and not (t.value is not None and t.value.kind == "optional")]
-    odd = [t for t in missing if t.value is not None]
-    if odd:
-        raise InputError(f"input {odd[0]} was not given\n  Say what it is as JSON: -i "
-                         f"{odd[0].name}='[...]'; --random makes tensors of numbers only.")
-    if missing and not random:
-        raise InputError(f"input {missing[0]} was not given\n"
-                         f"  Say where it is, -i {missing[0].name}=FILE, or take --random numbers.")
-    if random:
-        wanted = full_shapes(model, fixed, known=tuple(feeds))
-        feeds |= {t.name: random_feed(t, wanted[t.name], seed)
-                  for t in model.inputs if t.name in wanted}
-    return feeds
 
 
 def _timed(model: Model, feeds: dict[str, np.ndarray], start: float, repeat: int,

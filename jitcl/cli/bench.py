@@ -1,0 +1,183 @@
+"""`jitcl bench`: how fast a model runs here, beside other engines and beside the machine's roof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jitcl.cli.options import (
+    Shape,
+    input_option,
+    isolation_option,
+    model_options_but_device,
+    picture_options,
+)
+from jitcl.errors import InputError, JitclError, OptionError
+
+if TYPE_CHECKING:
+    from jitcl.bench.contest import Contest
+    from jitcl.bench.processes import Entrant
+    from jitcl.bench.roofline import Roofline
+    from jitcl.runtime.model import Model
+
+LISTED = 10                 # kernels in the table that comes with --roofline
+EPILOG = """\b
+Examples:
+  jitcl bench model.onnx                               beside onnxruntime and openvino
+  jitcl bench model.onnx -d cpu -d opencl:pocl --peers none
+  jitcl bench model.onnx -d cpu --shape image=1,3,224,224 --threads 1 --rounds 30
+  jitcl bench bert.onnx -i input_ids=ids.npy -i attention_mask=mask.npy --json bench.json
+  jitcl bench model.onnx -d cpu --roofline roof.svg    which kernels leave time lying about?
+  jitcl bench model.onnx -d cpu --kernels 20 --peers none
+
+\b
+How to read it: each engine runs in a process of its own, and they take turns: a round is
+a twentieth of a second of runs, or one run that lasts longer, of each. A time is the median
+of the rounds' medians; a ratio is the median of the ratios round by round, below 1 where an
+engine is faster than the fastest peer. "difference" is that of the results, relative to the
+largest number of an output. Neighbours disturb all engines alike, but not to the percent:
+repeat on a quiet machine what you want to publish.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("-d", "--device", "devices", multiple=True, metavar="DEVICE",
+              help="A device to time, as `jitcl run` takes it; repeatable.  [default: auto]")
+@model_options_but_device
+@input_option
+@click.option("--seed", default=0, show_default=True,
+              help="Seed of the random numbers for inputs that are not given.")
+@picture_options
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True,
+              help="Turns of each engine, after one to warm up.")
+@click.option("--threads", type=click.IntRange(1), metavar="N",
+              help="Threads of each engine, and cores that it may use.  [default: JITCL_THREADS, "
+              "or all usable cores]")
+@click.option("--peers", default="auto", show_default=True, metavar="NAMES",
+              help="What to compare with: auto (those that are installed), none, or names: "
+              "onnxruntime,openvino. They compute in float32.")
+@click.option("--roofline", "svg", type=click.Path(path_type=Path, dir_okay=False),
+              metavar="FILE.svg", help="Draw every kernel under the device's measured peaks.")
+@click.option("--kernels", type=click.IntRange(0), metavar="N",
+              help="List the N slowest kernels beside the peaks.  [default: 10 with --roofline, "
+              "else 0]")
+@isolation_option
+@click.option("--json", "report", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+              metavar="FILE", help="Write all of it as JSON; - is stdout, instead of the tables.")
+def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tuning: str,
+          shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], seed: int,
+          scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
+          rounds: int, threads: int | None, peers: str, svg: Path | None, kernels: int | None,
+          isolation: str | None, report: Path | None) -> None:
+    """Time MODEL on jitcl's devices and on other engines, in turns, and compare the results."""
+    from jitcl import config
+    from jitcl.bench.contest import Contest
+    from jitcl.bench.machine import this_machine
+    from jitcl.bench.peers import choose_peers
+    from jitcl.cli import bench_tables as tables
+    from jitcl.cli.feeds import Scaling, complete_feeds
+
+    for path in (svg, report):
+        _check_writable(path)
+    chosen, missing = choose_peers(peers)
+    threads = threads or int(config.get("threads"))
+    machine = this_machine()                        # before the load is this command's own
+    devices = tuple(dict.fromkeys(devices)) or ("auto",)
+    options = dict(precision=precision, memory=memory, tuning=tuning, isolation=isolation,
+                   cache_dir=None if cache_dir is None else str(cache_dir))
+    opened = _open(model, options)
+    feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, True, seed)
+    taking_part, refused = entrants(model, devices, chosen, feeds, options)
+    with tables.status() as say, Contest(taking_part, threads, say) as contest:
+        contest.open()
+        contest.time(rounds)
+        _raise_if_none_ran(contest)
+        wanted = kernels if kernels is not None else LISTED if svg is not None else 0
+        rooflines, unplaced = _rooflines(contest, model.name, say) if wanted or svg else ([], {})
+    told = tables.Told(model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
+                       {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
+                       rooflines, unplaced)
+    if report is not None:
+        _write(report, told.document())
+    if str(report) != "-":
+        told.print(wanted)
+    if svg is not None:
+        _draw(svg, rooflines, unplaced)
+    for path in (svg, report):
+        if path is not None and str(report) != "-":
+            click.echo(f"saved {path}")
+
+
+def _check_writable(path: Path | None) -> None:
+    """OptionError before an hour of timing, not after it."""
+    if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
+        raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'\n"
+                          "  Make it first, or name another place.")
+
+
+def _open(model: Path, options: dict[str, Any]) -> Model:
+    """To know the inputs. Nothing is compiled or run in this process, and no driver is touched."""
+    from jitcl.runtime.model import open_model
+    return open_model(model, device="cpu", **options)
+
+
+def entrants(model: Path, devices: tuple[str, ...], peers: list[str], feeds: dict[str, Any],
+             options: dict[str, Any]) -> tuple[list[Entrant], dict[str, str]]:
+    """(engines in the order of their turns, peers that are out from the start and why)."""
+    from jitcl.bench.openers import jitcl_entrant
+    from jitcl.bench.peers import peer_entrant
+    path = str(model.absolute())
+    ours = [jitcl_entrant(path, feeds, device, **options) for device in devices]
+    if model.suffix.lower() == ".jitcl":
+        return ours, dict.fromkeys(peers, "reads ONNX files only, not text graphs")
+    return ours + [peer_entrant(p, path, feeds) for p in peers], {}
+
+
+def _raise_if_none_ran(contest: Contest) -> None:
+    """Without any device of jitcl's there is nothing to tell but its error."""
+    ours = [e for e in contest.entries if not e.entrant.peer]
+    if all(e.error is not None for e in ours):
+        assert ours[0].error is not None
+        raise ours[0].error
+
+
+def _rooflines(contest: Contest, model: str, say: Any) -> tuple[list[Roofline], dict[str, str]]:
+    """Kernels of each device under its roof; and why not, by name."""
+    from jitcl.bench.roofline import roofline
+    lines, unplaced = [], {}
+    for entry in contest.running:
+        if entry.entrant.peer:
+            continue
+        say(f"timing the kernels of {entry.name}")
+        try:
+            times = entry.process.ask("steps")
+            say(f"measuring peaks for {entry.name}")
+            lines.append(roofline(f"{model}, {entry.name}", times, entry.process.ask("peaks")))
+        except JitclError as error:
+            unplaced[entry.name] = str(error)
+    return lines, unplaced
+
+
+def _draw(path: Path, rooflines: list[Roofline], unplaced: dict[str, str]) -> None:
+    from jitcl.bench.roofline import draw
+    if not rooflines:
+        why = "; ".join(f"{name}: {text}" for name, text in unplaced.items())
+        raise InputError(f"--roofline: there are no kernels to draw\n  {why}")
+    _save(path, draw(rooflines))
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    from jitcl.cli.console import json_text, print_json
+    if str(path) == "-":
+        print_json(document)
+    else:
+        _save(path, json_text(document) + "\n")
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write '{path}': {error.strerror or error}") from error
