@@ -40,7 +40,7 @@ from tests.rungs import (
 
 PLACES = [s for s in devices.present() if s.startswith("opencl")]
 pytestmark = pytest.mark.in_turn
-PARTS = 4                               # of the op table
+PARTS = 8                               # of the op table
 LOWEST = ("no-vectors", "f32-simple", "split", "cpu")
 QUICK = ("conv-strided-f16", "gemm", "depthwise-f16", "max-pool-f16", "softmax-f16", "layer-norm",
          "elementwise-f16", "int8", "int4")

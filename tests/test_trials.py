@@ -44,7 +44,7 @@ NAMES = ("mnist8", "squeezenet1.0_fp16", "oww_embedding", "squeezenet1.0_fp32", 
          "yolox_nano", "selfie_segmentation", "super_resolution_espcn", "fns_candy_stdops",
          "hyperlpr_y5fu_320", "oww_melspectrogram", "minilm_l6_v2")
 QUICK = 3
-PARTS = 3                               # of the op table
+PARTS = 6                               # of the op table
 
 
 def generated(graph: Graph, target: Target, precision: str = "high") -> Generated:
