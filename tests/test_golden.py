@@ -62,6 +62,9 @@ GRAPHS: dict[str, Callable[[], Node]] = {
                                        epsilon=1e-5),
     "conv_bias_relu": lambda: g.relu(g.add(conv(x("x", 1, 16, 14, 14), weights(32, 16, 3, 3)),
                                            weights(32, 1, 1))),
+    "winograd": lambda: g.reduce_mean(
+        g.relu(g.add(conv(x("x", 1, 16, 28, 28), weights(24, 16, 3, 3)), weights(24, 1, 1))),
+        axes=(2, 3), keepdims=True),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "max_pool": lambda: g.max_pool(x("x", 1, 16, 14, 14), kernel=(2, 2), strides=(2, 2),
@@ -73,6 +76,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
+del FILES["winograd.gpu.cl"]                   # a convolution as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 
 
