@@ -21,6 +21,7 @@ MOST_GROUPS = 8                # register tiles side by side
 DATA_CYCLES = {2: 50, 4: 150}
 RESULT_CYCLES = {2: 60, 4: 190}
 CALL_CYCLES = 12               # of a register tile, beside its steps
+MEET_CYCLES = 10_000           # of all threads behind a kernel of their own
 NEAR, FAR = 24, 8              # bytes a cycle from a core's cache, from beyond
 MEMORY = 10                    # bytes a cycle for all cores: weights of a large model
 GAIN = 0.9                     # of a direct convolution's cycles: what is closer may be slower
@@ -125,6 +126,7 @@ def winograd_cycles(s: ConvShape, b: Blocking, target: Target) -> float:
     else:                             # each group of channels reads all data, its weights stay
         near = blocks * data + weights // kgs <= target.cache_bytes
         cycles += (kgs + 1) * blocks * data / (NEAR if near else FAR)
+        cycles += MEET_CYCLES * max(1, target.compute_units)
     tasks = blocks if b.whole else blocks * kgs
     return cycles * _idle(tasks, target) + _read_once(weights, target)
 
