@@ -140,6 +140,10 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_CPU_WIDTH", _one_of(4, 8, 16), lambda: None, "4, 8 or 16",
         "f32 lanes of the CPU's vectors", "the widest the CPU has", in_key=True),
     Variable(
+        "JITCL_WINOGRAD", _one_of(0, 2, 4), lambda: None, "0, 2 or 4",
+        "outputs along a side of Winograd's tiles, in the CPU's 3x3 convolutions that allow it; 0 "
+        "for direct convolutions only", "what is reckoned to be fastest", in_key=True),
+    Variable(
         "JITCL_DEVICE", lambda text: text.strip(), lambda: "auto",
         "a device as `jitcl devices` lists them", "the device that device='auto' takes", "auto"),
     Variable(

@@ -54,6 +54,12 @@ def conv(data: Node, w: Node, **attrs: object) -> Node:
                               "dilations": (1,) * rank, "group": 1, **attrs})
 
 
+def pooled_conv(c: int, k: int) -> Node:
+    """A convolution whose result lies in blocks, as a reader wants it."""
+    y = g.add(conv(x("x", 1, c, 28, 28), weights(k, c, 3, 3)), weights(k, 1, 1))
+    return g.reduce_mean(g.relu(y), axes=(2, 3), keepdims=True)
+
+
 GRAPHS: dict[str, Callable[[], Node]] = {
     "elementwise": lambda: g.relu(g.add(g.mul(x("a", 4, 33), x("b", 33)), 1.0)),
     "half": lambda: g.tanh(g.add(x("a", 4, 33, dtype="f16"), x("b", 33, dtype="f16"))),
@@ -62,6 +68,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
                                        epsilon=1e-5),
     "conv_bias_relu": lambda: g.relu(g.add(conv(x("x", 1, 16, 14, 14), weights(32, 16, 3, 3)),
                                            weights(32, 1, 1))),
+    "winograd": lambda: pooled_conv(16, 24),
+    "winograd_in_two_steps": lambda: pooled_conv(32, 40),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "max_pool": lambda: g.max_pool(x("x", 1, 16, 14, 14), kernel=(2, 2), strides=(2, 2),
@@ -73,6 +81,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
+for name in ("winograd", "winograd_in_two_steps"):
+    del FILES[f"{name}.gpu.cl"]                # a convolution as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 
 

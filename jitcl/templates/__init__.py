@@ -14,9 +14,11 @@ from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.recurrent_cpu.template import RecurrentCpu
+from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 TEMPLATES: tuple[Template, ...] = (
-    ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(), RecurrentCpu(),
+    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
+    RecurrentCpu(),
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )
 

@@ -41,6 +41,14 @@ def _memory() -> int:
         return 0
 
 
+def _cache() -> int:
+    """Bytes of a core's second-level cache; 0 where the system does not say."""
+    try:
+        return max(0, os.sysconf("SC_LEVEL2_CACHE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 @functools.cache
 def versions() -> str:
     """What object code depends on beside the kernel's text: compilers, and what operations mean.
@@ -75,6 +83,8 @@ def probe_target() -> Target:
         vector_width=width,
         max_vector_width=16,
         registers=registers,
+        cache_bytes=_cache() or Target.cache_bytes,
+        winograd=config.get("winograd"),
         global_memory=memory,
         max_allocation=memory,
         alignment=64,

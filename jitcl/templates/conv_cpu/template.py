@@ -3,7 +3,6 @@ Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped b
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = (
@@ -216,7 +216,7 @@ class Writer:
         order = [("ct", "column_tiles"), ("rt", "row_tiles")]
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
-        operands = self.operands(vector or pixels or scalar)
+        operands = operands_of(vector or pixels or scalar, self.hooks)
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
             "conv_cpu/numba.py.j2",
@@ -280,11 +280,6 @@ class Writer:
     def weights(self, w: np.ndarray) -> np.ndarray:
         """The filters as [K, C, kh, kw]."""
         return w
-
-    def operands(self, lines: list[str]) -> list[Node]:
-        """What the epilogue reads."""
-        read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
-        return [n for n, name in self.hooks.names.items() if name in read]
 
     def params(
         self,

@@ -21,12 +21,18 @@ class Tile:
     blocks: int
 
 
+def step_cycles(tile: Tile) -> float:
+    """Cycles of one step of a tile's sums: two FMAs and two loads a cycle, with some overhead for
+    every address and block."""
+    pixels, nb = tile.rows * tile.columns, tile.blocks
+    return max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tile.rows + 0.4
+
+
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4
 ) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
-    Modelled are two FMAs and two loads a cycle, with some overhead for every address and block.
     `even`: its blocks must divide the output's.
     """
     free = target.registers - (2 if target.vector_width == 16 else 3)
@@ -39,10 +45,8 @@ def choose_tile(
                 pixels = tr * tc
                 if (pixels + 1) * nb > free or (nb > 4 and pixels > 2):
                     continue
-                cycles = (
-                    max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tr + 0.4
-                )
-                total = cycles * -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
+                tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
+                total = step_cycles(Tile(tr, tc, nb)) * tiles
                 if total < least:
                     best, least = Tile(tr, tc, nb), total
     return best

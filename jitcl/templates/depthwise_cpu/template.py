@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
+from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
     "n_count",
@@ -84,8 +84,7 @@ class DepthwiseCpu:
         vector = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
         pixels = None if vector else hooks.pixel_epilogue(width, flat_space=False)
         scalar = [] if vector or pixels else hooks.scalar_epilogue(width)
-        read = set(re.findall(r"\bx\d+\b", "\n".join(vector or pixels or scalar)))
-        operands = [n for n, name in hooks.names.items() if name in read]
+        operands = operands_of(vector or pixels or scalar, hooks)
         halo = root.layout.halo if root.layout.kind == "NCHWc" else 0
         columns = row_columns(s.out[1])
         halo_rows = halo if root.rank == 4 else 0

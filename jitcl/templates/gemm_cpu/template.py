@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = (
@@ -124,8 +124,7 @@ class _Writer:
         b = self.columns(tile.blocks, before)
         vector = self.hooks.row_epilogue(width)
         scalar = [] if vector else self.hooks.row_scalar_epilogue(width)
-        read = set(re.findall(r"\bx\d+\b", "\n".join(vector or scalar)))
-        operands: list[Node] = [n for n, name in self.hooks.names.items() if name in read]
+        operands = operands_of(vector or scalar, self.hooks)
         body = self.hooks.render(
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,

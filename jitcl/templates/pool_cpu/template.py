@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Emitted
+from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
     *("n_count", "channels", "kbs", "oh", "ow", "sh", "sw", "kh", "kw", "top", "left"),
@@ -40,8 +40,7 @@ class PoolCpu:
         left = f"channels - kb * {width}" if root.dims[1] % width else ""
         lines = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
         scalar = [] if lines else hooks.scalar_epilogue(width)
-        read = set(re.findall(r"\bx\d+\b", "\n".join(lines or scalar)))
-        operands = [n for n, name in hooks.names.items() if name in read]
+        operands = operands_of(lines or scalar, hooks)
         largest = node.op == "max_pool"
         two = root.rank == 4
         body = hooks.render(

@@ -1,0 +1,165 @@
+"""3x3 convolutions by Winograd's minimal filtering, F(4x4, 3x3) and F(2x2, 3x3), on blocks of
+channels: a quarter, or four ninths, of a direct convolution's products.
+
+An infinite input or NaN makes NaN of all outputs of its tile, not only of its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
+from jitcl.templates.cpu.operands import operands_of
+from jitcl.templates.winograd_cpu.choice import Blocking, choices
+from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms, relative_error
+
+LARGEST_ERROR = 1e-5           # of a result, over the largest one
+TILES = ("tiles", "tile_columns", "total", "blocks", "oh", "ow", "cbs", "position")
+DATA = ("a_image", "a_block", "a_first", "a_row")
+PRODUCTS = (
+    *("n_count", "channels", "kbs", "kgs", "last", "wt_position"),
+    *("y_first", "y_block", "y_width", "y_height"),
+)
+
+
+@dataclass(frozen=True)
+class Match:
+    shape: ConvShape
+    blocking: Blocking
+
+
+def pack_weights(w: np.ndarray, t: Transforms, width: int, blocks: int) -> np.ndarray:
+    """[K, C, 3, 3] -> [kgs][N * N][C][blocks][width] f32, zeros behind K."""
+    k, c = w.shape[:2]
+    kgs = -(-k // (width * blocks))
+    full = np.zeros((kgs * blocks * width, c, t.size * t.size), np.float32)
+    full[:k] = t.weights(w)
+    full = full.reshape(kgs, blocks, width, c, -1)
+    return np.ascontiguousarray(full.transpose(0, 4, 3, 1, 2))
+
+
+class WinogradCpu:
+    """conv 3x3 of f32, stride 1, no dilation, no groups, constant weights that lose no accuracy,
+    results in blocks."""
+
+    name = "winograd_cpu"
+    language = "numba"
+
+    def accepts(self, group: Group, target: Target) -> Match | None:
+        node, root = group.anchor, group.root.type
+        if node is None or node.op != "conv" or node.type.rank != 4 or target.kind != "cpu":
+            return None
+        x, w = node.inputs
+        if w.op != "const" or any(t.dtype != "f32" for t in (x.type, w.type, node.type)):
+            return None
+        if root.layout.kind != "NCHWc" or root.layout.block != target.vector_width:
+            return None
+        if node.type.size == 0 or x.type.size == 0:
+            return None
+        s = shape_of(node)
+        if (s.kernel, s.strides, s.dilations, s.groups) != ((3, 3), (1, 1), (1, 1), 1):
+            return None
+        for blocking in choices(s, target):
+            transforms = TRANSFORMS[blocking.outputs]
+            if relative_error(w.data, transforms, fused=target.fast_fma) <= LARGEST_ERROR:
+                return Match(s, blocking)
+        return None
+
+    def emit(self, match: Match, hooks: Any) -> list[Emitted]:
+        return _Writer(match, hooks).emit()
+
+
+class _Writer:
+    def __init__(self, match: Match, hooks: Any) -> None:
+        self.s, self.b, self.hooks = match.shape, match.blocking, hooks
+        self.group: Group = hooks.group
+        assert self.group.anchor is not None
+        self.x, self.w = self.group.anchor.inputs
+        self.transforms = TRANSFORMS[self.b.outputs]
+        self.width: int = hooks.target.vector_width
+        self.root = self.group.root.type
+
+    def emit(self) -> list[Emitted]:
+        before, a, physical, inset = padded_input(self.s, self.x, self.hooks, planes=False)
+        values = self.values(physical, inset)
+        if self.b.whole:
+            return [*before, self.products(a, values)]
+        shape = (self.b.blocks(self.s), self.b.positions, values["position"])
+        data = Scratch(f"winograd {self.b}", "f32", shape)
+        return [*before, self.data(a, data, values), self.products(data, values)]
+
+    def data(self, a: Argument, data: Scratch, values: dict[str, int]) -> Emitted:
+        """The step that transforms all data."""
+        names = (*TILES, *DATA)
+        body = self.render("data", names, [])
+        params = tuple(values[name] for name in names)
+        return Emitted("transformed", body, (a, data), (data,), params)
+
+    def products(self, source: Argument, values: dict[str, int]) -> Emitted:
+        """The step that multiplies; `source` is the input, or its transformed data."""
+        s, b, width = self.s, self.b, self.width
+        left = f"channels - kb * {width}" if s.k % width else ""
+        vector = self.hooks.vector_epilogue(width, flat_space=False, channels_left=left)
+        scalar = [] if vector else self.hooks.scalar_epilogue(width)
+        operands = operands_of(vector or scalar, self.hooks)
+        names = (*TILES, *(DATA if b.whole else ()), *PRODUCTS)
+        body = self.render(
+            "numba", names, operands, vector_lines=vector or [], scalar_lines=scalar,
+            whole=b.whole, NB=b.tile.blocks, COLUMNS=b.tile.columns, GROUPS=b.groups,
+            SUMS=b.sums(width), DATA=b.positions * values["position"],
+            uneven=values["kbs"] % b.tile.blocks != 0, clear_lanes=s.k % width != 0,
+            halo=self.root.layout.halo, y_dtype=self.root.dtype)
+        make = partial(pack_weights, t=self.transforms, width=width, blocks=b.tile.blocks)
+        packed = Packed(self.w, f"winograd {b.outputs} {width} {b.tile.blocks}", make)
+        arguments: tuple[Argument, ...] = (source, packed, *operands, self.group.root)
+        stem = f"winograd_{b.outputs}x{b.outputs}_{b.tile.columns}x{b.tile.blocks}"
+        params = tuple(values[name] for name in names)
+        return Emitted(stem, body, arguments, (self.group.root,), params)
+
+    def render(self, file: str, names: tuple[str, ...], operands: list[Node], **more: Any) -> str:
+        t = self.transforms
+        text: str = self.hooks.render(
+            f"winograd_cpu/{file}.py.j2", entry=ENTRY, params=names, W=self.width, N=t.size,
+            OUT=t.outputs, TILES=self.b.tiles, data_steps=t.data, result_steps=t.results,
+            operands=[(self.hooks.names[n], n.type.dtype) for n in operands], **more)
+        return text
+
+    def values(self, physical: tuple[int, ...], inset: tuple[int, int]) -> dict[str, int]:
+        """The kernels' integer parameters, by name."""
+        s, b, lanes = self.s, self.b, self.width
+        _, cbs, height, width = physical
+        kbs, (columns, total) = -(-s.k // lanes), b.counts(s)
+        halo = self.root.layout.halo
+        y_width, y_height = s.out[1] + 2 * halo, s.out[0] + 2 * halo
+        return {
+            "tiles": total // s.n,
+            "tile_columns": columns,
+            "total": total,
+            "blocks": b.blocks(s),
+            "oh": s.out[0],
+            "ow": s.out[1],
+            "cbs": cbs,
+            "position": b.position(s, lanes),
+            "a_image": cbs * height * width * lanes,
+            "a_block": height * width * lanes,
+            "a_first": ((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes,
+            "a_row": width * lanes,
+            "n_count": s.n,
+            "channels": s.k,
+            "kbs": kbs,
+            "kgs": -(-kbs // b.tile.blocks),
+            "last": s.c - (cbs - 1) * lanes,
+            "wt_position": s.c * b.tile.blocks * lanes,
+            "y_first": (halo * y_width + halo) * lanes,
+            "y_block": y_height * y_width * lanes,
+            "y_width": y_width,
+            "y_height": y_height,
+        }
