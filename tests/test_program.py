@@ -29,6 +29,7 @@ from tests.programs import (
     node,
     opened,
     same,
+    sequence,
 )
 
 X = np.array([[0, 1.5, 0, -2], [3, 0, 0.25, 0]], np.float32)
@@ -317,6 +318,17 @@ def test_a_warm_start_needs_no_onnx(tmp_path: Path) -> None:
     onnx.save(picked(), path)
     assert warm(path, tmp_path / "cache") == "True False (7,)"
     assert warm(path, tmp_path / "cache") == "False True (7,)"
+
+
+def test_a_warm_start_does_not_take_elements_for_granted(tmp_path: Path) -> None:
+    """That the elements of 'split' decide shapes is known from the cache; they are not."""
+    proto = model([node("SplitToSequence", ["x", "split"], ["pieces"], axis=0)],
+                  [info("x", [5, 2]), info("split", [2], I64)], [sequence("pieces")])
+    x = np.arange(10, dtype=np.float32).reshape(5, 2)
+    for first in (3, 3, 1):
+        made = opened(proto, cache_dir=tmp_path)
+        pieces = made.run({"x": x, "split": np.array([first, 5 - first])})["pieces"]
+        same(pieces, [x[:first], x[first:]])
 
 
 def test_levels_survive_as_text() -> None:

@@ -202,6 +202,8 @@ class Program:
             by_value = self._value_names(place)
             while True:
                 values = {n: env[n] for n in by_value if n in env}
+                if values and not fed:          # what stands in their place is no model's input
+                    raise NeedsValue(next(iter(values)), "its elements are not known yet")
                 key = (place, tuple((n, _seen(v)) for n, v in env.items()),
                        tuple((n, np.asarray(v).tobytes()) for n, v in values.items()))
                 level = self._levels.get(key)
@@ -222,8 +224,6 @@ class Program:
                         self._at_any_shape[ranks] = level
                     while len(self._levels) > MAX_LEVELS:
                         self._levels.popitem(last=False)
-                if not fed and values:
-                    raise NeedsValue(next(iter(values)), "its elements are not known yet")
                 break
         if self.strict and level.steps:
             raise UnsupportedError(self._ruled_out(level))
