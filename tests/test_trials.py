@@ -265,10 +265,13 @@ def quick(name: str, spec: str, form: str) -> bool:
         "conv-3x3", "gemm-f16", "softmax", "transpose") or name in ("sum-long", "elementwise-f16"))
 
 
+HEAVY = ("conv-3x3", "conv-f16", "gemm")        # as groups of 256 on a CPU: up to a minute each
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "spec", "form"), [
-    pytest.param(*case, marks=[] if quick(*case) else
-                 pytest.mark.long if k % 3 else pytest.mark.slow)
+    pytest.param(*case, marks=[] if quick(*case) else pytest.mark.long
+                 if k % 3 or case[0] in HEAVY and case[2] == "gpu" else pytest.mark.slow)
     for k, case in enumerate(itertools.product(PLANTED, DRIVERS, FORMS))])
 def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     place = opened(spec)
