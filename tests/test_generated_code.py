@@ -132,7 +132,7 @@ OPS_ON_CPU = op_graphs(guarded.DEVICE.target)
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.long if k % 2 else pytest.mark.slow)
+    pytest.param(name, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
     for k, name in enumerate(OPS_ON_CPU)])
 def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
     guarded.check(*OPS_ON_CPU[name])

@@ -344,13 +344,14 @@ def test_plain_kernels_access_what_is_theirs():
 UNSTRIDED = ("conv-3x3", "conv-groups", "conv-f16", "depthwise", "gemm", "gemm-f16", "softmax",
              "sum-long", "argmax", "concat", "elementwise-f16")
 SIMULATED = [*((f"gpu/{rung}", ()) for rung in (
-    "no-local", "no-vectors", "groups-16", "f32", "f32-simple")),
+    "f32-simple", "no-local", "f32", "groups-16", "no-vectors")),
     ("cpu/no-vectors", ()), ("cpu/vectors-4", UNSTRIDED)]
 
 
 @needs_oclgrind
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "names"), SIMULATED, ids=lambda v: v if v == str(v) else "")
+@pytest.mark.parametrize(("target", "names"), [
+    pytest.param(target, names, id=target, marks=pytest.mark.long if k % 2 else pytest.mark.slow)
+    for k, (target, names) in enumerate(SIMULATED)])
 def test_kernels_of_a_rung_access_what_is_theirs(target, names):
     check_simulated("graphs", target, *names)
 

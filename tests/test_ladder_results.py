@@ -172,7 +172,7 @@ ON_MODELS = [("squeezenet1.0_fp16", r) for r in RUNGS] + [
 @needs_models
 @pytest.mark.parametrize(("name", "rung", "spec"), [
     pytest.param(name, rung, spec, id=f"{name}-{rung.name or 'first'}-{spec}",
-                 marks=pytest.mark.long if (j + 2 * k) % 5 else pytest.mark.slow)
+                 marks=pytest.mark.long if (j + 2 * k) % 9 else pytest.mark.slow)
     for j, (name, rung) in enumerate(ON_MODELS) for k, spec in enumerate(PLACES)])
 def test_models_on_every_rung(spec, name, rung, monkeypatch):
     check_model(name, spec, rung, monkeypatch)

@@ -99,8 +99,7 @@ CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling
 
 
 @pytest.mark.parametrize(("name", "precision"), [
-    pytest.param(*case, marks=() if k % 4 == 3 else pytest.mark.slow if k % 8 == 1
-                 else pytest.mark.long)
+    pytest.param(*case, marks=pytest.mark.long if k % 4 else ())
     for k, case in enumerate(itertools.product(op_graphs(opened("reference").target),
                                                ["low", "high"]))])
 def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
@@ -137,7 +136,7 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
 @pytest.mark.parametrize(("name", "spec", "precision"), [
     pytest.param(*case, marks=[] if case[0] in (NAMES[:QUICK] if case[1] == "opencl:pocl"
                                                 else NAMES[:1])
-                 else pytest.mark.long if k % 7 else pytest.mark.slow)
+                 else pytest.mark.long if k % 13 else pytest.mark.slow)
     for k, case in enumerate(itertools.product(NAMES, [s for s in DEVICES if s != "reference"],
                                                ["high", "normal", "low"]))])
 def test_devices_pass_models(name: str, spec: str, precision: str) -> None:
