@@ -31,6 +31,10 @@ FINDS = {
     "log_sum_exp_far_below": case(
         "(float[3] x) => (float[3] y) { y = ReduceLogSumExp<noop_with_empty_axes: int = 1>(x) }",
         {"x": np.float32([-751.6, 800, 3])}),
+    "log_softmax_far_below": case(
+        "(float[2] x) => (float[2] y, float[2] z) "
+        "<float[2] c = {962.2, 10.6}> { y = LogSoftmax(x) z = LogSoftmax(c) }",
+        {"x": np.float32([10.6, 962.2])}),
 }
 
 

@@ -195,7 +195,13 @@ def softmax(g: GraphBuilder, x: Node, axis: int = -1) -> Node:
     return g.div(e, g.reduce_sum(e, axes=(axis,)))
 
 
-@composite(ref=lambda x, axis=-1: np.log(_softmax(x.astype(np.float64), axis)), samples=_AXES[:3])
+def _log_softmax(x: np.ndarray, axis: int = -1) -> Any:
+    x = x.astype(np.float64)
+    shifted = x - np.max(x, axis, keepdims=True)             # its exp may underflow, it does not
+    return shifted - np.log(np.sum(np.exp(shifted), axis, keepdims=True))
+
+
+@composite(ref=_log_softmax, samples=_AXES)
 def log_softmax(g: GraphBuilder, x: Node, axis: int = -1) -> Node:
     """log(softmax(x)) along an axis, without the log of a tiny number."""
     shifted = g.sub(x, g.reduce_max(x, axes=(axis,)))
