@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from tests import devices
 from tests.fuzz.drawing import Case
 from tests.fuzz.engines import ir_text, judge
+from tests.fuzz.fixed import without_local_constants
 from tests.fuzz.graphs import cases
 from tests.fuzz.registry import DRAWS
 
@@ -31,7 +32,8 @@ def fuzz(device: str, graphs: int) -> collections.Counter[str]:
             note(f"{verdict.outcome} on {device}: {verdict.detail}\n{ir_text(case)}\n{case!r}")
             raise AssertionError(verdict.outcome)
 
-    check()
+    with without_local_constants():
+        check()
     return count
 
 

@@ -110,6 +110,7 @@ def _normal(g: GraphBuilder, x: Node, axes: Axes, epsilon: float) -> Node:
 
 
 def _normal_ref(x: Array, axes: Axes, epsilon: float) -> Array:
+    x = x.astype(np.float64)            # a mean rounded to f32 is wrong where x varies little
     return np.asarray(
         (x - x.mean(axis=axes, keepdims=True))
         / np.sqrt(x.var(axis=axes, keepdims=True) + np.float32(epsilon))

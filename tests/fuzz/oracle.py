@@ -50,6 +50,8 @@ DEFAULT = (2.0, 8.0)            # anything composed of several operations
 ABSOLUTE = {**dict.fromkeys("Gelu Mish Elu Celu Selu LogSoftmax ReduceLogSumExp Softplus".split(),
                             4.0), "Resize": 8.0, "GridSample": 16.0}
 
+NORMALISING = ("InstanceNormalization", "LayerNormalization", "GroupNormalization")
+
 
 # What onnx's reference gets wrong (onnx 1.23.2), and other nodes that say the same
 def _max_of_all(proto: onnx.NodeProto, x: np.ndarray) -> list[np.ndarray]:
@@ -219,6 +221,8 @@ class Evaluation:
                 wide = self._off(wide, dtype, after)
                 size = MARGIN * ABSOLUTE.get(proto.op_type, 0)
                 size *= unit(dtype) * max(1, _largest(inputs[0]))
+                if proto.op_type in NORMALISING and name == proto.output[0]:
+                    size = size + MARGIN * unit(dtype) * _rounded_mean(proto, *inputs[:2])
                 wide = wide + size * self.rng.uniform(-1, 1, wide.shape)
             self.values[name] = wide
 
@@ -240,6 +244,24 @@ class Evaluation:
         with np.errstate(all="ignore"):
             bad = ~((x > float(info.min) - 1) & (x < float(info.max) + 1))
         return np.where(bad, self.rng.integers(0, 100, x.shape), out).astype(to)
+
+
+def _rounded_mean(proto: onnx.NodeProto, x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """What (x - mean) / deviation * scale is off by where the mean is, by its largest element. No
+    error of x does that: it moves the mean along, so that little is left where x varies little.
+    """
+    attrs = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
+    rows = x
+    if proto.op_type == "LayerNormalization":
+        axes = tuple(range(attrs.get("axis", -1) % x.ndim, x.ndim))
+    else:
+        groups = attrs.get("num_groups", x.shape[1])
+        rows = x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
+        axes = tuple(range(2, rows.ndim))
+        scale = scale.reshape(-1, *(1,) * (x.ndim - 2))
+    deviation = np.sqrt(rows.var(axes, keepdims=True) + attrs.get("epsilon", 1e-5))
+    off = np.abs(rows).max(axes, keepdims=True, initial=0) / deviation
+    return np.abs(np.broadcast_to(off, rows.shape).reshape(x.shape) * scale)
 
 
 def _largest(x: np.ndarray | None) -> float:
