@@ -119,8 +119,19 @@ def _log_softmax(proto: onnx.NodeProto, x: np.ndarray) -> list[np.ndarray]:
     return [less - np.log(np.exp(less).sum(axis=axis, keepdims=True))]
 
 
-CORRECTED = {"Erf": _erf, "Gelu": _gelu, "GlobalMaxPool": _max_of_all, "LRN": _local_response,
-             "LogSoftmax": _log_softmax, "LpNormalization": _lp_normalised,
+def _conv_transpose(proto: onnx.NodeProto, x: np.ndarray, w: np.ndarray,
+                    bias: np.ndarray | None = None) -> list[np.ndarray]:
+    """It adds the first group's bias to all groups."""
+    bare = onnx.NodeProto()
+    bare.CopyFrom(proto)
+    del bare.input[2:]
+    (y,) = _by_reference(bare, (x, w))
+    return [y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))]
+
+
+CORRECTED = {"ConvTranspose": _conv_transpose, "Erf": _erf, "Gelu": _gelu,
+             "GlobalMaxPool": _max_of_all,
+             "LRN": _local_response, "LogSoftmax": _log_softmax, "LpNormalization": _lp_normalised,
              "MaxPool": _max_pool}
 
 
@@ -168,6 +179,10 @@ def evaluate(proto: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> list
     if proto.op_type in CORRECTED:
         with np.errstate(all="ignore"):
             return [np.asarray(a) for a in CORRECTED[proto.op_type](proto, *arrays)]
+    return _by_reference(proto, arrays)
+
+
+def _by_reference(proto: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     feeds = {n: a for n, a in zip(proto.input, arrays) if n and a is not None}
     typed = tuple((n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items())
     with warnings.catch_warnings(), np.errstate(all="ignore"):
