@@ -138,7 +138,8 @@ VARIABLES: tuple[Variable, ...] = (
         "worker threads of the CPU device; any number gives the same results", "all usable cores"),
     Variable(
         "JITCL_CPU_WIDTH", _one_of(4, 8, 16), lambda: None, "4, 8 or 16",
-        "f32 lanes of the CPU's vectors", "the widest the CPU has", in_key=True),
+        "f32 lanes of the CPU's vectors; on x86, 8 stands for a CPU of AVX2 alone, 4 for one of "
+        "SSE alone", "the widest the CPU has", in_key=True),
     Variable(
         "JITCL_WINOGRAD", _one_of(0, 2, 4), lambda: None, "0, 2 or 4",
         "outputs along a side of Winograd's tiles, in the CPU's 3x3 convolutions that allow it; 0 "

@@ -9,8 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from jitcl import config
 from jitcl.codegen.plan import KernelSource
+from jitcl.devices.cpu import host
 from jitcl.devices.cpu.executor import _NATIVE
+from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
 from jitcl.dtypes import to_numpy
 
@@ -282,6 +285,36 @@ def test_loops_over_elementary_functions_vectorise():
         "    assert any(r in text for r in ('zmm', 'ymm', '.4s', 'mulps', 'maxps')), n\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+WIDER = {"avx512f": ("zmm", "ymm16"), "avx": ("zmm", "ymm", "vfmadd", "vcvtph2ps", "vmulps")}
+
+
+@pytest.mark.parametrize("lanes", [8, 4])
+def test_code_for_narrow_vectors_uses_no_wider_instructions(lanes):
+    """As for a CPU that has none: neither in explicit vectors nor where LLVM makes them."""
+    absent = host.absent_feature(lanes)
+    if not absent:
+        pytest.skip(f"this CPU has no vectors of more than {lanes} lanes")
+    code = (
+        "from jitcl.devices.cpu.compiler import assembly\nfrom tests.test_cpu_scalars import *\n"
+        "for n in ('exp', 'tanh', 'f16_to_f32', 'f32_to_f16'):\n"
+        "    text = elementwise('k', *CASES[n])\n"
+        f"    assert not any(r in assembly('k', text, {absent!r}) for r in WIDER[{absent!r}]), n\n"
+        f"    assert any(r in assembly('k', text) for r in WIDER[{absent!r}]), n\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_target_of_narrow_vectors_lacks_what_wider_ones_need():
+    with config.override(cpu_width=4):
+        narrow = probe_target()
+    if not host.absent_feature(4):
+        pytest.skip("this CPU has no wider vectors")
+    assert not {"avx", "avx2", "avx512f", "fma", "f16c"} & set(narrow.isa)
+    assert narrow.registers == 16 and not narrow.fast_fma
+    with config.override(cpu_width=8):
+        assert "avx512f" not in probe_target().isa and probe_target().registers == 16
 
 
 def test_halves_convert_without_the_cpus_help():

@@ -1,5 +1,6 @@
-"""The CPU's templates against the ops' NumPy references, over layouts, shapes and fused epilogues.
-The CPU's templates against the ops' NumPy references, over layouts, shapes and fused epilogues."""
+"""The CPU's templates against the ops' NumPy references, over layouts, shapes and fused
+epilogues.
+"""
 
 from __future__ import annotations
 

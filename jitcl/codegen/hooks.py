@@ -183,8 +183,9 @@ class Hooks:
         return NumbaRenderer(kernel).block(kernel.body, 0)
 
     def _row_place(self, lane: Expr, width: int) -> tuple[Expr, ...]:
-        """The root's index at row `row` (over all axes but the last) and column nb * width + lane.
-        The root's index at row `row` (over all axes but the last) and column nb * width + lane."""
+        """The root's index at row `row` (over all axes but the last) and column nb * width +
+        lane.
+        """
         *leading, columns = self.group.root.type.dims
         rest = math.prod(leading)
         row = E.var("row", extent=rest)

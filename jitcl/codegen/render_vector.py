@@ -21,8 +21,9 @@ _INFIX = {"lt": "<", "ge": ">="}
 
 
 class NotVectorisable(JitclError):
-    """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code.
-    The kernel depends on the lane in a way that a vector cannot: the caller writes scalar code."""
+    """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar
+    code.
+    """
 
 
 class VectorRenderer(NumbaRenderer):

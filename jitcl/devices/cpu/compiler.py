@@ -25,7 +25,7 @@ from numba.core.typed_passes import (
 )
 from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
-from jitcl.devices.cpu import vector  # noqa: F401  (registers the types that kernels use)
+from jitcl.devices.cpu import host, vector  # noqa: F401  (registers the types that kernels use)
 from jitcl.errors import BuildError
 
 SIGNATURE = (types.int64, types.int64, types.int64)
@@ -76,9 +76,9 @@ class _Library(codegen.CPUCodeLibrary):
 
 
 class _Codegen(codegen.CPUCodegen):
-    """A target machine for this host. On x86 the large code model: wherever the loader puts code,
-    constants and libm, every relocation reaches (the loader aborts the process on one that does
-    not)."""
+    """A target machine for this host, without the feature that `host.without` names. On x86 the
+    large code model: wherever the loader puts code, constants and libm, every relocation reaches
+    (the loader aborts the process on one that does not)."""
 
     _library_class = _Library
 
@@ -93,7 +93,8 @@ class _Codegen(codegen.CPUCodegen):
         )
 
     def _customize_tm_features(self) -> str:
-        return self._get_host_cpu_features()
+        absent = host.absent()
+        return self._get_host_cpu_features() + (f",-{absent}" if absent else "")
 
     def _add_module(self, module: Any) -> None:
         pass
@@ -109,8 +110,11 @@ class _Context(cpu.CPUContext):
 
 
 @functools.cache
-def _context() -> tuple[Any, Any]:
-    """Numba's typing context and our target context, with all implementations loaded."""
+def _context(absent: str = "") -> tuple[Any, Any]:
+    """Numba's typing context and our target context, with all implementations loaded, for a
+    machine without a feature; to be called within `host.without(absent)`.
+    """
+    assert absent == host.absent()
     typing = registry.cpu_target.typing_context
     typing.refresh()
     context = _Context(typing)
@@ -150,7 +154,7 @@ def _front_end(entry: str, text: str) -> Any:
     names: dict[str, Any] = {"__name__": f"jitcl_kernel_{entry}"}
     try:
         exec(compile(text, f"<kernel {entry}>", "exec"), names)
-        typing, context = _context()
+        typing, context = _context(host.absent())
         return compiler.compile_extra(
             typing, context, names[entry], SIGNATURE, types.void, _flags(), {},
             pipeline_class=_Pipeline,
@@ -178,11 +182,11 @@ def _optimise(module: Any, symbol: str, machine: Any) -> None:
     passes.run(module, builder)
 
 
-def compile_kernel(entry: str, text: str) -> bytes:
-    """The object code of one kernel; its symbol is `entry`. Raises BuildError."""
-    machine = _context()[1].codegen()._tm
-    module = lower(entry, text)
-    _optimise(module, entry, machine)
+def compile_kernel(entry: str, text: str, absent: str = "") -> bytes:
+    """The object code of one kernel, which does without the CPU feature `absent`; its symbol is
+    `entry`. Raises BuildError.
+    """
+    module, machine = _optimised(entry, text, absent)
     unknown = sorted(
         fn.name
         for fn in module.functions
@@ -196,12 +200,19 @@ def compile_kernel(entry: str, text: str) -> bytes:
     return machine.emit_object(module)
 
 
-def assembly(entry: str, text: str) -> str:
+def assembly(entry: str, text: str, absent: str = "") -> str:
     """What `compile_kernel` would emit, as assembler text: for tests and for people."""
-    machine = _context()[1].codegen()._tm
-    module = lower(entry, text)
-    _optimise(module, entry, machine)
+    module, machine = _optimised(entry, text, absent)
     return machine.emit_assembly(module)
+
+
+def _optimised(entry: str, text: str, absent: str) -> tuple[Any, Any]:
+    """(the kernel's optimised module, the machine that it is for)."""
+    with host.without(absent):
+        machine = _context(absent)[1].codegen()._tm
+        module = lower(entry, text)
+    _optimise(module, entry, machine)
+    return module, machine
 
 
 def lower(entry: str, text: str) -> Any:

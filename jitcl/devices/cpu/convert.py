@@ -7,7 +7,6 @@ the lowest i32 or i64, and narrower types keep the low bits of that.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -16,6 +15,7 @@ from numba.core import types
 
 from jitcl import dtypes
 from jitcl.devices.cpu.emit import F16, F32, I8, I16, I32, constant, vector_of
+from jitcl.devices.cpu.host import features
 from jitcl.devices.cpu.minifloats import load_low, store_low
 from jitcl.devices.cpu.vtypes import llvm_type
 
@@ -102,12 +102,10 @@ def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
     return store_low(b, x, dtype) if dtype in dtypes.LOW else x
 
 
-@functools.cache
 def soft_half() -> bool:
     """Whether the CPU cannot convert halves itself: x86 without F16C, where LLVM would call a
     library that no process has."""
-    have = llvm.get_host_cpu_features()
-    return llvm.get_process_triple().startswith(("x86", "i686")) and not have.get("f16c", False)
+    return llvm.get_process_triple().startswith(("x86", "i686")) and "f16c" not in features()
 
 
 def _half_to_f32(b: ir.IRBuilder, x: ir.Value, lanes: int) -> ir.Value:

@@ -56,7 +56,7 @@ def _executor(target: Target, cache: Cache | None) -> Executor:
     """The thread pool of this process; its own native code is built or loaded at first use."""
     with _shared_lock:
         if target.key not in _shared:
-            _shared[target.key] = Executor(cache, target.key)
+            _shared[target.key] = Executor(cache, target)
         return _shared[target.key]
 
 
@@ -91,7 +91,7 @@ class CpuDevice:
                 f"the plan needs {needed / 2**20:.0f} MiB, this machine {have / 2**20:.0f}\n"
                 f"  Use a smaller input or memory='low'."
             )
-        objects = cached_kernels(plan.kernels, cache, self.target.key, progress)
+        objects = cached_kernels(plan.kernels, cache, self.target, progress)
         try:
             return CpuExecutable(plan, objects, _executor(self.target, cache))
         except MemoryError:

@@ -38,8 +38,9 @@ def _exp_reduced(e: Emit, x: Any, n: Any) -> ir.Value:
 
 
 def sigmoid(e: Emit, x: Any) -> ir.Value:
-    """1 / (1 + e**-x), 2.5 ulp; no overflow on the way, so that the far left tail keeps its digits.
-    1 / (1 + e**-x), 2.5 ulp; no overflow on the way, so that the far left tail keeps its digits."""
+    """1 / (1 + e**-x), 2.5 ulp; no overflow on the way, so that the far left tail keeps its
+    digits.
+    """
     t = exp(e, e.neg(e.abs(x)))
     return e.div(e.select(e.lt(x, 0.0), t, 1.0), e.add(t, 1.0))
 

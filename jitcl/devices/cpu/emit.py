@@ -145,8 +145,9 @@ class Emit:
         return self.b.bitcast(i, self.ty)
 
     def to_int(self, x: Any) -> ir.Value:
-        """fptosi of a value known to be in range; NaN gives any integer, never undefined behaviour.
-        fptosi of a value known to be in range; NaN gives any integer, never undefined behaviour."""
+        """fptosi of a value known to be in range; NaN gives any integer, never undefined
+        behaviour.
+        """
         ordered = self.select(self.isnan(x), 0.0, x)
         return self.b.fptosi(ordered, self.ity)
 

@@ -1,6 +1,6 @@
 """Runs a whole plan as one call without the GIL per thread: a pool of waiting threads.
 
-    executor = Executor(cache, target_key)
+    executor = Executor(cache, target)
     executor.run(Job(steps), nthreads)
 
 `steps` is an int64 table, three a step: kernel address, argument table, flags. A step is cut into
@@ -29,6 +29,7 @@ import numpy as np
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache
 from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
+from jitcl.target import Target
 
 ALONE = 1  # step flag: thread 0 runs it, the others pass by
 MEET = 2  # step flag: all threads meet behind it
@@ -265,8 +266,8 @@ class Executor:
     """The process's pool and the native plan loop. One plan at a time gets the pool; another that
     runs meanwhile from another Python thread runs on its own thread alone, with equal results."""
 
-    def __init__(self, cache: Cache | None, target_key: str) -> None:
-        self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target_key))
+    def __init__(self, cache: Cache | None, target: Target) -> None:
+        self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])
         self._shared_steps = self.kernels["jitcl_steps"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,22 +19,56 @@ from jitcl.target import Target
 _LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "tiles", "vector", "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
 _RELEVANT = ("avx512f", "avx512vl", "avx2", "avx", "fma", "f16c", "sse4.1", "neon", "fp-armv8")
+#: On x86, vectors of so few f32 lanes stand for a CPU without this feature of LLVM's, and without
+#: those whose names begin so, which need it.
+_WITHOUT = {8: "avx512f", 4: "avx"}
+_NEED = {"avx512f": ("avx512", "avx10"), "avx": ("avx", "fma", "f16c", "xop", "vaes", "vpclmulqdq")}
+_absent: ContextVar[str] = ContextVar("absent", default="")
 
 
 @functools.cache
-def features() -> frozenset[str]:
-    """Names of the host's CPU features as LLVM spells them."""
+def _native() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def features(absent: str = "") -> frozenset[str]:
+    """Names of the host's CPU features as LLVM spells them; without `absent` and what needs it."""
+    absent = absent or _absent.get()
+    return _native() if not absent else frozenset(
+        name for name in _native() if not name.startswith(_NEED[absent]))
+
+
+def absent() -> str:
+    """What the block of `without` leaves out; "" outside of one."""
+    return _absent.get()
+
+
+@contextmanager
+def without(absent: str) -> Iterator[None]:
+    """Within the block, `features` leaves out `absent` ("": nothing) and what needs it."""
+    token = _absent.set(absent)
+    try:
+        yield
+    finally:
+        _absent.reset(token)
+
+
+def absent_feature(lanes: int) -> str:
+    """The feature that code for vectors of so many f32 lanes does without; "" for none."""
+    absent = _WITHOUT.get(lanes, "")
+    return absent if lanes < _widest() and absent in _native() else ""
+
+
+def _widest() -> int:
+    have = _native()
+    return 16 if "avx512f" in have else 8 if "avx2" in have else 4
 
 
 def _width() -> tuple[int, int]:
     """(f32 lanes of a vector register, how many registers)."""
-    have = features()
-    width, registers = (16, 32) if "avx512f" in have else (8, 16) if "avx2" in have else (4, 16)
-    if "neon" in have:
-        registers = 32
-    width = config.get("cpu_width") or width
-    return width, registers
+    width = config.get("cpu_width") or _widest()
+    have = features(absent_feature(width))
+    return width, 32 if "avx512f" in have or "neon" in have else 16
 
 
 def _memory() -> int:
@@ -68,10 +105,11 @@ def _operations() -> str:
 
 
 def probe_target() -> Target:
-    """The host as a Target. The thread count is no part of it: kernels serve any number of threads.
-    The host as a Target. The thread count is no part of it: kernels serve any number of threads."""
-    have = features()
+    """The host as a Target. The thread count is no part of it: kernels serve any number of
+    threads.
+    """
     width, registers = _width()
+    have = features(absent_feature(width))
     memory = _memory()
     return Target(
         kind="cpu",

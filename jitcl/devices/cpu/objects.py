@@ -30,6 +30,7 @@ from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu import host
 from jitcl.devices.frames import read_frame, write_frame
 from jitcl.errors import BuildError
+from jitcl.target import Target
 
 _MAGIC = b"jitcl-object-1 "
 _MOST_WORKERS = 16  # about 150 MB each
@@ -52,9 +53,10 @@ class _Worker:
             start_new_session=True,  # an interrupt from the keyboard is the caller's to handle
         )
 
-    def build(self, source: KernelSource) -> bytes:
+    def build(self, source: KernelSource, absent: str) -> bytes:
         try:
-            write_frame(self.process.stdin, (source.entry, source.body))  # type: ignore[arg-type]
+            job = (source.entry, source.body, absent)
+            write_frame(self.process.stdin, job)  # type: ignore[arg-type]
             answer = read_frame(self.process.stdout)  # type: ignore[arg-type]
         except OSError:
             answer = None
@@ -121,10 +123,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def compile_kernels(
-    sources: Sequence[KernelSource], progress: Progress | None = None
+    sources: Sequence[KernelSource], progress: Progress | None = None, lanes: int = 0
 ) -> dict[str, bytes]:
     """Builds all kernels in build processes; entry -> blob. Raises BuildError for the first that
-    fails."""
+    fails.
+
+    lanes: the target's vectors of f32, by which the CPU features are known that it does without
+    (0: nothing).
+    """
     pending = sorted({s.entry: s for s in sources}.values(), key=lambda s: -len(s.body))
     if not pending:
         return {}
@@ -132,7 +138,7 @@ def compile_kernels(
     with pool.lock:
         workers = pool.take(len(pending))
         try:
-            return _build_all(pending, workers, progress)
+            return _build_all(pending, workers, progress, host.absent_feature(lanes))
         except BaseException:  # a worker may be in the middle of an answer: start afresh
             while pool.processes:
                 pool.processes.pop().kill()
@@ -142,7 +148,7 @@ def compile_kernels(
 
 
 def _build_all(
-    pending: list[KernelSource], workers: list[_Worker], progress: Progress | None
+    pending: list[KernelSource], workers: list[_Worker], progress: Progress | None, absent: str
 ) -> dict[str, bytes]:
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for worker in workers:
@@ -151,7 +157,8 @@ def _build_all(
     def build(source: KernelSource) -> tuple[str, bytes]:
         worker = idle.get()
         try:
-            return source.entry, _MAGIC + source.entry.encode() + b"\n" + worker.build(source)
+            code = worker.build(source, absent)
+            return source.entry, _MAGIC + source.entry.encode() + b"\n" + code
         finally:
             idle.put(worker)
 
@@ -170,31 +177,31 @@ def _build_all(
     return done
 
 
-def build_key(source: KernelSource, target_key: str) -> str:
+def build_key(source: KernelSource, target: Target) -> str:
     """What a blob depends on: the kernel's text, the target and the compilers."""
-    parts = "\0".join((source.entry, source.body, target_key, host.versions()))
+    parts = "\0".join((source.entry, source.body, target.key, host.versions()))
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def cached_kernels(
     sources: Iterable[KernelSource],
     cache: Cache | None,
-    target_key: str,
+    target: Target,
     progress: Progress | None = None,
 ) -> dict[str, bytes]:
     """Blobs of all kernels: those that the cache has from there, the rest built and put there."""
     found: dict[str, bytes] = {}
     missing = []
     for source in sources:
-        blob = cache.get("cpu-object", build_key(source, target_key)) if cache is not None else None
+        blob = cache.get("cpu-object", build_key(source, target)) if cache is not None else None
         if blob is not None and blob.startswith(_MAGIC + source.entry.encode() + b"\n"):
             found[source.entry] = blob
         else:
             missing.append(source)
-    built = compile_kernels(missing, progress)
+    built = compile_kernels(missing, progress, target.vector_width)
     if cache is not None:
         for source in missing:
-            cache.put("cpu-object", build_key(source, target_key), built[source.entry])
+            cache.put("cpu-object", build_key(source, target), built[source.entry])
     return {**found, **built}
 
 

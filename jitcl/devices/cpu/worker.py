@@ -1,8 +1,8 @@
 """A build worker: a Python process whose `main` reads kernels on stdin and writes objects to
 stdout.
 
-Frames in: (entry, text); out: (entry, object, None) or (entry, None, message). End of input ends
-the worker.
+Frames in: (entry, text, absent CPU feature); out: (entry, object, None) or (entry, None, message).
+End of input ends the worker.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main() -> None:
     from jitcl.errors import BuildError
 
     while (job := read_frame(sys.stdin.buffer)) is not None:
-        entry, text = job
+        entry, text, absent = job
         try:
-            write_frame(out, (entry, compile_kernel(entry, text), None))
+            write_frame(out, (entry, compile_kernel(entry, text, absent), None))
         except BuildError as error:
             write_frame(out, (entry, None, str(error)))

@@ -1,5 +1,6 @@
-"""Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole blocks.
-Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole blocks."""
+"""Direct convolution in 1 and 2 dimensions on channel blocks: dense, and grouped by whole
+blocks.
+"""
 
 from __future__ import annotations
 
