@@ -1,15 +1,25 @@
 #!/usr/bin/env python3
-"""A 1024x1024x1024 fp32 product on jitcl's CPU path beside NumPy's, in turns of half a second.
+"""fp32 matrix products on jitcl's CPU path beside NumPy's (its BLAS) and torch's, in turns.
 
-    matmul.py [--rounds 12] [--threads 2]
+    matmul.py [--rounds 9] [--threads 1,2] [--engines numpy,torch] [--json FILE] [PATTERN ...]
 
-Each engine runs in a process of its own, so that neither meets the other's waiting threads. Prints
-the median ms of each turn, and the ratio of medians round by round.
+Squares of 64 to 4096, both operands fed; and the products of BERT-base at 128 tokens and of GPT-2
+at 64 and at one, whose second operand is a constant, as in those models: jitcl arranges constants
+when it compiles. Each engine runs in a process of its own. Printed for each product: median us of
+the engines, GFLOP/s of jitcl and their share of the peak that multiply-adds in registers reach here
+(measured in the same process), the ratio to the faster of the others (median of the rounds, and
+worst). PATTERN picks products by name.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import importlib.util
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -17,56 +27,133 @@ from jitcl.bench.contest import Contest
 from jitcl.bench.openers import JitclEngine
 from jitcl.bench.processes import Entrant
 
-SIZE = 1024
-TURN = 0.5                                   # seconds
+TURN = 0.2                                   # seconds
 
 
-def operands() -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class Case:
+    """[batch, m, k] @ [batch or 1, k, n]. constant: the second operand is a weight."""
+
+    m: int
+    k: int
+    n: int
+    constant: bool = False
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.k * self.n
+
+
+CASES = {
+    **{f"square_{n}": Case(n, n, n)
+       for n in (64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)},
+    "bert_qkv": Case(128, 768, 768, True),
+    "bert_up": Case(128, 768, 3072, True),
+    "bert_down": Case(128, 3072, 768, True),
+    "bert_scores": Case(128, 64, 128, batch=12),
+    "bert_mix": Case(128, 128, 64, batch=12),
+    "gpt2_qkv": Case(64, 768, 2304, True),
+    "gpt2_up": Case(64, 768, 3072, True),
+    "gpt2_down": Case(64, 3072, 768, True),
+    "gpt2_scores": Case(64, 64, 64, batch=12),
+    "gpt2_logits": Case(64, 768, 50257, True),
+    "gpt2_token_up": Case(1, 768, 3072, True),
+    "gpt2_token_down": Case(1, 3072, 768, True),
+}
+
+
+def operands(case: Case) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {name: rng.random((SIZE, SIZE), dtype=np.float32) for name in "ab"}
+    first = (case.batch,) if case.batch > 1 else ()
+    return {"a": rng.standard_normal((*first, case.m, case.k), np.float32),
+            "b": rng.standard_normal((*first, case.k, case.n), np.float32)}
 
 
-def open_jitcl(threads: int) -> JitclEngine:
-    import jitcl
-    model = jitcl.parse(f"graph @product(%a: f32[{SIZE},{SIZE}], %b: f32[{SIZE},{SIZE}]) {{\n"
-                        f"  %y = matmul(%a, %b)\n  return %y\n}}\n")
-    return JitclEngine(model, operands(), "cpu", threads, {})
+def open_jitcl(case: Case, threads: int) -> JitclEngine:
+    from jitcl.ir.graph import Graph, const, graph_input
+    from jitcl.ir.types import TensorType
+    from jitcl.ops.builder import GraphBuilder
+    arrays = operands(case)
+    inputs = {name: graph_input(name, TensorType("f32", x.shape)) for name, x in arrays.items()}
+    if case.constant:
+        weights = const(arrays.pop("b"))
+        y, fed = GraphBuilder().matmul(inputs["a"], weights), (inputs["a"],)
+    else:
+        y, fed = GraphBuilder().matmul(inputs["a"], inputs["b"]), tuple(inputs.values())
+    return JitclEngine(Graph("product", fed, (("y", y),)), arrays, "cpu", threads, {})
 
 
-class NumPy:
-    """NumPy's product, by the BLAS that it comes with; its threads are set by the environment."""
+class Library:
+    """A library's product. Its threads are set by the environment."""
 
-    about = {"version": np.__version__}
-
-    def __init__(self) -> None:
-        self.a, self.b = operands().values()
+    def __init__(self, name: str, case: Case, threads: int) -> None:
+        self.a, self.b = operands(case).values()
+        self.about = {"version": importlib.import_module(name).__version__}
+        if name == "torch":
+            import torch
+            torch.set_num_threads(threads)
+            self.a, self.b = torch.from_numpy(self.a), torch.from_numpy(self.b)
 
     def run(self) -> dict[str, np.ndarray]:
-        return {"y": self.a @ self.b}
+        return {"y": np.asarray(self.a @ self.b)}
 
 
-def open_numpy(threads: int) -> NumPy:
-    return NumPy()
+def open_library(name: str, case: Case, threads: int) -> Library:
+    return Library(name, case, threads)
+
+
+def compare(name: str, threads: int, engines: list[str], rounds: int) -> dict[str, object]:
+    """One product's row."""
+    case = CASES[name]
+    entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"case": case})]
+    entrants += [Entrant(e, f"{__file__}:open_library", {"name": e, "case": case}, peer=True)
+                 for e in engines]
+    with Contest(entrants, threads) as contest:
+        contest.open()
+        contest.time(rounds, TURN)
+        peak = contest.entries[0].process.ask("peaks").flops
+    for entry in contest.entries:
+        if entry.timing is None:
+            raise SystemExit(f"{name}: {entry.name}: {entry.error}")
+    ours = contest.entries[0]
+    assert ours.difference is not None and ours.difference < 1e-5, (name, ours.difference)
+    rate = case.flops / ours.timing.median
+    return {"product": name, "threads": threads, "flops": case.flops,
+            "us": {e.name: 1e6 * e.timing.median for e in contest.entries},
+            "gflops": rate / 1e9, "peak_gflops": peak / 1e9, "of_peak": rate / peak,
+            "fastest": contest.fastest_peer, "ratio": ours.ratio.median, "worst": ours.ratio.worst}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", default="1,2", help="one or more counts (default: 1,2)")
+    parser.add_argument("--engines", default="numpy,torch", help="those installed are compared with")
+    parser.add_argument("--json", type=Path, help="write the table there as well")
+    parser.add_argument("patterns", nargs="*", default=["*"], help="products to time")
     options = parser.parse_args()
-    entrants = [Entrant("jitcl", f"{__file__}:open_jitcl"),
-                Entrant("numpy", f"{__file__}:open_numpy", peer=True)]
-    with Contest(entrants, options.threads) as contest:
-        contest.open()
-        contest.time(options.rounds, TURN)
-    for entry in contest.entries:
-        if entry.timing is None:
-            raise SystemExit(f"{entry.name}: {entry.error}")
-        ms = 1e3 * np.array(entry.timing.rounds)
-        print(f"{entry.name:6s} median {np.median(ms):6.2f} ms, turns {np.round(ms, 1)}")
-    ours = contest.entries[0]
-    np.testing.assert_array_less(ours.difference, 1e-5)
-    print(f"ratio  median {ours.ratio.median:.2f}, worst round {ours.ratio.worst:.2f}")
+    engines = [e for e in options.engines.split(",") if importlib.util.find_spec(e)]
+    for absent in set(options.engines.split(",")) - set(engines):
+        print(f"without {absent}, which is not installed")
+    rows = []
+    print("".join(f"{h:>14s}" for h in ("product", "threads", "jitcl us", *engines, "GFLOP/s",
+                                       "of peak", "ratio", "worst")))
+    for name in CASES:
+        if not any(fnmatch.fnmatch(name, p) for p in options.patterns):
+            continue
+        for threads in map(int, options.threads.split(",")):
+            row = compare(name, threads, engines, options.rounds)
+            rows.append(row)
+            print(f"{name:>14s}{threads:14d}" + "".join(f"{us:14.1f}" for us in row["us"].values())
+                  + f"{row['gflops']:14.1f}{row['of_peak']:14.0%}{row['ratio']:14.2f}"
+                  f"{row['worst']:14.2f}", flush=True)
+    if rows:
+        mean = math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows))
+        slower = [f"{r['product']} on {r['threads']}" for r in rows if r["ratio"] > 1]
+        print(f"geometric mean of ratios {mean:.3f}; slower: {', '.join(slower) or 'none'}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

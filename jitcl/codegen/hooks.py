@@ -77,7 +77,7 @@ class Hooks:
             return None
         lane = E.var("lane", extent=lane_width)
         ix = self._pixel(lane, lane_width)
-        value = self.epilogue(ix, E.var("v", "f32"))
+        value = self.epilogue(ix, self._sum())
         try:
             return EpilogueRenderer(
                 self._buffers(root),
@@ -106,7 +106,7 @@ class Hooks:
         if not channel.is_const:
             channel = E.var("ch", extent=root.dims[1])
         ix = (n, channel, *space[:-1], E.var("w") + lane)
-        value = self.epilogue(ix, E.var("v", "f32"))
+        value = self.epilogue(ix, self._sum())
         try:
             return EpilogueRenderer(
                 self._buffers(self.group.root),
@@ -129,10 +129,15 @@ class Hooks:
         """
         root = self.group.root
         ix = self._pixel(E.var("lane", extent=lane_width), lane_width)
-        value = E.cast(self.epilogue(ix, E.var("v", "f32")), root.type.dtype)
+        value = E.cast(self.epilogue(ix, self._sum()), root.type.dtype)
         at = physical_index(root.type.layout, root.type.dims, ix)
         kernel = share(Kernel("epilogue", self._buffers(root), (Store("y", at, value),)))
         return NumbaRenderer(kernel).block(kernel.body, 0)
+
+    def _sum(self) -> Expr:
+        """The variable `v`: what a template hands to the epilogue, exact sums or f32."""
+        anchor = self.group.anchor
+        return E.var("v", "i32" if anchor is not None and anchor.type.dtype == "i32" else "f32")
 
     def _pixel(self, lane: Expr, width: int) -> tuple[Expr, ...]:
         """The logical index (n, kb * width + lane, h, w) in the variables of a kernel."""
@@ -159,7 +164,7 @@ class Hooks:
         columns = self.group.root.type.dims[-1]
         lane = E.var("lane", extent=width)
         at = self._row_place(lane, width)
-        value = self.epilogue(at, E.var("v", "f32"))
+        value = self.epilogue(at, self._sum())
         left = f"{columns} - nb * {width}" if columns % width else ""
         try:
             return EpilogueRenderer(
@@ -178,7 +183,7 @@ class Hooks:
         """The same for one element: `v` is the scalar of column nb * width + lane, which exists."""
         root = self.group.root.type
         at = self._row_place(E.var("lane", extent=width), width)
-        value = E.cast(self.epilogue(at, E.var("v", "f32")), root.dtype)
+        value = E.cast(self.epilogue(at, self._sum()), root.dtype)
         kernel = share(Kernel("epilogue", self._buffers(self.group.root), (Store("y", at, value),)))
         return NumbaRenderer(kernel).block(kernel.body, 0)
 

@@ -7,20 +7,21 @@ copies it.
 
 from __future__ import annotations
 
-from jitcl import dtypes
 from jitcl.ir.graph import Graph, Node, rebuild
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
 from jitcl.target import Target
 
 SPATIAL = ("resize_nearest", "interpolate")  # they move pixels, never channels
+CONVOLUTIONS = ("conv", "conv_integer")
+STORED = ("f32", "f16", "i32", "u8", "i8")  # in blocks
 WINDOWS = ("max_pool", "average_pool", "lp_pool")
 MAX_HALO = 8  # a wider padding is copied instead: a halo costs memory on all four sides
 
 
 def block_channels(graph: Graph, target: Target) -> Graph:
     """The graph with blocked layouts where that pays. Inputs and outputs stay row-major."""
-    chosen = _Blocks(graph, target.vector_width).chosen()
+    chosen = _Blocks(graph, target.vector_width, target.byte_dot).chosen()
     if not chosen:
         return graph
     return rebuild(
@@ -35,8 +36,8 @@ def block_channels(graph: Graph, target: Target) -> Graph:
 
 
 class _Blocks:
-    def __init__(self, graph: Graph, width: int) -> None:
-        self.graph, self.width = graph, width
+    def __init__(self, graph: Graph, width: int, bytes_too: bool) -> None:
+        self.graph, self.width, self.bytes = graph, width, bytes_too
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
         self.readers = graph.readers()
         self.outputs = {n for _, n in graph.outputs}
@@ -54,9 +55,9 @@ class _Blocks:
 
     def _possible(self, node: Node, blocked: set[Node]) -> bool:
         t = node.type
-        if t.rank not in (3, 4) or t.dtype not in ("f32", "f16") or t.size == 0:
+        if t.rank not in (3, 4) or t.dtype not in STORED or t.size == 0:
             return False
-        if node.op == "conv":
+        if node.op in CONVOLUTIONS:
             return self._wide(node) and self._conv(node)
         if node.op == "conv_transpose":
             return self._wide(node) and self._transposed(node)
@@ -65,7 +66,7 @@ class _Blocks:
         kind = lookup(node.op).kind
         if kind == "elementwise":
             full = [i for i in node.inputs if i.type.shape == t.shape and i.op != "const"]
-            return bool(full) and all(i in blocked for i in full) and dtypes.is_float(t.dtype)
+            return bool(full) and all(i in blocked for i in full)
         if node.op == "concat":
             return node.attr("axis") == 1 and all(
                 i in blocked and i.type.dims[1] % self.width == 0 for i in node.inputs
@@ -78,11 +79,13 @@ class _Blocks:
 
     def _conv(self, node: Node) -> bool:
         """Whether it computes on blocks: dense, grouped by whole blocks, or depthwise."""
-        x, w = node.inputs
+        x, w = node.inputs[:2]
+        if node.op == "conv_integer" and not self.bytes:
+            return False
         group, k, c = node.attr("group"), node.type.dims[1], x.type.dims[1]
         if w.op != "const":
             return False
-        if group == 1 or group == c == k:
+        if group == 1 or (group == c == k and node.op == "conv"):
             return True
         return c // group % self.width == 0 and k // group % self.width == 0
 
@@ -95,7 +98,7 @@ class _Blocks:
 
     def _wants(self, reader: Node, blocked: set[Node]) -> bool:
         """Whether a reader is faster on blocks."""
-        if reader.op == "conv":
+        if reader.op in CONVOLUTIONS:
             return reader in blocked or self._conv(reader)
         return (
             reader in blocked
@@ -109,7 +112,7 @@ class _Blocks:
             if reader.inputs[0] is not node:
                 continue
             pads = 0
-            if reader.op == "conv":
+            if reader.op in CONVOLUTIONS:
                 pads = max(reader.attr("pads"), default=0)
             elif reader.op == "conv_transpose" and self._transposed(reader):
                 sizes = zip(reader.inputs[1].type.dims[2:], reader.attr("strides"))

@@ -7,6 +7,7 @@ from jitcl.passes.canonicalise import Canonicalise
 from jitcl.passes.concat import SplitConcat
 from jitcl.passes.decompose import Decompose
 from jitcl.passes.fold import FoldConstants
+from jitcl.passes.integer_products import IntegerProducts, UnsignedBytes
 from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
 from jitcl.passes.precision import AssignPrecision, CheckTypes
@@ -30,6 +31,8 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
     packed = target.packed_weights
     return (
         FoldConstants(packed=packed),                # shape arithmetic, reshaped weights
+        UnsignedBytes(target),
+        IntegerProducts(target),
         *((WidenSoftmax(),) if options.precision == "high" else ()),
         Decompose(),
         Canonicalise(),

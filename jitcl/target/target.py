@@ -25,6 +25,7 @@ class Target:
     max_vector_width: int = 16             # widest f32 vector the compiler survives
     registers: int = 32                    # vector registers of a core, for tile sizes
     cache_bytes: int = 1 << 20             # of a core's own cache
+    byte_dot: bool = False                 # u8 x i8 products are added to i32 by fours
     winograd: int | None = None            # outputs along its tiles: 2, 4, 0 for none of it
     local_memory: int = 0
     local_is_real: bool = False            # on-chip local memory, worth staging into

@@ -5,10 +5,12 @@ from __future__ import annotations
 from jitcl.templates.base import Template
 from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
+from jitcl.templates.conv_integer_cpu.template import ConvIntegerCpu
 from jitcl.templates.conv_opencl.template import ConvOpenCl
 from jitcl.templates.depthwise_cpu.template import DepthwiseCpu
 from jitcl.templates.depthwise_opencl.template import DepthwiseOpenCl
 from jitcl.templates.gemm_cpu.template import GemmCpu
+from jitcl.templates.gemm_integer_cpu.template import GemmIntegerCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
@@ -18,7 +20,7 @@ from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 TEMPLATES: tuple[Template, ...] = (
     WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(), PoolCpu(),
-    RecurrentCpu(),
+    RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu(),
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )
 

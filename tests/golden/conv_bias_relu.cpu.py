@@ -21,14 +21,14 @@ def arranged_5fe3d391d1(args, tid, nthreads):
 # from the graph
 # x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
 # 1.82 MFLOP, 60 kB; template conv_cpu
-# launch: params 1, 32, 4, 2, 14, 14, 14, 3, 4096, 0, 128, 2, 3, 1, 24, 24, 2048, 128, 8, 2304, 0, 1568, 14, 14, 2, 4096, 0, 0
+# launch: params 1, 32, 4, 2, 14, 14, 14, 3, 4096, 0, 128, 2, 4, 3, 1, 24, 24, 2048, 128, 8, 2304, 0, 1568, 14, 14, 2, 4096, 0, 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_5491e328be(args, tid, nthreads):
+def conv_1x5x2_8d8dfb2ff0(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -45,22 +45,23 @@ def conv_1x5x2_5491e328be(args, tid, nthreads):
     a_first = param(args, 13)
     a_row = param(args, 14)
     n0 = param(args, 15)
-    n1 = param(args, 16)
-    n2 = param(args, 17)
-    n3 = param(args, 18)
-    last = param(args, 19)
-    s0 = param(args, 20)
-    s1 = param(args, 21)
-    s2 = param(args, 22)
-    wt_group = param(args, 23)
-    y_first = param(args, 24)
-    y_block = param(args, 25)
-    y_width = param(args, 26)
-    y_height = param(args, 27)
-    kgs_per_group = param(args, 28)
-    a_group = param(args, 29)
-    y_top = param(args, 30)
-    y_left = param(args, 31)
+    n0_block = param(args, 16)
+    n1 = param(args, 17)
+    n2 = param(args, 18)
+    n3 = param(args, 19)
+    last = param(args, 20)
+    s0 = param(args, 21)
+    s1 = param(args, 22)
+    s2 = param(args, 23)
+    wt_group = param(args, 24)
+    y_first = param(args, 25)
+    y_block = param(args, 26)
+    y_width = param(args, 27)
+    y_height = param(args, 28)
+    kgs_per_group = param(args, 29)
+    a_group = param(args, 30)
+    y_top = param(args, 31)
+    y_left = param(args, 32)
     acc = scratch(144, "f32")
     turned = scratch(64, "f32")
 
@@ -80,7 +81,7 @@ def conv_1x5x2_5491e328be(args, tid, nthreads):
         left = min_(ct * 5, ow - 5)
         source = n * a_image + a_first + top * a_row + left * 8
         tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
-             1, 5, 2, 1, 8, 8)
+             1, 5, 2, 1, 8, 8, True)
         for j in range(2):
             kb = kg * 2 + j
             if True:

@@ -19,14 +19,14 @@ def arranged_c5dc70af83(args, tid, nthreads):
 # from the graph
 # x0 f32[64,96], x1 f32[96,40], x2 f32[40] -> y f32[64,40]
 # 494 kFLOP, 51.1 kB; template gemm_cpu
-# launch: params 1, 64, 40, 96, 5, 6, 6, 5, 6336, 1056, 0, 768
+# launch: params 1, 64, 40, 96, 5, 6, 6, 96, 5, 6336, 1056, 0, 768
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def gemm_11x1_a32588623b(args, tid, nthreads):
+def gemm_11x1_cfc64adcec(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -38,47 +38,44 @@ def gemm_11x1_a32588623b(args, tid, nthreads):
     nbs = param(args, 8)
     m_tiles = param(args, 9)
     m_block = param(args, 10)
-    panels = param(args, 11)
-    a_image = param(args, 12)
-    a_tile = param(args, 13)
-    b_image = param(args, 14)
-    b_panel = param(args, 15)
+    k_block = param(args, 11)
+    panels = param(args, 12)
+    a_image = param(args, 13)
+    a_tile = param(args, 14)
+    b_image = param(args, 15)
+    b_panel = param(args, 16)
     acc = scratch(88, "f32")
-    tasks = batch * m_tiles * panels
-    task = share(tasks, tid, nthreads)
-    stop = share(tasks, tid + 1, nthreads)
-    i = div(task, m_tiles * panels)
-    within = task - i * m_tiles * panels
-    block = div(within, m_block * panels)
-    within -= block * m_block * panels
-    begin = block * m_block
-    end = min_(begin + m_block, m_tiles)
-    panel = div(within, end - begin)
-    mt = begin + within - panel * (end - begin)
+    task = share(batch * m_tiles * panels, tid, nthreads)
+    stop = share(batch * m_tiles * panels, tid + 1, nthreads)
     while task < stop:
-        first = min_(mt * 11, m_count - 11)
-        tile(acc, offset(a, i * a_image + mt * a_tile),
-             offset(b, i * b_image + panel * b_panel), (1, 1, 1, k_count, k_count), (0, 0, 0, k_count),
-             1, 11, 1, 11, 1, 8)
-        for j in range(1):
-            nb = panel * 1 + j
-            if nb < nbs:
-                for c in range(11):
-                    row = i * m_count + first + c
-                    for lane in range(min_(n_count - nb * 8, 8)):
-                        v = load(acc, (j * 11 + c) * 8 + lane)
-                        t0 = (nb * 8) + lane
-                        store(y, (row * 40) + t0, v + load(x2, t0))
-        task += 1
-        mt += 1
-        if mt == end:
-            mt = begin
-            panel += 1
-            if panel == panels:
-                panel = 0
-                begin = end
-                if begin == m_tiles:
-                    begin = 0
-                    i += 1
-                end = min_(begin + m_block, m_tiles)
-                mt = begin
+        i = div(task, m_tiles * panels)
+        at = task - i * m_tiles * panels
+        begin = div(at, m_block * panels) * m_block
+        tiles = min_(m_block, m_tiles - begin)
+        at -= begin * panels
+        count = min_(stop - task, tiles * panels - at)
+        for k in range(0, k_count, k_block):
+            terms = min_(k_block, k_count - k)
+            panel = div(at, tiles)
+            mt = at - panel * tiles
+            for _ in range(count):
+                first = min_((begin + mt) * 11, m_count - 11)
+                source = i * a_image + (begin + mt) * a_tile + k * 11
+                stream = i * b_image + panel * b_panel + k * 8
+                tile(acc, offset(a, source), offset(b, stream), (1, 1, 1, terms, terms), (0, 0, 0, k_count),
+                     1, 11, 1, 11, 1, 8, True)
+                if True:
+                    for j in range(1):
+                        nb = panel * 1 + j
+                        if nb < nbs:
+                            for c in range(11):
+                                row = i * m_count + first + c
+                                for lane in range(min_(n_count - nb * 8, 8)):
+                                    v = load(acc, (j * 11 + c) * 8 + lane)
+                                    t0 = (nb * 8) + lane
+                                    store(y, (row * 40) + t0, v + load(x2, t0))
+                mt += 1
+                if mt == tiles:
+                    mt = 0
+                    panel += 1
+        task += count

@@ -18,7 +18,8 @@ from jitcl.target import Target
 
 _LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "tiles", "vector", "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
-_RELEVANT = ("avx512f", "avx512vl", "avx2", "avx", "fma", "f16c", "sse4.1", "neon", "fp-armv8")
+_RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avx2", "avx", "fma", "f16c", "sse4.1", "neon",
+             "fp-armv8")
 #: On x86, vectors of so few f32 lanes stand for a CPU without this feature of LLVM's, and without
 #: those whose names begin so, which need it.
 _WITHOUT = {8: "avx512f", 4: "avx"}
@@ -121,6 +122,7 @@ def probe_target() -> Target:
         vector_width=width,
         max_vector_width=16,
         registers=registers,
+        byte_dot=width == 16 and "avx512vnni" in have,
         cache_bytes=_cache() or Target.cache_bytes,
         winograd=config.get("winograd"),
         global_memory=memory,

@@ -12,59 +12,79 @@ Numba statements: a quarter of the compile time, the same code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from jitcl.devices.cpu.emit import F32, I64, Emit, constant, splat
+from jitcl.devices.cpu.emit import F32, I32, I64, Emit, constant, declare, splat
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
-__all__ = ["tile", "lane_tile"]
+__all__ = ["tile", "dot_tile", "lane_tile"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs")
 
 
-@intrinsic(prefer_literal=True)
-def tile(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes):
-    """Computes one tile into `acc` [blocks][rows][columns][lanes].
+Product = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+_TUPLES = (types.UniTuple(types.int64, len(COUNTS)), types.UniTuple(types.int64, len(STRIDES)))
 
-    a: f32 pointer to the tile's first input. w: f32 pointer to its weights, a contiguous stream of
-    `blocks` vectors a step. counts = (n0, n1, n2, n3, last): the loops' extents; `last` replaces n3
-    in the last turn of the outer loop. strides = (s0, s1, s2, rs) in elements: of the three outer
-    loops and between rows. Literals: rows, columns, blocks, zs (between steps of the innermost
-    loop), ps (between columns), lanes.
-    """
-    shape = [t.literal_value for t in (rows, columns, blocks, zs, ps, lanes)]
 
-    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        n = [b.extract_value(values[3], k) for k in range(5)]
-        s = [b.extract_value(values[4], k) for k in range(4)]
-        _Tile(b, sig.args[:3], values[:3], n, s, *shape).emit()
-        return context.get_dummy_value()
+def _fma(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
+    """total + x * w."""
+    return Emit(b, total.type).fma(x, w, total)
 
-    result = types.void(
-        acc,
-        a,
-        w,
-        types.UniTuple(types.int64, 5),
-        types.UniTuple(types.int64, 4),
-        rows,
-        columns,
-        blocks,
-        zs,
-        ps,
-        lanes,
-    )
-    return result, codegen
+
+def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
+    """total + x[0] * w[0] + .. + x[3] * w[3], exact: bytes of x unsigned, those of w signed."""
+    name = "llvm.x86.avx512.vpdpbusd.512"
+    return b.call(declare(b, name, total.type, [total.type] * 3), [total, x, w])
+
+
+def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> Any:
+    def op(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh):
+        shape = [t.literal_value for t in (rows, columns, blocks, zs, ps, lanes)]
+        always = isinstance(fresh, types.BooleanLiteral) and fresh.literal_value
+
+        def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+            n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
+            s = [b.extract_value(values[4], k) for k in range(len(STRIDES))]
+            tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
+            tile.emit(None if always else values[-1])
+            return context.get_dummy_value()
+
+        flag = fresh if always else types.boolean
+        return types.void(
+            acc, a, w, *_TUPLES, rows, columns, blocks, zs, ps, lanes, flag), codegen
+
+    op.__name__, op.__doc__ = name, doc
+    return intrinsic(prefer_literal=True)(op)
+
+
+tile = _tile_intrinsic("tile", F32, _fma, """One tile into `acc` [blocks][rows][columns][lanes].
+
+a: f32 pointer to the tile's first input. w: f32 pointer to its weights, a contiguous stream of
+`blocks` vectors a step. counts = (n0, n1, n2, n3, last): the loops' extents; `last` replaces n3 in
+the last turn of the outer loop. strides = (s0, s1, s2, rs) in elements: of the three outer loops
+and between rows. fresh: whether sums begin at 0, not at what `acc` holds; a sum in several calls is
+the sum of one, bit for bit. Literals: rows, columns, blocks, zs (between steps of the innermost
+loop), ps (between columns), lanes.
+""")
+dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
+
+An element of `a` is four unsigned bytes, one of `w` four signed bytes; a step adds four products to
+each i32 sum.
+""")
 
 
 class _Tile:
     def __init__(
         self,
         b: ir.IRBuilder,
+        element: ir.Type,
+        product: Product,
         kinds: tuple[Pointer, ...],
         pointers: list[ir.Value],
         counts: list[ir.Value],
@@ -91,14 +111,20 @@ class _Tile:
             ps,
             lanes,
         )
-        self.vector = ir.VectorType(F32, lanes)
+        self.vector, self.product = ir.VectorType(element, lanes), product
 
-    def emit(self) -> None:
+    def emit(self, fresh: ir.Value | None = None) -> None:
+        """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do."""
         b, zero = self.b, ir.Constant(self.vector, None)
         count = self.rows * self.columns * self.blocks
         sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
         for s in sums:
             b.store(zero, s)
+        if fresh is not None:
+            with b.if_then(b.not_(fresh)):
+                for i, s in enumerate(sums):
+                    at = constant(I64, i * self.lanes)
+                    b.store(load_at(b, self.kinds[0], self.pointers[0], at, self.lanes), s)
         stream = cgutils.alloca_once_value(b, constant(I64, 0))
         n0, n1, n2, n3, last = self.counts
         s0, s1, s2, _ = self.strides
@@ -114,7 +140,7 @@ class _Tile:
     def step(self, base: ir.Value, stream: ir.Value, sums: list[ir.Value]) -> None:
         """One step of the sum: `blocks` weight vectors, rows x columns broadcasts, all their
         products."""
-        b, e = self.b, Emit(self.b, self.vector)
+        b = self.b
         at = b.load(stream)
         weights = [
             load_at(
@@ -136,7 +162,7 @@ class _Tile:
             value = splat(b, load_at(b, self.kinds[1], self.pointers[1], where), self.lanes)
             for j in range(self.blocks):
                 slot = sums[j * pixels + p]
-                b.store(e.fma(value, weights[j], b.load(slot)), slot)
+                b.store(self.product(b, value, weights[j], b.load(slot)), slot)
 
 
 @intrinsic(prefer_literal=True)

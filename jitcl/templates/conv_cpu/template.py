@@ -4,6 +4,7 @@ blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ PARAMS = (
     "a_first",
     "a_row",
     "n0",
+    "n0_block",
     "n1",
     "n2",
     "n3",
@@ -51,6 +53,8 @@ FEW_CHANNELS = 8  # fewer than this are read as planes, not as a block that is m
 L2_BYTES = (
     384 << 10
 )  # weights below this stay in the second-level cache together with the rows in work
+STREAM_BYTES = 16 << 10  # of weights that stay in the first-level cache while tiles go by
+MOST_TILES = 32  # whose sums wait for the next channels' weights
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,21 @@ class ConvShape:
     groups: int
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """What tiles compute with."""
+
+    tile: str  # the intrinsic of devices/cpu/tiles.py
+    dtype: str  # of packed weights and of sums
+    together: int  # input channels that are one element of a and of packed weights
+
+
+FLOATS = Arithmetic("tile", "f32", 1)
+
+
 def shape_of(node: Node) -> ConvShape:
     """The numbers of a conv node of 1 or 2 spatial axes."""
-    x, w = (i.type.dims for i in node.inputs)
+    x, w = (i.type.dims for i in node.inputs[:2])
     one = len(x) == 3
 
     def two(values: tuple[int, ...], missing: int) -> tuple[int, int]:
@@ -94,16 +110,17 @@ def shape_of(node: Node) -> ConvShape:
 
 
 def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: int) -> np.ndarray:
-    """[K, C, kh, kw] -> [groups * kgs][C / c_block][kh][kw][c_block][blocks][width] as one flat f32
-    stream.
+    """[K, C, kh, kw] -> [groups * kgs][C / c_block][kh][kw][c_block][blocks][width] as one flat
+    stream, of f32 or of i32.
 
     Channels beyond C are left out of the stream (its last block is shorter); outputs beyond K are
     zeros.
     """
     k, c, kh, kw = w.shape if w.ndim == 4 else (*w.shape[:2], 1, w.shape[2])
-    w = w.reshape(groups, k // groups, c, kh, kw).astype(np.float32)
+    dtype = np.int32 if w.dtype == np.int32 else np.float32
+    w = w.reshape(groups, k // groups, c, kh, kw).astype(dtype)
     kgs = -(-(k // groups) // (width * blocks))
-    full = np.zeros((groups, kgs * blocks * width, c, kh, kw), np.float32)
+    full = np.zeros((groups, kgs * blocks * width, c, kh, kw), dtype)
     full[:, : k // groups] = w
     full = full.reshape(groups * kgs, blocks, width, c, kh, kw)
     parts = [
@@ -187,14 +204,19 @@ class Phase:
 class Writer:
     """Writes the kernel of one convolution (or of one phase of a transposed one)."""
 
+    arithmetic = FLOATS
+
     def __init__(self, s: ConvShape, hooks: Any, phase: Phase | None = None) -> None:
         self.s, self.hooks, self.phase = s, hooks, phase
         self.group: Group = hooks.group
         assert self.group.anchor is not None
-        self.x, self.w = self.group.anchor.inputs
+        self.x, self.w = self.group.anchor.inputs[:2]
         self.width = hooks.target.vector_width
         self.root = self.group.root.type
         self.planes = s.c < FEW_CHANNELS
+        # a's elements of a pixel in one block, and those of a pixel that an output sums over
+        self.lanes = 1 if self.planes else self.width // self.arithmetic.together
+        self.depth = -(-s.c // s.groups // self.arithmetic.together)
         self.halo = self.root.layout.halo if self.root.layout.kind == "NCHWc" else 0
 
     def write(self, a: Argument, physical: tuple[int, ...], inset: tuple[int, int]) -> Emitted:
@@ -214,15 +236,20 @@ class Writer:
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = [] if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
+        deep = not inner and self.blocks_at_once(tile) < self.blocks()
         order = [("ct", "column_tiles"), ("rt", "row_tiles")]
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
         operands = operands_of(vector or pixels or scalar, self.hooks)
+        zero = self.zero_sums()
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
             "conv_cpu/numba.py.j2",
             entry=ENTRY,
-            a_dtype=self.x.type.dtype,
+            a_dtype=self.a_dtype(),
+            sum_dtype=self.arithmetic.dtype,
+            tile=self.arithmetic.tile,
+            offset_at=2 + len(operands) if zero else None,
             y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
             params=PARAMS,
@@ -230,13 +257,14 @@ class Writer:
             COLUMNS=tile.columns,
             NB=tile.blocks,
             W=width,
-            PX=s.strides[1] * (1 if self.planes else width),
+            PX=s.strides[1] * self.lanes,
             halo=self.halo if first else 0,
             halo_rows=self.halo if self.root.rank == 4 else 0,
             grouped=s.groups > 1,
             uneven=per_group % tile.blocks != 0,
             order=order,
-            groups_inner=inner,
+            deep=deep,
+            TILES=MOST_TILES,
             vector_lines=vector or [],
             pixel_lines=pixels or [],
             scalar_lines=scalar,
@@ -244,10 +272,29 @@ class Writer:
             up=self.phase.up if self.phase else None,
         )
         params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
-        arguments: tuple[Argument, ...] = (a, self.packed(tile), *operands, self.group.root)
-        kind = "conv" if self.phase is None else "conv_transpose"
-        stem = f"{kind}_{tile.rows}x{tile.columns}x{tile.blocks}"
+        arguments: tuple[Argument, ...] = (
+            a, self.packed(tile), *operands, *zero, self.group.root)
+        stem = f"{self.kind()}_{tile.rows}x{tile.columns}x{tile.blocks}"
         return Emitted(stem, body, arguments, (self.group.root,), params)
+
+    def kind(self) -> str:
+        return "conv" if self.phase is None else "conv_transpose"
+
+    def a_dtype(self) -> str:
+        return self.x.type.dtype
+
+    def zero_sums(self) -> tuple[Packed, ...]:
+        """What is subtracted from the sums of each output channel, if anything."""
+        return ()
+
+    def blocks(self) -> int:
+        """Blocks of input channels (or planes) that an output sums over."""
+        return -(-self.depth // self.lanes)
+
+    def blocks_at_once(self, tile: Tile) -> int:
+        """Of those, how many have few enough weights for a tile."""
+        nbytes = 4 * self.lanes * math.prod(self.s.kernel) * tile.blocks * self.width
+        return max(1, round(STREAM_BYTES / nbytes))
 
     def pixel_lines(self, flat: bool) -> list[str] | None:
         """The epilogue for row-major results; phases store every second pixel, one by one."""
@@ -271,11 +318,10 @@ class Writer:
 
     def packed(self, tile: Tile) -> Packed:
         s = self.s
-        block = 1 if self.planes else self.width
         pack = partial(
-            pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=block
+            pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=self.lanes
         )
-        key = f"conv {self.width} {tile.blocks} {s.groups} {block} {self.phase or ''}"
+        key = f"conv {self.width} {tile.blocks} {s.groups} {self.lanes} {self.phase or ''}"
         return Packed(self.w, key, lambda w: pack(self.weights(w)))
 
     def weights(self, w: np.ndarray) -> np.ndarray:
@@ -293,11 +339,11 @@ class Writer:
         kgs: int,
         flat: bool,
     ) -> tuple[int, ...]:
-        s, lanes = self.s, 1 if self.planes else self.width
+        s, lanes = self.s, self.lanes
         _, blocks, height, width = physical
         row, block = width * lanes, height * width * lanes
         (kh, kw), (sh, _), (dh, dw) = s.kernel, s.strides, s.dilations
-        c = s.c // s.groups
+        c = self.depth
         n0 = -(-c // lanes)
         left = c - (n0 - 1) * lanes
         # taps side by side are one loop: their channels follow each other in memory
@@ -322,6 +368,7 @@ class Writer:
             "a_first": ((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes,
             "a_row": 0 if flat else sh * row,
             "n0": n0,
+            "n0_block": self.blocks_at_once(tile),
             "n1": kh,
             "n2": n2,
             "n3": n3,

@@ -15,7 +15,8 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.conv_cpu.template import FLOATS
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
@@ -27,6 +28,7 @@ PARAMS = (
     "nbs",
     "m_tiles",
     "m_block",
+    "k_block",
     "panels",
     "a_image",
     "a_tile",
@@ -34,6 +36,7 @@ PARAMS = (
     "b_panel",
 )
 L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
+PANEL_BYTES = 16 << 10  # of a panel of b that stays in the first-level cache while rows go by
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 IN_PLACE = 4  # up to so many rows, a is read where it lies: packing would cost more
 
@@ -51,11 +54,14 @@ class Shape:
 
 
 def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
-    """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width] f32, zeros behind N."""
+    """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width], zeros behind N; of f32 or
+    i32.
+    """
     *_, k, n = b.shape
     panel = width * blocks
     panels = -(-n // panel)
-    full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), np.float32)
+    dtype = np.int32 if b.dtype == np.int32 else np.float32
+    full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), dtype)
     full[:, :, :n] = b.reshape(-1, k, n)
     return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
 
@@ -92,27 +98,34 @@ class GemmCpu:
         return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)
 
     def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
-        return _Writer(s, hooks).emit()
+        return Writer(s, hooks).emit()
 
 
-class _Writer:
+class Writer:
+    """Writes the kernels of one product."""
+
+    arithmetic = FLOATS
+
     def __init__(self, s: Shape, hooks: Any) -> None:
         self.s, self.hooks = s, hooks
         self.group: Group = hooks.group
         assert self.group.anchor is not None
-        self.a, self.b = self.group.anchor.inputs
+        self.a, self.b = self.group.anchor.inputs[:2]
         self.leading = self.group.anchor.type.dims[:-2]
         self.width = hooks.target.vector_width
+        self.depth = -(-s.k // self.arithmetic.together)  # elements of a row of a
+
+    def in_place(self) -> bool:
+        """Whether a is read where it lies."""
+        return self.s.m <= IN_PLACE and self.lies_in_rows()
+
+    def lies_in_rows(self) -> bool:
+        stored = self.a in self.hooks.names and self.a.type.layout == ROW
+        return stored and (self.s.merged or self.a.type.dims[:-2] == self.leading)
 
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
-        nbs = -(-s.n // width)
-        in_place = (
-            s.m <= IN_PLACE
-            and self.a in self.hooks.names
-            and self.a.type.layout == ROW
-            and (s.merged or self.a.type.dims[:-2] == self.leading)
-        )
+        nbs, in_place = -(-s.n // width), self.in_place()
         tile = choose_tile(1, s.m, nbs, self.hooks.target)
         if in_place:
             tile = Tile(tile.columns, 1, tile.blocks)
@@ -124,44 +137,76 @@ class _Writer:
         b = self.columns(tile.blocks, before)
         vector = self.hooks.row_epilogue(width)
         scalar = [] if vector else self.hooks.row_scalar_epilogue(width)
-        operands = operands_of(vector or scalar, self.hooks)
+        operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
+        deep = self.k_block(tile) < self.depth
         body = self.hooks.render(
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
             packed=not in_place,
-            a_dtype=self.a.type.dtype if in_place else "f32",
+            deep=deep,
+            a_dtype=self.a_dtype(in_place),
+            sum_dtype=self.arithmetic.dtype,
+            tile=self.arithmetic.tile,
+            zero=len(zero),
             y_dtype=self.group.root.type.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
             params=PARAMS,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
+            PIXELS=tile.rows * tile.columns,
             NB=tile.blocks,
             W=width,
             vector_lines=vector or [],
             scalar_lines=scalar,
         )
-        arguments: tuple[Argument, ...] = (a, b, *operands, self.group.root)
-        stem = f"gemm_{tile.rows * tile.columns}x{tile.blocks}"
-        return [
-            *before,
-            Emitted(stem, body, arguments, (self.group.root,), self.params(tile, nbs, in_place)),
-        ]
+        sums = self.sums(tile, nbs) if deep else ()
+        arguments: tuple[Argument, ...] = (a, b, *operands, *zero, *sums, self.group.root)
+        stem = f"{self.kind}_{tile.rows * tile.columns}x{tile.blocks}"
+        params = self.params(tile, nbs, in_place)
+        return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
+
+    def k_block(self, tile: Tile) -> int:
+        """Terms of the sums that are added in one go, so that a panel's stay in the first-level
+        cache: equal parts, as few as that takes.
+        """
+        if self.s.m <= IN_PLACE:
+            return self.depth              # each panel is read once
+        most = PANEL_BYTES // (4 * tile.blocks * self.width)
+        return -(-self.depth // max(1, round(self.depth / most)))
+
+    def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:
+        """Sums that wait for their other terms, [batch][m_tiles][panels][a tile's]."""
+        s, pixels = self.s, tile.rows * tile.columns
+        counts = (s.batch, -(-s.m // pixels), -(-nbs // tile.blocks))
+        shape = (*counts, tile.blocks * pixels * self.width)
+        return (Scratch("sums of a part of the terms", self.arithmetic.dtype, shape),)
+
+    kind = "gemm"
+
+    def a_dtype(self, in_place: bool) -> str:
+        return self.a.type.dtype if in_place else "f32"
+
+    def zero_sums(self) -> tuple[Packed, ...]:
+        """What is subtracted from the sums of each column, if anything."""
+        return ()
 
     def params(self, tile: Tile, nbs: int, in_place: bool) -> tuple[int, ...]:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
-        panel = s.k * tile.blocks * self.width
+        panel = self.depth * tile.blocks * self.width
+        k_block = self.k_block(tile)
         values = {
             "batch": s.batch,
             "m_count": s.m,
             "n_count": s.n,
-            "k_count": s.k,
+            "k_count": self.depth,
             "nbs": nbs,
             "m_tiles": m_tiles,
-            "m_block": max(1, min(m_tiles, L2_BYTES // (4 * s.k * rows))),
+            "m_block": max(1, min(m_tiles, L2_BYTES // (4 * k_block * rows))),
+            "k_block": k_block,
             "panels": panels,
-            "a_image": s.m * s.k if in_place else m_tiles * s.k * rows,
-            "a_tile": s.k * rows,
+            "a_image": self.depth * (s.m if in_place else m_tiles * rows),
+            "a_tile": self.depth * rows,
             "b_image": 0 if s.merged else panels * panel,
             "b_panel": panel,
         }

@@ -1,0 +1,130 @@
+"""Products of dequantised integers become products of integers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jitcl.ir.graph import Node, const
+from jitcl.ops.builder import reference
+from jitcl.passes.base import RewritePass, Rewriter
+from jitcl.target import Target
+
+MOST_TERMS = (2**31 - 1) // (255 * 128)        # whose sum of products an i32 holds
+FEWEST_ROWS = 5                # of fewer, weights are decoded where loops read them
+FEWEST_CHANNELS = 8            # of fewer, an instruction's fours are mostly padding
+
+
+@dataclass(frozen=True)
+class UnsignedBytes(RewritePass):
+    """Bytes between layers without a sign, which instructions that add products by fours want.
+
+        %q = quantize(%x, %s, -3) {to=i8}          %q = quantize(%x, %s, 125) {to=u8}
+        %y = dequantize(%q, %s, -3)          =>    %y = dequantize(%q, %s, 125)
+
+    The same numbers for every %x: both types saturate at the same places.
+    """
+
+    target: Target
+
+    def rewrite(self, node: Node, g: Rewriter) -> Node | None:
+        if not self.target.byte_dot or node.op != "dequantize":
+            return None
+        q, scale, *zero = node.inputs
+        if q.op != "quantize" or q.type.dtype != "i8":
+            return None
+        zeros = [z[0] if z else const(0, "i8") for z in (q.inputs[2:], zero)]
+        if any(z.op != "const" or z.type.dtype != "i8" for z in zeros):
+            return None
+        stored, read = (const(z.data.astype(np.int16) + 128, "u8") for z in zeros)
+        unsigned = g.op("quantize", *q.inputs[:2], stored, **{**q.kwargs, "to": "u8"})
+        return g.op("dequantize", unsigned, scale, read, **node.kwargs)
+
+
+@dataclass(frozen=True)
+class IntegerProducts(RewritePass):
+    """On targets that add products of bytes by fours; the sums are exact, as those of f32 are not.
+
+        %a = dequantize(%x, %s, %z)                %i = conv_integer(%x, %w, %z, 0)
+        %b = dequantize(%w, %t)             =>     %y = mul(cast(%i) {to=f32}, %s * %t)
+        %y = conv(%a, %b)
+
+    The same for matmul. Convolutions that stay as they are get their weights as numbers, which
+    templates ask for.
+    """
+
+    target: Target
+
+    def rewrite(self, node: Node, g: Rewriter) -> Node | None:
+        if not self.target.byte_dot or node.op not in ("conv", "matmul"):
+            return None
+        if node.type.dtype != "f32":
+            return None
+        x, w = node.inputs
+        turned = w.op == "transpose"
+        if turned:
+            w = w.inputs[0]
+        if w.op != "dequantize" or any(i.op != "const" for i in w.inputs):
+            return None
+        if x.op == "dequantize" and _symmetric(w) and _one_scale(x):
+            if node.op == "matmul":
+                return self._matmul(node, x, w, g)
+            if not turned and (made := self._conv(node, x, w, g)) is not None:
+                return made
+        if node.op == "matmul" or turned:
+            return None
+        return node.with_inputs((x, const(reference(w, *(i.data for i in w.inputs)), "f32")))
+
+    def _matmul(self, node: Node, x: Node, w: Node, g: Rewriter) -> Node | None:
+        weights, scales = w.inputs[0].data, w.inputs[1].data
+        if node.inputs[1].op == "transpose":
+            perm = node.inputs[1].attr("perm")
+            weights = np.transpose(weights, perm)
+            scales = np.transpose(scales, perm) if scales.ndim == weights.ndim else scales
+        *batch, terms, columns = weights.shape
+        per_output = scales.size == 1 or scales.shape[-1] == scales.size == columns
+        rows = node.type.size // columns if columns else 0
+        if not per_output or math.prod(batch) != 1 or terms > MOST_TERMS or rows < FEWEST_ROWS:
+            return None
+        sums = g.op("matmul_integer", x.inputs[0], const(np.ascontiguousarray(weights), "i8"),
+                    const(_zero(x), "u8"), const(0, "i8"))
+        factor = np.float32(x.inputs[1].data.reshape(())) * scales.astype(np.float32).reshape(-1)
+        shape = (-1,) if factor.size > 1 else ()
+        return g.mul(g.cast(sums, to="f32"), const(factor.reshape(shape), "f32"))
+
+    def _conv(self, node: Node, x: Node, w: Node, g: Rewriter) -> Node | None:
+        weights, scales = w.inputs[0], w.inputs[1].data
+        k, c, *window = weights.type.dims
+        per_output = scales.size == 1 or scales.shape == (k, *(1,) * (len(window) + 1))
+        zero, groups = _zero(x), node.attr("group")
+        if not per_output:
+            return None
+        width = self.target.vector_width
+        if c * math.prod(window) > MOST_TERMS or c < FEWEST_CHANNELS or k < width // 2:
+            return None
+        if groups > 1 and (c % width or k // groups % width):
+            return None
+        if zero and any(node.attr("pads")):
+            return None                # padding would have to be the zero point
+        sums = g.op("conv_integer", x.inputs[0], weights, const(zero, "u8"), const(0, "i8"),
+                    **node.kwargs)
+        factor = np.float32(x.inputs[1].data.reshape(())) * scales.astype(np.float32).reshape(-1)
+        shape = (1, -1, *(1,) * len(window)) if factor.size > 1 else ()
+        return g.mul(g.cast(sums, to="f32"), const(factor.reshape(shape), "f32"))
+
+
+def _symmetric(w: Node) -> bool:
+    """Whether weights are signed bytes around 0."""
+    return w.inputs[0].type.dtype == "i8" and not any(np.any(z.data) for z in w.inputs[2:])
+
+
+def _one_scale(x: Node) -> bool:
+    """Whether an input is unsigned bytes with one constant scale and zero point."""
+    return x.inputs[0].type.dtype == "u8" and all(
+        i.op == "const" and i.type.size == 1 for i in x.inputs[1:])
+
+
+def _zero(x: Node) -> int:
+    return int(x.inputs[2].data.reshape(())) if len(x.inputs) > 2 else 0

@@ -1,0 +1,1 @@
+"""Convolutions of bytes on CPUs that add their products by fours."""

@@ -1,0 +1,1 @@
+"""Matrix products of bytes on CPUs that add their products by fours."""

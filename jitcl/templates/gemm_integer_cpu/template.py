@@ -1,0 +1,100 @@
+"""Matrix products of unsigned bytes with constant signed ones, in i32: four products an addition.
+
+Four bytes along k are one element of a and one of the packed b; beside that the kernel is
+`gemm_cpu`'s. Zero points of a are taken out of the sums, as `conv_integer_cpu` does it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.base import Argument, Emitted, Packed
+from jitcl.templates.conv_integer_cpu.template import BYTES
+from jitcl.templates.gemm_cpu.template import Shape, Writer, pack_columns
+
+CACHE_WAY = 4096               # bytes: rows so far apart fall into one set of a first-level cache
+
+
+def fours(b: np.ndarray) -> np.ndarray:
+    """i8 [..., K, N] -> i32 [..., K / 4, N]: the bytes of four rows, the first one lowest."""
+    *batch, k, n = b.shape
+    full = np.zeros((*batch, -(-k // 4) * 4, n), np.int8)
+    full[..., :k, :] = b
+    split = np.moveaxis(full.reshape(*batch, -1, 4, n), -2, -1)
+    return np.ascontiguousarray(split).view("<i4")[..., 0]
+
+
+class GemmIntegerCpu:
+    """matmul_integer of u8 with one constant matrix of symmetric i8."""
+
+    name = "gemm_integer_cpu"
+    language = "numba"
+
+    def accepts(self, group: Group, target: Target) -> Shape | None:
+        node, root = group.anchor, group.root.type
+        if node is None or node.op != "matmul_integer" or not target.byte_dot:
+            return None
+        a, b, a_zero, b_zero = node.inputs
+        if (a.type.dtype, b.type.dtype, b.op) != ("u8", "i8", "const") or node.type.size == 0:
+            return None
+        if any(z.op != "const" for z in (a_zero, b_zero)) or np.any(b_zero.data):
+            return None
+        *batch, k, n = b.type.dims
+        plain = root.dims == node.type.dims and root.layout == ROW
+        if not plain or a_zero.type.size != 1 or math.prod(batch) != 1 or k == 0:
+            return None
+        if n < target.vector_width // 2 or a.type.rank < 2:
+            return None
+        return Shape(1, node.type.size // n, n, k, True)
+
+    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
+        return _BytesWriter(s, hooks).emit()
+
+
+class _BytesWriter(Writer):
+    arithmetic = BYTES
+    kind = "gemm_integer"
+
+    def in_place(self) -> bool:
+        return self.lies_in_rows() and self.s.k % 4 == 0 and self.s.k % CACHE_WAY != 0
+
+    def a_dtype(self, in_place: bool) -> str:
+        return "i32"
+
+    def rows(self, height: int) -> tuple[Argument, Emitted]:
+        """a in tiles of `height` rows side by side, [1][m_tiles][K / 4][height][4]."""
+        s = self.s
+        shape = (1, -(-s.m // height), self.depth, height, 4)
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
+            k = at[2] * 4 + at[4]
+            return (*self.operand_index(self.a, row), k), k < s.k
+
+        return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "u8", shape, where)
+
+    def columns(self, blocks: int, before: list[Emitted]) -> Argument:
+        pack = partial(pack_columns, width=self.width, blocks=blocks)
+        return Packed(self.b, f"gemm bytes {self.width} {blocks}", lambda b: pack(fours(b)))
+
+    def zero_sums(self) -> tuple[Packed, ...]:
+        assert self.group.anchor is not None
+        zero, n = int(self.group.anchor.inputs[2].data.reshape(())), self.s.n
+        if not zero:
+            return ()
+
+        def make(b: np.ndarray) -> np.ndarray:
+            sums = np.zeros(-(-n // self.width) * self.width, np.int32)
+            sums[:n] = zero * b.astype(np.int32).reshape(-1, n).sum(0)
+            return sums
+
+        return (Packed(self.b, f"sums of columns times {zero}", make),)
