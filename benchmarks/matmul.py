@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", default="1,2", help="one or more counts (default: 1,2)")
-    parser.add_argument("--engines", default="numpy,torch", help="those installed are compared with")
+    parser.add_argument("--engines", default="numpy,torch", help="of which those installed")
     parser.add_argument("--json", type=Path, help="write the table there as well")
     parser.add_argument("patterns", nargs="*", default=["*"], help="products to time")
     options = parser.parse_args()

@@ -40,3 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         drivers = sorted(found)
         for driver in drivers[:turn % len(drivers)] + drivers[turn % len(drivers) + 1:]:
             found[driver].add_marker(pytest.mark.slow)
+    _thin(items)
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Of a test marked `thinned(n)` the quick run takes every n-th of the cases that are left to
+    it; the others are slow.
+    """
+    seen: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("thinned")
+        if mark is None or item.get_closest_marker("slow") or item.get_closest_marker("long"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        seen[test] = seen.get(test, -1) + 1
+        if seen[test] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)

@@ -88,6 +88,7 @@ def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert model.cache.stats.builds == 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("device", TWO)
 def test_a_picture_of_another_size(device: str) -> None:
@@ -291,6 +292,7 @@ def others_can_run(workers: bool) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions as POSIX has them")
 @pytest.mark.parametrize("device", TWO)
 def test_a_read_only_directory_costs_a_warning(device: str, tmp_path: Path) -> None:

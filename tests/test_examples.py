@@ -38,6 +38,7 @@ def test_upscale_on_both_devices(tmp_path):
     assert left.tobytes() != right.tobytes()
 
 
+@pytest.mark.slow
 def test_upscale_without_opencl_says_so_and_goes_on(tmp_path):
     text = run(tmp_path, "upscale.py", "--runs", "1", "--device", "opencl:nobody", "--device",
                "cpu")

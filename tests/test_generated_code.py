@@ -37,6 +37,7 @@ def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None
     assert clang.objections(kernels, fp16=TARGETS[target].fp16_arithmetic) == ""
 
 
+@pytest.mark.thinned(2)
 @needs_clang
 @needs_models
 @pytest.mark.parametrize("target", TARGETS)
@@ -138,6 +139,7 @@ def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
     guarded.check(*OPS_ON_CPU[name])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("templates", [True, False], ids=["templates", "loops"])
 @pytest.mark.parametrize("name", ragged.GRAPHS)
 def test_cpu_kernels_of_ragged_sizes_stay_inside(name: str, templates: bool) -> None:

@@ -56,6 +56,7 @@ CONVS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("layouts", ["rows", "blocks"])
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name: str, layouts: str) -> None:
@@ -88,6 +89,7 @@ GEMMS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", GEMMS)
 def test_matrix_product(name: str) -> None:
     dims, n, zero = GEMMS[name]

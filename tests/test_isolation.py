@@ -512,6 +512,7 @@ def posed_cache(tmp_path_factory):
     return tmp_path_factory.mktemp("posed")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it can be built")
 @pytest.mark.parametrize("rule", [
     pytest.param(rule, marks=() if rule in QUICK else pytest.mark.slow) for rule in ("", *HAPPENS)])

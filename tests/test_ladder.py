@@ -189,6 +189,7 @@ TYPICAL = [t if t == "cpu-fp16" else pytest.param(t, marks=pytest.mark.long)
 
 # -- what is written ---------------------------------------------------------------------------
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
 def test_what_the_sources_of_a_rung_lack(rung, target, monkeypatch):
@@ -312,6 +313,7 @@ def test_what_would_fill_memory_stays_computed():
 
 # -- clang -------------------------------------------------------------------------------------
 
+@pytest.mark.thinned(2)
 @pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
@@ -350,7 +352,7 @@ SIMULATED = [*((f"gpu/{rung}", ()) for rung in (
 
 @needs_oclgrind
 @pytest.mark.parametrize(("target", "names"), [
-    pytest.param(target, names, id=target, marks=pytest.mark.long if k % 2 else pytest.mark.slow)
+    pytest.param(target, names, id=target, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
     for k, (target, names) in enumerate(SIMULATED)])
 def test_kernels_of_a_rung_access_what_is_theirs(target, names):
     check_simulated("graphs", target, *names)

@@ -48,6 +48,7 @@ def test_expectations_leave_enough() -> None:
         assert len(names) - len(conformance.excused(device)) >= conformance.FLOOR
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["test_dft_inverse", "test_dft_inverse_opset19"])
 def test_expectation_of_inverse_dft_is_off(name: str) -> None:
     """The proof for the excuse: NumPy's transform in float64 does not meet it either."""

@@ -22,6 +22,7 @@ from jitcl.ops.core import ONNX, Op, Sample, onnx_dtype
 from jitcl.ops.scatter import _scatter_known
 from jitcl.passes.decompose import Decompose
 from tests import devices
+from tests.conftest import DRIVER
 
 OPS_DIR = Path(__file__).resolve().parent.parent / "jitcl" / "ops"
 G = GraphBuilder()
@@ -84,7 +85,8 @@ def assert_close(got: np.ndarray, want: np.ndarray, rtol: float) -> None:
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.thinned(3)) if DRIVER.fullmatch(d) else d for d in DEVICES])
 def test_op(device: str, name: str) -> None:
     op = OPS[name]
     rows = [(*case(op, sample, k), sample) for k, sample in enumerate(op.samples)

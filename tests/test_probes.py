@@ -268,6 +268,7 @@ def test_crashes_are_answers_and_the_others_go_on(pose, tmp_path):
 
 
 @needs_pose
+@pytest.mark.slow
 def test_a_hang_ends_at_its_deadline(tmp_path):
     outcome = posed(tmp_path, POSED[0], "hang:600 /image_row/", JITCL_BUILD_SECONDS="6")
     answers = outcome.value["answers"]

@@ -45,7 +45,7 @@ def test_repeatable(device: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "device"), [
-    pytest.param(name, device, marks=pytest.mark.long if (j + k) % 3 else pytest.mark.slow)
+    pytest.param(name, device, marks=pytest.mark.long if (j + k) % 6 else pytest.mark.slow)
     for j, name in enumerate(NAMES) for k, device in enumerate(DEVICES)])
 def test_repeatable_all(name: str, device: str) -> None:
     check_repeatable(name, device, 100)

@@ -196,6 +196,7 @@ def conv_case(
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, dtype
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name):
     check(*conv_case(**CONVS[name]), "conv_cpu")
@@ -357,6 +358,7 @@ POOLS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("op", ["max_pool", "average_pool", "average_pool, pads counted"])
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("channels", [32, 24])

@@ -117,6 +117,7 @@ def cases(names, few=()):
             for k, c in enumerate(found)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name, spec, pose", cases(CONVS, (
     "1x1", "3x3, short rows", "groups", "asymmetric", "weights not constant", "half, strided",
     "1-D strided", "1x1, a bias over pixels")))
@@ -175,6 +176,7 @@ GEMMS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name, spec, pose", cases(GEMMS, (
     "constant", "one row", "transposed", "batch, merged", "batch of b", "attention",
     "double epilogue", "half")))
@@ -223,6 +225,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name, spec, pose", cases(WINDOWS))
 def test_windows(name, spec, pose):
     y, inputs = WINDOWS[name]()

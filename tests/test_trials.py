@@ -98,6 +98,7 @@ PLANTED["layer-norm"] = layer_norm
 CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "precision"), [
     pytest.param(*case, marks=pytest.mark.long if k % 4 else ())
     for k, case in enumerate(itertools.product(op_graphs(opened("reference").target),
@@ -131,6 +132,7 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
     check_all(generated(PLANTED[name](), place.target), place)
 
 
+@pytest.mark.thinned(2)
 @needs_models
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "spec", "precision"), [
@@ -267,6 +269,7 @@ def quick(name: str, spec: str, form: str) -> bool:
 HEAVY = ("conv-3x3", "conv-f16", "gemm")        # as groups of 256 on a CPU: up to a minute each
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "spec", "form"), [
     pytest.param(*case, marks=[] if quick(*case) else pytest.mark.long

@@ -106,6 +106,7 @@ CASES = {
 QUICK_F2 = ("ragged", "odd channels")          # F(2x2) differs in its numbers only
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name, outputs", [
     *((name, 4) for name in CASES),
     *(pytest.param(name, 2, marks=() if name in QUICK_F2 else pytest.mark.slow) for name in CASES),
