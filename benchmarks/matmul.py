@@ -70,10 +70,11 @@ def operands(case: Case) -> dict[str, np.ndarray]:
             "b": rng.standard_normal((*first, case.k, case.n), np.float32)}
 
 
-def open_jitcl(case: Case, threads: int) -> JitclEngine:
+def open_jitcl(product: str, threads: int) -> JitclEngine:
     from jitcl.ir.graph import Graph, const, graph_input
     from jitcl.ir.types import TensorType
     from jitcl.ops.builder import GraphBuilder
+    case = CASES[product]
     arrays = operands(case)
     inputs = {name: graph_input(name, TensorType("f32", x.shape)) for name, x in arrays.items()}
     if case.constant:
@@ -99,23 +100,23 @@ class Library:
         return {"y": np.asarray(self.a @ self.b)}
 
 
-def open_library(name: str, case: Case, threads: int) -> Library:
-    return Library(name, case, threads)
+def open_library(name: str, product: str, threads: int) -> Library:
+    return Library(name, CASES[product], threads)
 
 
 def compare(name: str, threads: int, engines: list[str], rounds: int) -> dict[str, object]:
     """One product's row."""
     case = CASES[name]
-    entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"case": case})]
-    entrants += [Entrant(e, f"{__file__}:open_library", {"name": e, "case": case}, peer=True)
+    entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"product": name})]
+    entrants += [Entrant(e, f"{__file__}:open_library", {"name": e, "product": name}, peer=True)
                  for e in engines]
     with Contest(entrants, threads) as contest:
         contest.open()
         contest.time(rounds, TURN)
+        for entry in contest.entries:
+            if entry.timing is None:
+                raise SystemExit(f"{name}: {entry.name}: {entry.error}")
         peak = contest.entries[0].process.ask("peaks").flops
-    for entry in contest.entries:
-        if entry.timing is None:
-            raise SystemExit(f"{name}: {entry.name}: {entry.error}")
     ours = contest.entries[0]
     assert ours.difference is not None and ours.difference < 1e-5, (name, ours.difference)
     rate = case.flops / ours.timing.median

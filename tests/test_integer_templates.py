@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jitcl
+from jitcl import config
 from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, const, graph_input
@@ -111,7 +112,7 @@ def test_threads_give_the_same() -> None:
     x, w = rng.integers(0, 256, dims).astype(np.uint8), extremes(rng, dims[1], n)
     want = (x.astype(np.int32) - zero) @ w.astype(np.int32)
     for threads in (1, 2, 3):
-        with jitcl.config.override(threads=threads):
+        with config.override(threads=threads):
             got = jitcl.compile(model, device="cpu").run({"x": x, "w": w})["y"]
         np.testing.assert_array_equal(got, want)
 

@@ -36,7 +36,7 @@ PARAMS = (
     "b_panel",
 )
 L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
-PANEL_BYTES = 16 << 10  # of a panel of b that stays in the first-level cache while rows go by
+PANEL_BYTES = 96 << 10  # of a panel of b, beside them; a longer one is read again for few rows
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 IN_PLACE = 4  # up to so many rows, a is read where it lies: packing would cost more
 
@@ -166,8 +166,8 @@ class Writer:
         return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
 
     def k_block(self, tile: Tile) -> int:
-        """Terms of the sums that are added in one go, so that a panel's stay in the first-level
-        cache: equal parts, as few as that takes.
+        """Terms of the sums that are added in one go, so that many rows of a stay in the
+        second-level cache with those of a panel: equal parts, as few as that takes.
         """
         if self.s.m <= IN_PLACE:
             return self.depth              # each panel is read once
