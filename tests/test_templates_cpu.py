@@ -15,6 +15,8 @@ from jitcl.ir.types import ROW, Layout, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.passes.fuse import fuse
 from jitcl.runtime.memory import plan_memory
+from jitcl.templates.conv_cpu import template as conv
+from jitcl.templates.gemm_cpu import template as gemm
 
 with config.override(winograd=0):              # of it tests/test_winograd_cpu.py
     DEVICE = CpuDevice()
@@ -153,7 +155,13 @@ CONVS = {
     },
     "1-D": {"x": (2, 24, 50), "k": 40, "kernel": (5,), "source": 2, "halo": 1, "residual": True},
     "1-D row-major": {"x": (1, 24, 50), "k": 33, "kernel": (3,), "strides": (2,)},
+    "in parts": {"x": (1, 264, 9, 9), "k": 112, "kernel": (3, 3), "source": 1, "halo": 0,
+                 "residual": True},
+    "in parts, row-major": {"x": (2, 520, 7, 7), "k": 270, "kernel": (1, 1), "residual": True},
+    "in parts, groups": {"x": (1, 256, 7, 7), "k": 192, "kernel": (3, 3), "group": 2, "source": 1,
+                         "halo": 0},
 }
+PARTS = [name for name in CONVS if name.startswith("in parts")]
 
 
 def conv_case(
@@ -439,6 +447,8 @@ GEMMS = {
     "half": {"a": (2, 20, 16), "shape": (16, 40), "bias": True, "dtype": "f16"},
     "one product": {"a": (7, 1), "shape": (1, 40), "bias": True},
     "blocks of rows": {"a": (700, 300), "shape": (300, 64), "const_b": False},
+    "long sums": {"a": (40, 2100), "shape": (2100, 72), "bias": True, "residual": True},
+    "long sums, batched": {"a": (2, 2, 17, 1300), "shape": (2, 2, 1300, 40), "const_b": False},
 }
 
 
@@ -447,9 +457,36 @@ def test_matrix_product(name):
     check(*gemm_case(**GEMMS[name]), "gemm_cpu")
 
 
-def test_matrix_product_is_equal_on_any_thread_count():
+@pytest.mark.parametrize("name", ["two inputs", "long sums"])
+def test_matrix_product_is_equal_on_any_thread_count(name):
     results = []
     for n in (1, 2, 3):
         with config.override(threads=n):
-            results.append(check(*gemm_case(**GEMMS["two inputs"]), "gemm_cpu")[0].tobytes())
+            results.append(check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes())
     assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("name", ["long sums", "long sums, batched"])
+def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
+    parts = check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0]
+    monkeypatch.setattr(gemm, "PANEL_BYTES", 1 << 30)
+    assert check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes() == parts.tobytes()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
+    def run_once():
+        return [y.tobytes() for y in check(*conv_case(**CONVS[name]), "conv_cpu")]
+
+    parts, sources = run_once(), texts(name)
+    assert "sums = scratch" in sources
+    monkeypatch.setattr(conv, "STREAM_BYTES", 1 << 30)
+    assert "sums = scratch" not in texts(name)
+    assert run_once() == parts
+
+
+def texts(name):
+    """Sources of a convolution's kernels."""
+    outputs, inputs, _ = conv_case(**CONVS[name])
+    graph = Graph("t", tuple(inputs), tuple((f"y{k}", n) for k, n in enumerate(outputs)))
+    return "".join(k.body for k in generate(graph, fuse(graph), DEVICE.target).plan.kernels)

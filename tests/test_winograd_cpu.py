@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import jitcl
 from jitcl import config
 from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import CpuDevice, probe_target
@@ -281,3 +282,17 @@ def test_weights_that_overflow_are_left_to_direct_convolution(value):
     w[0, 0] = value
     assert outputs_of(group_of((1, 64, 56, 56), 64, w=w)) == 0
     assert relative_error(np.zeros((16, 16, 3, 3), np.float32), F4) == 0
+
+
+def test_memory_low_keeps_weights_as_large_as_the_models():
+    """Transformed weights are four times as large."""
+    x = graph_input("x", TensorType("f32", (1, 64, 28, 28)))
+    y = conv(conv(x, filters(64, 64)), filters(64, 64))
+    graph = Graph("t", (x,), (("y", g.neg(y)),))
+    found = {}
+    for memory in ("normal", "low"):
+        with config.override(winograd=4):
+            model = jitcl.compile(graph, device="cpu", memory=memory)
+            model.run({"x": np.zeros((1, 64, 28, 28), np.float32)})
+        found[memory] = {s.template for s in model.report().steps}
+    assert "winograd_cpu" in found["normal"] and "winograd_cpu" not in found["low"]

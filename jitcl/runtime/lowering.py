@@ -55,13 +55,18 @@ class Lowering:
         with judged_by_hint():               # what is worth storing is no question of right
             self.groups = fuse(self.graph, device.target)
 
-    def generate(self, *, host: bool = True) -> Generated:
-        """Kernels that the device's fault database does not reject; memory is not laid out."""
-        device = self.device
+    def generate(self, *, host: bool = True, memory: str | None = None) -> Generated:
+        """Kernels that the device's fault database does not reject; memory is not laid out.
+
+        memory: in place of the option. "low": no weights that are larger than the model's.
+        """
+        device, target = self.device, self.device.target
+        if (memory or self.options.memory) == "low":
+            target = dataclasses.replace(target, winograd=0)
         return generate(
             self.graph,
             self.groups,
-            device.target,
+            target,
             templates=config.get("templates"),
             half=half_arithmetic(device.target, self.options.precision),
             faults=device.faults,
@@ -76,7 +81,7 @@ class Lowering:
         memory: in place of the option; streamed: buffers live from first to last use. host:
         whether what no kernel of the device can do may go to the CPU path.
         """
-        generated = self.generate(host=host)
+        generated = self.generate(host=host, memory=memory)
         plan = laid_out(generated.plan, self.device, memory or self.options.memory)
         plan = dataclasses.replace(plan, streamed=streamed)
         tell(plan, time.perf_counter() - self._start)
