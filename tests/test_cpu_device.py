@@ -14,7 +14,7 @@ from test_cpu_scalars import CASES, HEAD, elementwise
 
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
-from jitcl.devices.cpu import CpuDevice, probe_target
+from jitcl.devices.cpu import CpuDevice, objects, probe_target
 from jitcl.devices.cpu.device import step_flags
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
@@ -44,6 +44,13 @@ def test_a_kernel_that_python_rejects_is_a_build_error():
     )
     with pytest.raises(BuildError, match="kernel 'greedy'"):
         compile_kernels([KernelSource("greedy", allocating, "numba")])
+
+
+def test_builds_import_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "numba.py").write_text("raise ImportError('not the library')\n")
+    monkeypatch.chdir(tmp_path)
+    objects._workers.close()                # the next ones start here
+    compile_kernels([KernelSource("t_abs", elementwise("t_abs", *CASES["sign"]), "numba")])
 
 
 def test_loading_needs_no_numba(tmp_path):

@@ -382,8 +382,9 @@ def test_padding_that_is_not_zero_is_found() -> None:
 
 def test_the_cheapest_use_of_a_kernel_is_tried() -> None:
     weight = w(24, 40)
-    dear, cheap = (G.matmul(x(n, 24, name=f"x{n}"), weight) for n in (400, 8))
-    found = generated(graph(dear, cheap), opened("cpu").target)
+    dear, cheap = (G.matmul(x(n, 24, name=f"x{n}"), weight) for n in (480, 48))
+    target = dataclasses.replace(opened("cpu").target, vector_width=16, registers=32)
+    found = generated(graph(dear, cheap), target)
     tried = trials(found, found.plan)
     assert {e for t in tried for e in t.entries} == {k.entry for k in found.plan.kernels}
     used = {s.name: s.kernel for s in found.plan.steps}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jitcl import errors
-from jitcl.devices.frames import read_frame, write_frame
+from jitcl.devices.frames import child_command, read_frame, write_frame
 from jitcl.errors import DeviceError, JitclError
 
 _SAID = 400                 # characters of a dead engine's last line
@@ -58,7 +58,7 @@ class EngineProcess:
             "JITCL_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from jitcl.bench.worker import main; main()"],
+            child_command("jitcl.bench.worker"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env={**os.environ, "PYTHONPATH": paths, **limits},
             start_new_session=True)     # an interrupt from the keyboard is the caller's to handle

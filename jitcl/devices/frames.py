@@ -7,9 +7,19 @@ from __future__ import annotations
 
 import pickle
 import struct
+import sys
 from typing import Any, BinaryIO
 
 HEAD = struct.Struct("<Q")
+
+
+def child_command(module: str) -> list[str]:
+    """What starts a child that runs a module's `main`. `-c` has Python look into the directory that
+    it is started in first: a child must not import what happens to lie there (another jitcl, a
+    numba.py).
+    """
+    return [sys.executable, "-c", "import sys; sys.path = [p for p in sys.path if p]; "
+            f"from {module} import main; main()"]
 
 
 def packed(value: Any) -> bytes:

@@ -28,7 +28,7 @@ from jitcl import config
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu import host
-from jitcl.devices.frames import read_frame, write_frame
+from jitcl.devices.frames import child_command, read_frame, write_frame
 from jitcl.errors import BuildError
 from jitcl.target import Target
 
@@ -46,7 +46,7 @@ class _Worker:
         paths = os.pathsep.join([package, *(p for p in sys.path if p)])
         environment = dict(os.environ, PYTHONPATH=paths, NUMBA_DISABLE_JIT="0")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from jitcl.devices.cpu.worker import main; main()"],
+            child_command("jitcl.devices.cpu.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from jitcl import config
-from jitcl.devices.frames import HEAD, packed, unpacked
+from jitcl.devices.frames import HEAD, child_command, packed, unpacked
 from jitcl.devices.opencl.platform import Found
 from jitcl.errors import DeviceError
 
@@ -96,8 +96,7 @@ class Isolated:
 
     def __init__(self, found: Found, command: Sequence[str] = ()) -> None:
         self.found = found
-        self.command = tuple(command) or (
-            sys.executable, "-c", "from jitcl.devices.opencl.worker import main; main()")
+        self.command = tuple(command) or tuple(child_command("jitcl.devices.opencl.worker"))
         self.size = max(1, min(config.usable_cores(), MOST_WORKERS))
         self.started = 0                     # processes, in this pool's life
         self._reset()
