@@ -15,6 +15,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.arithmetic import FLOATS
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
@@ -71,18 +72,6 @@ class ConvShape:
     dilations: tuple[int, int]
     pads: tuple[int, int, int, int]  # top, left, bottom, right
     groups: int
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """What tiles compute with."""
-
-    tile: str  # the intrinsic of devices/cpu/tiles.py
-    dtype: str  # of packed weights and of sums
-    together: int  # input channels that are one element of a and of packed weights
-
-
-FLOATS = Arithmetic("tile", "f32", 1)
 
 
 def shape_of(node: Node) -> ConvShape:

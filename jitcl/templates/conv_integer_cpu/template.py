@@ -18,23 +18,12 @@ from jitcl.target import Target
 from jitcl.templates.base import Emitted, Packed
 from jitcl.templates.conv_cpu.template import (
     FEW_CHANNELS,
-    Arithmetic,
     ConvShape,
     Writer,
     padded_input,
     shape_of,
 )
-
-BYTES = Arithmetic("dot_tile", "i32", 4)
-
-
-def fours(w: np.ndarray) -> np.ndarray:
-    """i8 [K, C, ...] -> i32 [K, C / 4, ...]: the bytes of four channels, the first one lowest."""
-    k, c, *window = w.shape
-    full = np.zeros((k, -(-c // 4) * 4, *window), np.int8)
-    full[:, :c] = w
-    split = np.moveaxis(full.reshape(k, -1, 4, *window), 2, -1)
-    return np.ascontiguousarray(split).view("<i4")[..., 0]
+from jitcl.templates.cpu.arithmetic import BYTES, fours
 
 
 class ConvIntegerCpu:
@@ -85,7 +74,7 @@ class _BytesWriter(Writer):
         return None
 
     def weights(self, w: np.ndarray) -> np.ndarray:
-        return fours(w)
+        return fours(w, 1)
 
     def zero_sums(self) -> tuple[Packed, ...]:
         assert self.group.anchor is not None

@@ -16,7 +16,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
-from jitcl.templates.conv_cpu.template import FLOATS
+from jitcl.templates.cpu.arithmetic import FLOATS
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
@@ -105,6 +105,7 @@ class Writer:
     """Writes the kernels of one product."""
 
     arithmetic = FLOATS
+    kind = "gemm"
 
     def __init__(self, s: Shape, hooks: Any) -> None:
         self.s, self.hooks = s, hooks
@@ -180,8 +181,6 @@ class Writer:
         counts = (s.batch, -(-s.m // pixels), -(-nbs // tile.blocks))
         shape = (*counts, tile.blocks * pixels * self.width)
         return (Scratch("sums of a part of the terms", self.arithmetic.dtype, shape),)
-
-    kind = "gemm"
 
     def a_dtype(self, in_place: bool) -> str:
         return self.a.type.dtype if in_place else "f32"

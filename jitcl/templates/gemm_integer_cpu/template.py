@@ -18,19 +18,10 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Emitted, Packed
-from jitcl.templates.conv_integer_cpu.template import BYTES
+from jitcl.templates.cpu.arithmetic import BYTES, fours
 from jitcl.templates.gemm_cpu.template import Shape, Writer, pack_columns
 
 CACHE_WAY = 4096               # bytes: rows so far apart fall into one set of a first-level cache
-
-
-def fours(b: np.ndarray) -> np.ndarray:
-    """i8 [..., K, N] -> i32 [..., K / 4, N]: the bytes of four rows, the first one lowest."""
-    *batch, k, n = b.shape
-    full = np.zeros((*batch, -(-k // 4) * 4, n), np.int8)
-    full[..., :k, :] = b
-    split = np.moveaxis(full.reshape(*batch, -1, 4, n), -2, -1)
-    return np.ascontiguousarray(split).view("<i4")[..., 0]
 
 
 class GemmIntegerCpu:
@@ -84,7 +75,7 @@ class _BytesWriter(Writer):
 
     def columns(self, blocks: int, before: list[Emitted]) -> Argument:
         pack = partial(pack_columns, width=self.width, blocks=blocks)
-        return Packed(self.b, f"gemm bytes {self.width} {blocks}", lambda b: pack(fours(b)))
+        return Packed(self.b, f"gemm bytes {self.width} {blocks}", lambda b: pack(fours(b, -2)))
 
     def zero_sums(self) -> tuple[Packed, ...]:
         assert self.group.anchor is not None
