@@ -45,30 +45,31 @@ class UnsignedBytes(RewritePass):
 
 @dataclass(frozen=True)
 class IntegerProducts(RewritePass):
-    """On targets that add products of bytes by fours; the sums are exact, as those of f32 are not.
+    """On CPUs that add products of bytes by fours; the sums are exact, as those of f32 are not.
 
         %a = dequantize(%x, %s, %z)                %i = conv_integer(%x, %w, %z, 0)
         %b = dequantize(%w, %t)             =>     %y = mul(cast(%i) {to=f32}, %s * %t)
         %y = conv(%a, %b)
 
-    The same for matmul. Convolutions that stay as they are get their weights as numbers, which
-    templates ask for.
+    The same for matmul. Convolutions of dequantised inputs that stay as they are, on any CPU, get
+    their weights as numbers, which templates ask for. Where weights alone are bytes, to save
+    memory, they remain so.
     """
 
     target: Target
 
     def rewrite(self, node: Node, g: Rewriter) -> Node | None:
-        if not self.target.byte_dot or node.op not in ("conv", "matmul"):
-            return None
-        if node.type.dtype != "f32":
+        if self.target.kind != "cpu" or node.op not in ("conv", "matmul"):
             return None
         x, w = node.inputs
+        if node.type.dtype != "f32" or x.op != "dequantize":
+            return None
         turned = w.op == "transpose"
         if turned:
             w = w.inputs[0]
         if w.op != "dequantize" or any(i.op != "const" for i in w.inputs):
             return None
-        if x.op == "dequantize" and _symmetric(w) and _one_scale(x):
+        if self.target.byte_dot and _symmetric(w) and _one_scale(x):
             if node.op == "matmul":
                 return self._matmul(node, x, w, g)
             if not turned and (made := self._conv(node, x, w, g)) is not None:
