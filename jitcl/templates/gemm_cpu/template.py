@@ -38,6 +38,8 @@ PARAMS = (
 L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
 PANEL_BYTES = 96 << 10  # of a panel of b, beside them; a longer one is read again for few rows
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
+NARROW = 64  # columns, for which rows of a are read too rarely to be arranged
+CACHE_WAY = 4096  # bytes: rows so far apart fall into one set of a first-level cache
 IN_PLACE = 4  # up to so many rows, a is read where it lies: packing would cost more
 
 
@@ -118,7 +120,9 @@ class Writer:
 
     def in_place(self) -> bool:
         """Whether a is read where it lies."""
-        return self.s.m <= IN_PLACE and self.lies_in_rows()
+        s = self.s
+        narrow = s.n <= NARROW and self.a.type.dtype == "f32" and 4 * s.k % CACHE_WAY != 0
+        return (s.m <= IN_PLACE or narrow) and self.lies_in_rows()
 
     def lies_in_rows(self) -> bool:
         stored = self.a in self.hooks.names and self.a.type.layout == ROW
@@ -194,6 +198,9 @@ class Writer:
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
         k_block = self.k_block(tile)
+        m_block = max(1, min(m_tiles, L2_BYTES // (4 * k_block * rows)))
+        if 4 * panels * panel <= L2_BYTES:
+            m_block = 1  # all of b stays in the cache, and rows of y are written from end to end
         values = {
             "batch": s.batch,
             "m_count": s.m,
@@ -201,7 +208,7 @@ class Writer:
             "k_count": self.depth,
             "nbs": nbs,
             "m_tiles": m_tiles,
-            "m_block": max(1, min(m_tiles, L2_BYTES // (4 * k_block * rows))),
+            "m_block": m_block,
             "k_block": k_block,
             "panels": panels,
             "a_image": self.depth * (s.m if in_place else m_tiles * rows),

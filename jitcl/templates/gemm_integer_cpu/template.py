@@ -19,9 +19,7 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Emitted, Packed
 from jitcl.templates.cpu.arithmetic import BYTES, fours
-from jitcl.templates.gemm_cpu.template import Shape, Writer, pack_columns
-
-CACHE_WAY = 4096               # bytes: rows so far apart fall into one set of a first-level cache
+from jitcl.templates.gemm_cpu.template import CACHE_WAY, Shape, Writer, pack_columns
 
 
 class GemmIntegerCpu:
