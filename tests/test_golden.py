@@ -60,6 +60,11 @@ def pooled_conv(c: int, k: int) -> Node:
     return g.reduce_mean(g.relu(y), axes=(2, 3), keepdims=True)
 
 
+def attention(q: Node, k: Node, v: Node, mask: Node) -> Node:
+    scores = g.matmul(g.mul(q, 0.25), g.transpose(k, perm=(0, 1, 3, 2)))
+    return g.matmul(g.softmax(g.add(scores, mask), axis=-1), v)
+
+
 GRAPHS: dict[str, Callable[[], Node]] = {
     "elementwise": lambda: g.relu(g.add(g.mul(x("a", 4, 33), x("b", 33)), 1.0)),
     "half": lambda: g.tanh(g.add(x("a", 4, 33, dtype="f16"), x("b", 33, dtype="f16"))),
@@ -72,6 +77,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "winograd_in_two_steps": lambda: pooled_conv(32, 40),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
+    "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
+                                   x("v", 1, 2, 52, 16), x("mask", 52)),
     "max_pool": lambda: g.max_pool(x("x", 1, 16, 14, 14), kernel=(2, 2), strides=(2, 2),
                                    pads=(0, 0, 0, 0), dilations=(1, 1), ceil=False),
     "transpose": lambda: g.transpose(x("x", 2, 24, 40), perm=(0, 2, 1)),
@@ -81,8 +88,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
-for name in ("winograd", "winograd_in_two_steps"):
-    del FILES[f"{name}.gpu.cl"]                # a convolution as any other there
+for name in ("winograd", "winograd_in_two_steps", "attention"):
+    del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jitcl import dtypes
+from jitcl.codegen.chains import joined
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
 from jitcl.codegen.variants import Faults, Ladder, Variant
-from jitcl.codegen.written import Launch, Written
+from jitcl.codegen.written import Launch, Writer, Written
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
-from jitcl.ir.group import Group, is_literal
+from jitcl.ir.group import Chain, Group, is_literal
 from jitcl.ir.kernel import Accum, Kernel, expressions, statements
 from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
@@ -50,7 +51,7 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     Target, for groups that no other variant is left of. Raises BuildError where none is left.
     """
     ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host)
-    return _Generator(graph, ladder).run(groups)
+    return _Generator(graph, ladder).run(joined(graph, groups, Writer(target, templates)))
 
 
 @dataclass
@@ -224,6 +225,8 @@ def kernel_flops(kernel: Kernel) -> int:
 
 def group_flops(group: Group) -> int:
     """FLOPs of a group, counted on its unscheduled kernel."""
+    if isinstance(group, Chain):
+        return sum(group_flops(part) for part in group.parts)
     return kernel_flops(lower(group, "count").kernel)
 
 

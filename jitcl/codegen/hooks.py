@@ -27,11 +27,15 @@ class Hooks:
     """Names the group's operands (`x0`, `x1`, ... in the order of `group.operands`) and builds
     expressions on them."""
 
-    def __init__(self, group: Group, target: Target) -> None:
-        self.group, self.target = group, target
-        self.names = {node: f"x{i}" for i, node in enumerate(group.operands)}
+    def __init__(self, group: Group, target: Target, prefix: str = "x", result: str = "y") -> None:
+        self.group, self.target, self.result = group, target, result
+        self.names = {node: f"{prefix}{i}" for i, node in enumerate(group.operands)}
         self.builder = KernelBuilder()
         self.loads = Loads(self.builder, group, self.names)
+
+    def part(self, group: Group, prefix: str, result: str) -> Hooks:
+        """The hooks of a part of a chain, whose operands and root have names of their own."""
+        return Hooks(group, self.target, prefix, result)
 
     def load(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
         """An operand of the anchor at a logical index, with whatever is fused before it."""
@@ -152,14 +156,15 @@ class Hooks:
         operands = (
             Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items()
         )
-        return (*operands, Buffer("y", root.type.dtype, root.type.physical, "out"))
+        return (*operands, Buffer(self.result, root.type.dtype, root.type.physical, "out"))
 
-    def row_epilogue(self, width: int) -> list[str] | None:
+    def row_epilogue(self, width: int, into: str = "") -> list[str] | None:
         """Lines that store the root at address `yo` from the vector `v` of columns nb * width +
         lane of row `row`.
 
         The root is row-major; `row` counts over all its axes but the last. The last vector of a row
-        may be partial. None where the epilogue is no function of whole vectors.
+        may be partial. `into`: the address that is stored to, if not `yo`. None where the epilogue
+        is no function of whole vectors.
         """
         columns = self.group.root.type.dims[-1]
         lane = E.var("lane", extent=width)
@@ -173,6 +178,7 @@ class Hooks:
                 value,
                 lane,
                 width,
+                into=into,
                 channels_left=left,
                 partial=True,
             ).lines()
@@ -252,7 +258,7 @@ class Hooks:
         """A kernel that copies an operand into an arrangement of `shape`: element `at` is the
         operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Gives the copy
         and the launch that writes it."""
-        copy = Scratch(key, dtype, shape)
+        copy = Scratch(f"{key} for {self.result}", dtype, shape)  # parts of a chain have their own
         s = KernelBuilder()
         loads = Loads(s, self.group, self.names)
         at = tuple(s.open("i", d, "parallel") for d in shape)

@@ -188,10 +188,10 @@ class EpilogueRenderer(VectorRenderer):
     variable `v`.
 
     Operands of y's shape, read at y's indices, are read at y's own address (the text `at`), so that
-    the kernel serves any size. `channels_left` is the text of how many channels a block has, where
-    the last one may have fewer than `width`: its other lanes are stored as 0, or with `partial` not
-    at all. Names in `space` are spatial indices that the kernel does not have (it flattens them):
-    any other dependence on them is refused.
+    the kernel serves any size; `into` is where y is stored, if elsewhere. `channels_left` is the
+    text of how many channels a block has, where the last one may have fewer than `width`: its other
+    lanes are stored as 0, or with `partial` not at all. Names in `space` are spatial indices that
+    the kernel does not have (it flattens them): any other dependence on them is refused.
     """
 
     def __init__(
@@ -203,6 +203,7 @@ class EpilogueRenderer(VectorRenderer):
         width: int,
         *,
         at: str = "yo",
+        into: str = "",
         channels_left: str = "",
         space: tuple[str, ...] = (),
         partial: bool = False,
@@ -213,10 +214,12 @@ class EpilogueRenderer(VectorRenderer):
             channels_left,
             frozenset(space),
         )
-        self.partial = partial
-        self.indices = indices
+        self.partial, self.into = partial, into or at
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
-        super().__init__(share(Kernel("epilogue", buffers, body)), lane, width, ("v",))
+        # addresses are left whole: a named one would not be seen to be a vector's
+        kernel = share(Kernel("epilogue", buffers, body), addresses=False)
+        self.indices = next(s.indices for s in kernel.body if isinstance(s, Store))
+        super().__init__(kernel, lane, width, ("v",))
 
     def lines(self) -> list[str]:
         return self.block(self.kernel.body, 0)
@@ -248,7 +251,7 @@ class EpilogueRenderer(VectorRenderer):
         value = stored_value(s.value)
         text = self.splat(value)
         if self.channels_left and self.partial:
-            return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]
+            return [f"{pad}vstore_part({s.buffer}, {self.into}, {text}, {self.channels_left})"]
         if self.channels_left:
             text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, f32(0))"
-        return [f"{pad}store({s.buffer}, {self.at}, {text})"]
+        return [f"{pad}store({s.buffer}, {self.into}, {text})"]

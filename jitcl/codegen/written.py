@@ -11,9 +11,9 @@ from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized
-from jitcl.ir.group import Group
+from jitcl.ir.group import Chain, Group
 from jitcl.target import Target
-from jitcl.templates import TEMPLATES
+from jitcl.templates import CHAINS, TEMPLATES
 from jitcl.templates.base import ENTRY, Emitted
 
 
@@ -58,6 +58,10 @@ class Writer:
         """The kernels of a template where one accepts the group, else generated loops; `memo` keeps
         what is lowered for other writers.
         """
+        if isinstance(group, Chain):
+            found = self.chain(group)
+            assert found is not None, "a chain is made where a template writes it"
+            return Written(group, self._launches(group, name, found[0], found[1]))
         for template in TEMPLATES if self.templates and not group_is_sized(group) else ():
             if template.language != self.language:
                 continue
@@ -69,6 +73,19 @@ class Writer:
         lowered = memo.get(key) or memo.setdefault(key, lower(group, name, half=self.half))
         generic = generic_kernel(lowered, group, self.target)
         return Written(group, self._launches(group, name, [generic], ""), lowered)
+
+    def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
+        """The kernels of the first template that writes the chain, and that template's name."""
+        if any(group_is_sized(part) for part in chain.parts):
+            return None
+        for template in CHAINS:
+            if template.language != self.language or template.length != len(chain.parts):
+                continue
+            match = template.accepts(chain, self.target)
+            emitted = None if match is None else template.emit(match, self.hooks(chain))
+            if emitted is not None:
+                return emitted, template.name
+        return None
 
     def hooks(self, group: Group) -> Hooks:
         opencl = self.language == "opencl"

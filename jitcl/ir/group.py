@@ -42,6 +42,21 @@ class Group:
             n in self.inlined or n.op == "const" for n in toposort([node]))
 
 
+@dataclass(frozen=True)
+class Chain(Group):
+    """Groups of which each is read by the next alone, that one template computes together: only the
+    last one's root is stored.
+    """
+
+    parts: tuple[Group, ...] = ()
+
+    @staticmethod
+    def of(parts: tuple[Group, ...]) -> Chain:
+        *_, last = parts
+        nodes = {n for part in parts for n in (part.root, *part.inlined)}
+        return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts)
+
+
 def is_literal(node: Node) -> bool:
     """Constants of one element are written into the code."""
     return node.op == "const" and node.type.size == 1

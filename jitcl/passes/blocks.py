@@ -1,8 +1,8 @@
 """Blocked layouts for targets whose kernels compute on blocks of channels (the CPU's vectors).
 
-Convolutions and pooling want NCHW16c; elementwise nodes and concatenations between them go along. A
-tensor whose readers pad gets a halo of zeros as wide as the widest padding, so that no reader
-copies it.
+Convolutions and pooling want NCHW16c; elementwise nodes and concatenations between them go along,
+and so do views of tensors whose channels lie last: a block is a vector of theirs. A tensor whose
+readers pad gets a halo of zeros as wide as the widest padding, so that no reader copies it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class _Blocks:
             return self._wide(node) and self._transposed(node)
         if node.op in WINDOWS or node.op in SPATIAL:
             return node.inputs[0] in blocked
+        if from_channels_last(node):
+            return t.dims[1] % self.width == 0
         kind = lookup(node.op).kind
         if kind == "elementwise":
             full = [i for i in node.inputs if i.type.shape == t.shape and i.op != "const"]
@@ -100,11 +102,23 @@ class _Blocks:
         """Whether a reader is faster on blocks."""
         if reader.op in CONVOLUTIONS:
             return reader in blocked or self._conv(reader)
+        if reader.op in ("reshape", "transpose"):
+            return self._to_channels_last(reader)
         return (
             reader in blocked
             or reader.op == "reduce_mean"
             or (reader.op == "conv_transpose" and self._transposed(reader))
         )
+
+    def _to_channels_last(self, reader: Node) -> bool:
+        """Whether a reader, or all of its own, turn channels into the last axis: a block is then a
+        vector of theirs."""
+        if reader.op == "reshape" and splits_last(reader.type.dims, reader.inputs[0].type.dims):
+            readers = self.readers[reader]
+            return bool(readers) and all(self._to_channels_last(r) for r in readers)
+        rank = reader.type.rank
+        return (reader.op == "transpose" and reader.inputs[0].type.dims[1] % self.width == 0
+                and tuple(reader.attr("perm")) == (0, *range(2, rank), 1))
 
     def _halo(self, node: Node) -> int:
         widest = 0
@@ -119,3 +133,20 @@ class _Blocks:
                 pads = max(-(-k // stride) for k, stride in sizes)
             widest = max(widest, pads if pads <= MAX_HALO else 0)
         return widest
+
+
+def from_channels_last(node: Node) -> bool:
+    """Whether a node is the view of a tensor whose last axis is the node's channels.
+
+    transpose(x[n, h, w, c]) {perm=[0, 3, 1, 2]}
+    reshape(transpose(x[n, h * w, c]) {perm=[0, 2, 1]}) : [n, c, h, w]
+    """
+    if node.op == "reshape" and splits_last(node.inputs[0].type.dims, node.type.dims):
+        return from_channels_last(node.inputs[0])
+    rank = node.type.rank
+    return node.op == "transpose" and tuple(node.attr("perm")) == (0, rank - 1, *range(1, rank - 1))
+
+
+def splits_last(flat: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether [n, c, h * w] and [n, c, h, w]."""
+    return len(flat) == 3 and len(dims) == 4 and flat[:2] == dims[:2]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from jitcl import config
 from jitcl.errors import CacheError
-from jitcl.runtime import entry, locks
+from jitcl.runtime import digests, entry, locks
 from jitcl.runtime.entry import Buffer, DamagedEntry
 from jitcl.target import Target
 
@@ -190,6 +190,8 @@ class KernelCache:
         removed = sum(_unlink(e.path) for e in entries)
         for name in self.devices() if device is None else (device,):
             self._tidy(name, older_than_s=0.0)
+        if device is None:
+            digests.forget(self.root)
         with self._lock:
             self._memory.clear()
             self._estimate = None

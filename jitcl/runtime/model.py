@@ -112,7 +112,8 @@ def open_model(
             "for JITCL_ISOLATION"
         )
     chosen = open_device(device) if isinstance(device, str) else device
-    return Model(open_source(model), chosen, options, strict, cache_dir, progress, isolation)
+    source = open_source(model, kernel_cache(cache_dir).root)
+    return Model(source, chosen, options, strict, cache_dir, progress, isolation)
 
 
 class Model:

@@ -7,7 +7,6 @@ never loads the onnx package.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from jitcl.errors import ModelError
 from jitcl.frontends.values import ValueType
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Dim, Sym, TensorType
+from jitcl.runtime.digests import digest, file_digest
 
 
 @dataclass(frozen=True)
@@ -151,45 +151,44 @@ def parse(text: str) -> Graph:
     return parse_graph(text, known_ops=OPS, infer=infer)
 
 
-def open_source(model: Any) -> Source:
-    """A source for whatever `jitcl.compile` takes; ModelError where it is none."""
+def open_source(model: Any, root: Path | None = None) -> Source:
+    """A source for whatever `jitcl.compile` takes; ModelError where it is none.
+
+    Digests of files are remembered under `root`.
+    """
     if isinstance(model, Graph):
         from jitcl.ir.printer import print_graph
 
         constants: dict[str, np.ndarray] = {}
         text = print_graph(model, constants=constants)
-        return GraphSource(model, model.name, _digest(text.encode()))
+        return GraphSource(model, model.name, digest(text.encode()))
     if isinstance(model, (str, os.PathLike)):
-        return _open_path(Path(model))
+        return _open_path(Path(model), root)
     if isinstance(model, (bytes, bytearray, memoryview)):
         data = bytes(model)
-        return OnnxSource(data, "model", _digest(data))
+        return OnnxSource(data, "model", digest(data))
     if hasattr(model, "SerializeToString"):
         data = model.SerializeToString(deterministic=True)
-        return OnnxSource(model, model.graph.name or "model", _digest(data))
+        return OnnxSource(model, model.graph.name or "model", digest(data))
     raise ModelError(
         f"cannot compile a {type(model).__name__}: pass a path to an .onnx or .jitcl file, the "
         f"bytes of an ONNX model, an onnx.ModelProto, or a jitcl Graph"
     )
 
 
-def _open_path(path: Path) -> Source:
+def _open_path(path: Path, root: Path | None) -> Source:
     try:
+        if path.suffix != ".jitcl":
+            return OnnxSource(path, path.stem, file_digest(path, root))
         data = path.read_bytes()
     except OSError as e:
         raise ModelError(f"cannot read model '{path}': {e.strerror or e}") from e
-    if path.suffix == ".jitcl":
-        from jitcl.ir.parser import load_graph
-        from jitcl.ir.printer import side_file
-        from jitcl.ops import OPS
-        from jitcl.ops.builder import infer
+    from jitcl.ir.parser import load_graph
+    from jitcl.ir.printer import side_file
+    from jitcl.ops import OPS
+    from jitcl.ops.builder import infer
 
-        side = side_file(path)
-        extra = side.read_bytes() if side.exists() else b""
-        graph = load_graph(path, known_ops=OPS, infer=infer)
-        return GraphSource(graph, path.stem, _digest(data + extra))
-    return OnnxSource(path, path.stem, _digest(data))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
+    side = side_file(path)
+    extra = side.read_bytes() if side.exists() else b""
+    graph = load_graph(path, known_ops=OPS, infer=infer)
+    return GraphSource(graph, path.stem, digest(data + extra))

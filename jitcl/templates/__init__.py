@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jitcl.templates.base import Template
+from jitcl.templates.attention_cpu.template import AttentionCpu
+from jitcl.templates.base import ChainTemplate, Template
 from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
 from jitcl.templates.conv_integer_cpu.template import ConvIntegerCpu
@@ -24,4 +25,6 @@ TEMPLATES: tuple[Template, ...] = (
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )
 
-__all__ = ["TEMPLATES", "Template"]
+CHAINS: tuple[ChainTemplate, ...] = (AttentionCpu(),)       # of several groups
+
+__all__ = ["CHAINS", "TEMPLATES", "ChainTemplate", "Template"]

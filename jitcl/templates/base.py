@@ -17,7 +17,7 @@ import numpy as np
 
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Group
+from jitcl.ir.group import Chain, Group
 from jitcl.target import Target
 
 ENTRY = (
@@ -88,3 +88,22 @@ class Template(Protocol):
 
     def emit(self, match: Any, hooks: Any, /) -> list[Emitted]:
         """The kernels, in launch order; the last writes the group's root."""
+
+
+class ChainTemplate(Protocol):
+    """One implementation of several groups in a row, each read by the next alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def language(self) -> str: ...
+
+    @property
+    def length(self) -> int: ...  # how many groups
+
+    def accepts(self, chain: Chain, target: Target) -> Any | None:
+        """As Template's."""
+
+    def emit(self, match: Any, hooks: Any, /) -> list[Emitted] | None:
+        """As Template's; None where the epilogues turn out to be nothing that it can write."""

@@ -9,7 +9,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def gemm_11x1_e46007cc8d(args, tid, nthreads):
+def gemm_11x1_09cae4691c(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -53,10 +53,9 @@ def gemm_11x1_e46007cc8d(args, tid, nthreads):
                         if nb < nbs:
                             for c in range(11):
                                 row = i * m_count + first + c
-                                for lane in range(min_(n_count - nb * 8, 8)):
-                                    v = load(acc, (j * 11 + c) * 8 + lane)
-                                    t0 = (nb * 8) + lane
-                                    store(y, (row * 40) + t0, v + load(x2, t0))
+                                yo = row * n_count + nb * 8
+                                v = vload(acc, (j * 11 + c) * 8, 8)
+                                store(y, yo, v + vload(x2, nb * 8, 8))
                 mt += 1
                 if mt == tiles:
                     mt = 0

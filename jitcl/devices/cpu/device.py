@@ -123,7 +123,11 @@ class CpuExecutable:
         """The bytes of buffer i."""
         spec = self.plan.buffers[i]
         if spec.kind == "const":
-            return _aligned(self.plan.constants[i])
+            array = self.plan.constants[i]
+            placed = _aligned(array)
+            if not np.may_share_memory(placed, array):   # the plan keeps the copy alone
+                self.plan.constants[i] = placed.view(array.dtype).reshape(array.shape)
+            return placed
         if spec.kind == "temp" and spec.slot >= 0:      # -1: empty, no step touches it
             return self._slots[spec.slot][spec.offset : spec.offset + spec.nbytes]
         return aligned_empty(spec.nbytes)

@@ -14,8 +14,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
+from jitcl import dtypes
 from jitcl.errors import ModelError, NotOneGraph
-from jitcl.frontends import model_digest
 from jitcl.frontends.onnx import checking, external, functions, tensors
 from jitcl.frontends.onnx.labels import labels_apart
 from jitcl.frontends.onnx.scope import Opaque
@@ -29,9 +29,8 @@ class OnnxModel:
     """A checked model. `source` is what messages call it; `base` the folder of its external
     data."""
 
-    proto: ModelProto
+    proto: ModelProto                    # without the elements of what `_constants` begins with
     source: str
-    digest: str
     base: Path | None
     _constants: dict[str, Node] = field(default_factory=dict)
 
@@ -93,6 +92,11 @@ class OnnxModel:
             if isinstance(t, onnx.TensorProto) and external.is_external(t)
         }
         return tuple((self.base or Path()) / f for f in found)
+
+    def holds(self, name: str) -> bool:
+        """Whether an initialiser was made a constant, whose proto may have no elements any more."""
+        node = self._constants.get(name)
+        return node is not None and node.op == "const"
 
     def constant(self, name: str) -> Node:
         """The constant node of an initialiser; made once and shared by all specialisations."""
@@ -181,23 +185,44 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
     new."""
     base: Path | None = None
     if isinstance(source, ModelProto):
-        proto, name, digest = (
-            source,
-            "the given ModelProto",
-            model_digest(source.SerializeToString(deterministic=True)),
-        )
+        proto, name = source, "the given ModelProto"
     else:
         data, name, base = _read(source)
-        proto, digest = _parse(data, name), model_digest(data)
+        proto = _parse(data, name)
+        del data                             # as large as the weights are
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
     checking.check_opsets(proto, name)
-    model = OnnxModel(labels_apart(_sorted(proto, name)), name, digest, base)
+    model = OnnxModel(labels_apart(_sorted(proto, name)), name, base)
     for name_of, tensor in model.initialisers.items():
         if isinstance(tensor, onnx.TensorProto) and external.is_external(tensor):
             external.checked_path(tensor, base, f"{name}: initialiser '{name_of}'")
     checking.check(model.proto, name)
-    return model
+    return model if isinstance(source, ModelProto) else _apart(model)
+
+
+def _apart(model: OnnxModel) -> OnnxModel:
+    """The model with its large initialisers as constants, and out of its proto, which would hold
+    them a second time.
+
+    The proto is changed: it must be nobody else's. What cleared fields took is freed with it.
+    """
+    constants: dict[str, Node] = {}
+    for t in model.proto.graph.initializer:
+        dtype = tensors.dtype_of(t.data_type)
+        large = t.HasField("raw_data") and t.ByteSize() > checking.SLOW_CHECK_BYTES
+        if not large or dtype is None or dtypes.bits(dtype) < 8:
+            continue
+        try:
+            constants[t.name] = constant(t, model.base, f"initialiser '{t.name}'")
+        except ModelError:                   # said where it is read, if it is
+            continue
+        t.ClearField("raw_data")
+    if not constants:
+        return model
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    return OnnxModel(proto, model.source, model.base, constants)
 
 
 def _read(source: str | Path | bytes) -> tuple[bytes, str, Path | None]:

@@ -163,6 +163,8 @@ class Body:
         found = self._made.get(name)
         if isinstance(found, Node) and found.op == "const":
             return found.data
+        if name in self._stored and not self.where.hops and self.model.holds(name):
+            return self.model.constant(name).data
         if name in self._stored:
             return host.stored(self._stored[name], self.model.base, f"initialiser '{name}'")
         if self.around is not None and name not in self.inputs:

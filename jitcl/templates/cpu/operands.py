@@ -11,5 +11,5 @@ from jitcl.ir.graph import Node
 
 def operands_of(lines: Sequence[str], hooks: Any) -> list[Node]:
     """The operands that an epilogue's lines name, in the group's order."""
-    read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
+    read = set(re.findall(r"\w+", "\n".join(lines)))
     return [node for node, name in hooks.names.items() if name in read]

@@ -28,6 +28,12 @@ def step_cycles(tile: Tile) -> float:
     return max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tile.rows + 0.4
 
 
+def fits(pixels: int, blocks: int, target: Target) -> bool:
+    """Whether a tile's sums and what they are made of stay in registers."""
+    free = target.registers - (2 if target.vector_width == 16 else 3)
+    return (pixels + 1) * blocks <= free and (blocks <= 4 or pixels <= 2)
+
+
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4
 ) -> Tile:
@@ -35,15 +41,13 @@ def choose_tile(
 
     `even`: its blocks must divide the output's.
     """
-    free = target.registers - (2 if target.vector_width == 16 else 3)
     best, least = Tile(1, 1, 1), math.inf
     for nb in range(1, 9):
         if nb > blocks or (even and blocks % nb):
             continue
         for tr in range(1, min(rows, most_rows) + 1):
             for tc in range(1, min(columns, MOST_COLUMNS) + 1):
-                pixels = tr * tc
-                if (pixels + 1) * nb > free or (nb > 4 and pixels > 2):
+                if not fits(tr * tc, nb, target):
                     continue
                 tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
                 total = step_cycles(Tile(tr, tc, nb)) * tiles

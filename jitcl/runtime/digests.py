@@ -1,0 +1,87 @@
+"""Digests of model files, remembered by what the file system says of them.
+
+    <root>/files/<digest of the path>.json
+        {"stat": [bytes, modified, changed, inode], "digest": ".."}
+
+A model of 400 MB takes seconds to hash and nothing to ask the size and times of. As in git's index,
+a file that was changed within the last seconds is not remembered: it could be changed once more
+without its times telling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+SETTLED_NS = 3_000_000_000    # file systems tell times by up to 2 s
+CHUNK = 1 << 20
+FOLDER = "files"
+
+log = logging.getLogger("jitcl.cache")
+
+
+def digest(data: bytes) -> str:
+    """What a model's bytes are known by."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def file_digest(path: Path, root: Path | None) -> str:
+    """The digest of a file's bytes; read again only where its size or times differ from those that
+    are remembered under `root` (None: always). Raises OSError.
+    """
+    before = _stat(path)
+    note = None if root is None else _note(path, root)
+    known = None if note is None else _remembered(note, before)
+    if known is not None:
+        return known
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            total.update(chunk)
+    found = total.hexdigest()[:32]
+    settled = time.time_ns() - max(before[1:3]) > SETTLED_NS
+    if note is not None and settled and _stat(path) == before:
+        _remember(note, before, found)
+    return found
+
+
+def forget(root: Path) -> None:
+    """Drop all that is remembered under `root`."""
+    with suppress(OSError):
+        for note in (root / FOLDER).glob("*.json"):
+            note.unlink(missing_ok=True)
+        (root / FOLDER).rmdir()
+
+
+def _stat(path: Path) -> list[int]:
+    s = path.stat()
+    return [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino]
+
+
+def _note(path: Path, root: Path) -> Path:
+    return root / FOLDER / f"{digest(os.fsencode(path.resolve()))}.json"
+
+
+def _remembered(note: Path, stat: list[int]) -> str | None:
+    try:
+        known = json.loads(note.read_text())
+        return str(known["digest"]) if known["stat"] == stat else None
+    except (OSError, ValueError, KeyError, TypeError):      # none yet, or damaged: hashed again
+        return None
+
+
+def _remember(note: Path, stat: list[int], found: str) -> None:
+    temporary = note.with_name(f"{note.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"stat": stat, "digest": found}))
+        os.replace(temporary, note)
+    except OSError as error:                                # a directory that refuses: hashed again
+        log.debug("cannot remember a digest in %s: %s", note.parent, error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,168 @@
+"""Attention: scores, their softmax and its product with the values, without the scores in memory.
+
+Of scores no more than a tile's rows exist at a time (Rabe and Staats, "Self-attention does not need
+O(n^2) memory", 2021, with whole rows: they fit into the cache of a CPU).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Chain, Group
+from jitcl.passes.matching import scalar
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, Emitted
+from jitcl.templates.cpu.operands import operands_of
+from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, step_cycles
+from jitcl.templates.gemm_cpu.template import CACHE_WAY, GemmCpu, Shape, Writer
+
+PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_panels", "k_image", "k_panel", "v_count",
+          "v_blocks", "v_panels", "v_image", "v_panel")
+ROWS_BYTES = 192 << 10      # of a tile's scores, on a thread's stack and in its second-level cache
+FEWEST_ROWS = 8             # of queries: fewer are a matter of bytes, not of arithmetic
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The products of a chain; `guarded`: rows of NaN are zeros."""
+
+    scores: Shape
+    result: Shape
+    guarded: bool
+
+
+class AttentionCpu:
+    """matmul, softmax along its rows, matmul; with epilogues of both products. f32."""
+
+    name = "attention_cpu"
+    language = "numba"
+    length = 3
+
+    def accepts(self, chain: Chain, target: Target) -> Attention | None:
+        first, softmax, last = chain.parts
+        gemm = GemmCpu()
+        scores, result = gemm.accepts(first, target), gemm.accepts(last, target)
+        if scores is None or result is None or not _plain(first) or not _plain(last):
+            return None
+        assert last.anchor is not None
+        if last.anchor.inputs[0] is not softmax.root or first.root in last.operands:
+            return None
+        same_rows = (scores.batch, scores.m) == (result.batch, result.m)
+        if not same_rows or scores.n != result.k or scores.m < FEWEST_ROWS:
+            return None
+        guarded = softmax_of(softmax, first.root)
+        if guarded is None or 4 * FEWEST_ROWS * stride(scores.n, target) > ROWS_BYTES:
+            return None
+        return Attention(scores, result, guarded)
+
+    def emit(self, a: Attention, hooks: Any) -> list[Emitted] | None:
+        """None where an epilogue is no function of whole vectors."""
+        width, target = hooks.target.vector_width, hooks.target
+        first, _, last = hooks.group.parts
+        before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
+        lines = before.row_epilogue(width, "at"), after.row_epilogue(width)
+        if lines[0] is None or lines[1] is None:
+            return None
+        tile, v_tile = choose_tiles(a, target)
+        keys, values = Writer(a.scores, before), Writer(a.result, hooks.part(last, "x", "y"))
+        q, arranged = keys.rows(tile.columns)
+        emitted = [arranged]
+        k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
+        own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
+               for n in operands_of(text, part)]
+        body = hooks.render(
+            "attention_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, guarded=a.guarded,
+            operands=[(name, n.type.dtype) for name, n in own], score_lines=lines[0],
+            lines=lines[1], ROWS=tile.columns, NB=tile.blocks, VB=v_tile.blocks, W=width,
+            N=a.scores.n, NBS=-(-a.scores.n // width), STRIDE=stride(a.scores.n, target))
+        arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
+        stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
+        params = numbers(a, tile, v_tile, width)
+        return [*emitted, Emitted(stem, body, arguments, (last.root,), params)]
+
+
+def _plain(group: Group) -> bool:
+    """Whether sums and what is stored of them are f32."""
+    return group.anchor is not None and group.anchor.type.dtype == group.root.type.dtype == "f32"
+
+
+def softmax_of(group: Group, x: Node) -> bool | None:
+    """Whether rows of NaN become zeros, of a group that is the softmax of x along its last axis;
+    None of any other.
+
+        p = mul(e, reciprocal(reduce_sum(e)))  with  e = exp(sub(x, reduce_max(x)))
+        p, or where(isnan(p), 0, p)
+    """
+    root = group.root
+    guarded = root.op == "where"
+    if group.operands != [x] or root.type.dims != x.type.dims:
+        return None
+    if guarded:
+        test, zero, p = root.inputs
+        if test.op != "isnan" or test.inputs != (p,) or scalar(zero) != 0:
+            return None
+        root = p
+    if root.op != "mul" or not is_softmax(root, x):
+        return None
+    return guarded if len(group.members) == (8 if guarded else 6) else None
+
+
+def is_softmax(root: Node, x: Node) -> bool:
+    """Whether mul(e, reciprocal(reduce_sum(e))) with e = exp(sub(x, reduce_max(x)))."""
+    e, factor = root.inputs
+    if e.op != "exp":
+        e, factor = factor, e
+    if e.op != "exp" or factor.op != "reciprocal" or e.inputs[0].op != "sub":
+        return False
+    total, (minuend, most) = factor.inputs[0], e.inputs[0].inputs
+    row = (*x.type.dims[:-1], 1)
+    return (total.op == "reduce_sum" and total.inputs == (e,) and minuend is x
+            and most.op == "reduce_max" and most.inputs == (x,)
+            and all(n.type.dims == row and tuple(n.attr("axes")) == (x.type.rank - 1,)
+                    for n in (total, most)))
+
+
+def stride(columns: int, target: Target) -> int:
+    """Elements from a row of scores to the next: whole vectors, and not in one set of a
+    first-level cache."""
+    width = target.vector_width
+    whole = -(-columns // width) * width
+    return whole + width if 4 * whole % CACHE_WAY == 0 else whole
+
+
+def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
+    """Tiles of equally many rows for both products, with the fewest cycles together."""
+    width = target.vector_width
+    counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
+    best, least = (Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
+    most = min(MOST_COLUMNS, a.scores.m, ROWS_BYTES // (4 * stride(a.scores.n, target)))
+    for rows in (r for r in range(1, most + 1) if fits(r, 1, target)):
+        pair, cycles = [], 0.0
+        for blocks, terms in counts:
+            tiles = [Tile(1, rows, nb) for nb in range(1, min(8, blocks) + 1)
+                     if fits(rows, nb, target)]
+            costs = [step_cycles(t) * -(-blocks // t.blocks) * terms for t in tiles]
+            cycles += min(costs)
+            pair.append(tiles[costs.index(min(costs))])
+        cycles *= -(-a.scores.m // rows)
+        if cycles < least:
+            best, least = (pair[0], pair[1]), cycles
+    return best
+
+
+def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int) -> tuple[int, ...]:
+    """The values of PARAMS."""
+    s, r = a.scores, a.result
+    v_blocks = -(-r.n // width)
+    k_panels, v_panels = -(-s.n // (width * tile.blocks)), -(-v_blocks // v_tile.blocks)
+    k_panel, v_panel = s.k * tile.blocks * width, r.k * v_tile.blocks * width
+    values = {
+        "batch": s.batch, "m_count": s.m, "depth": s.k, "m_tiles": -(-s.m // tile.columns),
+        "k_panels": k_panels, "k_image": 0 if s.merged else k_panels * k_panel,
+        "k_panel": k_panel, "v_count": r.n, "v_blocks": v_blocks, "v_panels": v_panels,
+        "v_image": 0 if r.merged else v_panels * v_panel, "v_panel": v_panel,
+    }
+    return tuple(values[name] for name in PARAMS)

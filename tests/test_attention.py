@@ -1,0 +1,167 @@
+"""Attention on the CPU: one kernel for both products and the softmax between them, and the groups
+one by one where that isn't possible.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import jitcl
+from jitcl import config
+from jitcl.codegen.generate import generate
+from jitcl.devices.cpu import CpuDevice
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.group import Chain
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from jitcl.passes.base import run_passes
+from jitcl.passes.fuse import fuse
+from jitcl.passes.options import Options
+from jitcl.passes.pipeline import pipeline
+
+DEVICE = CpuDevice()
+g = GraphBuilder()
+
+# batch, heads, queries, keys, channels of queries and of values
+SHAPES = {
+    "as BERT": (1, 4, 128, 128, 64, 64),
+    "ragged": (2, 3, 30, 50, 16, 24),
+    "odd": (1, 2, 9, 33, 7, 19),
+    "many keys": (1, 1, 100, 1024, 32, 48),
+    "rows a way of the cache apart": (1, 2, 20, 2048, 16, 16),
+    "one head": (1, 1, 300, 77, 40, 40),
+}
+
+
+def x(name: str, *shape: int) -> Node:
+    return graph_input(name, TensorType("f32", shape))
+
+
+def attention(shape: tuple[int, ...], mask: Node | None = None,
+              guarded: bool = False) -> tuple[Node, list[Node]]:
+    """y [b, h, m, e] and its inputs."""
+    b, h, m, n, d, e = shape
+    q, k, v = x("q", b, h, m, d), x("k", b, h, n, d), x("v", b, h, n, e)
+    scores = g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2)))
+    weights = g.softmax(scores if mask is None else g.add(scores, mask), axis=-1)
+    if guarded:
+        weights = g.where(g.isnan(weights), 0.0, weights)
+    return g.matmul(weights, v), [q, k, v] + ([] if mask is None else [mask])
+
+
+def templates(graph: Graph) -> set[str]:
+    """Names of the templates that the CPU's plan of the graph uses."""
+    graph = run_passes(graph, pipeline(DEVICE.target, Options()))
+    return {k.template for k in generate(graph, fuse(graph, DEVICE.target),
+                                         DEVICE.target).plan.kernels}
+
+
+def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | float = 0.0,
+             guarded: bool = False) -> np.ndarray:
+    """The same in 64 bits."""
+    s = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2) + mask
+    with np.errstate(invalid="ignore"):
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+    if guarded:
+        p = np.where(np.isnan(p), 0.0, p)
+    return p @ v
+
+
+def feeds(inputs: list[Node], seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {str(i.attr("name")): rng.standard_normal(i.type.dims).astype(np.float32)
+            for i in inputs}
+
+
+def run(y: Node, inputs: list[Node], fed: dict[str, np.ndarray]) -> np.ndarray:
+    graph = Graph("attention", tuple(inputs), (("y", y),))
+    assert "attention_cpu" in templates(graph)
+    return jitcl.compile(graph, device="cpu").run(fed)["y"]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_is_one_kernel_and_right(shape):
+    y, inputs = attention(shape)
+    fed = feeds(inputs)
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dims", [(50,), (30, 50), (2, 1, 1, 50), (2, 3, 30, 50), (3, 30, 1)],
+                         ids=str)
+def test_masks_of_any_shape_are_added_within(dims):
+    y, inputs = attention(SHAPES["ragged"], x("mask", *dims))
+    fed = feeds(inputs)
+    fed["mask"].reshape(-1)[::3] = -np.inf if dims[-1] > 1 else -3
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_that_is_masked_whole_is_nan_or_zeros_where_the_model_says_so():
+    for guarded in (False, True):
+        y, inputs = attention(SHAPES["ragged"], x("mask", 2, 3, 30, 50), guarded)
+        fed = feeds(inputs)
+        fed["mask"][1, 2, 7], fed["q"][0, 1, 29, 3] = -np.inf, np.nan
+        got = run(y, inputs, fed)
+        assert np.isnan(got[1, 2, 7]).all() != guarded
+        np.testing.assert_allclose(got, expected(**fed, guarded=guarded), rtol=2e-5, atol=2e-5)
+
+
+def test_large_scores_do_not_overflow():
+    y, inputs = attention(SHAPES["ragged"])
+    fed = feeds(inputs)
+    fed["q"] *= 1e4
+    assert np.isfinite(run(y, inputs, fed)).all()
+
+
+def test_results_are_equal_on_any_thread_count():
+    y, inputs = attention(SHAPES["ragged"])
+    fed = feeds(inputs)
+    with config.override(threads=1):
+        one = run(y, inputs, fed)
+    with config.override(threads=3):
+        np.testing.assert_array_equal(run(y, inputs, fed), one)
+
+
+def test_what_follows_the_product_is_done_within():
+    y, inputs = attention(SHAPES["as BERT"])
+    more = x("more", 1, 4, 128, 64)
+    fed = feeds([*inputs, more])
+    got = run(g.relu(g.add(y, more)), [*inputs, more], fed)
+    rest = {k: v for k, v in fed.items() if k != "more"}
+    np.testing.assert_allclose(got, np.maximum(expected(**rest) + fed["more"], 0), rtol=2e-5,
+                               atol=2e-5)
+
+
+def test_keys_and_values_of_one_shape_have_memory_of_their_own():
+    y, inputs = attention((2, 3, 64, 64, 64, 64))
+    fed = feeds(inputs)
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
+
+
+def test_groups_stay_apart_where_others_read_what_is_between():
+    q, k, v = x("q", 2, 30, 16), x("k", 2, 16, 50), x("v", 2, 50, 24)
+    scores = g.matmul(q, k)
+    weights = g.softmax(scores, axis=-1)
+    y = g.matmul(weights, v)
+    for other in (scores, weights):
+        graph = Graph("two", (q, k, v), (("y", y), ("z", other)))
+        assert "attention_cpu" not in templates(graph)
+
+
+def test_few_queries_and_another_axis_are_no_attention():
+    few, inputs = attention((1, 2, 4, 64, 16, 16))
+    assert "attention_cpu" not in templates(Graph("few", tuple(inputs), (("y", few),)))
+    q, k, v = x("q", 2, 32, 16), x("k", 2, 16, 32), x("v", 2, 32, 24)
+    y = g.matmul(g.softmax(g.matmul(q, k), axis=1), v)
+    assert "attention_cpu" not in templates(Graph("other", (q, k, v), (("y", y),)))
+
+
+def test_scores_take_no_memory():
+    y, inputs = attention((1, 8, 512, 512, 64, 64))
+    graph = run_passes(Graph("a", tuple(inputs), (("y", y),)), pipeline(DEVICE.target, Options()))
+    generated = generate(graph, fuse(graph, DEVICE.target), DEVICE.target)
+    assert any(isinstance(group, Chain) for group in generated.groups)
+    assert max(b.nbytes for b in generated.plan.buffers) < 8 * 512 * 512 * 4
+    flops = sum(s.flops for s in generated.plan.steps)
+    assert flops > 2 * 8 * 512 * 512 * (64 + 64)             # both products are counted

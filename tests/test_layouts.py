@@ -1,0 +1,100 @@
+"""Blocks of channels: which tensors get them, read off the printed graph. Weights must be constants
+here, so the graphs are built and not written.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import jitcl
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.printer import print_graph
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.passes.base import run_passes
+from jitcl.passes.layout import AssignLayouts
+from jitcl.target import Target
+
+TARGET = Target("cpu", "test", vector_width=16)
+g = GraphBuilder()
+
+
+def x(*shape: int, name: str = "x") -> Node:
+    return graph_input(name, TensorType("f32", shape))
+
+
+def weights(*shape: int) -> Node:
+    return g.const(np.random.default_rng(0).normal(size=shape).astype(np.float32) / 8)
+
+
+def conv(data: Node, w: Node, pad: int = 0, group: int = 1) -> Node:
+    return g.conv(data, w, strides=(1, 1), pads=(pad,) * 4, dilations=(1, 1), group=group)
+
+
+def as_pixels(tokens: Node, h: int, w: int) -> Node:
+    """[n, h * w, c] -> [n, c, h, w]"""
+    n, _, c = tokens.type.dims
+    return g.reshape(g.transpose(tokens, perm=(0, 2, 1)), shape=(n, c, h, w))
+
+
+def as_tokens(pixels: Node) -> Node:
+    """[n, c, h, w] -> [n, h * w, c]"""
+    n, c, h, w = pixels.type.dims
+    return g.transpose(g.reshape(pixels, shape=(n, c, h * w)), perm=(0, 2, 1))
+
+
+def layouts(*outputs: Node) -> list[str]:
+    """"op: layout" of each node that has one but the rows'."""
+    graph = Graph("f", tuple(inputs(outputs)), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
+    text = print_graph(run_passes(graph, [AssignLayouts(TARGET)]))
+    return [f"{op}: {layout}"
+            for op, layout in re.findall(r"= (\w+)\(.*: f32\[[^;\]]*; (\S+)\]", text)]
+
+
+def inputs(outputs: tuple[Node, ...]) -> list[Node]:
+    graph = Graph("f", (), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
+    return [n for n in graph.nodes if n.op == "input"]
+
+
+def test_what_stands_between_convolutions_goes_along_and_has_their_halo():
+    y = conv(g.relu(conv(x(1, 16, 8, 8), weights(32, 16, 3, 3), 1)), weights(32, 32, 3, 3), 1)
+    assert layouts(y) == ["conv: NCHW16c", "relu: NCHW16c+1"]
+
+
+def test_tokens_become_pixels_in_blocks_and_pixels_tokens():
+    y = as_tokens(conv(as_pixels(x(1, 64, 32), 8, 8), weights(32, 1, 3, 3), 1, group=32))
+    assert layouts(y) == ["reshape: NCHW16c+1", "conv: NCHW16c"]
+
+
+def test_pictures_with_their_channels_last_are_joined_in_blocks():
+    z = g.transpose(x(1, 8, 8, 16), perm=(0, 3, 1, 2))
+    y = conv(g.concat(z, z, axis=1), weights(16, 32, 1, 1))
+    assert layouts(y) == ["transpose: NCHW16c", "concat: NCHW16c"]
+
+
+def test_a_normalisation_over_the_last_axis_reads_blocks():
+    y = conv(x(1, 16, 8, 8), weights(32, 16, 1, 1))
+    assert layouts(g.relu(g.transpose(y, perm=(0, 2, 3, 1)))) == ["conv: NCHW16c"]
+
+
+@pytest.mark.parametrize("y", [
+    conv(as_pixels(x(1, 64, 20), 8, 8), weights(32, 20, 1, 1)),          # no whole blocks
+    g.relu(as_pixels(x(1, 64, 32), 8, 8)),                               # nobody computes on them
+    conv(g.transpose(x(1, 8, 32, 8), perm=(0, 2, 3, 1)), weights(32, 32, 1, 1)),
+], ids=["20 channels", "no reader", "another axis"])
+def test_rows_stay_rows(y):
+    assert layouts(y) == []
+
+
+def test_results_are_those_of_rows():
+    """Tokens, pixels, a convolution, tokens again, through the device."""
+    source = x(2, 63, 32)
+    y = g.relu(conv(as_pixels(source, 7, 9), weights(32, 1, 3, 3), 1, group=32))
+    y = g.add(as_tokens(y), source)
+    graph = Graph("f", (source,), (("y", y),))
+    fed = np.random.default_rng(1).standard_normal((2, 63, 32)).astype(np.float32)
+    got = jitcl.compile(graph, device="cpu").run({"x": fed})["y"]
+    np.testing.assert_allclose(got, evaluate(y, {source: fed}), rtol=1e-5, atol=1e-5)
