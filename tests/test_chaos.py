@@ -25,6 +25,9 @@ OWN = ("superres", "block")
 REAL = ("mnist8", "oww_embedding", "squeezenet1.0_fp16", "stories260K_kv_int4")
 POSED = ("mali-g78", "mali-t860", "mali-g52", "adreno-640")
 WANTED = 200                            # faults
+# That a process may take: PoCL 3.0 needs 13 s of a quiet core for each of oww_embedding's tiles of
+# 128 x 128 halves, and a fault in a run can have all 14 of them built again.
+SECONDS = 600
 
 
 def run_once(which: Case, driver: str, pose: str, settings: dict[str, str | int],
@@ -33,7 +36,7 @@ def run_once(which: Case, driver: str, pose: str, settings: dict[str, str | int]
     device = "opencl:" + str(posed.info["CL_PLATFORM_NAME"])
     arguments = (str(which.path), str(which.golden), device, precision, 4)
     return run_python(f"from tests.faults.child import main\nmain(*{arguments!r})", cache=cache,
-                      pose=posed, settings=settings, timeout=200)
+                      pose=posed, settings=settings, timeout=SECONDS)
 
 
 def assert_unharmed(done: Outcome, which: Case, precision: str, what: str) -> None:
@@ -73,7 +76,7 @@ def test_a_little_chaos(seed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2100)
 def test_two_hundred_faults(tmp_path):
     models = OWN + tuple(m for m in REAL if not missing(m))
     faults = seed = 0

@@ -92,7 +92,6 @@ def _measure(path: str, golden: str, device: str, precision: str, runs: int, tur
     outputs = model.run(feeds)
     start = time.perf_counter() - begin
     times: list[float] = []
-    cpu: list[float] = []
 
     def wrong() -> float:
         return max(difference(outputs[t.name], g) for t, g in zip(model.outputs, expected))
@@ -100,16 +99,15 @@ def _measure(path: str, golden: str, device: str, precision: str, runs: int, tur
     worst = wrong()
     for _ in in_turns(turns, lambda: len(times) >= runs and (
             sum(times) > ENOUGH or len(times) >= MOST_RUNS)):
-        begin, busy = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         outputs = model.run(feeds)
         times.append(time.perf_counter() - begin)
-        cpu.append(time.process_time() - busy)
         worst = max(worst, wrong())
     plan = model.plan
     assert plan is not None
     steps = [s for s in plan.steps if 0 not in s.global_size]
     counters = getattr(model.device, "counters", {})
-    return {"difference": worst, "start": start, "runs": times, "cpu": cpu, "steps": len(steps),
+    return {"difference": worst, "start": start, "runs": times, "steps": len(steps),
             "peak": plan.peak_bytes,
             "variants": sorted({s.variant for s in steps if s.variant}),
             "built": counters.get("kernels_built", 0),
