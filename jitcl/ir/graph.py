@@ -21,18 +21,38 @@ from jitcl.ir.types import TensorType
 
 
 class Data:
-    """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape)."""
+    """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape).
 
-    __slots__ = ("array", "digest", "__weakref__")
+    With `reload`, which gives the same elements again, they are held only while somebody else
+    holds them, too: a model's weights need not be in memory beside what is made of them.
+    """
 
-    def __init__(self, array: np.ndarray) -> None:
-        array = np.array(array, order="C")  # a copy: the caller may change his
-        array.flags.writeable = False
-        self.array = array
+    __slots__ = ("dtype", "shape", "digest", "_held", "_lent", "_reload", "__weakref__")
+
+    def __init__(self, array: np.ndarray, reload: Callable[[], np.ndarray] | None = None) -> None:
+        if reload is None:
+            array = np.array(array, order="C")  # a copy: the caller may change his
+            array.flags.writeable = False
+        self.dtype, self.shape = array.dtype, array.shape
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{array.dtype.name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         self.digest = digest.hexdigest()
+        self._reload = reload
+        self._held = None if reload else array
+        self._lent: weakref.ref[np.ndarray] | None = None
+
+    @property
+    def array(self) -> np.ndarray:
+        if self._held is not None:
+            return self._held
+        array = self._lent() if self._lent is not None else None
+        if array is None:
+            assert self._reload is not None
+            array = self._reload()
+            array.flags.writeable = False
+            self._lent = weakref.ref(array)
+        return array
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Data) and self.digest == other.digest
@@ -41,7 +61,7 @@ class Data:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"Data({self.array.dtype}{list(self.array.shape)} {self.digest[:8]})"
+        return f"Data({self.dtype}{list(self.shape)} {self.digest[:8]})"
 
     def __reduce__(self) -> Any:
         return Data, (self.array,)
@@ -114,12 +134,15 @@ def _remake(op: str, inputs: tuple[Node, ...], attrs: tuple[tuple[str, Attr], ..
     return Node.make(op, inputs, dict(attrs), type=type)
 
 
-def const(array: Any, dtype: str | None = None) -> Node:
-    """A constant node of an array-like; `dtype` is a jitcl dtype name."""
+def const(array: Any, dtype: str | None = None,
+          reload: Callable[[], np.ndarray] | None = None) -> Node:
+    """A constant node of an array-like; `dtype` is a jitcl dtype name, `reload` as Data takes it.
+    """
     array = np.asarray(array, dtypes.to_numpy(dtype) if dtype else None)
     name = dtypes.from_numpy(array.dtype)
     assert name is not None, f"no jitcl type for {array.dtype}"
-    return Node.make("const", attrs={"data": Data(array)}, type=TensorType(name, array.shape))
+    type = TensorType(name, array.shape)
+    return Node.make("const", attrs={"data": Data(array, reload)}, type=type)
 
 
 def graph_input(name: str, type: TensorType) -> Node:

@@ -212,8 +212,8 @@ class GraphReader(WordReader):
                  attrs: dict[str, Any]) -> TensorType:
         """The type of a node whose line names none."""
         if op == "const" and isinstance(attrs.get("data"), Data):
-            array = attrs["data"].array
-            return TensorType(dtypes.from_numpy(array.dtype) or "", array.shape)
+            data = attrs["data"]
+            return TensorType(dtypes.from_numpy(data.dtype) or "", data.shape)
         if self.infer is None:
             self.fail(value, f"the type of {value} is missing: end the line with ': f32[...]'")
         try:

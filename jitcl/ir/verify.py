@@ -135,10 +135,10 @@ class _GraphCheck:
         data = node.attr("data")
         if not isinstance(data, Data) or node.inputs:
             self.fail(node, f"a constant has attribute data and no operands, got data={data!r}")
-        array, want = data.array, node.type
+        want = node.type
         shapes = want.dims, want.physical
-        if dtypes.from_numpy(array.dtype) != want.dtype or array.shape not in shapes:
-            self.fail(node, f"its data is {array.dtype}{list(array.shape)}, wanted {want}")
+        if dtypes.from_numpy(data.dtype) != want.dtype or data.shape not in shapes:
+            self.fail(node, f"its data is {data.dtype}{list(data.shape)}, wanted {want}")
 
     def inferred(self, node: Node, infer: Infer) -> None:
         types = tuple(i.type for i in node.inputs)

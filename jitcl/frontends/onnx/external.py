@@ -1,16 +1,18 @@
-"""Elements of tensors that are kept in a file beside the model, which may be of any size: only what
-is asked for is read."""
+"""Elements of tensors that are kept in a file beside the model, or left in the model's own, which
+may be of any size: only what is asked for is read."""
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from onnx import TensorProto, external_data_helper
 
 from jitcl.errors import ModelError
+from jitcl.frontends.onnx import slim
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -23,11 +25,60 @@ def location(tensor: TensorProto) -> str:
     return next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
-def read(tensor: TensorProto, count: int, base: Path | None, what: str) -> np.ndarray[Any, Any]:
-    """The `count` bytes (u8) of a tensor; ModelError naming it where the file does not hold
-    them."""
+class File:
+    """A file of elements, which must stay as it is while they are read, now and later. One that is
+    kept open may be deleted or replaced meanwhile: what was opened is read. Raises OSError.
+    """
+
+    def __init__(self, path: Path, open: bool = False) -> None:
+        self.path = path
+        self._file: BinaryIO | None = path.open("rb") if open else None
+        self._lock = threading.Lock()
+        self.size, self._changed = self._state(self._file)
+
+    def read(self, start: int, count: int, what: str) -> np.ndarray[Any, Any]:
+        """`count` bytes; ModelError naming what they are of where the file was written to."""
+        if self._file is None:
+            with self.path.open("rb") as file:
+                return self._read(file, start, count, what)
+        with self._lock:
+            return self._read(self._file, start, count, what)
+
+    def protocol_buffer(self) -> bytes:
+        """The model that an open file is, its large initialisers left in it (slim)."""
+        assert self._file is not None
+        return slim.read(self.path, self._file)
+
+    def _read(self, file: BinaryIO, start: int, count: int, what: str) -> np.ndarray[Any, Any]:
+        out = np.empty(count, np.uint8)
+        file.seek(start)
+        got = file.readinto(out.data)        # type: ignore[attr-defined]
+        if got != count or self._state(file) != (self.size, self._changed):
+            raise ModelError(
+                f"{what}: '{self.path}' holds its elements, and has changed since it was opened\n"
+                f"  Load the model again. A new version is best written to another file that then "
+                f"takes this one's name."
+            )
+        return out
+
+    def _state(self, file: BinaryIO | None) -> tuple[int, int]:
+        """Size, and time of the last change in nanoseconds."""
+        found = self.path.stat() if file is None else os.fstat(file.fileno())
+        return found.st_size, found.st_mtime_ns
+
+    def __del__(self) -> None:
+        file = getattr(self, "_file", None)
+        if file is not None:
+            file.close()
+
+
+def read(tensor: TensorProto, count: int, base: Path | None, what: str,
+         file: File | None = None) -> np.ndarray[Any, Any]:
+    """The `count` bytes (u8) of a tensor; ModelError naming it where its file does not hold them.
+    `file`: as opened before, for a second look.
+    """
     place = location(tensor)
-    path = checked_path(tensor, base, what)
+    path = checked_path(tensor, base, what) if file is None else file.path
     offset, length = (_number(tensor, key, what) for key in ("offset", "length"))
     if length is not None and length != count:
         raise ModelError(
@@ -36,13 +87,14 @@ def read(tensor: TensorProto, count: int, base: Path | None, what: str) -> np.nd
         )
     start = offset or 0
     try:
-        size = path.stat().st_size
-        if start + count > size:
+        file = file or File(path)
+        if start + count > file.size:
             raise ModelError(
                 f"{what}: its elements are the bytes {start} to {start + count} of '{path}', which "
-                f"has {size}\n  The file was cut off, or belongs to another model; fetch it again."
+                f"has {file.size}\n  The file was cut off, or belongs to another model; fetch it "
+                f"again."
             )
-        return np.fromfile(path, np.uint8, count, offset=start)
+        return file.read(start, count, what)
     except OSError as error:
         raise ModelError(f"{what}: its elements in '{path}' can't be read: {error}") from error
 

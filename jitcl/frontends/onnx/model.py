@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -184,12 +185,13 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
     """Read and check a model. ModelError: unreadable, not ONNX, invalid, a cycle, too old or too
     new."""
     base: Path | None = None
+    file: external.File | None = None
     if isinstance(source, ModelProto):
         proto, name = source, "the given ModelProto"
     else:
-        data, name, base = _read(source)
+        data, name, base, file = _read(source)
         proto = _parse(data, name)
-        del data                             # as large as the weights are
+        del data                             # given bytes are as large as the weights are
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
     checking.check_opsets(proto, name)
@@ -198,26 +200,28 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
         if isinstance(tensor, onnx.TensorProto) and external.is_external(tensor):
             external.checked_path(tensor, base, f"{name}: initialiser '{name_of}'")
     checking.check(model.proto, name)
-    return model if isinstance(source, ModelProto) else _apart(model)
+    return model if isinstance(source, ModelProto) else _apart(model, file)
 
 
-def _apart(model: OnnxModel) -> OnnxModel:
+def _apart(model: OnnxModel, file: external.File | None) -> OnnxModel:
     """The model with its large initialisers as constants, and out of its proto, which would hold
-    them a second time.
+    them a second time. `file`: where those are that have become external on reading (slim).
 
     The proto is changed: it must be nobody else's. What cleared fields took is freed with it.
     """
     constants: dict[str, Node] = {}
     for t in model.proto.graph.initializer:
-        dtype = tensors.dtype_of(t.data_type)
+        dtype, what = tensors.dtype_of(t.data_type), f"initialiser '{t.name}'"
+        whole = dtype is not None and dtypes.bits(dtype) >= 8
+        left = file is not None and external.location(t) == file.path.name
         large = t.HasField("raw_data") and t.ByteSize() > checking.SLOW_CHECK_BYTES
-        if not large or dtype is None or dtypes.bits(dtype) < 8:
-            continue
-        try:
-            constants[t.name] = constant(t, model.base, f"initialiser '{t.name}'")
-        except ModelError:                   # said where it is read, if it is
-            continue
-        t.ClearField("raw_data")
+        if whole and (left or large):
+            with suppress(ModelError):       # said where it is read, if it is
+                constants[t.name] = tensors.to_node(t, model.base, what, file if left else None)
+        if left:
+            _put_back(t, file, what, elements=t.name not in constants)
+        elif t.name in constants:
+            t.ClearField("raw_data")
     if not constants:
         return model
     proto = ModelProto()
@@ -225,12 +229,23 @@ def _apart(model: OnnxModel) -> OnnxModel:
     return OnnxModel(proto, model.source, model.base, constants)
 
 
-def _read(source: str | Path | bytes) -> tuple[bytes, str, Path | None]:
+def _put_back(tensor: onnx.TensorProto, file: external.File | None, what: str,
+              elements: bool) -> None:
+    """Undo what reading the file has done to a large tensor; with its `elements`, or without."""
+    if elements:
+        count = next(int(e.value) for e in tensor.external_data if e.key == "length")
+        tensor.raw_data = external.read(tensor, count, None, what, file).tobytes()
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+
+
+def _read(source: str | Path | bytes) -> tuple[bytes, str, Path | None, external.File | None]:
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return bytes(source), "the given bytes", None
+        return bytes(source), "the given bytes", None, None
     path = Path(source)
     try:
-        return path.read_bytes(), str(path), path.absolute().parent
+        file = external.File(path, open=True)
+        return file.protocol_buffer(), str(path), path.absolute().parent, file
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ _DTYPES: dict[int, str] = {
     TensorProto.UINT2: "u2",
 }
 FEW = 1 << 10  # elements of less than a byte that are taken apart at once: zero points and the like
+KEPT = 1 << 16  # bytes of a tensor that are kept once they are read from a file
 ELEM_TYPES = {short: number for number, short in _DTYPES.items()}
 
 
@@ -56,21 +58,40 @@ def dtype_name(elem_type: int) -> str:
     return str(known.get(elem_type, f"type {elem_type}")).lower()
 
 
-def to_node(tensor: TensorProto, base: Path | None, what: str) -> Node:
-    """A tensor as a constant; weights of 4 and 2 bits as their bytes, which kernels take apart."""
+def to_node(tensor: TensorProto, base: Path | None, what: str,
+            file: external.File | None = None) -> Node:
+    """A tensor as a constant; weights of 4 and 2 bits as their bytes, which kernels take apart.
+
+    Large ones in a file (`file`: which, if it is the model's own) are read again when they are
+    wanted again.
+    """
     shape, dtype = tuple(tensor.dims), dtype_of(tensor.data_type)
+    outside = external.is_external(tensor)
+    if outside:
+        file = file or external.File(external.checked_path(tensor, base, what))
+        tensor = _copy(tensor)               # for later: the model's own may be changed
     if dtype is None or dtypes.bits(dtype) >= 8 or math.prod(shape) <= FEW:
-        return const(to_array(tensor, base, what))
-    packed = const(_packed(tensor, dtypes.bits(dtype), base, what))
-    return GraphBuilder().unpack(packed, to=dtype, shape=shape)
+        read = partial(to_array, tensor, base, what, file)
+    else:
+        read = partial(_packed, tensor, dtypes.bits(dtype), base, what, file)
+    array = read()
+    node = const(array, reload=read if outside and array.nbytes > KEPT else None)
+    packed = dtype is not None and array.shape != shape
+    return GraphBuilder().unpack(node, to=dtype, shape=shape) if packed else node
 
 
-def _packed(tensor: TensorProto, bits: int, base: Path | None,
-            what: str) -> np.ndarray[Any, Any]:
+def _copy(tensor: TensorProto) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    return copy
+
+
+def _packed(tensor: TensorProto, bits: int, base: Path | None, what: str,
+            file: external.File | None = None) -> np.ndarray[Any, Any]:
     """The bytes of a tensor of 4 or 2 bits, the low bits of each the earliest element."""
     wanted = -(-math.prod(tensor.dims) * bits // 8)
     if external.is_external(tensor):
-        return external.read(tensor, wanted, base, what)
+        return external.read(tensor, wanted, base, what, file)
     if tensor.HasField("raw_data"):
         array = np.frombuffer(tensor.raw_data, np.uint8)
     else:
@@ -84,7 +105,8 @@ def _packed(tensor: TensorProto, bits: int, base: Path | None,
     return array
 
 
-def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:
+def to_array(tensor: TensorProto, base: Path | None, what: str,
+             file: external.File | None = None) -> np.ndarray[Any, Any]:
     """A tensor's elements, external data read from beside the model; `what` names it in errors."""
     dtype = dtype_of(tensor.data_type)
     if dtype is None:
@@ -93,7 +115,7 @@ def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[An
             f"which jitcl does not compute with"
         )
     if external.is_external(tensor):
-        return _from_file(tensor, dtype, base, what)
+        return _from_file(tensor, dtype, base, what, file)
     try:
         array = numpy_helper.to_array(tensor)
         if dtype == "bf16" and array.dtype == np.float32:  # onnx before 1.19 widens bfloat16
@@ -106,16 +128,17 @@ def to_array(tensor: TensorProto, base: Path | None, what: str) -> np.ndarray[An
         ) from error
 
 
-def _from_file(tensor: TensorProto, dtype: str, base: Path | None,
-               what: str) -> np.ndarray[Any, Any]:
+def _from_file(tensor: TensorProto, dtype: str, base: Path | None, what: str,
+               file: external.File | None) -> np.ndarray[Any, Any]:
     """The elements of a tensor that are in a file."""
     shape, bits = tuple(tensor.dims), dtypes.bits(dtype)
     if bits < 8:                             # two or four in a byte: onnx takes them apart
         full = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=shape)
-        full.raw_data = _packed(tensor, bits, base, what).tobytes()
+        full.raw_data = _packed(tensor, bits, base, what, file).tobytes()
         return to_array(full, base, what)
     count = math.prod(shape) * bits // 8
-    return external.read(tensor, count, base, what).view(dtypes.to_numpy(dtype)).reshape(shape)
+    elements = external.read(tensor, count, base, what, file)
+    return elements.view(dtypes.to_numpy(dtype)).reshape(shape)
 
 
 def to_dense(sparse: onnx.SparseTensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:
