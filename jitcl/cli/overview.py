@@ -48,7 +48,8 @@ def launch_text(step: Step) -> str:
 
 
 def buffer_text(b: BufferSpec) -> str:
-    return f"{b.dtype}[{','.join(map(str, b.shape))}]"
+    part = f" (in buffer {b.whole})" if b.whole >= 0 else ""
+    return f"{b.dtype}[{','.join(map(str, b.shape))}]{part}"
 
 
 def show(lowered: LoweredModel, out: Console) -> None:

@@ -6,20 +6,21 @@ step's head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.chains import joined
 from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.parts import in_place
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
 from jitcl.codegen.variants import Faults, Ladder, Variant
 from jitcl.codegen.written import Launch, Writer, Written
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
-from jitcl.ir.group import Chain, Group, is_literal
+from jitcl.ir.group import Chain, Group, Join, is_literal
 from jitcl.ir.kernel import Accum, Kernel, expressions, statements
 from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
@@ -42,16 +43,21 @@ class Generated:
 
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
-             half: bool = False, faults: Faults | None = None,
-             host: Target | None = None) -> Generated:
+             half: bool = False, faults: Faults | None = None, host: Target | None = None,
+             joins: bool = True) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
     `half`: generated loops compute f16 tensors in f16; templates compute in f32 always. `faults`:
     no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU path's
-    Target, for groups that no other variant is left of. Raises BuildError where none is left.
+    Target, for groups that no other variant is left of. `joins`: concatenations may be written in
+    place by those that they join (CPU: OpenCL's buffers have no parts that can be bound anywhere),
+    which makes them live longer. Raises BuildError where no variant is left.
     """
     ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host)
-    return _Generator(graph, ladder).run(joined(graph, groups, Writer(target, templates)))
+    groups = joined(graph, groups, Writer(target, templates))
+    if joins and target.kind == "cpu":
+        groups = in_place(graph, groups)
+    return _Generator(graph, ladder).run(groups)
 
 
 @dataclass
@@ -79,6 +85,10 @@ class _Generator:
                 continue
             kind: BufferKind = "output" if group.root in outputs else "temp"
             self.places[group.root] = self.buffer(self.name(group, number), group.root, kind)
+            if isinstance(group, Join):
+                self.join(group)
+                lowered.append(None)
+                continue
             empty = group.root.type.size == 0                 # nothing to launch
             lowered.append(None if empty else self.write(group, number))
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
@@ -118,6 +128,14 @@ class _Generator:
             return False
         self.places[root] = self.places[source]
         return True
+
+    def join(self, group: Join) -> None:
+        """What a concatenation joins are parts of its buffer."""
+        whole, offset = self.places[group.root], 0
+        for x in group.root.inputs:
+            spec = self.buffers[self.places[x]]
+            self.buffers[self.places[x]] = replace(spec, whole=whole, part_offset=offset)
+            offset += spec.nbytes
 
     def argument(self, arg: Argument) -> int:
         """The buffer of a kernel's argument; constants get theirs when first read."""

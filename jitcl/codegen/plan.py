@@ -82,6 +82,8 @@ class BufferSpec:
     kind: BufferKind
     slot: int = -1                          # temp: which allocation of Plan.slots
     offset: int = 0                         # temp: bytes into the slot
+    whole: int = -1                         # temp: the buffer that it is a part of; -1: none
+    part_offset: int = 0                    # bytes into that
 
 
 @dataclass(frozen=True)

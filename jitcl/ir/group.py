@@ -57,6 +57,11 @@ class Chain(Group):
         return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts)
 
 
+@dataclass(frozen=True)
+class Join(Group):
+    """A concatenation that no kernel computes: its operands are written into its buffer."""
+
+
 def is_literal(node: Node) -> bool:
     """Constants of one element are written into the code."""
     return node.op == "const" and node.type.size == 1

@@ -58,10 +58,12 @@ class Lowering:
     def generate(self, *, host: bool = True, memory: str | None = None) -> Generated:
         """Kernels that the device's fault database does not reject; memory is not laid out.
 
-        memory: in place of the option. "low": no weights that are larger than the model's.
+        memory: in place of the option. "low": no weights that are larger than the model's, and
+        nothing that lives longer than it is needed.
         """
         device, target = self.device, self.device.target
-        if (memory or self.options.memory) == "low":
+        low = (memory or self.options.memory) == "low"
+        if low:
             target = dataclasses.replace(target, winograd=0)
         return generate(
             self.graph,
@@ -71,6 +73,7 @@ class Lowering:
             half=half_arithmetic(device.target, self.options.precision),
             faults=device.faults,
             host=device.host_target if host else None,
+            joins=not low,
         )
 
     def plan(

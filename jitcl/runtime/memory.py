@@ -99,13 +99,19 @@ def plan_memory(plan: Plan, mode: Mode = "arena", memory: Memory = "normal",
     buffers = list(plan.buffers)
     for (index, _), (slot, offset) in zip(found, packing.places, strict=True):
         buffers[index] = dataclasses.replace(buffers[index], slot=slot, offset=offset)
+    for index, spec in enumerate(buffers):
+        if spec.whole >= 0:
+            whole = buffers[spec.whole]
+            buffers[index] = dataclasses.replace(
+                spec, slot=whole.slot, offset=whole.offset + spec.part_offset)
     return dataclasses.replace(plan, buffers=tuple(buffers), slots=packing.slots)
 
 
 def lives(plan: Plan) -> list[tuple[int, Life]]:
     """(buffer index, life) of every temporary that a step touches, by first use.
 
-    A buffer written in parts (a concatenation) lives from the first write. Raises VerifyError.
+    A buffer with parts (a concatenation) lives from the first write to one of them until the last
+    use of it or one of them; parts have no life of their own. Raises VerifyError.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -115,13 +121,15 @@ def lives(plan: Plan) -> list[tuple[int, Life]]:
             raise VerifyError(f"step '{step.name}' writes buffers {sorted(stray)}, "
                               f"which are none of its buffers {list(step.buffers)}")
         for index in step.buffers:
-            if plan.buffers[index].kind != "temp":
+            spec = plan.buffers[index]
+            if spec.kind != "temp":
                 continue
-            if index not in first and index not in step.writes:
+            life = index if spec.whole < 0 else spec.whole
+            if life not in first and index not in step.writes:
                 raise VerifyError(f"step '{step.name}' reads buffer {index} "
-                                  f"'{plan.buffers[index].name}' before any step writes it")
-            first.setdefault(index, number)
-            last[index] = number
+                                  f"'{spec.name}' before any step writes it")
+            first.setdefault(life, number)
+            last[life] = number
     return [(i, Life(plan.buffers[i].nbytes, start, last[i])) for i, start in first.items()]
 
 
