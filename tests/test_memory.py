@@ -198,3 +198,33 @@ def test_writing_a_stranger_is_an_error():
     odd = dataclasses.replace(plan.steps[0], writes=(1,))
     with pytest.raises(VerifyError, match=r"step 'a' writes buffers \[1\], which are none of its"):
         plan_memory(dataclasses.replace(plan, steps=(odd,)))
+
+
+# ---- parts of buffers
+
+def joined_plan(*steps: Step) -> Plan:
+    """Buffers: 0 and 1 are the parts of 2, which has 192 bytes; 3 is another of 64."""
+    def spec(name, count, **more):
+        return BufferSpec(name, "f32", (count,), 4 * count, "temp", **more)
+
+    buffers = (spec("a", 32, whole=2), spec("b", 16, whole=2, part_offset=128), spec("y", 48),
+               spec("z", 16))
+    return Plan((), (), (), steps, buffers, ())
+
+
+@pytest.mark.parametrize("level", MEMORIES)
+def test_parts_lie_in_their_whole(level):
+    plan = plan_memory(joined_plan(
+        Step("1", "k", (3,), writes=(3,)), Step("2", "k", (3, 0), writes=(0,)),
+        Step("3", "k", (1,), writes=(1,)), Step("4", "k", (2,), writes=()),
+        Step("5", "k", (0,), writes=())), "arena", level)
+    a, b, y, z = plan.buffers
+    assert (a.slot, b.slot, y.slot) == (0, 0, 0)
+    assert (a.offset, b.offset) == (y.offset, y.offset + 128)
+    assert z.offset + z.nbytes <= y.offset or y.offset + y.nbytes <= z.offset
+    assert [(i, life.first, life.last) for i, life in memory.lives(plan)] == [(3, 0, 1), (2, 1, 4)]
+
+
+def test_a_part_that_is_read_before_it_is_written():
+    with pytest.raises(VerifyError, match="step '1' reads buffer 1 'b' before any step writes it"):
+        plan_memory(joined_plan(Step("1", "k", (1, 3), writes=(3,))), "arena")

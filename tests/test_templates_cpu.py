@@ -485,6 +485,25 @@ def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
     assert run_once() == parts
 
 
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_convolution_of_a_large_input_is_the_same_bit_for_bit(name, groups, monkeypatch):
+    """Several groups of output channels use a part of the input before the next is read."""
+    def run_once():
+        return [y.tobytes() for y in check(*conv_case(**CONVS[name]), "conv_cpu")]
+
+    monkeypatch.setattr(conv, "STREAM_BYTES", 1)
+    monkeypatch.setattr(conv, "L2_BYTES", 0)
+    parts = run_once()
+    assert "range(first, " not in texts(name)
+    for attribute, value in (("WIDE_BYTES", 0), ("WIDE_TILES", 1), ("WIDE", groups)):
+        monkeypatch.setattr(conv, attribute, value)
+    assert ("range(first, " in texts(name)) == (CONVS[name].get("group", 1) == 1)
+    for n in (1, 2, 3):
+        with config.override(threads=n):
+            assert run_once() == parts
+
+
 def texts(name):
     """Sources of a convolution's kernels."""
     outputs, inputs, _ = conv_case(**CONVS[name])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
@@ -56,6 +57,9 @@ L2_BYTES = (
 )  # weights below this stay in the second-level cache together with the rows in work
 STREAM_BYTES = 16 << 10  # of weights that stay in the first-level cache while tiles go by
 MOST_TILES = 32  # whose sums wait for the next channels' weights
+WIDE = 8  # groups of output channels that use an input from memory before the next is read
+WIDE_TILES = 16  # of each of those groups: 224 KiB of sums
+WIDE_BYTES = 2 << 20  # an input larger than this is read from memory, or from a slow last cache
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,8 @@ class Writer:
         scalar = [] if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
         deep = not inner and self.blocks_at_once(tile) < self.blocks()
+        wide = deep and self.reads_memory() and kgs > 1 and s.groups == 1
+        wide = wide and rows * columns > WIDE_TILES * tile.rows * tile.columns
         order = [("ct", "column_tiles"), ("rt", "row_tiles")]
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
@@ -253,7 +259,8 @@ class Writer:
             uneven=per_group % tile.blocks != 0,
             order=order,
             deep=deep,
-            TILES=MOST_TILES,
+            TILES=WIDE_TILES if wide else MOST_TILES,
+            GROUPS=WIDE if wide else 1,
             vector_lines=vector or [],
             pixel_lines=pixels or [],
             scalar_lines=scalar,
@@ -279,6 +286,10 @@ class Writer:
     def blocks(self) -> int:
         """Blocks of input channels (or planes) that an output sums over."""
         return -(-self.depth // self.lanes)
+
+    def reads_memory(self) -> bool:
+        """Whether an image is too large to stay in a cache until the next group reads it."""
+        return dtypes.itemsize(self.a_dtype()) * self.s.c * math.prod(self.s.size) > WIDE_BYTES
 
     def blocks_at_once(self, tile: Tile) -> int:
         """Of those, how many have few enough weights for a tile."""
