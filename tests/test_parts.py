@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import jitcl
 from jitcl import config
+from jitcl.cli.overview import unshared_bytes
 from jitcl.codegen import generate as generating
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
@@ -169,6 +170,12 @@ def test_any_batch(tmp_path):
         want = np.concatenate([array @ stored["a"], array @ stored["b"]]) @ stored["c"]
         got = model.run({"x": array})["y"]
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_memory_without_sharing_counts_parts_once(tmp_path):
+    plan, _ = compiled(squeeze, IN_PLACE[squeeze], tmp_path, memory="high")
+    assert any(b.whole >= 0 for b in plan.buffers)
+    assert unshared_bytes(plan) == sum(plan.slots)
 
 
 def test_a_warm_start_has_them_too(tmp_path):

@@ -104,6 +104,8 @@ def memory_text(lowered: LoweredModel) -> str:
     rows = [("buffer", "type", "bytes", "place", "steps")]
     for k, b in enumerate(plan.buffers):
         place = b.kind if b.kind != "temp" else f"slot {b.slot} at {b.offset}"
+        if b.whole >= 0:
+            place += f", in {plan.buffers[b.whole].name}"
         steps = f"{life[k].first}..{life[k].last}" if k in life else ""
         rows.append((b.name, buffer_text(b), str(b.nbytes), place, steps))
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -29,8 +29,9 @@ def kind_bytes(plan: Plan) -> dict[str, int]:
 
 
 def unshared_bytes(plan: Plan) -> int:
-    """Bytes of all temporaries if none shared memory with another."""
-    return sum(b.nbytes for b in plan.buffers if b.kind == "temp" and b.slot >= 0)
+    """Bytes of all temporaries if none shared memory with another; parts are in their wholes."""
+    return sum(b.nbytes for b in plan.buffers
+               if b.kind == "temp" and b.slot >= 0 and b.whole < 0)
 
 
 def geometry(step: Step) -> str:
@@ -48,8 +49,7 @@ def launch_text(step: Step) -> str:
 
 
 def buffer_text(b: BufferSpec) -> str:
-    part = f" (in buffer {b.whole})" if b.whole >= 0 else ""
-    return f"{b.dtype}[{','.join(map(str, b.shape))}]{part}"
+    return f"{b.dtype}[{','.join(map(str, b.shape))}]"
 
 
 def show(lowered: LoweredModel, out: Console) -> None:

@@ -71,12 +71,11 @@ def to_node(tensor: TensorProto, base: Path | None, what: str,
         file = file or external.File(external.checked_path(tensor, base, what))
         tensor = _copy(tensor)               # for later: the model's own may be changed
     if dtype is None or dtypes.bits(dtype) >= 8 or math.prod(shape) <= FEW:
-        read = partial(to_array, tensor, base, what, file)
+        packed, read = False, partial(to_array, tensor, base, what, file)
     else:
-        read = partial(_packed, tensor, dtypes.bits(dtype), base, what, file)
+        packed, read = True, partial(_packed, tensor, dtypes.bits(dtype), base, what, file)
     array = read()
     node = const(array, reload=read if outside and array.nbytes > KEPT else None)
-    packed = dtype is not None and array.shape != shape
     return GraphBuilder().unpack(node, to=dtype, shape=shape) if packed else node
 
 
