@@ -45,8 +45,8 @@ through an OpenCL layer of the test-suite, `tests/drivers`. What must hold in ev
   the same driver without its faults. So the cost of the variant itself is not in these figures.
 
 Where it is slower the two are run again, in turns. Then a run counts as no slower, too, where the
-least of its times is no longer and the median at most {busy} times as long: the machine is shared, and
-these drivers compute on the CPU. Such rows end with "ok by the least run".
+least of its times is no longer and the median at most {busy} times as long: the machine is shared,
+and these drivers compute on the CPU. Such rows end with "ok by the least run".
 
 *first*: seconds until the first result, finding out included. *second* and *clean*: milliseconds of
 a run, the median of {runs} to 60. *steps down to*: variants of kernels that failed.

@@ -48,13 +48,16 @@ class Guards:
 
 
 def apart(plan: Plan) -> Plan:
-    """The plan with an allocation of its own for each temporary."""
-    buffers, slots = [], []
-    for spec in plan.buffers:
-        if spec.kind == "temp":
-            spec = dataclasses.replace(spec, slot=len(slots), offset=0)
+    """The plan with an allocation of its own for each temporary; parts are in their wholes'."""
+    buffers, slots = list(plan.buffers), []
+    for index, spec in enumerate(buffers):
+        if spec.kind == "temp" and spec.whole < 0:
+            buffers[index] = dataclasses.replace(spec, slot=len(slots), offset=0)
             slots.append(spec.nbytes)
-        buffers.append(spec)
+    for index, spec in enumerate(buffers):
+        if spec.whole >= 0:
+            whole = buffers[spec.whole]
+            buffers[index] = dataclasses.replace(spec, slot=whole.slot, offset=spec.part_offset)
     return dataclasses.replace(plan, buffers=tuple(buffers), slots=tuple(slots))
 
 
