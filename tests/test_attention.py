@@ -107,6 +107,16 @@ def test_a_row_that_is_masked_whole_is_nan_or_zeros_where_the_model_says_so():
         np.testing.assert_allclose(got, expected(**fed, guarded=guarded), rtol=2e-5, atol=2e-5)
 
 
+def test_the_largest_score_is_found_wherever_it_is():
+    """Without it in the maximum its exponential would overflow. A query for each key."""
+    y, inputs = attention((1, 1, 170, 170, 16, 16))
+    fed = feeds(inputs)
+    ways = fed["k"][0, 0]
+    ways /= np.linalg.norm(ways, axis=1, keepdims=True)
+    fed["q"][0, 0] = 2000 * ways             # its own key, by far
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-4, atol=2e-4)
+
+
 def test_large_scores_do_not_overflow():
     y, inputs = attention(SHAPES["ragged"])
     fed = feeds(inputs)
