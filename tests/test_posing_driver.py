@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.drivers import posing
-from tests.drivers.posing import PLAIN, POSES, Outcome, run_python
+from tests.drivers.posing import (
+    ACTIONS,
+    LIVES,
+    MAGIC,
+    PLAIN,
+    POSES,
+    SLOTS,
+    TOTALS,
+    Outcome,
+    read_stats,
+    run_python,
+)
 
 pytestmark = [pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds"),
               pytest.mark.in_turn]
@@ -303,6 +316,27 @@ print(json.dumps([full, held()]))
         assert not any(empty.values())
         assert done.stats.totals["processes"] == done.stats.totals["builds"] == runs
         assert done.stats.live == {}                # the process is gone
+
+
+def test_only_what_still_runs_is_counted_as_living(tmp_path):
+    """Found in CI: a worker that had ended, and that init had not waited for, held zeros."""
+    path = tmp_path / "stats"
+    ended = subprocess.Popen([sys.executable, "-c", ""], env={"POSE_STATS": str(path)})
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
+                             env={"POSE_STATS": "another's"})
+    runs = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
+                            env={"POSE_STATS": str(path)})
+    while " Z " not in Path(f"/proc/{ended.pid}/stat").read_text():
+        time.sleep(0.01)
+    slots = [[p.pid, 1, 1, 1, 2, 64] for p in (ended, other, runs)]
+    slots += [[0] * (1 + len(LIVES))] * (SLOTS - len(slots))
+    numbers = [MAGIC, *[0] * len(TOTALS + ACTIONS), *sum(slots, [])]
+    path.write_bytes(struct.pack(f"={len(numbers)}q", *numbers))
+    assert list(read_stats(path).live) == [runs.pid]
+    assert read_stats(path).live[runs.pid]["bytes"] == 64
+    for process in (ended, other, runs):
+        process.communicate(b"\n" if process.stdin else None)
+    assert read_stats(path).live == {}
 
 
 def test_a_wrong_configuration_is_named(tmp_path):

@@ -181,7 +181,12 @@ class Stats:
 
 
 def read_stats(path: Path) -> Stats:
-    """The layer's counters; zeros where no process has written them."""
+    """The layer's counters; zeros where no process has written them.
+
+    A process lives here while its environment names the file: a process that is ending has none,
+    though its number stands in /proc until its parent waits for it (or, of an ended parent, init);
+    and where numbers end at 32768 another's process or thread has it before long.
+    """
     words = 1 + len(TOTALS) + len(ACTIONS) + SLOTS * (1 + len(LIVES))
     data = path.read_bytes() if path.exists() else b""
     numbers = struct.unpack(f"={words}q", data) if len(data) == 8 * words else (0,) * words
@@ -193,7 +198,7 @@ def read_stats(path: Path) -> Stats:
     live = {}
     for _ in range(SLOTS):
         pid, held = next(rest), {name: next(rest) for name in LIVES}
-        if pid and Path(f"/proc/{pid}").exists():
+        if pid and _runs_with(Path(f"/proc/{pid}"), f"POSE_STATS={path}".encode()):
             live[pid] = held
     return Stats(totals, faults, live)
 
