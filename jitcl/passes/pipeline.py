@@ -10,6 +10,7 @@ from jitcl.passes.fold import FoldConstants
 from jitcl.passes.integer_products import IntegerProducts, UnsignedBytes
 from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
+from jitcl.passes.pointwise import ConvolveSmall, MergeProducts, PixelProducts
 from jitcl.passes.precision import AssignPrecision, CheckTypes
 from jitcl.passes.simplify import (
     DivideOnce,
@@ -41,6 +42,10 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         FoldScale(),
         FoldScaleBefore(),
         FoldPad(),
+        PixelProducts(),
+        ConvolveSmall(),
+        MergeProducts(),
+        FoldScale(),                                 # shifts that two products left in a row
         MergeBounds(),
         NameActivations(),
         DivideOnce(),
