@@ -35,7 +35,8 @@ def fits(pixels: int, blocks: int, target: Target) -> bool:
 
 
 def choose_tile(
-    rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4
+    rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4,
+    most_columns: int = MOST_COLUMNS
 ) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
@@ -46,7 +47,7 @@ def choose_tile(
         if nb > blocks or (even and blocks % nb):
             continue
         for tr in range(1, min(rows, most_rows) + 1):
-            for tc in range(1, min(columns, MOST_COLUMNS) + 1):
+            for tc in range(1, min(columns, most_columns) + 1):
                 if not fits(tr * tc, nb, target):
                     continue
                 tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)

@@ -18,7 +18,7 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
 from jitcl.templates.cpu.arithmetic import FLOATS
 from jitcl.templates.cpu.operands import operands_of
-from jitcl.templates.cpu.tiling import Tile, choose_tile
+from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
 
 PARAMS = (
     "batch",
@@ -38,9 +38,10 @@ PARAMS = (
 L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
 PANEL_BYTES = 96 << 10  # of a panel of b, beside them; a longer one is read again for few rows
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
-NARROW = 64  # columns, for which rows of a are read too rarely to be arranged
 CACHE_WAY = 4096  # bytes: rows so far apart fall into one set of a first-level cache
-IN_PLACE = 4  # up to so many rows, a is read where it lies: packing would cost more
+IN_A_SET = 6  # rows of a tile that may: it has eight places, and b goes through them, too
+FAR = 16384  # bytes: of rows so far apart, a second-level cache has no sets for a block either
+FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,16 @@ class Writer:
 
     def in_place(self) -> bool:
         """Whether a is read where it lies."""
-        s = self.s
-        narrow = s.n <= NARROW and self.a.type.dtype == "f32" and 4 * s.k % CACHE_WAY != 0
-        return (s.m <= IN_PLACE or narrow) and self.lies_in_rows()
+        pitched = self.a.type.dtype == "f32" and not self.far()
+        return (self.s.m <= FEW or pitched) and self.lies_in_rows()
+
+    def far(self) -> bool:
+        """Whether a cache can't hold many rows of a, so far apart they lie."""
+        return 4 * self.depth % FAR == 0
+
+    def most_rows(self) -> int:
+        """Rows of a tile that is read in place, so that it stays in the first-level cache."""
+        return IN_A_SET * (CACHE_WAY // math.gcd(4 * self.depth, CACHE_WAY))
 
     def lies_in_rows(self) -> bool:
         stored = self.a in self.hooks.names and self.a.type.layout == ROW
@@ -131,8 +139,10 @@ class Writer:
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
         nbs, in_place = -(-s.n // width), self.in_place()
-        tile = choose_tile(1, s.m, nbs, self.hooks.target)
-        if in_place:
+        pitched = in_place and s.m > FEW
+        most = self.most_rows() if pitched else MOST_COLUMNS
+        tile = choose_tile(1, s.m, nbs, self.hooks.target, most_columns=most)
+        if in_place and not pitched:
             tile = Tile(tile.columns, 1, tile.blocks)
         before: list[Emitted] = []
         a: Argument = self.a
@@ -148,6 +158,7 @@ class Writer:
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
             packed=not in_place,
+            pitch=self.depth if pitched else 1,
             deep=deep,
             a_dtype=self.a_dtype(in_place),
             sum_dtype=self.arithmetic.dtype,
@@ -174,7 +185,7 @@ class Writer:
         """Terms of the sums that are added in one go, so that many rows of a stay in the
         second-level cache with those of a panel: equal parts, as few as that takes.
         """
-        if self.s.m <= IN_PLACE:
+        if self.s.m <= FEW:
             return self.depth              # each panel is read once
         most = PANEL_BYTES // (4 * tile.blocks * self.width)
         return -(-self.depth // max(1, round(self.depth / most)))

@@ -19,7 +19,7 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Emitted, Packed
 from jitcl.templates.cpu.arithmetic import BYTES, fours
-from jitcl.templates.gemm_cpu.template import CACHE_WAY, Shape, Writer, pack_columns
+from jitcl.templates.gemm_cpu.template import Shape, Writer, pack_columns
 
 
 class GemmIntegerCpu:
@@ -54,7 +54,7 @@ class _BytesWriter(Writer):
     kind = "gemm_integer"
 
     def in_place(self) -> bool:
-        return self.lies_in_rows() and self.s.k % 4 == 0 and self.s.k % CACHE_WAY != 0
+        return self.lies_in_rows() and self.s.k % 4 == 0 and not self.far()
 
     def a_dtype(self, in_place: bool) -> str:
         return "i32"
