@@ -1,5 +1,5 @@
 """The CPU's templates against the ops' NumPy references, over layouts, shapes and fused
-epilogues.
+epilogues. Matrix products: tests/test_gemm_cpu.py.
 """
 
 from __future__ import annotations
@@ -9,51 +9,11 @@ import pytest
 
 from jitcl import config
 from jitcl.codegen.generate import generate
-from jitcl.devices.cpu import CpuDevice
-from jitcl.ir.graph import Graph, Node, const, graph_input
-from jitcl.ir.types import ROW, Layout, TensorType
-from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.ir.graph import Graph, const, graph_input
+from jitcl.ir.types import ROW, TensorType
 from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
 from jitcl.templates.conv_cpu import template as conv
-from jitcl.templates.gemm_cpu import template as gemm
-
-with config.override(winograd=0):              # of it tests/test_winograd_cpu.py
-    DEVICE = CpuDevice()
-WIDTH = DEVICE.target.vector_width
-TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
-b = GraphBuilder()
-
-
-def blocks(halo=0):
-    return Layout("NCHWc", WIDTH, halo)
-
-
-def laid_out(node: Node, layout: Layout) -> Node:
-    return Node.make(node.op, node.inputs, node.kwargs, type=node.type.with_(layout=layout))
-
-
-def run(graph: Graph, arrays, template: str | None):
-    """Outputs on the CPU; asserts that `template` wrote one of the kernels."""
-    plan = plan_memory(generate(graph, fuse(graph), DEVICE.target).plan, "arena", "normal", 64)
-    if template is not None:
-        assert template in {k.template for k in plan.kernels}
-    return DEVICE.load(plan).run(arrays)
-
-
-def check(outputs, inputs, dtype, template, seed=0):
-    """Build a graph of `outputs`, feed it random arrays, compare with the references."""
-    rng = np.random.default_rng(seed)
-    arrays = [
-        rng.standard_normal(i.type.dims).astype("f4" if dtype == "f32" else "f2") for i in inputs
-    ]
-    graph = Graph("t", tuple(inputs), tuple((f"y{k}", n) for k, n in enumerate(outputs)))
-    results = run(graph, arrays, template)
-    for node, got in zip(outputs, results):
-        want = evaluate(node, dict(zip(inputs, arrays))).astype(np.float64)
-        assert np.abs(got - want).max() <= TOLERANCE[dtype] * max(1.0, np.abs(want).max())
-    return results
-
+from tests.cpu_templates import DEVICE, WIDTH, b, blocks, check, laid_out, run
 
 CONVS = {
     "1x1": {"x": (1, 64, 14, 14), "k": 64, "kernel": (1, 1)},
@@ -392,85 +352,6 @@ def test_pooling_in_one_dimension_keeps_nan():
     graph = Graph("t", (x,), (("a", outputs[0]), ("b", outputs[1])))
     got = run(graph, [array], "pool_cpu")[1]
     assert np.flatnonzero(np.isnan(got)).tolist() == [2 * 10 + 3]
-
-
-def gemm_case(
-    a, shape, *, const_b=True, transposed=False, bias=False, residual=False, act=None, dtype="f32"
-):
-    rng = np.random.default_rng(1)
-    kind = "f4" if dtype == "f32" else "f2"
-    inputs = [graph_input("a", TensorType(dtype, a))]
-    if const_b:
-        w = const((rng.standard_normal(shape) / np.sqrt(a[-1])).astype(kind))
-    else:
-        w = graph_input("b", TensorType(dtype, shape))
-        inputs.append(w)
-    if transposed:
-        w = b.transpose(w, perm=(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
-    y = b.matmul(inputs[0], w)
-    if bias:
-        y = b.add(y, const(rng.standard_normal(y.type.dims[-1:]).astype(kind)))
-    if residual:
-        inputs.append(graph_input("r", y.type))
-        y = b.add(y, inputs[-1])
-    return [b.op(act, y) if act else y], inputs, dtype
-
-
-GEMMS = {
-    "constant": {"a": (128, 64), "shape": (64, 96)},
-    "odd sizes, bias, residual": {
-        "a": (130, 33),
-        "shape": (33, 100),
-        "bias": True,
-        "act": "relu",
-        "residual": True,
-    },
-    "two inputs": {
-        "a": (130, 33),
-        "shape": (33, 100),
-        "bias": True,
-        "act": "tanh",
-        "const_b": False,
-    },
-    "batched": {"a": (2, 3, 20, 16), "shape": (2, 3, 16, 40), "const_b": False, "residual": True},
-    "transposed": {
-        "a": (2, 3, 20, 16),
-        "shape": (2, 3, 40, 16),
-        "const_b": False,
-        "transposed": True,
-    },
-    "batch times constant": {"a": (2, 3, 20, 16), "shape": (16, 40), "bias": True},
-    "broadcast batches": {"a": (2, 1, 20, 16), "shape": (3, 16, 40), "const_b": False},
-    "one row": {"a": (1, 64), "shape": (64, 96), "bias": True},
-    "few rows": {"a": (3, 64), "shape": (64, 97), "bias": True, "act": "sigmoid"},
-    "few columns": {"a": (5, 64), "shape": (64, 9), "bias": True, "act": "sigmoid"},
-    "half": {"a": (2, 20, 16), "shape": (16, 40), "bias": True, "dtype": "f16"},
-    "one product": {"a": (7, 1), "shape": (1, 40), "bias": True},
-    "blocks of rows": {"a": (700, 300), "shape": (300, 64), "const_b": False},
-    "long sums": {"a": (40, 2100), "shape": (2100, 72), "bias": True, "residual": True},
-    "long sums, batched": {"a": (2, 2, 17, 1300), "shape": (2, 2, 1300, 40), "const_b": False},
-}
-
-
-@pytest.mark.parametrize("name", GEMMS)
-def test_matrix_product(name):
-    check(*gemm_case(**GEMMS[name]), "gemm_cpu")
-
-
-@pytest.mark.parametrize("name", ["two inputs", "long sums"])
-def test_matrix_product_is_equal_on_any_thread_count(name):
-    results = []
-    for n in (1, 2, 3):
-        with config.override(threads=n):
-            results.append(check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes())
-    assert len(set(results)) == 1
-
-
-@pytest.mark.parametrize("name", ["long sums", "long sums, batched"])
-def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
-    parts = check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0]
-    monkeypatch.setattr(gemm, "PANEL_BYTES", 1 << 30)
-    assert check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes() == parts.tobytes()
 
 
 @pytest.mark.parametrize("name", PARTS)

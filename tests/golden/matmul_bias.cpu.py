@@ -9,7 +9,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def gemm_11x1_c5451236ed(args, tid, nthreads):
+def gemm_11x1_a473ece8fe(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -43,10 +43,12 @@ def gemm_11x1_c5451236ed(args, tid, nthreads):
             mt = at - panel * tiles
             for _ in range(count):
                 first = min_((begin + mt) * 11, m_count - 11)
-                source = i * a_image + first * k_count + k
                 stream = i * b_image + panel * b_panel + k * 8
-                tile(acc, offset(a, source), offset(b, stream), (1, 1, 1, terms, terms), (0, 0, 0, k_count),
-                     1, 11, 1, 1, 96, 8, True)
+                source = i * a_image + first * k_count + k
+                counts = (1, 1, 1, terms, terms)
+                strides = (0, 0, 0, k_count)
+                tile(acc, offset(a, source), offset(b, stream), counts, strides, 1, 11, 1,
+                     1, 96, 8, True)
                 if True:
                     for j in range(1):
                         nb = panel * 1 + j

@@ -56,6 +56,17 @@ class Shape:
     merged: bool
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a lie: `chunk` terms side by side, the next `jump` elements further on; a
+    row begins `pitch` elements behind the one before it."""
+
+    node: Node
+    pitch: int
+    chunk: int
+    jump: int
+
+
 def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
     """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width], zeros behind N; of f32 or
     i32.
@@ -67,6 +78,16 @@ def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
     full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), dtype)
     full[:, :, :n] = b.reshape(-1, k, n)
     return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
+
+
+def far(rows: Rows) -> bool:
+    """Whether a cache can't hold many rows, so far apart they lie."""
+    return 4 * rows.pitch % FAR == 0
+
+
+def most_rows(rows: Rows) -> int:
+    """Rows of a tile that is read in place, so that it stays in the first-level cache."""
+    return IN_A_SET * (CACHE_WAY // math.gcd(4 * rows.pitch, CACHE_WAY))
 
 
 class GemmCpu:
@@ -119,48 +140,53 @@ class Writer:
         self.width = hooks.target.vector_width
         self.depth = -(-s.k // self.arithmetic.together)  # elements of a row of a
 
-    def in_place(self) -> bool:
-        """Whether a is read where it lies."""
-        pitched = self.a.type.dtype == "f32" and not self.far()
-        return (self.s.m <= FEW or pitched) and self.lies_in_rows()
+    def in_place(self) -> Rows | None:
+        """Where a is read as it lies; None where it is arranged first."""
+        rows = self.stored_rows()
+        if rows is None or self.s.m <= FEW:
+            return rows if rows is not None and rows.chunk == self.depth else None
+        return rows if self.a.type.dtype == "f32" and not far(rows) else None
 
-    def far(self) -> bool:
-        """Whether a cache can't hold many rows of a, so far apart they lie."""
-        return 4 * self.depth % FAR == 0
-
-    def most_rows(self) -> int:
-        """Rows of a tile that is read in place, so that it stays in the first-level cache."""
-        return IN_A_SET * (CACHE_WAY // math.gcd(4 * self.depth, CACHE_WAY))
-
-    def lies_in_rows(self) -> bool:
-        stored = self.a in self.hooks.names and self.a.type.layout == ROW
-        return stored and (self.s.merged or self.a.type.dims[:-2] == self.leading)
+    def stored_rows(self) -> Rows | None:
+        """Rows as they are stored: a itself, or heads [1, H, M, D] whose view [1, M, H * D] it is.
+        """
+        s, a = self.s, self.a
+        if a in self.hooks.names:
+            alike = s.merged or a.type.dims[:-2] == self.leading
+            return Rows(a, self.depth, self.depth, 0) if alike and a.type.layout == ROW else None
+        view = a.inputs[0] if a.op == "reshape" else a
+        if view.op != "transpose" or view.attr("perm") != (0, 2, 1, 3) or s.batch != 1:
+            return None
+        x = view.inputs[0]
+        dims = (1, s.k // x.type.dims[-1], s.m, x.type.dims[-1])
+        if x not in self.hooks.names or x.type.layout != ROW or x.type.dims != dims:
+            return None
+        return Rows(x, dims[3], dims[3], s.m * dims[3]) if a.type.dims[-1] == s.k else None
 
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
-        nbs, in_place = -(-s.n // width), self.in_place()
-        pitched = in_place and s.m > FEW
-        most = self.most_rows() if pitched else MOST_COLUMNS
-        tile = choose_tile(1, s.m, nbs, self.hooks.target, most_columns=most)
-        if in_place and not pitched:
-            tile = Tile(tile.columns, 1, tile.blocks)
+        nbs, rows = -(-s.n // width), self.in_place()
+        tile = self.tile(nbs, rows)
         before: list[Emitted] = []
-        a: Argument = self.a
-        if not in_place:
+        a: Argument
+        if rows:
+            a = rows.node
+        else:
             a, emitted = self.rows(tile.columns)
             before.append(emitted)
         b = self.columns(tile.blocks, before)
         vector = self.hooks.row_epilogue(width)
         scalar = [] if vector else self.hooks.row_scalar_epilogue(width)
         operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
-        deep = self.k_block(tile) < self.depth
+        k_block = self.k_block(tile, rows)
+        deep = k_block < self.depth
         body = self.hooks.render(
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
-            packed=not in_place,
-            pitch=self.depth if pitched else 1,
+            rows=rows,
+            chunked=rows is not None and rows.chunk < self.depth,
             deep=deep,
-            a_dtype=self.a_dtype(in_place),
+            a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile,
             zero=len(zero),
@@ -178,17 +204,26 @@ class Writer:
         sums = self.sums(tile, nbs) if deep else ()
         arguments: tuple[Argument, ...] = (a, b, *operands, *zero, *sums, self.group.root)
         stem = f"{self.kind}_{tile.rows * tile.columns}x{tile.blocks}"
-        params = self.params(tile, nbs, in_place)
+        params = self.params(tile, nbs, k_block, rows is not None)
         return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
 
-    def k_block(self, tile: Tile) -> int:
+    def tile(self, nbs: int, rows: Rows | None) -> Tile:
+        """The tile; its rows are columns to the register tile, where their pitch is a constant."""
+        most = most_rows(rows) if rows and self.s.m > FEW else MOST_COLUMNS
+        tile = choose_tile(1, self.s.m, nbs, self.hooks.target, most_columns=most)
+        return Tile(tile.columns, 1, tile.blocks) if rows and self.s.m <= FEW else tile
+
+    def k_block(self, tile: Tile, rows: Rows | None) -> int:
         """Terms of the sums that are added in one go, so that many rows of a stay in the
-        second-level cache with those of a panel: equal parts, as few as that takes.
+        second-level cache with those of a panel: equal parts (of whole chunks), as few as that
+        takes.
         """
         if self.s.m <= FEW:
             return self.depth              # each panel is read once
         most = PANEL_BYTES // (4 * tile.blocks * self.width)
-        return -(-self.depth // max(1, round(self.depth / most)))
+        block = -(-self.depth // max(1, round(self.depth / most)))
+        whole = rows.chunk if rows and rows.chunk < self.depth else 1
+        return -(-block // whole) * whole
 
     def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:
         """Sums that wait for their other terms, [batch][m_tiles][panels][a tile's]."""
@@ -204,11 +239,10 @@ class Writer:
         """What is subtracted from the sums of each column, if anything."""
         return ()
 
-    def params(self, tile: Tile, nbs: int, in_place: bool) -> tuple[int, ...]:
+    def params(self, tile: Tile, nbs: int, k_block: int, in_place: bool) -> tuple[int, ...]:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
-        k_block = self.k_block(tile)
         m_block = max(1, min(m_tiles, L2_BYTES // (4 * k_block * rows)))
         if 4 * panels * panel <= L2_BYTES:
             m_block = 1  # all of b stays in the cache, and rows of y are written from end to end

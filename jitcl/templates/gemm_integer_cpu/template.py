@@ -19,7 +19,7 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Emitted, Packed
 from jitcl.templates.cpu.arithmetic import BYTES, fours
-from jitcl.templates.gemm_cpu.template import Shape, Writer, pack_columns
+from jitcl.templates.gemm_cpu.template import Rows, Shape, Writer, far, pack_columns
 
 
 class GemmIntegerCpu:
@@ -53,8 +53,10 @@ class _BytesWriter(Writer):
     arithmetic = BYTES
     kind = "gemm_integer"
 
-    def in_place(self) -> bool:
-        return self.lies_in_rows() and self.s.k % 4 == 0 and not self.far()
+    def in_place(self) -> Rows | None:
+        rows = self.stored_rows()
+        whole = rows is not None and rows.chunk == self.depth and self.s.k % 4 == 0
+        return rows if rows and whole and not far(rows) else None
 
     def a_dtype(self, in_place: bool) -> str:
         return "i32"

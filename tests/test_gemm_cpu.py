@@ -1,0 +1,131 @@
+"""The CPU's matrix products against the ops' NumPy references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jitcl import config
+from jitcl.codegen.generate import generate
+from jitcl.ir.graph import Graph, const, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.passes.fuse import fuse
+from jitcl.templates.gemm_cpu import template as gemm
+from tests.cpu_templates import DEVICE, b, check
+
+
+def gemm_case(
+    a, shape, *, const_b=True, transposed=False, bias=False, residual=False, act=None, dtype="f32",
+    view=None
+):
+    rng = np.random.default_rng(1)
+    kind = "f4" if dtype == "f32" else "f2"
+    inputs = [graph_input("a", TensorType(dtype, a))]
+    left = VIEWS[view](inputs[0]) if view else inputs[0]
+    if const_b:
+        w = const((rng.standard_normal(shape) / np.sqrt(shape[-2])).astype(kind))
+    else:
+        w = graph_input("b", TensorType(dtype, shape))
+        inputs.append(w)
+    if transposed:
+        w = b.transpose(w, perm=(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
+    y = b.matmul(left, w)
+    if bias:
+        y = b.add(y, const(rng.standard_normal(y.type.dims[-1:]).astype(kind)))
+    if residual:
+        inputs.append(graph_input("r", y.type))
+        y = b.add(y, inputs[-1])
+    return [b.op(act, y) if act else y], inputs, dtype
+
+
+VIEWS = {
+    "heads": lambda x: b.reshape(b.transpose(x, perm=(0, 2, 1, 3)),
+                                 shape=(x.type.dims[0], x.type.dims[2], x.type.dims[1]
+                                        * x.type.dims[3])),
+    "transposed": lambda x: b.transpose(x, perm=(1, 0)),
+}
+GEMMS = {
+    "constant": {"a": (128, 64), "shape": (64, 96)},
+    "odd sizes, bias, residual": {
+        "a": (130, 33),
+        "shape": (33, 100),
+        "bias": True,
+        "act": "relu",
+        "residual": True,
+    },
+    "two inputs": {
+        "a": (130, 33),
+        "shape": (33, 100),
+        "bias": True,
+        "act": "tanh",
+        "const_b": False,
+    },
+    "batched": {"a": (2, 3, 20, 16), "shape": (2, 3, 16, 40), "const_b": False, "residual": True},
+    "transposed": {
+        "a": (2, 3, 20, 16),
+        "shape": (2, 3, 40, 16),
+        "const_b": False,
+        "transposed": True,
+    },
+    "batch times constant": {"a": (2, 3, 20, 16), "shape": (16, 40), "bias": True},
+    "broadcast batches": {"a": (2, 1, 20, 16), "shape": (3, 16, 40), "const_b": False},
+    "one row": {"a": (1, 64), "shape": (64, 96), "bias": True},
+    "few rows": {"a": (3, 64), "shape": (64, 97), "bias": True, "act": "sigmoid"},
+    "few columns": {"a": (5, 64), "shape": (64, 9), "bias": True, "act": "sigmoid"},
+    "half": {"a": (2, 20, 16), "shape": (16, 40), "bias": True, "dtype": "f16"},
+    "one product": {"a": (7, 1), "shape": (1, 40), "bias": True},
+    "blocks of rows": {"a": (700, 300), "shape": (300, 64), "const_b": False},
+    "rows in one set": {"a": (40, 1024), "shape": (1024, 100), "bias": True},
+    "rows in two sets": {"a": (1, 2, 40, 1536), "shape": (1536, 100), "bias": True},
+    "rows too far apart": {"a": (20, 4096), "shape": (4096, 40)},
+    "transposed rows": {"a": (60, 20), "shape": (60, 40), "view": "transposed"},
+    "heads": {"a": (1, 6, 30, 20), "shape": (120, 100), "bias": True, "view": "heads"},
+    "heads, long sums": {"a": (1, 13, 30, 100), "shape": (1300, 72), "view": "heads"},
+    "heads, batched": {"a": (2, 6, 30, 20), "shape": (120, 100), "view": "heads"},
+    "heads, few rows": {"a": (1, 6, 3, 20), "shape": (120, 100), "view": "heads"},
+    "long sums": {"a": (40, 2100), "shape": (2100, 72), "bias": True, "residual": True},
+    "long sums, batched": {"a": (2, 2, 17, 1300), "shape": (2, 2, 1300, 40), "const_b": False},
+}
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_matrix_product(name):
+    check(*gemm_case(**GEMMS[name]), "gemm_cpu")
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_rows_are_read_where_they_lie(name):
+    """The first operand is copied only where it must be."""
+    outputs, inputs, _ = gemm_case(**GEMMS[name])
+    graph = Graph("t", tuple(inputs), (("y", outputs[0]),))
+    plan = generate(graph, fuse(graph), DEVICE.target).plan
+    copied = {"rows too far apart", "transposed rows", "heads, batched", "heads, few rows",
+              "broadcast batches", "half"}
+    copies = sum(k.entry.startswith("arranged") for k in plan.kernels)
+    assert copies == (name in copied) + ("const_b" in GEMMS[name])
+
+
+def test_tiles_of_rows_that_share_sets_of_a_cache_are_low():
+    def tile(k):
+        rows = gemm.Rows(graph_input("a", TensorType("f32", (100, k))), k, k, 0)
+        return gemm.most_rows(rows)
+
+    assert tile(1024) == tile(3072) == gemm.IN_A_SET
+    assert tile(1536) == 2 * gemm.IN_A_SET and tile(768) == 4 * gemm.IN_A_SET
+    assert tile(1000) >= 28                 # pitches that go through all sets
+
+
+@pytest.mark.parametrize("name", ["two inputs", "long sums"])
+def test_matrix_product_is_equal_on_any_thread_count(name):
+    results = []
+    for n in (1, 2, 3):
+        with config.override(threads=n):
+            results.append(check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("name", ["long sums", "long sums, batched", "heads, long sums"])
+def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
+    parts = check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0]
+    monkeypatch.setattr(gemm, "PANEL_BYTES", 1 << 30)
+    assert check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes() == parts.tobytes()
