@@ -25,7 +25,7 @@ def exp(e: Emit, x: Any) -> ir.Value:
     """e**x, 1 ulp; 0 below -104, inf above 88.73."""
     x = e.at_least(e.at_most(x, 89.0), -104.0)
     n = e.rint(e.mul(x, LOG2E))
-    return e.scale(_exp_reduced(e, x, n), e.to_int(n))
+    return e.scale_by(_exp_reduced(e, x, n), n)
 
 
 def _exp_reduced(e: Emit, x: Any, n: Any) -> ir.Value:
