@@ -94,6 +94,24 @@ f (float[1, 2, t, 8] q, float[1, 2, n, 8] past, float[1, 2, t, 8] k) => (
 }
 """
 
+PIXELS = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[1, 3, n, 4] x) => (float[1, 4, n, 4] y) <
+    float[3, 6] w = {-1.0, 0.4, -0.4, 1.0, 0.2, -0.6, 0.8, 0.0, -0.8,
+                   0.6, -0.2, -1.0, 0.4, -0.4, 1.0, 0.2, -0.6, 0.8},
+    float[4, 6, 1, 1] v = {-1.0, -0.17, 0.67, -0.67, 0.17, 1.0, -0.33, 0.5, -0.83, 0.0, 0.83, -0.5,
+                         0.33, -1.0, -0.17, 0.67, -0.67, 0.17, 1.0, -0.33, 0.5, -0.83, 0.0, 0.83},
+    int64[3] flat = {1, 3, -1}, int64[4] to = {1, 6, -1, 4}>
+{
+    tokens = Reshape(x, flat)
+    rows = Transpose<perm = [0, 2, 1]>(tokens)
+    p = MatMul(rows, w)
+    back = Transpose<perm = [0, 2, 1]>(p)
+    map = Reshape(back, to)
+    y = Conv<kernel_shape = [1, 1]>(map, v)
+}
+"""
+
 
 def shapes_of(name: str, n: int) -> dict[str, tuple[int, ...]]:
     """The inputs of a model for a size; every other of two sizes goes another way."""
@@ -102,11 +120,12 @@ def shapes_of(name: str, n: int) -> dict[str, tuple[int, ...]]:
         "matmul": {"a": (n, 8), "b": (8, 75 - n)},
         "parts": {"x": (n, 6), "y": (3 * n + 1, 6)},
         "conv": {"x": (1, 3, n), "w": (5, 3, 3)},
+        "pixels": {"x": (1, 3, n, 4)},
         "attention": {"q": (1, 2, 1, 8), "past": (1, 2, n, 8), "k": (1, 2, 1, 8)}}[name]
 
 
 MODELS = {"softmax": SOFTMAX, "matmul": MATMUL, "parts": PARTS, "conv": CONV,
-          "attention": ATTENTION}
+          "pixels": PIXELS, "attention": ATTENTION}
 
 
 def feeds(name: str, n: int) -> dict[str, np.ndarray]:
@@ -132,7 +151,8 @@ def reference(name: str) -> jitcl.Model:
     return jitcl.compile(onnx.parser.parse_model(MODELS[name]), device="reference")
 
 
-QUICK = {("cpu", "attention"), ("cpu", "conv"), *((device, "parts") for device in DEVICES)}
+QUICK = {*(("cpu", name) for name in ("attention", "conv", "pixels")),
+         *((device, "parts") for device in DEVICES)}
 RAGGED_CASES = [
     pytest.param(device, name, marks=() if (device, name) in QUICK else (pytest.mark.slow,))
     for device in DEVICES for name in MODELS]

@@ -199,7 +199,7 @@ def _pointwise(node: Node) -> bool:
         return False
     window = node.inputs[1].type.dims[2:]
     return (all(d == 1 for d in (*window, *node.attr("strides"))) and not any(node.attr("pads"))
-            and node.attr("group") == 1 and node.type.size != 0)
+            and node.attr("group") == 1 and hint(node.type.size) > 0)
 
 
 def _convolution(g: Rewriter, x: Node, w: Array) -> Node:
