@@ -7,6 +7,7 @@ Heads of segmentation networks are made of both. These change rounding, never me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.ir.graph import Node, const
 from jitcl.ir.sizes import hint
 from jitcl.passes.base import RewritePass, Rewriter
@@ -108,8 +110,12 @@ class MergeProducts(RewritePass):
             return None
         first = w.data.reshape(outputs, middle).astype(np.float64)
         merged = first @ v.data.reshape(middle, -1).astype(np.float64)
-        y = g.op("conv", inner.inputs[0],
-                 const(merged.reshape(outputs, *v.type.dims[1:]), v.type.dtype), **inner.kwargs)
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(merged.astype(dtypes.to_numpy(v.type.dtype))).all()
+        if not finite:
+            return None
+        weights = const(merged.reshape(outputs, *v.type.dims[1:]), v.type.dtype)
+        y = g.op("conv", inner.inputs[0], weights, **inner.kwargs)
         return y if shift is None else _add_shift(g, y, first @ shift)
 
 
@@ -132,8 +138,7 @@ class _Part:
         """Operations that resizing behind the product `node` saves, less what it costs to resize
         more channels.
         """
-        outputs, source = node.type.dims[1], self.sources[0].type
-        pixels, small = (hint(t.size) // t.dims[1] for t in (node.type, source))
+        outputs, pixels, small = node.type.dims[1], _pixels(node), _pixels(self.sources[0])
         more = max(0, outputs - self.channels) * len(self.steps)
         return 2 * self.channels * outputs * (pixels - small) - MOVED * pixels * more
 
@@ -168,6 +173,11 @@ def _parted(inputs: Sequence[Node], g: Rewriter) -> tuple[_Part, list[_Part]]:
         at += x.type.dims[1]
     whole = found.pop((), _Part(()))
     return whole, list(found.values())
+
+
+def _pixels(node: Node) -> int:
+    images, _, *space = node.type.dims
+    return hint(images) * math.prod(map(hint, space))
 
 
 def _moves(step: Node) -> Any:
