@@ -83,6 +83,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the quantised models")
     parser.add_argument("names", nargs="*", default=NAMES)
     options = parser.parse_args()
+    for file in (options.models / f"{n}{end}" for n in options.names for end in (".onnx", ".npz")):
+        if not file.is_file():
+            parser.error(f"there is no {file}: --models names the folder that has it")
     print(f"{'':16s}{'f32 jitcl':>11s}{'f32 ort':>11s}{'int8 jitcl':>11s}{'int8 ort':>11s}"
           f"{'ratio':>10s}{'worst':>10s}{'difference':>12s}")
     with contextlib.ExitStack() as stack:
