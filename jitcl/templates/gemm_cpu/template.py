@@ -64,7 +64,11 @@ class Rows:
     node: Node
     pitch: int
     chunk: int
-    jump: int
+    jump: int                   # 0: a row is one chunk
+
+    @property
+    def chunked(self) -> bool:
+        return self.jump > 0
 
 
 def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
@@ -144,7 +148,7 @@ class Writer:
         """Where a is read as it lies; None where it is arranged first."""
         rows = self.stored_rows()
         if rows is None or self.s.m <= FEW:
-            return rows if rows is not None and rows.chunk == self.depth else None
+            return rows if rows is not None and not rows.chunked else None
         return rows if self.a.type.dtype == "f32" and not far(rows) else None
 
     def stored_rows(self) -> Rows | None:
@@ -161,7 +165,8 @@ class Writer:
         dims = (1, s.k // x.type.dims[-1], s.m, x.type.dims[-1])
         if x not in self.hooks.names or x.type.layout != ROW or x.type.dims != dims:
             return None
-        return Rows(x, dims[3], dims[3], s.m * dims[3]) if a.type.dims[-1] == s.k else None
+        jump = s.m * dims[3] if dims[1] > 1 else 0
+        return Rows(x, dims[3], dims[3], jump) if a.type.dims[-1] == s.k else None
 
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
@@ -184,7 +189,6 @@ class Writer:
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
             rows=rows,
-            chunked=rows is not None and rows.chunk < self.depth,
             deep=deep,
             a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,
@@ -222,7 +226,7 @@ class Writer:
             return self.depth              # each panel is read once
         most = PANEL_BYTES // (4 * tile.blocks * self.width)
         block = -(-self.depth // max(1, round(self.depth / most)))
-        whole = rows.chunk if rows and rows.chunk < self.depth else 1
+        whole = rows.chunk if rows and rows.chunked else 1
         return -(-block // whole) * whole
 
     def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:

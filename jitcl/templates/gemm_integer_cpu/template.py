@@ -55,7 +55,7 @@ class _BytesWriter(Writer):
 
     def in_place(self) -> Rows | None:
         rows = self.stored_rows()
-        whole = rows is not None and rows.chunk == self.depth and self.s.k % 4 == 0
+        whole = rows is not None and not rows.chunked and self.s.k % 4 == 0
         return rows if rows and whole and not far(rows) else None
 
     def a_dtype(self, in_place: bool) -> str:
