@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +13,29 @@ from jitcl import dtypes
 from jitcl.errors import InputError
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.values import check_value
+
+if TYPE_CHECKING:
+    from jitcl.runtime.ladder import Specialisation
+
+
+@dataclass(frozen=True)
+class Again:
+    """What computed a checked feed, and what that looked like: a dict of the same names, dtypes and
+    shapes needs no other check. Small models take less time than those checks.
+    """
+
+    special: Specialisation
+    looks: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+
+    def matches(self, feeds: Any) -> bool:
+        """False where a closer look is needed: it may still be right."""
+        if type(feeds) is not dict or len(feeds) != len(self.looks):
+            return False
+        for name, dtype, shape in self.looks:
+            array = feeds.get(name)
+            if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                return False
+        return True
 
 
 def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,4 +118,4 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
-__all__ = ["check_feeds", "check_shape"]
+__all__ = ["Again", "check_feeds", "check_shape"]

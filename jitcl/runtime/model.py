@@ -28,12 +28,11 @@ from jitcl.errors import (
     OptionError,
     OutOfMemoryError,
 )
-from jitcl.frontends.values import ValueType
 from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.families import Families, Member
-from jitcl.runtime.inputs import check_feeds, check_shape
+from jitcl.runtime.inputs import Again, check_feeds, check_shape
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
@@ -136,6 +135,7 @@ class Model:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._last: Specialisation | None = None
+        self._again: Again | None = None            # of _last, where the next run may be alike
         meta = self._meta()
         self.inputs: tuple[Tensor, ...] = meta["inputs"]
         self.outputs: tuple[Tensor, ...] = meta["outputs"]
@@ -156,6 +156,9 @@ class Model:
         """Output name -> array, for input name -> array. Inputs are checked and copied; raises
         InputError. Strings are arrays of `str`, sequences lists, empty optionals None, maps dicts.
         """
+        again = self._again
+        if again is not None and again.matches(feeds):
+            return self._run(feeds, again.special)[0]
         arrays = check_feeds(self.inputs, feeds)
         if self.program is None:
             try:
@@ -173,32 +176,37 @@ class Model:
         return self._run(check_feeds(self.inputs, feeds))
 
     def _run(
-        self, arrays: Mapping[str, np.ndarray]
+        self, arrays: Mapping[str, np.ndarray], special: Specialisation | None = None
     ) -> tuple[dict[str, np.ndarray], Specialisation]:
+        """The outputs, and what computed them: `special` at first, where the caller knows it."""
         patience = Patience()
         while True:
-            special = self._specialise(arrays, patience)
-            wanted = [np.asarray(arrays[t.name]) for t in special.plan.inputs]
+            if special is None or special.stale:
+                special = self._specialise(arrays, patience)
+            wanted = [arrays[t.name] for t in special.plan.inputs]
             try:
                 values = special.executable.run(wanted)
             except KernelFault as error:
                 patience.kernels_failed(self.device, special.plan, error)
                 self._drop(special)
                 free_frames(error)
-                del special         # its buffers make room
+                special = None      # its buffers make room
             except OutOfMemoryError as error:
                 if self._given_up(special):
                     free_frames(error)
-                    del special
+                    special = None
                     continue
                 below, dropped = self._ladder.below(special, error), self._drop(special)
                 free_frames(error)
-                del special
+                special = None
                 if dropped:         # else another thread has put something smaller there
                     self._take_smaller(arrays, patience, *below)
             except DeviceLostError as error:
                 patience.device_lost(special.device, special.opening, error)
+                special = None
             else:
+                if self._again is None:
+                    self._expect_again(special, arrays)
                 return {t.name: v for t, v in zip(special.plan.outputs, values)}, special
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
@@ -308,7 +316,7 @@ class Model:
             if self.program is None:
                 program = Program(source, self.cache, self.strict, self._part)
                 self._store_meta({**self._known(), "program": True})
-                self.program = program
+                self.program, self._again = program, None
         return True
 
     def _part(self, source: Source) -> Model:
@@ -332,7 +340,7 @@ class Model:
                 try:
                     shapes = {n: a.shape for n, a in arrays.items()}
                     if isinstance(self._last, Member):
-                        self._last = None       # its buffers make room, if this outgrows them
+                        self._last = self._again = None     # its buffers make room for larger
                     found = self._member(arrays, values, patience) if fed else None
                     if found is not None:
                         break
@@ -347,8 +355,18 @@ class Model:
                 while len(self._kept) > config.get("specialisations"):
                     self._kept.popitem(last=False)
                 break
-            self._last = found
+            if found is not self._last:
+                self._last, self._again = found, None
             return found
+
+    def _expect_again(self, special: Specialisation, arrays: Mapping[str, np.ndarray]) -> None:
+        """The next run may be like this one: it then costs a comparison of names and shapes."""
+        if self.program is not None or self._by_value or isinstance(special, Member):
+            return
+        again = Again(special, tuple((n, a.dtype, a.shape) for n, a in arrays.items()))
+        with self._lock:
+            if self._last is special:
+                self._again = again
 
     def _member(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray],
                 patience: Patience) -> Specialisation | None:
@@ -370,13 +388,13 @@ class Model:
         """It failed: compile anew when it is next needed. False where another thread did so."""
         with self._lock:
             if self._families.drop(special):
-                self._last = None
+                self._last = self._again = None
                 return True
             found = [k for k, kept in self._kept.items() if kept is special]
             for kept_as in found:
                 del self._kept[kept_as]
             if self._last is special:
-                self._last = None
+                self._last = self._again = None
             return bool(found)
 
     def _given_up(self, special: Specialisation) -> bool:
@@ -425,9 +443,9 @@ class Model:
         if stored is not None:
             raw = json.loads(stored)
             return {
-                "inputs": tuple(_tensor(r) for r in raw["inputs"]),
+                "inputs": tuple(Tensor.of_row(r) for r in raw["inputs"]),
                 "by_value": raw["by_value"],
-                "outputs": tuple(_tensor(r) for r in raw["outputs"]),
+                "outputs": tuple(Tensor.of_row(r) for r in raw["outputs"]),
                 "beside": tuple(raw["beside"]),
                 "program": raw["program"],
             }
@@ -449,24 +467,13 @@ class Model:
 
     def _store_meta(self, meta: Mapping[str, Any]) -> None:
         raw = {
-            "inputs": [_row(t) for t in meta["inputs"]],
-            "outputs": [_row(t) for t in meta["outputs"]],
+            "inputs": [t.row() for t in meta["inputs"]],
+            "outputs": [t.row() for t in meta["outputs"]],
             "beside": list(meta["beside"]),
             "by_value": list(meta["by_value"]),
             "program": meta["program"],
         }
         self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
-
-
-def _row(t: Tensor) -> list[Any]:
-    return [t.name, t.dtype, [str(d) if isinstance(d, Sym) else d for d in t.shape], t.optional,
-            t.value.row() if t.value is not None else None]
-
-
-def _tensor(row: list[Any]) -> Tensor:
-    name, dtype, shape, optional, value = row
-    return Tensor(name, dtype, tuple(Sym(d) if isinstance(d, str) else d for d in shape), optional,
-                  ValueType.of_row(value) if value is not None else None)
 
 
 def _stamp(files: tuple[str, ...]) -> str:

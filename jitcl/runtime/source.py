@@ -37,6 +37,18 @@ class Tensor:
         what = self.value or TensorType(self.dtype, self.shape)
         return f"'{self.name}' {what}" + (" (optional)" if self.optional else "")
 
+    def row(self) -> list[Any]:
+        """As JSON values."""
+        return [self.name, self.dtype, [str(d) if isinstance(d, Sym) else d for d in self.shape],
+                self.optional, self.value.row() if self.value is not None else None]
+
+    @staticmethod
+    def of_row(row: list[Any]) -> Tensor:
+        """What `row` wrote."""
+        name, dtype, shape, optional, value = row
+        return Tensor(name, dtype, tuple(Sym(d) if isinstance(d, str) else d for d in shape),
+                      optional, ValueType.of_row(value) if value is not None else None)
+
 
 class Source(Protocol):
     """A model before it is specialised."""

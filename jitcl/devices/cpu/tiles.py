@@ -2,7 +2,7 @@
 intrinsic.
 
     acc[j][r][c][:] = sum over x, y, k, z of a[x*s0 + y*s1 + k*s2 + z*zs + r*rs + c*ps] *
-    w[...][j][:]
+    w[... * ws][j][:]
 
 for j < blocks, r < rows, c < columns: rows x columns "pixels" of which each contributes one
 broadcast scalar a step, times `blocks` vectors of the weight stream. All sums stay in registers;
@@ -25,11 +25,11 @@ from jitcl.devices.cpu.vtypes import Pointer
 
 __all__ = ["tile", "dot_tile", "lane_tile"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
-STRIDES = ("s0", "s1", "s2", "rs")
+STRIDES = ("s0", "s1", "s2", "rs", "ws")
 
 
 Product = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
-_TUPLES = (types.UniTuple(types.int64, len(COUNTS)), types.UniTuple(types.int64, len(STRIDES)))
+_COUNTS = types.UniTuple(types.int64, len(COUNTS))
 
 
 def _fma(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
@@ -50,14 +50,15 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> 
 
         def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
             n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
-            s = [b.extract_value(values[4], k) for k in range(len(STRIDES))]
+            s = [b.extract_value(values[4], k) for k in range(strides.count)]
             tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
             tile.emit(None if always else values[-1])
             return context.get_dummy_value()
 
         flag = fresh if always else types.boolean
+        given = types.UniTuple(types.int64, strides.count)
         return types.void(
-            acc, a, w, *_TUPLES, rows, columns, blocks, zs, ps, lanes, flag), codegen
+            acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag), codegen
 
     op.__name__, op.__doc__ = name, doc
     return intrinsic(prefer_literal=True)(op)
@@ -65,12 +66,13 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> 
 
 tile = _tile_intrinsic("tile", F32, _fma, """One tile into `acc` [blocks][rows][columns][lanes].
 
-a: f32 pointer to the tile's first input. w: f32 pointer to its weights, a contiguous stream of
-`blocks` vectors a step. counts = (n0, n1, n2, n3, last): the loops' extents; `last` replaces n3 in
-the last turn of the outer loop. strides = (s0, s1, s2, rs) in elements: of the three outer loops
-and between rows. fresh: whether sums begin at 0, not at what `acc` holds; a sum in several calls is
-the sum of one, bit for bit. Literals: rows, columns, blocks, zs (between steps of the innermost
-loop), ps (between columns), lanes.
+a: f32 pointer to the tile's first input. w: f32 pointer to its weights, a stream of `blocks`
+vectors a step. counts = (n0, n1, n2, n3, last): the loops' extents; `last` replaces n3 in the last
+turn of the outer loop. strides = (s0, s1, s2, rs[, ws]) in elements: of the three outer loops,
+between rows, and between the vectors of two steps (without ws the stream is contiguous). fresh:
+whether sums begin at 0, not at what `acc` holds; a sum in several calls is the sum of one, bit for
+bit. Literals: rows, columns, blocks, zs (between steps of the innermost loop), ps (between
+columns), lanes.
 """)
 dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
 
@@ -127,7 +129,7 @@ class _Tile:
                     b.store(load_at(b, self.kinds[0], self.pointers[0], at, self.lanes), s)
         stream = cgutils.alloca_once_value(b, constant(I64, 0))
         n0, n1, n2, n3, last = self.counts
-        s0, s1, s2, _ = self.strides
+        s0, s1, s2 = self.strides[:3]
         with cgutils.for_range(b, n0) as x:
             inner = b.select(b.icmp_signed("==", x.index, b.sub(n0, constant(I64, 1))), last, n3)
             with cgutils.for_range(b, n1) as y, cgutils.for_range(b, n2) as k:
@@ -152,7 +154,8 @@ class _Tile:
             )
             for j in range(self.blocks)
         ]
-        b.store(b.add(at, constant(I64, self.blocks * self.lanes)), stream)
+        ws = dict(zip(STRIDES, self.strides)).get("ws", constant(I64, self.blocks * self.lanes))
+        b.store(b.add(at, ws), stream)
         pixels = self.rows * self.columns
         for p in range(pixels):
             r, c = divmod(p, self.columns)

@@ -41,6 +41,8 @@ DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops
 CACHE_WAY = 4096  # bytes: rows so far apart fall into one set of a first-level cache
 IN_A_SET = 6  # rows of a tile that may: it has eight places, and b goes through them, too
 FAR = 16384  # bytes: of rows so far apart, a second-level cache has no sets for a block either
+NEAR = 4096  # bytes: so far apart at most rows of b lie that are read in place again and again
+SMALL_BYTES = 1 << 20  # of b: more of it is arranged in panels, unless it is read just once
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
 
 
@@ -168,9 +170,21 @@ class Writer:
         jump = s.m * dims[3] if dims[1] > 1 else 0
         return Rows(x, dims[3], dims[3], jump) if a.type.dims[-1] == s.k else None
 
+    def wide(self) -> bool:
+        """Whether a computed b is read as it lies: where it is small, or one tile has all rows of
+        a, arranging it in panels takes longer than it saves."""
+        s, b = self.s, self.b
+        if b.op == "const" or b not in self.hooks.names or b.type.layout != ROW:
+            return False
+        if b.type.dtype != "f32" or self.arithmetic is not FLOATS or s.n % self.width:
+            return False
+        if not s.merged and b.type.dims[:-2] != self.leading:
+            return False
+        return s.m <= MOST_COLUMNS or (4 * s.n <= NEAR and 4 * s.k * s.n <= SMALL_BYTES)
+
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
-        nbs, rows = -(-s.n // width), self.in_place()
+        nbs, rows, wide = -(-s.n // width), self.in_place(), self.wide()
         tile = self.tile(nbs, rows)
         before: list[Emitted] = []
         a: Argument
@@ -179,7 +193,7 @@ class Writer:
         else:
             a, emitted = self.rows(tile.columns)
             before.append(emitted)
-        b = self.columns(tile.blocks, before)
+        b = self.b if wide else self.columns(tile.blocks, before)
         vector = self.hooks.row_epilogue(width)
         scalar = [] if vector else self.hooks.row_scalar_epilogue(width)
         operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
@@ -189,6 +203,7 @@ class Writer:
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
             rows=rows,
+            wide=wide,
             deep=deep,
             a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,
@@ -208,13 +223,14 @@ class Writer:
         sums = self.sums(tile, nbs) if deep else ()
         arguments: tuple[Argument, ...] = (a, b, *operands, *zero, *sums, self.group.root)
         stem = f"{self.kind}_{tile.rows * tile.columns}x{tile.blocks}"
-        params = self.params(tile, nbs, k_block, rows is not None)
+        params = self.params(tile, nbs, k_block, rows is not None, wide)
         return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
 
     def tile(self, nbs: int, rows: Rows | None) -> Tile:
         """The tile; its rows are columns to the register tile, where their pitch is a constant."""
         most = most_rows(rows) if rows and self.s.m > FEW else MOST_COLUMNS
-        tile = choose_tile(1, self.s.m, nbs, self.hooks.target, most_columns=most)
+        tile = choose_tile(
+            1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most)
         return Tile(tile.columns, 1, tile.blocks) if rows and self.s.m <= FEW else tile
 
     def k_block(self, tile: Tile, rows: Rows | None) -> int:
@@ -243,7 +259,9 @@ class Writer:
         """What is subtracted from the sums of each column, if anything."""
         return ()
 
-    def params(self, tile: Tile, nbs: int, k_block: int, in_place: bool) -> tuple[int, ...]:
+    def params(
+        self, tile: Tile, nbs: int, k_block: int, in_place: bool, wide: bool
+    ) -> tuple[int, ...]:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
@@ -262,8 +280,8 @@ class Writer:
             "panels": panels,
             "a_image": self.depth * (s.m if in_place else m_tiles * rows),
             "a_tile": self.depth * rows,
-            "b_image": 0 if s.merged else panels * panel,
-            "b_panel": panel,
+            "b_image": 0 if s.merged else panels * panel,      # s.k * s.n, where b is read in place
+            "b_panel": tile.blocks * self.width if wide else panel,
         }
         return tuple(values[name] for name in PARAMS)
 
