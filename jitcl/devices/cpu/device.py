@@ -30,7 +30,9 @@ __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
 _ALIGN = 64  # bytes: a cache line, and the widest vector
 _SMALL = 16 << 10  # bytes of an output that are copied sooner than an argument table is patched
 _ALONE_SECONDS = 3e-6  # a step shorter than this is not worth splitting
-_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 1e10  # of one core, for that decision only
+_ALONE_PLAN = 4e-5  # nor are the steps of a plan that take no longer together: caches trade lines
+_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 4e10  # of one core, for that decision only
+_TEMPLATE_FLOPS = 1.2e10  # of one core, in one lane of a template's vectors
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:
@@ -100,7 +102,8 @@ class CpuDevice:
             )
         objects = cached_kernels(plan.kernels, cache, self.target, progress)
         try:
-            return CpuExecutable(plan, objects, _executor(self.target, cache))
+            executor = _executor(self.target, cache)
+            return CpuExecutable(plan, objects, executor, self.target.vector_width)
         except MemoryError:
             raise OutOfMemoryError(
                 f"the plan needs {needed / 2**20:.0f} MiB, which the system refused\n"
@@ -111,8 +114,10 @@ class CpuDevice:
 class CpuExecutable:
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
-    def __init__(self, plan: Plan, objects: Mapping[str, bytes], executor: Executor) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: Plan, objects: Mapping[str, bytes], executor: Executor, lanes: int
+    ) -> None:
+        self.plan, self._lanes = plan, lanes
         self._executor = executor
         self._kernels = load_kernels({k.entry: objects[k.entry] for k in plan.kernels})
         self._slots = [aligned_empty(n) for n in plan.slots]
@@ -167,7 +172,7 @@ class CpuExecutable:
         rows = [[*(self._memory[b].ctypes.data for b in s.buffers), *s.params] for s in plan.steps]
         args = np.array([v for row in rows for v in row] or [0], np.int64)
         starts = np.cumsum([0, *map(len, rows)])
-        flags = step_flags(plan)
+        flags = step_flags(plan, self._lanes)
         steps = [
             (self._kernels[s.kernel], args.ctypes.data + 8 * int(starts[i]), flags[i])
             for i, s in enumerate(plan.steps)
@@ -253,10 +258,17 @@ class CpuExecutable:
         return best
 
 
-def step_flags(plan: Plan) -> list[int]:
+def step_flags(plan: Plan, lanes: int = 16) -> list[int]:
     """ALONE for steps too short to split; MEET behind a step where a later one depends on what came
-    since."""
-    flags = [ALONE if _seconds(s) < _ALONE_SECONDS else 0 for s in plan.steps]
+    since. lanes: of the CPU's vectors."""
+    templates = {k.entry for k in plan.kernels if k.template}
+    rates = (_FLOPS_PER_SECOND, _TEMPLATE_FLOPS * lanes)
+    seconds = [s.flops / rates[s.kernel in templates] + s.bytes / _BYTES_PER_SECOND
+               for s in plan.steps]
+    least = _ALONE_SECONDS
+    if sum(t for t in seconds if t >= least) < _ALONE_PLAN:
+        least = math.inf
+    flags = [ALONE if t < least else 0 for t in seconds]
     since: list[tuple[int, list, list]] = []  # (flags, ranges read, ranges written)
     for i, step in enumerate(plan.steps):
         touched = [_range(plan, b) for b in step.buffers]
@@ -269,10 +281,6 @@ def step_flags(plan: Plan) -> list[int]:
             since = []
         since.append((flags[i], touched, written))
     return flags
-
-
-def _seconds(step: Step) -> float:
-    return step.flops / _FLOPS_PER_SECOND + step.bytes / _BYTES_PER_SECOND
 
 
 def _range(plan: Plan, buffer: int) -> tuple[int, int, int]:

@@ -124,6 +124,21 @@ def offset(typingctx, p, i):
     return p(p, i64), codegen
 
 
+@intrinsic
+def prefetch(typingctx, p, i):
+    """Begins to fetch the cache line of element `i` into the second-level cache; no access: it may
+    lie outside the buffer."""
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        where = b.bitcast(_address(b, sig.args[0], *values), ir.IntType(8).as_pointer())
+        kinds = [where.type, I32, I32, I32]     # to read, locality 2 of 3, data
+        f = declare(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
+        b.call(f, [where, constant(I32, 0), constant(I32, 2), constant(I32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(p, i64), codegen
+
+
 # ------------------------------------------------------------------------------------------- memory
 def _address(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value:
     return b.gep(b.bitcast(p, STORAGE[ty.dtype].as_pointer()), [i], inbounds=True)
@@ -451,6 +466,7 @@ __all__ = [
     "u64",
     "ptr",
     "param",
+    "prefetch",
     "share",
     "scratch",
     "offset",

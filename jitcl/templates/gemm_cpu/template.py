@@ -205,6 +205,8 @@ class Writer:
             rows=rows,
             wide=wide,
             deep=deep,
+            ahead=not wide,
+            LINE=16,
             a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile,
