@@ -259,6 +259,7 @@ class Writer:
             uneven=per_group % tile.blocks != 0,
             order=order,
             deep=deep,
+            LINE=16,
             TILES=WIDE_TILES if wide else MOST_TILES,
             GROUPS=WIDE if wide else 1,
             vector_lines=vector or [],
