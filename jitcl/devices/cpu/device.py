@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from jitcl import config, dtypes
-from jitcl.codegen.plan import Plan, Shapes, Step
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, MEET, Executor, Job
