@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jitcl
+from jitcl.errors import OutOfMemoryError
 from jitcl.ir.graph import Graph, graph_input
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -42,6 +43,22 @@ def test_inputs_are_found_by_name_in_any_order(model, checks):
     np.testing.assert_array_equal(model.run({"b": X, "a": 3 * X})["y"], 2 * X)
     np.testing.assert_array_equal(model(3 * X, b=X)["y"], 2 * X)
     assert len(checks) == 1
+
+
+def test_a_fault_of_a_run_that_is_alike_is_met_once(model, monkeypatch):
+    """The plan is loaded again, once, whatever the order of the feed's names."""
+    model.run({"a": X, "b": X})
+    failed, run = [], model.last.executable.run
+
+    def fail(inputs):
+        failed.append(len(inputs))
+        raise OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model.last.executable, "run", fail)
+    np.testing.assert_array_equal(model.run({"b": X, "a": 3 * X})["y"], 2 * X)
+    np.testing.assert_array_equal(model.run({"a": 3 * X, "b": X})["y"], 2 * X)
+    assert failed == [2] and len(model._kept) == 1
+    assert model.last.executable.run != run
 
 
 @pytest.mark.parametrize(("feeds", "said"), [

@@ -380,7 +380,7 @@ class Model:
         """(inputs whose values decide shapes, what the specialisation is kept under)."""
         values = {n: arrays[n] for n in self._by_value if n in arrays}
         return values, (
-            tuple((n, a.shape) for n, a in arrays.items()),
+            tuple((t.name, arrays[t.name].shape) for t in self.inputs if t.name in arrays),
             tuple((n, v.tobytes()) for n, v in values.items()),
         )
 
