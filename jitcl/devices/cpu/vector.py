@@ -130,7 +130,8 @@ def prefetch(typingctx, p, i):
     lie outside the buffer."""
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        where = b.bitcast(_address(b, sig.args[0], *values), ir.IntType(8).as_pointer())
+        first = b.bitcast(values[0], STORAGE[sig.args[0].dtype].as_pointer())
+        where = b.bitcast(b.gep(first, [values[1]]), ir.IntType(8).as_pointer())
         kinds = [where.type, I32, I32, I32]     # to read, locality 2 of 3, data
         f = declare(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
         b.call(f, [where, constant(I32, 0), constant(I32, 2), constant(I32, 1)])
