@@ -22,6 +22,7 @@ from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, MEET, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
+from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
@@ -79,6 +80,7 @@ class CpuDevice:
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target if target is not None else probe_target()
+        give_back()                             # LLVM's constructors, of no use while we compile
 
     def reopen(self) -> None:
         """Nothing: cores are never lost."""

@@ -28,6 +28,7 @@ from jitcl import config
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu import host
+from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.frames import child_command, read_frame, write_frame
 from jitcl.errors import BuildError
 from jitcl.target import Target
@@ -259,6 +260,6 @@ def load_kernels(blobs: Mapping[str, bytes]) -> LoadedKernels:
         objects.append(llvm.ObjectFileRef.from_data(code))
         engine.add_object_file(objects[-1])
     engine.finalize_object()
-    return LoadedKernels(
-        engine, objects, {entry: engine.get_function_address(entry) for entry in blobs}
-    )
+    addresses = {entry: engine.get_function_address(entry) for entry in blobs}
+    give_back()                                 # the linker's pages
+    return LoadedKernels(engine, objects, addresses)
