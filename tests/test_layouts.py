@@ -80,6 +80,14 @@ def test_a_normalisation_over_the_last_axis_reads_blocks():
     assert layouts(g.relu(g.transpose(y, perm=(0, 2, 3, 1)))) == ["conv: NCHW16c"]
 
 
+def test_means_over_pixels_are_blocks_of_one_pixel():
+    data = conv(x(1, 16, 8, 8), weights(32, 16, 1, 1))
+    gate = conv(g.reduce_mean(data, axes=(2, 3)), weights(32, 32, 1, 1))
+    y = conv(g.mul(data, gate), weights(16, 32, 1, 1))
+    assert layouts(g.relu(y)) == [
+        "conv: NCHW16c", "reduce_mean: NCHW16c", "conv: NCHW16c", "mul: NCHW16c"]
+
+
 @pytest.mark.parametrize("y", [
     conv(as_pixels(x(1, 64, 20), 8, 8), weights(32, 20, 1, 1)),          # no whole blocks
     g.relu(as_pixels(x(1, 64, 32), 8, 8)),                               # nobody computes on them

@@ -7,6 +7,8 @@ readers pad gets a halo of zeros as wide as the widest padding, so that no reade
 
 from __future__ import annotations
 
+import math
+
 from jitcl.ir.graph import Graph, Node, rebuild
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
@@ -63,6 +65,9 @@ class _Blocks:
             return self._wide(node) and self._transposed(node)
         if node.op in WINDOWS or node.op in SPATIAL:
             return node.inputs[0] in blocked
+        if node.op == "reduce_mean":    # to one pixel: its blocks lie as its rows would
+            return (node.inputs[0] in blocked and t.dims[1] % self.width == 0
+                    and math.prod(t.dims[2:]) == 1)
         if from_channels_last(node):
             return t.dims[1] % self.width == 0
         kind = lookup(node.op).kind

@@ -57,6 +57,7 @@ L2_BYTES = (
 )  # weights below this stay in the second-level cache together with the rows in work
 STREAM_BYTES = 16 << 10  # of weights that stay in the first-level cache while tiles go by
 MOST_TILES = 32  # whose sums wait for the next channels' weights
+PIECES = 4  # that the weights of a single pixel come in, for the threads
 WIDE = 8  # groups of output channels that use an input from memory before the next is read
 WIDE_TILES = 16  # of each of those groups: 224 KiB of sums
 WIDE_BYTES = 2 << 20  # an input larger than this is read from memory, or from a slow last cache
@@ -225,7 +226,11 @@ class Writer:
         rows, columns = (1, s.out[0] * s.out[1]) if flat else s.out
         kbs = -(-s.k // width)
         per_group = kbs // s.groups
-        tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1)
+        # One pixel uses every weight once: as fast as they come from memory, so by all threads.
+        alone = s.n * rows * columns == 1
+        most_blocks = min(4, -(-per_group // PIECES)) if alone else 8
+        tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1,
+                           most_blocks=most_blocks)
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = [] if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns

@@ -36,14 +36,14 @@ def fits(pixels: int, blocks: int, target: Target) -> bool:
 
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4,
-    most_columns: int = MOST_COLUMNS
+    most_columns: int = MOST_COLUMNS, most_blocks: int = 8
 ) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
     `even`: its blocks must divide the output's.
     """
     best, least = Tile(1, 1, 1), math.inf
-    for nb in range(1, 9):
+    for nb in range(1, most_blocks + 1):
         if nb > blocks or (even and blocks % nb):
             continue
         for tr in range(1, min(rows, most_rows) + 1):
