@@ -60,6 +60,13 @@ def pooled_conv(c: int, k: int) -> Node:
     return g.reduce_mean(g.relu(y), axes=(2, 3), keepdims=True)
 
 
+def residual(c: int, size: int) -> Node:
+    """1x1 convolutions in blocks, the second of which adds what the first gave."""
+    y = conv(x("x", 1, c, size, size), weights(c, c, 1, 1), pads=(0,) * 4)
+    z = conv(g.relu(y), weights(c, c, 1, 1), pads=(0,) * 4)
+    return g.reduce_mean(g.relu(g.add(z, y)), axes=(2, 3), keepdims=True)
+
+
 def attention(q: Node, k: Node, v: Node, mask: Node) -> Node:
     scores = g.matmul(g.mul(q, 0.25), g.transpose(k, perm=(0, 1, 3, 2)))
     return g.matmul(g.softmax(g.add(scores, mask), axis=-1), v)
@@ -75,6 +82,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
                                            weights(32, 1, 1))),
     "winograd": lambda: pooled_conv(16, 24),
     "winograd_in_two_steps": lambda: pooled_conv(32, 40),
+    "residual": lambda: residual(16, 28),
+    "residual_of_many_channels": lambda: residual(640, 4),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
@@ -88,7 +97,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
-for name in ("winograd", "winograd_in_two_steps", "attention"):
+for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps", "attention"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 

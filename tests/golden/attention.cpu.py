@@ -85,7 +85,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def attention_10x1x1_3dfbda12be(args, tid, nthreads):
+def attention_10x1x1_39edbb78e8(args, tid, nthreads):
     q = ptr(args, 0, "f32")
     keys = ptr(args, 1, "f32")
     values = ptr(args, 2, "f32")
@@ -114,7 +114,7 @@ def attention_10x1x1_3dfbda12be(args, tid, nthreads):
             store(scores, c * 56 + 48, splat(f32(-inf), 8))
         for panel in range(k_panels):
             tile(acc, offset(q, task * depth * 10), offset(keys, i * k_image + panel * k_panel),
-                 (1, 1, 1, depth, depth), (0, 0, 0, 0), 1, 10, 1, 10, 1, 8, True)
+                 (1, 1, 1, depth, depth), (0, 0, 0, 0), 1, 10, 1, 10, 1, 8, True, ())
             for j in range(1):
                 nb = panel * 1 + j
                 if nb < 7:
@@ -138,7 +138,7 @@ def attention_10x1x1_3dfbda12be(args, tid, nthreads):
             store(sums, c, f32(1) / sum_)
         for panel in range(v_panels):
             tile(acc, scores, offset(values, i * v_image + panel * v_panel),
-                 (1, 1, 1, 52, 52), (0, 0, 0, 56), 10, 1, 1, 1, 1, 8, True)
+                 (1, 1, 1, 52, 52), (0, 0, 0, 56), 10, 1, 1, 1, 1, 8, True, ())
             for j in range(1):
                 nb = panel * 1 + j
                 if nb < v_blocks:

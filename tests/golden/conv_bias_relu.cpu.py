@@ -28,7 +28,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_8d8dfb2ff0(args, tid, nthreads):
+def conv_1x5x2_84d660ba55(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -81,7 +81,7 @@ def conv_1x5x2_8d8dfb2ff0(args, tid, nthreads):
         left = min_(ct * 5, ow - 5)
         source = n * a_image + a_first + top * a_row + left * 8
         tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
-             1, 5, 2, 1, 8, 8, True)
+             1, 5, 2, 1, 8, 8, True, ())
         for j in range(2):
             kb = kg * 2 + j
             if True:

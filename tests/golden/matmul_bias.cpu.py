@@ -9,7 +9,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def gemm_11x1_a5a9b14515(args, tid, nthreads):
+def gemm_11x1_43bcbfb6c2(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -44,15 +44,13 @@ def gemm_11x1_a5a9b14515(args, tid, nthreads):
             for _ in range(count):
                 first = min_((begin + mt) * 11, m_count - 11)
                 stream = i * b_image + panel * b_panel + k * 8
+                pace = div(8 + tiles - 1, tiles) if tiles > 1 else 0
+                ahead = place(b, stream + b_panel + mt * pace * terms)
                 source = i * a_image + first * k_count + k
                 counts = (1, 1, 1, terms, terms)
                 strides = (0, 0, 0, k_count)
-                if m_block > 1 and panel + 1 < panels:
-                    part = div(terms * 8 + tiles - 1, tiles)
-                    for line in range(mt * part, min_(mt * part + part, terms * 8), 16):
-                        prefetch(b, stream + b_panel + line)
                 tile(acc, offset(a, source), offset(b, stream), counts, strides, 1, 11, 1,
-                     1, 96, 8, True)
+                     1, 96, 8, True, ((4 * pace, ahead),))
                 if True:
                     for j in range(1):
                         nb = panel * 1 + j

@@ -28,7 +28,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def winograd_4x4_10x1_a5b91b1258(args, tid, nthreads):
+def winograd_4x4_10x1_cb6645ccbf(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -128,7 +128,7 @@ def winograd_4x4_10x1_a5b91b1258(args, tid, nthreads):
                 for s in range(2):
                     tile(offset(sums, p * 176 + s * 80), offset(data, p * position + s * 80),
                          offset(wt, (kg * 36 + p) * wt_position), (cbs, 1, 1, 8, last), (160, 0, 0, 0),
-                         1, 10, 1, 1, 8, 8, True)
+                         1, 10, 1, 1, 8, 8, True, ())
             for s in range(2):
                 for t in range(10):
                     number = first + s * 10 + t

@@ -118,7 +118,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def winograd_4x4_10x1_d41e778c97(args, tid, nthreads):
+def winograd_4x4_10x1_aae9283805(args, tid, nthreads):
     data = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -154,7 +154,7 @@ def winograd_4x4_10x1_d41e778c97(args, tid, nthreads):
             for s in range(1):
                 tile(offset(sums, p * 96 + s * 80), offset(data, source + p * position + s * 80),
                      offset(wt, (kg * 36 + p) * wt_position), (cbs, 1, 1, 8, last), (80, 0, 0, 0),
-                     1, 10, 1, 1, 8, 8, True)
+                     1, 10, 1, 1, 8, 8, True, ())
         for s in range(1):
             for t in range(10):
                 number = first + s * 10 + t

@@ -44,7 +44,8 @@ def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
 
 
 def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> Any:
-    def op(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh):
+    def op(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh,
+           fetch):
         shape = [t.literal_value for t in (rows, columns, blocks, zs, ps, lanes)]
         always = isinstance(fresh, types.BooleanLiteral) and fresh.literal_value
 
@@ -52,13 +53,16 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> 
             n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
             s = [b.extract_value(values[4], k) for k in range(strides.count)]
             tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
-            tile.emit(None if always else values[-1])
+            ahead = [[b.extract_value(values[-1], (g, k)) for k in range(group.count)]
+                     for g, group in enumerate(fetch)]
+            tile.emit(None if always else values[-2], ahead)
             return context.get_dummy_value()
 
         flag = fresh if always else types.boolean
         given = types.UniTuple(types.int64, strides.count)
+        ahead = types.Tuple([types.UniTuple(types.int64, group.count) for group in fetch])
         return types.void(
-            acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag), codegen
+            acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag, ahead), codegen
 
     op.__name__, op.__doc__ = name, doc
     return intrinsic(prefer_literal=True)(op)
@@ -72,7 +76,9 @@ turn of the outer loop. strides = (s0, s1, s2, rs[, ws]) in elements: of the thr
 between rows, and between the vectors of two steps (without ws the stream is contiguous). fresh:
 whether sums begin at 0, not at what `acc` holds; a sum in several calls is the sum of one, bit for
 bit. Literals: rows, columns, blocks, zs (between steps of the innermost loop), ps (between
-columns), lanes.
+columns), lanes. fetch = ((pace, address, ...), ...): step i begins to bring the cache lines at each
+address + i * pace (bytes) into the second-level cache; nothing need lie there. A line a step, since
+loads wait behind a burst of them.
 """)
 dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
 
@@ -115,8 +121,9 @@ class _Tile:
         )
         self.vector, self.product = ir.VectorType(element, lanes), product
 
-    def emit(self, fresh: ir.Value | None = None) -> None:
-        """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do."""
+    def emit(self, fresh: ir.Value | None, fetch: list[list[ir.Value]]) -> None:
+        """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do. fetch:
+        for each pace, that and the addresses that move with it."""
         b, zero = self.b, ir.Constant(self.vector, None)
         count = self.rows * self.columns * self.blocks
         sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
@@ -128,6 +135,7 @@ class _Tile:
                     at = constant(I64, i * self.lanes)
                     b.store(load_at(b, self.kinds[0], self.pointers[0], at, self.lanes), s)
         stream = cgutils.alloca_once_value(b, constant(I64, 0))
+        moved = [cgutils.alloca_once_value(b, constant(I64, 0)) for _ in fetch]
         n0, n1, n2, n3, last = self.counts
         s0, s1, s2 = self.strides[:3]
         with cgutils.for_range(b, n0) as x:
@@ -136,6 +144,10 @@ class _Tile:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
                 with cgutils.for_range(b, inner) as z:
                     self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums)
+                    for by, (pace, *addresses) in zip(moved, fetch):
+                        for address in addresses:
+                            _prefetch(b, b.add(address, b.load(by)))
+                        b.store(b.add(b.load(by), pace), by)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 
@@ -166,6 +178,14 @@ class _Tile:
             for j in range(self.blocks):
                 slot = sums[j * pixels + p]
                 b.store(self.product(b, value, weights[j], b.load(slot)), slot)
+
+
+def _prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
+    """Begins to fetch a cache line. No access: nothing may be mapped there."""
+    where = b.inttoptr(address, ir.IntType(8).as_pointer())
+    kinds = [where.type, I32, I32, I32]                  # to read, locality 2 of 3, data
+    f = declare(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
+    b.call(f, [where, constant(I32, 0), constant(I32, 2), constant(I32, 1)])
 
 
 @intrinsic(prefer_literal=True)

@@ -125,19 +125,14 @@ def offset(typingctx, p, i):
 
 
 @intrinsic
-def prefetch(typingctx, p, i):
-    """Begins to fetch the cache line of element `i` into the second-level cache; no access: it may
-    lie outside the buffer."""
+def place(typingctx, p, i):
+    """The address of element `i`, which may lie outside the buffer: nothing but a number."""
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        first = b.bitcast(values[0], STORAGE[sig.args[0].dtype].as_pointer())
-        where = b.bitcast(b.gep(first, [values[1]]), ir.IntType(8).as_pointer())
-        kinds = [where.type, I32, I32, I32]     # to read, locality 2 of 3, data
-        f = declare(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
-        b.call(f, [where, constant(I32, 0), constant(I32, 2), constant(I32, 1)])
-        return context.get_dummy_value()
+        nbytes = constant(I64, dtypes.itemsize(sig.args[0].dtype))
+        return b.add(b.ptrtoint(values[0], I64), b.mul(values[1], nbytes))
 
-    return types.void(p, i64), codegen
+    return i64(p, i64), codegen
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -467,7 +462,7 @@ __all__ = [
     "u64",
     "ptr",
     "param",
-    "prefetch",
+    "place",
     "share",
     "scratch",
     "offset",

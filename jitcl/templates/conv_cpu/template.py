@@ -5,6 +5,7 @@ blocks.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -241,6 +242,9 @@ class Writer:
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
         operands = operands_of(vector or pixels or scalar, self.hooks)
+        row = bool(vector) and tile.rows == 1 and self.phase is None
+        alike = set(re.findall(r"load\((\w+), yo,", " ".join(vector or [])))
+        touched = ["y", *sorted(alike)] if row else []      # by a tile's end, in runs of lines
         zero = self.zero_sums()
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
@@ -264,7 +268,8 @@ class Writer:
             uneven=per_group % tile.blocks != 0,
             order=order,
             deep=deep,
-            LINE=16,
+            touched=touched,
+            y_bytes=dtypes.itemsize(self.root.dtype),
             TILES=WIDE_TILES if wide else MOST_TILES,
             GROUPS=WIDE if wide else 1,
             vector_lines=vector or [],
