@@ -149,6 +149,34 @@ def test_keys_and_values_of_one_shape_have_memory_of_their_own():
     np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
 
 
+def kernels(graph: Graph) -> list[str]:
+    """What the kernels of the CPU's plan are, in order."""
+    graph = run_passes(graph, pipeline(DEVICE.target, Options()))
+    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    return [s.kernel.split("_")[0] for s in plan.steps]
+
+
+@pytest.mark.parametrize("batch, queries, heads, depth, in_place", [
+    (1, 50, 3, 20, True),
+    (2, 37, 3, 20, True),
+    (2, 37, 4, 256, False),         # rows 4 KiB apart: a tile of them doesn't fit into L1's sets
+], ids=["heads", "heads, batched", "rows too far apart"])
+def test_queries_are_read_where_their_heads_lie(batch, queries, heads, depth, in_place):
+    stored = [x(name, batch, rows, heads, depth)
+              for name, rows in (("q", queries), ("k", 45), ("v", 45))]
+    q, k, v = (g.transpose(n, perm=(0, 2, 1, 3)) for n in stored)
+    weights = g.softmax(g.mul(g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2))), 0.125), axis=-1)
+    y = g.matmul(weights, v)
+    graph = Graph("attention", tuple(stored), (("y", y),))
+    copies = ["arranged", "arranged"] if in_place else ["arranged"] * 3
+    assert kernels(graph) == [*copies, "attention"]
+    fed = feeds(stored)
+    fed["q"] *= 0.125
+    want = expected(*(fed[name].swapaxes(1, 2) for name in "qkv"))
+    fed["q"] *= 8
+    np.testing.assert_allclose(run(y, stored, fed), want, rtol=2e-5, atol=2e-5)
+
+
 def test_groups_stay_apart_where_others_read_what_is_between():
     q, k, v = x("q", 2, 30, 16), x("k", 2, 16, 50), x("v", 2, 50, 24)
     scores = g.matmul(q, k)

@@ -120,7 +120,7 @@ def test_operands_are_read_where_they_lie(name):
 def test_tiles_of_rows_that_share_sets_of_a_cache_are_low():
     def tile(k):
         rows = gemm.Rows(graph_input("a", TensorType("f32", (100, k))), k, k, 0)
-        return gemm.most_rows(rows)
+        return gemm.most_rows(rows.pitch)
 
     assert tile(1024) == tile(3072) == gemm.IN_A_SET
     assert tile(1536) == 2 * gemm.IN_A_SET and tile(768) == 4 * gemm.IN_A_SET

@@ -97,7 +97,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
-for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps", "attention"):
+for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps",
+             "attention"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 

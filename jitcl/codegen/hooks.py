@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
 from jitcl.codegen.render import render
 from jitcl.codegen.render_cell import CellRenderer
@@ -264,7 +265,7 @@ class Hooks:
         at = tuple(s.open("i", d, "parallel") for d in shape)
         opened = len(s.scopes) - 1
         index, inside = where(at)
-        value = NodeLoader(loads, node)(*index, guard=inside)
+        value = trusting_guards(NodeLoader(loads, node)(*index, guard=inside))
         body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, dtype)),)
         for _ in range(opened):
             s.place(len(s.scopes) - 1, *body)
@@ -281,8 +282,8 @@ class Hooks:
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
-        blocks = copy.key.startswith("blocked")     # only these transpose: channels become lanes
-        text = loops_for_cpu(kernel, ENTRY) if blocks else render_kernel(share(kernel), ENTRY)
+        turns = copy.key.startswith(("blocked", "panels"))     # lanes may lie apart in the operand
+        text = loops_for_cpu(kernel, ENTRY) if turns else render_kernel(share(kernel), ENTRY)
         return Emitted("arranged", text, arguments, (copy,))
 
 

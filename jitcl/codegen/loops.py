@@ -14,7 +14,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
 from jitcl.ir.scalar import SCALARS
-from jitcl.ir.sizes import same
+from jitcl.ir.sizes import at_least_always, same
 
 Body = tuple[Stmt, ...]
 Names = Iterator[int]                        # numbers that make new variable names distinct
@@ -50,6 +50,44 @@ def substitute(x: Expr, values: Mapping[str, Expr]) -> Expr:
         else:
             memo[e] = rebuild(e, tuple(memo[a] for a in e.args))
     return memo[x]
+
+
+def trusting_guards(x: Expr) -> Expr:
+    """x with the indices of each load simplified by what its guard says.
+
+        x[t % 1500] if t < 1500 else 0  =>  x[t] if t < 1500 else 0
+    """
+    memo: dict[Expr, Expr] = {}
+    for e in E.walk(x):
+        args = tuple(memo[a] for a in e.args)
+        if e.op == "load" and e.guarded:
+            args = (*(_given(i, args[-2]) for i in args[:-2]), *args[-2:])
+        memo[e] = rebuild(e, args)
+    return memo[x]
+
+
+def _given(x: Expr, guard: Expr) -> Expr:
+    """x where a guard holds: quotients of what it says to be less than their divisor are 0."""
+    below = {c.args[0]: c.args[1].value for c in _conditions(guard)
+             if c.op == "lt" and c.args[1].is_const and at_least_always(E.bounds(c.args[0])[0], 0)}
+    memo: dict[Expr, Expr] = {}
+    for e in E.walk(x):
+        args = tuple(memo[a] for a in e.args)
+        least = below.get(args[0]) if e.op in ("mod", "floordiv") and args[1].is_const else None
+        if least is not None and at_least_always(args[1].value, least):
+            memo[e] = args[0] if e.op == "mod" else E.index(0)
+        else:
+            memo[e] = rebuild(e, args)
+    return memo[x]
+
+
+def _conditions(guard: Expr) -> Iterator[Expr]:
+    """What holds where a guard does."""
+    if guard.op == "and":
+        for a in guard.args:
+            yield from _conditions(a)
+    else:
+        yield guard
 
 
 def rewrite(stmt: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:

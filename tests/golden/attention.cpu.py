@@ -20,43 +20,23 @@ def mul_923977f8c6(args, tid, nthreads):
 # matmul_1_arranged: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
 # x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
-# 0 FLOP, 15.4 kB; template attention_cpu
-
-from math import inf, nan
-from jitcl.devices.cpu.vector import *
-
-
-def arranged_3ad9d1de00(args, tid, nthreads):
-    x1 = ptr(args, 0, "f32")    # in f32[1,2,40,24]
-    y = ptr(args, 1, "f32")    # out f32[2,4,24,10]
-    for p in range(share(8, tid, nthreads), share(8, tid + 1, nthreads)):
-        i0 = p // 4
-        i1 = (p) % 4
-        for i2 in range(24):
-            for i3 in range(10):
-                store(y, (((i0 * 960) + (i1 * 240)) + (i2 * 10)) + i3, load(x1, (((i0 * 960) + (i1 * 240)) + (i3 * 24)) + i2))
-
-# matmul_1_arranged_1: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
-# from the graph
-# x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
 # 0 FLOP, 20.7 kB; template attention_cpu
 
 from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def arranged_883f6a9359(args, tid, nthreads):
-    x0 = ptr(args, 0, "f32")    # in f32[1,2,52,24]
-    y = ptr(args, 1, "f32")    # out f32[2,7,24,8]
+def arranged_8afdf41339(args, tid, nthreads):
+    x0 = ptr(args, 0, "f32")    # in f32[2496]
+    y = ptr(args, 1, "f32")    # out f32[2688]
     for p in range(share(14, tid, nthreads), share(14, tid + 1, nthreads)):
         i0 = p // 7
         i1 = (p) % 7
         for i2 in range(24):
             for i3 in range(8):
-                t0 = (i1 * 8) + i3
-                store(y, (((i0 * 1344) + (i1 * 192)) + (i2 * 8)) + i3, (load(x0, ((i0 * 1248) + (t0 * 24)) + i2) if t0 < 52 else f32(0.0)))
+                store(y, (((i0 * 1344) + (i1 * 192)) + (i2 * 8)) + i3, (load(x0, (((i0 * 1248) + (i1 * 192)) + (i3 * 24)) + i2) if ((i1 * 8) + i3) < 52 else f32(0.0)))
 
-# matmul_1_arranged_2: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
+# matmul_1_arranged_1: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
 # x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
 # 0 FLOP, 13.3 kB; template attention_cpu
@@ -65,27 +45,27 @@ from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def arranged_b402a0d344(args, tid, nthreads):
-    x1 = ptr(args, 0, "f32")    # in f32[1,2,52,16]
-    y = ptr(args, 1, "f32")    # out f32[2,2,52,8]
-    for i0 in range(2):
-        for i1 in range(2):
-            for i2 in range(share(52, tid, nthreads), share(52, tid + 1, nthreads)):
-                for i3 in range(8):
-                    store(y, (((i0 * 832) + (i1 * 416)) + (i2 * 8)) + i3, load(x1, (((i0 * 832) + (i2 * 16)) + (i1 * 8)) + i3))
+def arranged_0092746842(args, tid, nthreads):
+    x1 = ptr(args, 0, "f32")    # in f32[1664]
+    y = ptr(args, 1, "f32")    # out f32[1664]
+    for p in range(share(208, tid, nthreads), share(208, tid + 1, nthreads)):
+        i0 = p // 104
+        i1 = (p // 52) % 2
+        i2 = (p) % 52
+        store(y, ((i0 * 832) + (i1 * 416)) + (i2 * 8), vload(x1, ((i0 * 832) + (i2 * 16)) + (i1 * 8), 8))
 
 # matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
 # x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
 # 428 kFLOP, 30.4 kB; template attention_cpu
-# launch: params 2, 40, 24, 4, 7, 1344, 192, 16, 2, 2, 832, 416
+# launch: params 2, 40, 24, 4, 7, 1344, 192, 16, 2, 2, 832, 416, 1, 24, 960
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def attention_10x1x1_39edbb78e8(args, tid, nthreads):
+def attention_10x1x1_f943c01bf8(args, tid, nthreads):
     q = ptr(args, 0, "f32")
     keys = ptr(args, 1, "f32")
     values = ptr(args, 2, "f32")
@@ -103,6 +83,9 @@ def attention_10x1x1_39edbb78e8(args, tid, nthreads):
     v_panels = param(args, 14)
     v_image = param(args, 15)
     v_panel = param(args, 16)
+    q_heads = param(args, 17)
+    q_head = param(args, 18)
+    q_image = param(args, 19)
     scores = scratch(560, "f32")
     sums = scratch(10, "f32")
     acc = scratch(80, "f32")
@@ -112,9 +95,10 @@ def attention_10x1x1_39edbb78e8(args, tid, nthreads):
         first = min_(mt * 10, m_count - 10)
         for c in range(10):
             store(scores, c * 56 + 48, splat(f32(-inf), 8))
+        queries = div(i, q_heads) * q_image + fmod(i, q_heads) * q_head + first * 24
         for panel in range(k_panels):
-            tile(acc, offset(q, task * depth * 10), offset(keys, i * k_image + panel * k_panel),
-                 (1, 1, 1, depth, depth), (0, 0, 0, 0), 1, 10, 1, 10, 1, 8, True, ())
+            tile(acc, offset(q, queries), offset(keys, i * k_image + panel * k_panel),
+                 (1, 1, 1, depth, depth), (0, 0, 0, 0), 1, 10, 1, 1, 24, 8, True, ())
             for j in range(1):
                 nb = panel * 1 + j
                 if nb < 7:

@@ -2,14 +2,14 @@
 # from the graph
 # x0 f32[64,96], x1 f32[96,40], x2 f32[40] -> y f32[64,40]
 # 494 kFLOP, 50.3 kB; template gemm_cpu
-# launch: params 1, 64, 40, 96, 5, 6, 1, 96, 5, 6144, 1056, 0, 768
+# launch: params 1, 64, 40, 96, 5, 6, 1, 96, 5, 6144, 1056, 0, 768, 3
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def gemm_11x1_43bcbfb6c2(args, tid, nthreads):
+def gemm_11x1_ccc4b6953c(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -27,6 +27,7 @@ def gemm_11x1_43bcbfb6c2(args, tid, nthreads):
     a_tile = param(args, 14)
     b_image = param(args, 15)
     b_panel = param(args, 16)
+    row_steps = param(args, 17)
     acc = scratch(88, "f32")
     task = share(batch * m_tiles * panels, tid, nthreads)
     stop = share(batch * m_tiles * panels, tid + 1, nthreads)
@@ -46,11 +47,14 @@ def gemm_11x1_43bcbfb6c2(args, tid, nthreads):
                 stream = i * b_image + panel * b_panel + k * 8
                 pace = div(8 + tiles - 1, tiles) if tiles > 1 else 0
                 ahead = place(b, stream + b_panel + mt * pace * terms)
+                corner = (i * m_count + first) * n_count + panel * 8
+                lines = (row_steps, 4 * n_count,
+                         place(y, corner))
                 source = i * a_image + first * k_count + k
                 counts = (1, 1, 1, terms, terms)
                 strides = (0, 0, 0, k_count)
                 tile(acc, offset(a, source), offset(b, stream), counts, strides, 1, 11, 1,
-                     1, 96, 8, True, ((4 * pace, ahead),))
+                     1, 96, 8, True, ((0, 4 * pace, ahead), lines,))
                 if True:
                     for j in range(1):
                         nb = panel * 1 + j

@@ -26,7 +26,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_89680a0527(args, tid, nthreads):
+def conv_1x5x2_8af9632de4(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -78,7 +78,7 @@ def conv_1x5x2_89680a0527(args, tid, nthreads):
         source = n * a_image + a_first + top * a_row + left * 8
         steps = n0 * n1 * n2 * n3
         corner = y_first + (n * kbs + kg * 2) * y_block + (top * y_width + left) * 8
-        lines = (div(160 + steps - 1, steps),
+        lines = (0, div(160 + steps - 1, steps),
                  place(y, corner), place(y, corner + y_block))
         tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
              1, 5, 2, 1, 8, 8, True, (lines,))
@@ -131,7 +131,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_18e19a8593(args, tid, nthreads):
+def conv_1x5x2_499b7d52f2(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -184,7 +184,7 @@ def conv_1x5x2_18e19a8593(args, tid, nthreads):
         source = n * a_image + a_first + top * a_row + left * 8
         steps = n0 * n1 * n2 * n3
         corner = y_first + (n * kbs + kg * 2) * y_block + (top * y_width + left) * 8
-        lines = (div(160 + steps - 1, steps),
+        lines = (0, div(160 + steps - 1, steps),
                  place(y, corner), place(y, corner + y_block),
                  place(x2, corner), place(x2, corner + y_block))
         tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),

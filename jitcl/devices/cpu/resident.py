@@ -1,8 +1,8 @@
 """Gives memory back that only the start of a library needs.
 
-LLVM's library is 150 MB on disk. Its constructors, and the neighbours that the system maps with each
-page that they touch, leave some 35 MB of it in memory, as much as a small model needs in all. The
-linker touches 10 MB of that again for each model.
+LLVM's library is 150 MB on disk. Its constructors, and the neighbours that the system maps with
+each page that they touch, leave some 35 MB of it in memory, as much as a small model needs in all.
+The linker touches 10 MB of that again for each model.
 """
 
 from __future__ import annotations

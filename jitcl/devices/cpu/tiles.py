@@ -76,9 +76,9 @@ turn of the outer loop. strides = (s0, s1, s2, rs[, ws]) in elements: of the thr
 between rows, and between the vectors of two steps (without ws the stream is contiguous). fresh:
 whether sums begin at 0, not at what `acc` holds; a sum in several calls is the sum of one, bit for
 bit. Literals: rows, columns, blocks, zs (between steps of the innermost loop), ps (between
-columns), lanes. fetch = ((pace, address, ...), ...): step i begins to bring the cache lines at each
-address + i * pace (bytes) into the second-level cache; nothing need lie there. A line a step, since
-loads wait behind a burst of them.
+columns), lanes. fetch = ((every, pace, address, ...), ...): step i begins to bring the cache lines
+at each address + (i >> every) * pace (bytes) into the second-level cache; nothing need lie there.
+A line a step, since loads wait behind a burst of them.
 """)
 dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
 
@@ -123,7 +123,7 @@ class _Tile:
 
     def emit(self, fresh: ir.Value | None, fetch: list[list[ir.Value]]) -> None:
         """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do. fetch:
-        for each pace, that and the addresses that move with it."""
+        (every, pace, addresses that move with it) of each pace."""
         b, zero = self.b, ir.Constant(self.vector, None)
         count = self.rows * self.columns * self.blocks
         sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
@@ -135,7 +135,7 @@ class _Tile:
                     at = constant(I64, i * self.lanes)
                     b.store(load_at(b, self.kinds[0], self.pointers[0], at, self.lanes), s)
         stream = cgutils.alloca_once_value(b, constant(I64, 0))
-        moved = [cgutils.alloca_once_value(b, constant(I64, 0)) for _ in fetch]
+        count = cgutils.alloca_once_value(b, constant(I64, 0))
         n0, n1, n2, n3, last = self.counts
         s0, s1, s2 = self.strides[:3]
         with cgutils.for_range(b, n0) as x:
@@ -144,10 +144,12 @@ class _Tile:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
                 with cgutils.for_range(b, inner) as z:
                     self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums)
-                    for by, (pace, *addresses) in zip(moved, fetch):
+                    at = b.load(count)
+                    for every, pace, *addresses in fetch:
+                        moved = b.mul(b.lshr(at, every), pace)
                         for address in addresses:
-                            _prefetch(b, b.add(address, b.load(by)))
-                        b.store(b.add(b.load(by), pace), by)
+                            _prefetch(b, b.add(address, moved))
+                    b.store(b.add(at, constant(I64, 1)), count)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 

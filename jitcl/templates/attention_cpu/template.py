@@ -12,15 +12,16 @@ from typing import Any
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Chain, Group
+from jitcl.ir.types import ROW
 from jitcl.passes.matching import scalar
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, step_cycles
-from jitcl.templates.gemm_cpu.template import CACHE_WAY, GemmCpu, Shape, Writer
+from jitcl.templates.gemm_cpu.template import CACHE_WAY, GemmCpu, Shape, Writer, most_rows
 
 PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_panels", "k_image", "k_panel", "v_count",
-          "v_blocks", "v_panels", "v_image", "v_panel")
+          "v_blocks", "v_panels", "v_image", "v_panel", "q_heads", "q_head", "q_image")
 ROWS_BYTES = 192 << 10      # of a tile's scores, on a thread's stack and in its second-level cache
 FEWEST_ROWS = 8             # of queries: fewer are a matter of bytes, not of arithmetic
 
@@ -32,6 +33,18 @@ class Attention:
     scores: Shape
     result: Shape
     guarded: bool
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Queries as they are stored, `heads` of them in an image: a head begins `head` elements behind
+    the one before it, a row `pitch`, an image `image`."""
+
+    node: Node
+    pitch: int
+    heads: int
+    head: int
+    image: int
 
 
 class AttentionCpu:
@@ -68,8 +81,13 @@ class AttentionCpu:
             return None
         tile, v_tile = choose_tiles(a, target)
         keys, values = Writer(a.scores, before), Writer(a.result, hooks.part(last, "x", "y"))
-        q, arranged = keys.rows(tile.columns)
-        emitted = [arranged]
+        emitted: list[Emitted] = []
+        stored = stored_queries(keys, tile.columns)
+        if stored:
+            q: Argument = stored.node
+        else:
+            q, arranged = keys.rows(tile.columns)
+            emitted.append(arranged)
         k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
         own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
                for n in operands_of(text, part)]
@@ -77,10 +95,11 @@ class AttentionCpu:
             "attention_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, guarded=a.guarded,
             operands=[(name, n.type.dtype) for name, n in own], score_lines=lines[0],
             lines=lines[1], ROWS=tile.columns, NB=tile.blocks, VB=v_tile.blocks, W=width,
-            N=a.scores.n, NBS=-(-a.scores.n // width), STRIDE=stride(a.scores.n, target))
+            N=a.scores.n, NBS=-(-a.scores.n // width), STRIDE=stride(a.scores.n, target),
+            stored=stored)
         arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
-        params = numbers(a, tile, v_tile, width)
+        params = numbers(a, tile, v_tile, width, stored)
         return [*emitted, Emitted(stem, body, arguments, (last.root,), params)]
 
 
@@ -153,7 +172,27 @@ def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
     return best
 
 
-def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int) -> tuple[int, ...]:
+def stored_queries(scores: Writer, rows: int) -> Queries | None:
+    """Where tiles of so many rows read queries as they lie: [..., M, D], or [B, M, H, D] whose view
+    [B, H, M, D] they are. None where they are not stored so, or would throw each other out of the
+    first-level cache."""
+    a, s = scores.a, scores.s
+    heads = a.op == "transpose" and a.type.rank == 4 and a.attr("perm") == (0, 2, 1, 3)
+    node = a.inputs[0] if heads else a
+    t = node.type
+    if node not in scores.hooks.names or t.layout != ROW or t.dtype != "f32":
+        return None
+    if not heads and not s.merged and a.type.dims[:-2] != scores.leading:
+        return None
+    if heads and (s.merged or (t.dims[0], t.dims[2]) != scores.leading):
+        return None
+    count = t.dims[2] if heads else 1
+    found = Queries(node, count * s.k, count, s.k, s.m * count * s.k)
+    return found if rows <= most_rows(found.pitch) else None
+
+
+def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries | None
+            ) -> tuple[int, ...]:
     """The values of PARAMS."""
     s, r = a.scores, a.result
     v_blocks = -(-r.n // width)
@@ -164,5 +203,7 @@ def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int) -> tuple[int, ..
         "k_panels": k_panels, "k_image": 0 if s.merged else k_panels * k_panel,
         "k_panel": k_panel, "v_count": r.n, "v_blocks": v_blocks, "v_panels": v_panels,
         "v_image": 0 if r.merged else v_panels * v_panel, "v_panel": v_panel,
+        "q_heads": stored.heads if stored else 1, "q_head": stored.head if stored else 0,
+        "q_image": stored.image if stored else 0,
     }
     return tuple(values[name] for name in PARAMS)

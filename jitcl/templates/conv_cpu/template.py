@@ -5,7 +5,6 @@ blocks.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.cpu.arithmetic import FLOATS
-from jitcl.templates.cpu.operands import operands_of
+from jitcl.templates.cpu.operands import alike, operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = (
@@ -242,9 +241,8 @@ class Writer:
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
         operands = operands_of(vector or pixels or scalar, self.hooks)
-        row = bool(vector) and tile.rows == 1 and self.phase is None
-        alike = set(re.findall(r"load\((\w+), yo,", " ".join(vector or [])))
-        touched = ["y", *sorted(alike)] if row else []      # by a tile's end, in runs of lines
+        runs = tile.rows == 1 and self.phase is None         # of lines: what a tile's end touches
+        touched = ["y", *alike(vector)] if vector and runs else []
         zero = self.zero_sums()
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(

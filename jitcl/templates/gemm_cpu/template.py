@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
@@ -17,7 +18,7 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
 from jitcl.templates.cpu.arithmetic import FLOATS
-from jitcl.templates.cpu.operands import operands_of
+from jitcl.templates.cpu.operands import alike, operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
 
 PARAMS = (
@@ -34,6 +35,7 @@ PARAMS = (
     "a_tile",
     "b_image",
     "b_panel",
+    "row_steps",
 )
 L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
 PANEL_BYTES = 96 << 10  # of a panel of b, beside them; a longer one is read again for few rows
@@ -91,9 +93,10 @@ def far(rows: Rows) -> bool:
     return 4 * rows.pitch % FAR == 0
 
 
-def most_rows(rows: Rows) -> int:
-    """Rows of a tile that is read in place, so that it stays in the first-level cache."""
-    return IN_A_SET * (CACHE_WAY // math.gcd(4 * rows.pitch, CACHE_WAY))
+def most_rows(pitch: int) -> int:
+    """Rows of a tile that is read in place, so many elements apart, so that it stays in the
+    first-level cache."""
+    return IN_A_SET * (CACHE_WAY // math.gcd(4 * pitch, CACHE_WAY))
 
 
 class GemmCpu:
@@ -206,7 +209,8 @@ class Writer:
             wide=wide,
             deep=deep,
             ahead=not wide,
-            LINE=16,
+            touched=["y", *alike(vector)] if vector and s.m > FEW else [],
+            y_bytes=dtypes.itemsize(self.group.root.type.dtype),
             a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile,
@@ -230,7 +234,7 @@ class Writer:
 
     def tile(self, nbs: int, rows: Rows | None) -> Tile:
         """The tile; its rows are columns to the register tile, where their pitch is a constant."""
-        most = most_rows(rows) if rows and self.s.m > FEW else MOST_COLUMNS
+        most = most_rows(rows.pitch) if rows and self.s.m > FEW else MOST_COLUMNS
         tile = choose_tile(
             1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most)
         return Tile(tile.columns, 1, tile.blocks) if rows and self.s.m <= FEW else tile
@@ -284,6 +288,7 @@ class Writer:
             "a_tile": self.depth * rows,
             "b_image": 0 if s.merged else panels * panel,      # s.k * s.n, where b is read in place
             "b_panel": tile.blocks * self.width if wide else panel,
+            "row_steps": max(0, (k_block // rows).bit_length() - 1),
         }
         return tuple(values[name] for name in PARAMS)
 
