@@ -10,6 +10,7 @@ from jitcl.codegen.generate import generate
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.passes.fuse import fuse
+from jitcl.target import Target
 from jitcl.templates.gemm_cpu import template as gemm
 from tests.cpu_templates import DEVICE, WIDTH, b, check
 
@@ -125,6 +126,28 @@ def test_tiles_of_rows_that_share_sets_of_a_cache_are_low():
     assert tile(1024) == tile(3072) == gemm.IN_A_SET
     assert tile(1536) == 2 * gemm.IN_A_SET and tile(768) == 4 * gemm.IN_A_SET
     assert tile(1000) >= 28                 # pitches that go through all sets
+
+
+def test_the_share_of_a_cache_that_parts_of_rows_can_use():
+    assert gemm.sets_used(1024, 342) == pytest.approx(1 / 3, rel=0.01)
+    assert gemm.sets_used(2048, 410) == pytest.approx(1 / 5, rel=0.01)
+    assert gemm.sets_used(1024, 1024) == gemm.sets_used(768, 384) == gemm.sets_used(1000, 10) == 1
+
+
+def blocks_of_rows(m: int, k: int) -> tuple[int, int]:
+    """(tiles of rows, those in work at a time) of a product with many columns."""
+    a = graph_input("a", TensorType("f32", (m, k)))
+    graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, 1024), np.float32)))),))
+    target = Target("cpu", "test", vector_width=16, registers=32)
+    (step,) = generate(graph, fuse(graph, target), target).plan.steps
+    values = dict(zip(gemm.PARAMS, step.params))
+    return values["m_tiles"], values["m_block"]
+
+
+def test_fewer_rows_are_in_work_where_they_share_sets():
+    assert blocks_of_rows(2048, 2048)[1] < 10 < blocks_of_rows(2048, 2040)[1]
+    tiles, together = blocks_of_rows(128, 3072)              # not many: all, to read b once
+    assert together == tiles
 
 
 @pytest.mark.parametrize("name", ["two inputs", "long sums"])

@@ -42,6 +42,7 @@ PANEL_BYTES = 96 << 10  # of a panel of b, beside them; a longer one is read aga
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 CACHE_WAY = 4096  # bytes: rows so far apart fall into one set of a first-level cache
 IN_A_SET = 6  # rows of a tile that may: it has eight places, and b goes through them, too
+L2_WAY = 128 << 10  # bytes: rows so far apart fall into one set of a second-level cache
 FAR = 16384  # bytes: of rows so far apart, a second-level cache has no sets for a block either
 NEAR = 4096  # bytes: so far apart at most rows of b lie that are read in place again and again
 SMALL_BYTES = 1 << 20  # of b: more of it is arranged in panels, unless it is read just once
@@ -97,6 +98,12 @@ def most_rows(pitch: int) -> int:
     """Rows of a tile that is read in place, so many elements apart, so that it stays in the
     first-level cache."""
     return IN_A_SET * (CACHE_WAY // math.gcd(4 * pitch, CACHE_WAY))
+
+
+def sets_used(pitch: int, terms: int) -> float:
+    """The share of a second-level cache's sets that `terms` of each row fall into: all but where
+    rows lie a large power of two apart, and little of each is in work."""
+    return min(1.0, 4 * terms / math.gcd(4 * pitch, L2_WAY))
 
 
 class GemmCpu:
@@ -229,7 +236,7 @@ class Writer:
         sums = self.sums(tile, nbs) if deep else ()
         arguments: tuple[Argument, ...] = (a, b, *operands, *zero, *sums, self.group.root)
         stem = f"{self.kind}_{tile.rows * tile.columns}x{tile.blocks}"
-        params = self.params(tile, nbs, k_block, rows is not None, wide)
+        params = self.params(tile, nbs, k_block, rows, wide)
         return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
 
     def tile(self, nbs: int, rows: Rows | None) -> Tile:
@@ -266,12 +273,15 @@ class Writer:
         return ()
 
     def params(
-        self, tile: Tile, nbs: int, k_block: int, in_place: bool, wide: bool
+        self, tile: Tile, nbs: int, k_block: int, rows_of_a: Rows | None, wide: bool
     ) -> tuple[int, ...]:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
-        m_block = max(1, min(m_tiles, L2_BYTES // (4 * k_block * rows)))
+        m_block = L2_BYTES // (4 * k_block * rows)
+        if m_block < m_tiles and rows_of_a:            # so b is read several times in any case
+            m_block = int(m_block * sets_used(rows_of_a.pitch, k_block))
+        m_block = max(1, min(m_tiles, m_block))
         if 4 * panels * panel <= L2_BYTES:
             m_block = 1  # all of b stays in the cache, and rows of y are written from end to end
         values = {
@@ -284,7 +294,7 @@ class Writer:
             "m_block": m_block,
             "k_block": k_block,
             "panels": panels,
-            "a_image": self.depth * (s.m if in_place else m_tiles * rows),
+            "a_image": self.depth * (s.m if rows_of_a else m_tiles * rows),
             "a_tile": self.depth * rows,
             "b_image": 0 if s.merged else panels * panel,      # s.k * s.n, where b is read in place
             "b_panel": tile.blocks * self.width if wide else panel,
