@@ -135,7 +135,7 @@ class _Tile:
                     at = constant(I64, i * self.lanes)
                     b.store(load_at(b, self.kinds[0], self.pointers[0], at, self.lanes), s)
         stream = cgutils.alloca_once_value(b, constant(I64, 0))
-        count = cgutils.alloca_once_value(b, constant(I64, 0))
+        taken = cgutils.alloca_once_value(b, constant(I64, 0))           # steps
         n0, n1, n2, n3, last = self.counts
         s0, s1, s2 = self.strides[:3]
         with cgutils.for_range(b, n0) as x:
@@ -144,12 +144,12 @@ class _Tile:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
                 with cgutils.for_range(b, inner) as z:
                     self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums)
-                    at = b.load(count)
+                    at = b.load(taken)
                     for every, pace, *addresses in fetch:
                         moved = b.mul(b.lshr(at, every), pace)
                         for address in addresses:
                             _prefetch(b, b.add(address, moved))
-                    b.store(b.add(at, constant(I64, 1)), count)
+                    b.store(b.add(at, constant(I64, 1)), taken)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 
