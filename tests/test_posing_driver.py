@@ -322,10 +322,11 @@ def test_only_what_still_runs_is_counted_as_living(tmp_path):
     """Found in CI: a worker that had ended, and that init had not waited for, held zeros."""
     path = tmp_path / "stats"
     ended = subprocess.Popen([sys.executable, "-c", ""], env={"POSE_STATS": str(path)})
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
-                             env={"POSE_STATS": "another's"})
-    runs = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
-                            env={"POSE_STATS": str(path)})
+    waits = [sys.executable, "-c", "print(flush=True); input()"]
+    other, runs = (subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                    env={"POSE_STATS": stats}) for stats in ("another's", str(path)))
+    for process in (other, runs):       # until it runs, its environment may not be readable yet
+        assert process.stdout.readline()
     while " Z " not in Path(f"/proc/{ended.pid}/stat").read_text():
         time.sleep(0.01)
     slots = [[p.pid, 1, 1, 1, 2, 64] for p in (ended, other, runs)]
