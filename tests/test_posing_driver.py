@@ -324,7 +324,7 @@ def test_only_what_still_runs_is_counted_as_living(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""], env={"POSE_STATS": str(path)})
     waits = [sys.executable, "-c", "print(flush=True); input()"]
     other, runs = (subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                    env={"POSE_STATS": stats}) for stats in ("another's", str(path)))
+                                    env={"POSE_STATS": s}) for s in ("another's", str(path)))
     for process in (other, runs):       # until it runs, its environment may not be readable yet
         assert process.stdout.readline()
     while " Z " not in Path(f"/proc/{ended.pid}/stat").read_text():

@@ -7,6 +7,7 @@ templates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -15,6 +16,7 @@ from jitcl.devices.cpu.host import features
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+AS_THE_THREAD = 4               # how an instruction rounds: as the thread's control word says
 _SUFFIX = {str(F16): "f16", str(F32): "f32", str(F64): "f64"}
 
 
@@ -164,16 +166,35 @@ class Emit:
             self.mul(x, self.power_of_two(half)), self.power_of_two(self.b.sub(n, half))
         )
 
-    def scale_by(self, x: Any, n: Any) -> ir.Value:
-        """x * 2**n for a float n that is a whole number of such a range, or NaN. The same bits by
-        one instruction where the CPU has it (vscalefps) as by integers.
+    @property
+    def avx512(self) -> bool:
+        """Whether these are vectors that AVX-512 has instructions of its own for: a power of two,
+        a bound of magnitudes, a table of 16 in a register.
         """
-        if self.lanes != 16 or self.element != F32 or "avx512f" not in features():
-            return self.scale(x, self.to_int(n))
+        return self.lanes == 16 and self.element == F32 and {"avx512f", "avx512dq"} <= features()
+
+    def times_power(self, x: Any, n: Any) -> ir.Value:
+        """x * 2**floor(n) for any n, NaN and infinities too (vscalefps); where `avx512`."""
         name = "llvm.x86.avx512.mask.scalef.ps.512"
         fn = declare(self.b, name, self.ty, [self.ty, self.ty, self.ty, I16, I32])
-        everywhere, rounding = constant(I16, -1), constant(I32, 4)   # 4: as the thread has it
-        return self.b.call(fn, [x, n, x, everywhere, rounding])
+        return self.b.call(fn, [x, n, x, constant(I16, -1), constant(I32, AS_THE_THREAD)])
+
+    def within(self, x: Any, bound: float) -> ir.Value:
+        """x no farther from 0 than `bound`, and any such number for NaN (vrangeps: one instruction
+        where a minimum and a maximum are two); where `avx512`.
+        """
+        name = "llvm.x86.avx512.mask.range.ps.512"
+        fn = declare(self.b, name, self.ty, [self.ty, self.ty, I32, self.ty, I16, I32])
+        least_magnitude = constant(I32, 2)                          # with the sign of x
+        return self.b.call(fn, [x, self.value(bound), least_magnitude, x, constant(I16, -1),
+                                constant(I32, AS_THE_THREAD)])
+
+    def entry(self, table: Sequence[float], bits: Any) -> ir.Value:
+        """Of a table of 16, the entry that the lowest four bits of each lane name (vpermps, beside
+        the units that multiply); where `avx512`.
+        """
+        fn = declare(self.b, "llvm.x86.avx512.permvar.sf.512", self.ty, [self.ty, self.ity])
+        return self.b.call(fn, [ir.Constant(self.ty, [ir.Constant(F32, v) for v in table]), bits])
 
     def power_of_two(self, n: Any) -> ir.Value:
         bias, shift = (1023, 52) if self.bits == 64 else (127, 23)
