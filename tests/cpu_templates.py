@@ -30,7 +30,8 @@ def laid_out(node: Node, layout: Layout) -> Node:
 
 def run(graph: Graph, arrays, template: str | None):
     """Outputs on the CPU; asserts that `template` wrote one of the kernels."""
-    plan = plan_memory(generate(graph, fuse(graph), DEVICE.target).plan, "arena", "normal", 64)
+    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    plan = plan_memory(plan, "arena", "normal", 64)
     if template is not None:
         assert template in {k.template for k in plan.kernels}
     return DEVICE.load(plan).run(arrays)

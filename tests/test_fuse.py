@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jitcl import dtypes
-from jitcl.codegen.generate import kernel_flops
+from jitcl.codegen.flops import kernel_flops
 from jitcl.codegen.lower import lower
 from jitcl.errors import VerifyError
 from jitcl.ir.graph import Graph, Node, const, graph_input
@@ -40,14 +40,14 @@ def weight(*shape: int) -> Node:
     return const(np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32))
 
 
-def fused(*outputs: Node, passes: bool = True) -> list[Group]:
+def fused(*outputs: Node, passes: bool = True, target: Target | None = None) -> list[Group]:
     """The groups of the graph with these outputs, checked."""
     inputs = tuple(sorted((n for n in Graph("f", (), tuple(enumerate(outputs))).nodes
                            if n.op == "input"), key=lambda n: str(n.attr("name"))))
     graph = Graph("f", inputs, tuple((f"y{k}", n) for k, n in enumerate(outputs)))
     if passes:
         graph = run_passes(graph, pipeline(Target("reference", "test"), Options()))
-    groups = fuse(graph)
+    groups = fuse(graph, target)
     check_groups(graph, groups)
     return groups
 
@@ -94,6 +94,35 @@ def test_squeeze_and_excite() -> None:
     gate = g.sigmoid(g.conv(pooled, weight(8, 8, 1, 1), **plain))
     out = g.conv(g.mul(y, gate), weight(8, 8, 1, 1), **plain)
     assert shown(fused(out)) == ["[conv] relu", "[reduce_mean]", "[conv] sigmoid", "mul", "[conv]"]
+
+
+GATED = Target("cpu", "test", gated_weights=True)
+
+
+def gate_and_convolution(c: int = 16, k: int = 8, taps: int = 1, axes: tuple[int, ...] = (2, 3),
+                         **attrs: object) -> tuple[Node, Node]:
+    """(x * sigmoid(gate), a convolution of it)."""
+    x = tensor("x", 2, c, 9, 9)
+    y = g.relu(g.conv(x, weight(c, c, 3, 3), **WINDOW))
+    gate = g.sigmoid(g.reduce_mean(y, axes=axes))
+    product = g.mul(y, gate)
+    return product, g.relu(g.conv(product, weight(k, c, taps, taps),
+                                  **{**WINDOW, "pads": (0, 0, 0, 0), **attrs}))
+
+
+def test_weights_take_the_gate_of_a_convolutions_input() -> None:
+    _, out = gate_and_convolution()
+    assert shown(fused(out, target=GATED)) == ["[conv] relu", "[reduce_mean] sigmoid",
+                                               "mul [conv] relu"]
+    assert shown(fused(out))[2:] == ["mul", "[conv] relu"]          # a target that has no such code
+
+
+def test_a_gate_that_weights_cannot_take_multiplies_the_input() -> None:
+    for case in ({"taps": 3}, {"pads": (1, 1, 1, 1)}, {"k": 129}, {"c": 8}, {"axes": (3,)}):
+        _, out = gate_and_convolution(**case)                       # type: ignore[arg-type]
+        assert shown(fused(out, target=GATED))[-1] == "[conv] relu", case
+    product, out = gate_and_convolution()
+    assert shown(fused(product, out, target=GATED))[-2:] == ["mul", "[conv] relu"]
 
 
 @pytest.mark.parametrize(("name", "attrs"), [

@@ -29,7 +29,7 @@ from jitcl.target import Target
 FOLDER = Path(__file__).parent / "golden"
 
 CPU = Target("cpu", "golden", vendor="x86_64", compute_units=4, vector_width=8, max_vector_width=8,
-             registers=16, fast_fma=True, isa=("avx", "avx2", "f16c", "fma"))
+             registers=16, fast_fma=True, gated_weights=True, isa=("avx", "avx2", "f16c", "fma"))
 GPU = Target("opencl", "golden", vendor="golden", device_type="gpu", compute_units=8,
              vector_width=4, local_memory=32 << 10, local_is_real=True, max_work_group=256,
              max_work_item_sizes=(256, 256, 64), fp64=False)
@@ -67,6 +67,13 @@ def residual(c: int, size: int) -> Node:
     return g.reduce_mean(g.relu(g.add(z, y)), axes=(2, 3), keepdims=True)
 
 
+def gate(c: int, k: int) -> Node:
+    """Squeeze and excite: channels weighed by a function of their means."""
+    y = g.relu(conv(x("x", 1, c, 14, 14), weights(c, c, 1, 1), pads=(0,) * 4))
+    weighed = conv(g.reduce_mean(y, axes=(2, 3), keepdims=True), weights(c, c, 1, 1), pads=(0,) * 4)
+    return g.relu(conv(g.mul(y, g.sigmoid(weighed)), weights(k, c, 1, 1), pads=(0,) * 4))
+
+
 def attention(q: Node, k: Node, v: Node, mask: Node) -> Node:
     scores = g.matmul(g.mul(q, 0.25), g.transpose(k, perm=(0, 1, 3, 2)))
     return g.matmul(g.softmax(g.add(scores, mask), axis=-1), v)
@@ -84,6 +91,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "winograd_in_two_steps": lambda: pooled_conv(32, 40),
     "residual": lambda: residual(16, 28),
     "residual_of_many_channels": lambda: residual(640, 4),
+    "gate": lambda: gate(32, 24),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
@@ -98,7 +106,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
 for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps",
-             "attention"):
+             "attention", "gate"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 
@@ -106,7 +114,7 @@ FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 def source(graph: Graph, target: Target) -> str:
     """All launches of a graph with their kernels, as `jitcl dump` writes them."""
     graph = run_passes(graph, pipeline(target, Options()))
-    plan = generate(graph, fuse(graph), target).plan
+    plan = generate(graph, fuse(graph, target), target).plan
     kernels = {k.entry: k for k in plan.kernels}
     first: dict[str, str] = {}
     texts = [kernel_text(s, kernels[s.kernel], first.setdefault(s.kernel, s.name), s.name)

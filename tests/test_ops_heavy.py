@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from jitcl.errors import JitclError, ModelError, ShapeError
 from jitcl.frontends.onnx import import_model, load
 from jitcl.ir.graph import Graph
-from jitcl.ops.builder import evaluate
+from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.ops.contraction import parse_equation
 from jitcl.ops.resize import COORDINATES
 
@@ -156,6 +156,26 @@ def test_conv_transpose_output_shape(auto_pad: str, pads: list[int]) -> None:
     _, want = imported(model("ConvTranspose", [x, w], {}, strides=[2, 3], pads=pads), [x, w])
     assert got.shape == (1, 3, 9, 14)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(("attrs", "kernel"), [
+    ({"kernel_shape": [64, 64], "strides": [64, 64]}, (4, 5)),
+    ({"kernel_shape": [9, 3], "strides": [9, 2], "pads": [1, 0, 2, 1]}, (7, 3)),
+    ({"kernel_shape": [4, 4], "strides": [9, 9], "dilations": [2, 3]}, (2, 2)),
+])
+def test_a_window_ends_with_what_it_pools(
+    op: str, attrs: dict[str, Any], kernel: tuple[int, int]
+) -> None:
+    """EfficientNet pools 7 x 7 pixels by a window of 1280 x 1280."""
+    x = f32(2, 3, 4, 5)
+    graph, got = imported(model(op, [x], {}, ceil_mode=1, **attrs), [x])
+    (y,) = (n for n in graph.nodes if n.op != "input")
+    assert y.attr("kernel") == kernel
+    attributes = {**y.kwargs, "kernel": tuple(attrs["kernel_shape"])}
+    whole = GraphBuilder().op(y.op, y.inputs[0], **attributes)
+    np.testing.assert_allclose(got, evaluate(whole, {y.inputs[0]: x}), rtol=1e-6)
+    assert whole.type == y.type
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])

@@ -170,6 +170,60 @@ def test_convolution(name):
     check(*conv_case(**CONVS[name]), "conv_cpu")
 
 
+GATES = {
+    "rows of pixels": {"x": (1, 64, 14, 14), "k": 24},
+    "images, odd sizes": {"x": (2, 40, 9, 11), "k": 20, "halo": 1},
+    "every second pixel": {"x": (1, 48, 13, 12), "k": 32, "strides": (2, 2), "halo": 0},
+    "many channels": {"x": (1, 600, 11, 10), "k": 40, "halo": 0, "residual": True},
+    "sums in row-major order": {"x": (1, 32, 8, 8), "k": 20, "blocked": False},
+    "one axis": {"x": (2, 32, 50), "k": 24},
+    "single pixels": {"x": (3, 32, 1, 2), "k": 24},
+}
+
+
+def gated_case(x, k, strides=None, halo=None, residual=False, blocked=True):
+    """(outputs, inputs) of a 1x1 convolution of data times a gate of each image's channels."""
+    rank = len(x) - 2
+    data, gate = (graph_input(name, TensorType("f32", shape))
+                  for name, shape in (("x", x), ("gate", (*x[:2], *(1,) * rank))))
+    inputs = [data, gate]
+    layout = blocks(0) if blocked else ROW
+    product = b.mul(laid_out(b.neg(data), layout), laid_out(b.sigmoid(gate), layout))
+    w = const(np.random.default_rng(1).standard_normal((k, x[1], *(1,) * rank)).astype("f4") / 8)
+    layout = ROW if halo is None else blocks(halo)
+    y = laid_out(b.conv(laid_out(product, blocks(0) if blocked else ROW), w,
+                        strides=strides or (1,) * rank, pads=(0, 0) * rank, dilations=(1,) * rank,
+                        group=1), layout)
+    if residual:
+        inputs.append(graph_input("r", y.type.with_(layout=ROW)))
+        y = laid_out(b.add(y, laid_out(b.neg(inputs[-1]), layout)), layout)
+    y = laid_out(b.relu(y), layout)
+    return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, "f32"
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_convolutions_weights_take_the_gate(name):
+    outputs, inputs, dtype = gated_case(**GATES[name])
+    graph = Graph("t", tuple(inputs), tuple((f"y{i}", y) for i, y in enumerate(outputs)))
+    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    assert [k for k in plan.kernels if k.entry.startswith("conv_gated_")]
+    results = []
+    for threads in (1, 2, 3):
+        with config.override(threads=threads):
+            results.append([y.tobytes() for y in check(outputs, inputs, dtype, "conv_cpu")])
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_gate_of_a_convolution_may_be_zero_or_endless():
+    outputs, (x, gate), _ = gated_case((1, 32, 4, 4), 16)
+    graph = Graph("t", (x, gate), (("y", outputs[0]),))
+    feeds = [np.ones(i.type.dims, np.float32) for i in (x, gate)]
+    feeds[1][:] = -np.inf                                   # sigmoid: 0
+    assert not run(graph, feeds, "conv_cpu")[0].any()
+    feeds[1][0, 3] = np.nan
+    assert np.isnan(run(graph, feeds, "conv_cpu")[0]).all()
+
+
 def test_convolution_is_equal_on_any_thread_count():
     results = []
     for n in (1, 2, 3):

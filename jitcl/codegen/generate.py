@@ -12,7 +12,8 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.chains import joined
-from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.flops import group_flops, kernel_flops
+from jitcl.codegen.lower import Lowered
 from jitcl.codegen.parts import in_place
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
@@ -20,11 +21,9 @@ from jitcl.codegen.variants import Faults, Ladder, Variant
 from jitcl.codegen.written import Launch, Writer, Written
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
-from jitcl.ir.group import Chain, Group, Join, is_literal
-from jitcl.ir.kernel import Accum, Kernel, expressions, statements
+from jitcl.ir.group import Group, Join, is_literal
 from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
-from jitcl.ops.cost import expr_cost
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Packed, Scratch
 
@@ -231,21 +230,6 @@ class _Generator:
 def part_flops(group: Group, part: Written) -> int:
     """FLOPs of a group, or of the part that it is split into."""
     return kernel_flops(part.lowered.kernel) if part.lowered else group_flops(group)
-
-
-def kernel_flops(kernel: Kernel) -> int:
-    """FLOPs of one run: each statement's operations times its trips."""
-    total = 0
-    for stmt, trips in statements(kernel.body):
-        total += trips * (sum(expr_cost(e) for e in expressions(stmt)) + isinstance(stmt, Accum))
-    return total
-
-
-def group_flops(group: Group) -> int:
-    """FLOPs of a group, counted on its unscheduled kernel."""
-    if isinstance(group, Chain):
-        return sum(group_flops(part) for part in group.parts)
-    return kernel_flops(lower(group, "count").kernel)
 
 
 __all__ = ["Generated", "generate", "is_literal"]

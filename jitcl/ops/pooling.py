@@ -365,7 +365,20 @@ def _attrs(node: Any, x: Node) -> dict[str, Any]:
     if len(kernel) != x.type.rank - 2:
         raise ModelError(f"attribute kernel_shape={list(kernel)} does not fit the input's {x.type}")
     window: dict[str, Any] = dict(window_attrs(node, x.type.dims[2:], kernel))
-    return {"kernel": kernel, "ceil": bool(node.attrs.get("ceil_mode", 0)), **window}
+    ceil = bool(node.attrs.get("ceil_mode", 0))
+    if ceil:                   # a window may be far larger than all that there is (EfficientNet's)
+        kernel = tuple(_reaching(*axis) for axis in zip(
+            kernel, x.type.shape[2:], window["pads"], window["pads"][len(kernel):],
+            window["strides"], window["dilations"]))
+    return {"kernel": kernel, "ceil": ceil, **window}
+
+
+def _reaching(taps: int, extent: Any, before: int, after: int, stride: int, dilation: int) -> int:
+    """Of the taps of an axis' only window, those that reach no farther than the padded input."""
+    if not isinstance(extent, int):
+        return taps
+    beyond = (taps - 1) * dilation + 1 - (before + extent + after)
+    return taps - -(-beyond // dilation) if 0 < beyond < stride else taps
 
 
 @onnx_rule("MaxPool")

@@ -22,6 +22,7 @@ from jitcl.errors import VerifyError
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.types import ROW
+from jitcl.passes.gates import gated
 from jitcl.passes.regions import Regions, row_count
 from jitcl.target import Target
 
@@ -38,7 +39,7 @@ MAX_REDUCTIONS = 4             # in one row-wise group
 def fuse(graph: Graph, target: Target | None = None) -> list[Group]:
     """The graph's groups, each after those that it reads; small GPUs get small kernels."""
     limits = target or Target
-    return _Fuser(graph, limits.max_operands, limits.max_members).run()
+    return _Fuser(graph, limits.max_operands, limits.max_members, limits.gated_weights).run()
 
 
 @dataclass
@@ -69,7 +70,8 @@ class _Home:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, max_operands: int, max_members: int) -> None:
+    def __init__(self, graph: Graph, max_operands: int, max_members: int,
+                 gated_weights: bool) -> None:
         self.max_operands, self.max_members = max_operands, max_members
         self.regions = Regions(graph)
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
@@ -78,6 +80,8 @@ class _Fuser:
         self.outputs = {n for _, n in graph.outputs}
         self.homes: dict[Node, _Home] = {}
         self.inside: dict[Node, list[_Home]] = {}      # node -> the groups that compute it
+        self.gates = {n.inputs[0] for n in self.order if gated_weights and gated(n)
+                      and len(self.readers[n.inputs[0]]) == 1}
         self.addresses: set[Node] = set()              # views through which a contraction reads
         self.tokens: dict[object, int] = {}
 
@@ -120,6 +124,8 @@ class _Fuser:
         if len(homes) > 1:
             return self._repeatable(node, homes)
         home = homes[0]
+        if node in self.gates:
+            return True
         if self._is_alias(home.root):
             return False                   # the reshape then costs nothing: it is the stored buffer
         if self.regions.heavy(node):
@@ -149,8 +155,10 @@ class _Fuser:
 
     def _must_store(self, node: Node, reader: Node) -> bool:
         """Readers that read each element many times want a buffer, unless the value costs an
-        address only.
+        address only, or goes into their weights.
         """
+        if node in self.gates or reader in self.gates:
+            return reader in self.gates
         if self.kind[reader] == "contraction" or reader in self.addresses:
             by_address = reader in self.addresses or reader.op in BY_ADDRESS
             view = by_address and self.regions.is_view(node)

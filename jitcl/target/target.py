@@ -78,6 +78,7 @@ class Target:
     soft_half: bool = False                # halves are read and written by integer arithmetic
     subgroup_size: int = 0                 # 0: no subgroups, or broken
     integer_dot: bool = False
+    gated_weights: bool = False            # a convolution's weights take a gate of its input
     nonuniform_groups: bool = False        # global sizes need not be multiples of local ones
     unroll_pragma: bool = False
     half_images: bool = False

@@ -57,7 +57,7 @@ def arranged_0092746842(args, tid, nthreads):
 # matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
 # x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
-# 428 kFLOP, 30.4 kB; template attention_cpu
+# 387 kFLOP, 30.4 kB; template attention_cpu
 # launch: params 2, 40, 24, 4, 7, 1344, 192, 16, 2, 2, 832, 416, 1, 24, 960
 
 from math import inf, nan

@@ -1,7 +1,7 @@
 // concat_0: concat
 // from the graph
 // x0 f32[2,3,8], x1 f32[2,5,8] -> y f32[2,8,8]
-// 128 FLOP, 1.02 kB; generated loops
+// 0 FLOP, 1.02 kB; generated loops
 // launch: 128 by 128
 
 __kernel void concat_833568e37d(

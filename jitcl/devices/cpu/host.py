@@ -122,6 +122,7 @@ def probe_target() -> Target:
         vector_width=width,
         max_vector_width=16,
         registers=registers,
+        gated_weights=True,
         byte_dot=width == 16 and "avx512vnni" in have,
         cache_bytes=_cache() or Target.cache_bytes,
         winograd=config.get("winograd"),

@@ -2,7 +2,7 @@
 intrinsic.
 
     acc[j][r][c][:] = sum over x, y, k, z of a[x*s0 + y*s1 + k*s2 + z*zs + r*rs + c*ps] *
-    w[... * ws][j][:]
+    w[... * ws][j][:]             (gated_tile: times gate[...], the number of the step)
 
 for j < blocks, r < rows, c < columns: rows x columns "pixels" of which each contributes one
 broadcast scalar a step, times `blocks` vectors of the weight stream. All sums stay in registers;
@@ -23,7 +23,7 @@ from jitcl.devices.cpu.emit import F32, I32, I64, Emit, constant, declare, splat
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
-__all__ = ["tile", "dot_tile", "lane_tile"]
+__all__ = ["tile", "gated_tile", "dot_tile", "lane_tile"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs", "ws")
 
@@ -43,9 +43,10 @@ def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
     return b.call(declare(b, name, total.type, [total.type] * 3), [total, x, w])
 
 
-def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> Any:
-    def op(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh,
-           fetch):
+def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
+                    gated: bool = False) -> Any:
+    def typed(acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh, fetch,
+              *gate):
         shape = [t.literal_value for t in (rows, columns, blocks, zs, ps, lanes)]
         always = isinstance(fresh, types.BooleanLiteral) and fresh.literal_value
 
@@ -53,17 +54,28 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str) -> 
             n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
             s = [b.extract_value(values[4], k) for k in range(strides.count)]
             tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
-            ahead = [[b.extract_value(values[-1], (g, k)) for k in range(group.count)]
+            ahead = [[b.extract_value(values[12], (g, k)) for k in range(group.count)]
                      for g, group in enumerate(fetch)]
-            tile.emit(None if always else values[-2], ahead)
+            tile.emit(None if always else values[11], ahead, list(zip(gate, values[13:])))
             return context.get_dummy_value()
 
         flag = fresh if always else types.boolean
         given = types.UniTuple(types.int64, strides.count)
         ahead = types.Tuple([types.UniTuple(types.int64, group.count) for group in fetch])
         return types.void(
-            acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag, ahead), codegen
+            acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag, ahead,
+            *gate), codegen
 
+    def plain(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh,
+              fetch):
+        return typed(acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh, fetch)
+
+    def with_gate(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes,
+                  fresh, fetch, gate):
+        return typed(acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh, fetch,
+                     gate)
+
+    op = with_gate if gated else plain
     op.__name__, op.__doc__ = name, doc
     return intrinsic(prefer_literal=True)(op)
 
@@ -80,6 +92,9 @@ columns), lanes. fetch = ((every, pace, address, ...), ...): step i begins to br
 at each address + (i >> every) * pace (bytes) into the second-level cache; nothing need lie there.
 A line a step, since loads wait behind a burst of them.
 """)
+gated_tile = _tile_intrinsic("gated_tile", F32, _fma, """As `tile`, and the weights of step i are
+multiplied by element i of `gate`, an f32 pointer.
+""", gated=True)
 dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
 
 An element of `a` is four unsigned bytes, one of `w` four signed bytes; a step adds four products to
@@ -121,9 +136,10 @@ class _Tile:
         )
         self.vector, self.product = ir.VectorType(element, lanes), product
 
-    def emit(self, fresh: ir.Value | None, fetch: list[list[ir.Value]]) -> None:
+    def emit(self, fresh: ir.Value | None, fetch: list[list[ir.Value]],
+             gate: list[tuple[Pointer, ir.Value]]) -> None:
         """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do. fetch:
-        (every, pace, addresses that move with it) of each pace."""
+        (every, pace, addresses that move with it) of each pace. gate: none, or one."""
         b, zero = self.b, ir.Constant(self.vector, None)
         count = self.rows * self.columns * self.blocks
         sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
@@ -143,8 +159,10 @@ class _Tile:
             with cgutils.for_range(b, n1) as y, cgutils.for_range(b, n2) as k:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
                 with cgutils.for_range(b, inner) as z:
-                    self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums)
                     at = b.load(taken)
+                    factors = [splat(b, load_at(b, *g, at), self.lanes) for g in gate]
+                    self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums,
+                              factors)
                     for every, pace, *addresses in fetch:
                         moved = b.mul(b.lshr(at, every), pace)
                         for address in addresses:
@@ -153,9 +171,10 @@ class _Tile:
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 
-    def step(self, base: ir.Value, stream: ir.Value, sums: list[ir.Value]) -> None:
-        """One step of the sum: `blocks` weight vectors, rows x columns broadcasts, all their
-        products."""
+    def step(self, base: ir.Value, stream: ir.Value, sums: list[ir.Value],
+             factors: list[ir.Value]) -> None:
+        """One step of the sum: `blocks` weight vectors (times factors), rows x columns broadcasts,
+        all their products."""
         b = self.b
         at = b.load(stream)
         weights = [
@@ -168,6 +187,8 @@ class _Tile:
             )
             for j in range(self.blocks)
         ]
+        for factor in factors:
+            weights = [b.fmul(factor, weight) for weight in weights]
         ws = dict(zip(STRIDES, self.strides)).get("ws", constant(I64, self.blocks * self.lanes))
         b.store(b.add(at, ws), stream)
         pixels = self.rows * self.columns

@@ -14,6 +14,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.passes.gates import gated
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
 from jitcl.templates.cpu.arithmetic import FLOATS
@@ -181,9 +182,12 @@ class ConvCpu:
         return s
 
     def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
-        node = hooks.group.anchor.inputs[0]
+        node, gate = hooks.group.anchor.inputs[0], None
+        found = gated(hooks.group.anchor) if node in hooks.group.inlined else None
+        if found is not None and all(n in hooks.names for n in found):     # else it is copied
+            node, gate = found
         before, a, physical, inset = padded_input(s, node, hooks, planes=s.c < FEW_CHANNELS)
-        return [*before, Writer(s, hooks).write(a, physical, inset)]
+        return [*before, Writer(s, hooks, gate=gate).write(a, physical, inset)]
 
 
 @dataclass(frozen=True)
@@ -200,8 +204,9 @@ class Writer:
 
     arithmetic = FLOATS
 
-    def __init__(self, s: ConvShape, hooks: Any, phase: Phase | None = None) -> None:
-        self.s, self.hooks, self.phase = s, hooks, phase
+    def __init__(self, s: ConvShape, hooks: Any, phase: Phase | None = None,
+                 gate: Node | None = None) -> None:
+        self.s, self.hooks, self.phase, self.gate = s, hooks, phase, gate
         self.group: Group = hooks.group
         assert self.group.anchor is not None
         self.x, self.w = self.group.anchor.inputs[:2]
@@ -241,6 +246,8 @@ class Writer:
         order.insert(0 if inner else 2, ("kg", "kgs"))
         order.append(("n", "n_count"))
         operands = operands_of(vector or pixels or scalar, self.hooks)
+        if self.gate is not None and self.gate not in operands:
+            operands.append(self.gate)
         runs = tile.rows == 1 and self.phase is None         # of lines: what a tile's end touches
         touched = ["y", *alike(vector)] if vector and runs else []
         zero = self.zero_sums()
@@ -250,11 +257,12 @@ class Writer:
             entry=ENTRY,
             a_dtype=self.a_dtype(),
             sum_dtype=self.arithmetic.dtype,
-            tile=self.arithmetic.tile,
+            tile=self.arithmetic.tile if self.gate is None else "gated_tile",
+            gate=None if self.gate is None else self.hooks.names[self.gate],
             offset_at=2 + len(operands) if zero else None,
             y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
-            params=PARAMS,
+            params=PARAMS if self.gate is None else (*PARAMS, "gate_image"),
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             NB=tile.blocks,
@@ -279,7 +287,8 @@ class Writer:
         params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
         arguments: tuple[Argument, ...] = (
             a, self.packed(tile), *operands, *zero, self.group.root)
-        stem = f"{self.kind()}_{tile.rows}x{tile.columns}x{tile.blocks}"
+        kind = self.kind() if self.gate is None else f"{self.kind()}_gated"
+        stem = f"{kind}_{tile.rows}x{tile.columns}x{tile.blocks}"
         return Emitted(stem, body, arguments, (self.group.root,), params)
 
     def kind(self) -> str:
@@ -395,4 +404,5 @@ class Writer:
             "y_top": y_top,
             "y_left": y_left,
         }
-        return tuple(values[name] for name in PARAMS)
+        gate_image = () if self.gate is None else (math.prod(self.gate.type.physical[1:]),)
+        return (*(values[name] for name in PARAMS), *gate_image)
