@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """fp32 matrix products on jitcl's CPU path beside NumPy's (its BLAS) and torch's, in turns.
 
-    matmul.py [--rounds 9] [--threads 1,2] [--engines numpy,torch] [--json FILE] [PATTERN ...]
+    matmul.py [--rounds 9] [--threads 1,2] [--engines numpy,torch] [--copied] [--json FILE]
+              [PATTERN ...]
 
 Squares of 64 to 4096, both operands fed; and the products of BERT-base at 128 tokens and of GPT-2
 at 64 and at one, whose second operand is a constant, as in those models: jitcl arranges constants
-when it compiles. Each engine runs in a process of its own. Printed for each product: median us of
+when it compiles. What is fed lies in `Model.input_arrays`, which jitcl reads in place, as the
+others read theirs; --copied: in arrays of the caller's, which it copies at every run. Results are
+new arrays. Each engine runs in a process of its own. Printed for each product: median us of
 the engines, GFLOP/s of jitcl and their share of the peak that multiply-adds in registers reach here
 (measured in the same process), the ratio to the faster of the others (median of the rounds, and
 worst). PATTERN picks products by name.
@@ -20,6 +23,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +74,17 @@ def operands(case: Case) -> dict[str, np.ndarray]:
             "b": rng.standard_normal((*first, case.k, case.n), np.float32)}
 
 
-def open_jitcl(product: str, threads: int) -> JitclEngine:
+class InPlace(JitclEngine):
+    """The same, fed with the arrays that a run reads where they are."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        given, self.feeds = self.feeds, self.model.input_arrays()
+        for name, array in self.feeds.items():
+            array[...] = given[name]
+
+
+def open_jitcl(product: str, copied: bool, threads: int) -> JitclEngine:
     from jitcl.ir.graph import Graph, const, graph_input
     from jitcl.ir.types import TensorType
     from jitcl.ops.builder import GraphBuilder
@@ -82,7 +96,8 @@ def open_jitcl(product: str, threads: int) -> JitclEngine:
         y, fed = GraphBuilder().matmul(inputs["a"], weights), (inputs["a"],)
     else:
         y, fed = GraphBuilder().matmul(inputs["a"], inputs["b"]), tuple(inputs.values())
-    return JitclEngine(Graph("product", fed, (("y", y),)), arrays, "cpu", threads, {})
+    engine = JitclEngine if copied else InPlace
+    return engine(Graph("product", fed, (("y", y),)), arrays, "cpu", threads, {})
 
 
 class Library:
@@ -104,10 +119,11 @@ def open_library(name: str, product: str, threads: int) -> Library:
     return Library(name, CASES[product], threads)
 
 
-def compare(name: str, threads: int, engines: list[str], rounds: int) -> dict[str, object]:
+def compare(name: str, threads: int, engines: list[str], rounds: int,
+            copied: bool) -> dict[str, object]:
     """One product's row."""
     case = CASES[name]
-    entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"product": name})]
+    entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"product": name, "copied": copied})]
     entrants += [Entrant(e, f"{__file__}:open_library", {"name": e, "product": name}, peer=True)
                  for e in engines]
     with Contest(entrants, threads) as contest:
@@ -131,6 +147,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", default="1,2", help="one or more counts (default: 1,2)")
     parser.add_argument("--engines", default="numpy,torch", help="of which those installed")
+    parser.add_argument("--copied", action="store_true",
+                        help="jitcl's operands are copied, as arrays of the caller's are")
     parser.add_argument("--json", type=Path, help="write the table there as well")
     parser.add_argument("patterns", nargs="*", default=["*"], help="products to time")
     options = parser.parse_args()
@@ -144,7 +162,7 @@ def main() -> None:
         if not any(fnmatch.fnmatch(name, p) for p in options.patterns):
             continue
         for threads in map(int, options.threads.split(",")):
-            row = compare(name, threads, engines, options.rounds)
+            row = compare(name, threads, engines, options.rounds, options.copied)
             rows.append(row)
             print(f"{name:>14s}{threads:14d}" + "".join(f"{us:14.1f}" for us in row["us"].values())
                   + f"{row['gflops']:14.1f}{row['of_peak']:14.0%}{row['ratio']:14.2f}"

@@ -16,10 +16,12 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.fixture
-def model():
+def model(tmp_path):
+    """In a cache of its own: what ran out of memory is remembered."""
     g = GraphBuilder()
     a, b = (graph_input(n, TensorType("f32", (Sym("rows"), 3))) for n in "ab")
-    return jitcl.compile(Graph("difference", (a, b), (("y", g.sub(a, b)),)), device="cpu")
+    return jitcl.compile(Graph("difference", (a, b), (("y", g.sub(a, b)),)), device="cpu",
+                         cache_dir=tmp_path)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -119,6 +120,16 @@ class Plan:
     constants: dict[int, np.ndarray] = field(default_factory=dict)  # buffer -> packed physical data
     streamed: bool = False                  # a buffer lives from its first to its last use
     space: Space | None = None              # of a plan for many shapes: its integers are sizes
+
+    @cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """In the order of `inputs`."""
+        return tuple(t.name for t in self.inputs)
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """In the order of `outputs`."""
+        return tuple(t.name for t in self.outputs)
 
     def at(self, values: Sequence[int]) -> Plan:
         """The plan of one shape, of a plan for many: `values` of its space's atoms."""

@@ -36,6 +36,11 @@ class Executable(Protocol):
         larger than the plan's.
         """
 
+    def lend(self) -> dict[str, np.ndarray]:
+        """New arrays of zeros, by input: where such an array is fed, runs read it where it is. Not
+        of all inputs; of none where the device doesn't share the host's memory.
+        """
+
 
 class Device(Protocol):
     """A place to run plans."""

@@ -85,6 +85,10 @@ class _Resized:
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         return self.executable.run(inputs, shapes or self.shapes)
 
+    def lend(self) -> dict[str, np.ndarray]:
+        """None: an array of the next shape would be another."""
+        return {}
+
 
 @dataclass(eq=False)
 class Family:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import InputError
+from jitcl.ir.types import Sym
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.values import check_value
 
@@ -118,4 +119,15 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
-__all__ = ["Again", "check_feeds", "check_shape"]
+def no_arrays(inputs: Sequence[Tensor], shapes: Mapping[str, Any]) -> InputError:
+    """Why there are no arrays to fill for these inputs, where `shapes` are known beside theirs."""
+    for t in inputs:
+        if t.value is not None:
+            return InputError(f"input_arrays: input {t} is no array: feed it to run() as it is")
+    unknown = [str(t) for t in inputs if not t.optional and t.name not in shapes
+               and any(isinstance(d, Sym) for d in t.shape)]
+    return InputError(f"input_arrays: the model leaves the shape of {', '.join(unknown)} open\n"
+                      "  Pass shapes={name: shape}.")
+
+
+__all__ = ["Again", "check_feeds", "check_shape", "no_arrays"]

@@ -52,26 +52,27 @@ _opened: weakref.WeakKeyDictionary[Device, int] = weakref.WeakKeyDictionary()
 _opening = threading.RLock()
 
 
-@dataclass
 class Patience:
-    """What one call may still meet before it gives up."""
+    """What one call may still meet before it gives up. Made for each call: no field costs anything
+    until something fails.
+    """
 
-    attempts: int = field(default_factory=lambda: ATTEMPTS)
-    reopened: bool = False
+    attempts = 0                                # loads and runs that failed
+    reopened = False
     failed: frozenset[str] = frozenset()        # kernels of the plan that failed last
     useless: object = None                      # plan of the cache that does not load any more
 
     def kernels_failed(self, device: Device, plan: Plan, error: KernelFault) -> None:
         """Go on, unless nothing was learnt or it goes on for ever."""
         entries = _entries(plan)
-        self.attempts -= 1
+        self.attempts += 1
         if entries == self.failed or device.faults is None:
             raise BuildError(
                 f"{device.name}: its driver fails on the kernels of this model, and compiling it "
                 f"again gave the same ones\n  {error}\n"
                 "  Use device='cpu', or another driver."
             ) from error
-        if self.attempts <= 0:
+        if self.attempts >= ATTEMPTS:
             raise BuildError(
                 f"{device.name}: its driver failed on each of {ATTEMPTS} variants of this model; "
                 f"the last time:\n  {error}\n  Use device='cpu', or another driver."
@@ -83,10 +84,10 @@ class Patience:
         the kernel: another variant of that is taken. Nothing to do where another thread or model
         did so since opening `seen`.
         """
-        self.attempts -= 1
-        if opening(device) != seen and self.attempts > 0:
+        self.attempts += 1
+        if opening(device) != seen and self.attempts < ATTEMPTS:
             return
-        if self.reopened and not (error.kernel and self.attempts > 0):
+        if self.reopened and not (error.kernel and self.attempts < ATTEMPTS):
             raise DeviceLostError(
                 f"{error}\n  The device was opened again, and lost once more. Use another device, "
                 "or look into the system's log for its driver."
@@ -113,7 +114,7 @@ class Specialisation:
     @property
     def stale(self) -> bool:
         """Whether its device was lost since."""
-        return self.opening != opening(self.device)
+        return bool(_opened) and self.opening != opening(self.device)
 
 
 @dataclass

@@ -32,7 +32,7 @@ from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.families import Families, Member
-from jitcl.runtime.inputs import Again, check_feeds, check_shape
+from jitcl.runtime.inputs import Again, check_feeds, check_shape, no_arrays
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
@@ -183,7 +183,7 @@ class Model:
         while True:
             if special is None or special.stale:
                 special = self._specialise(arrays, patience)
-            wanted = [arrays[t.name] for t in special.plan.inputs]
+            wanted = [arrays[name] for name in special.plan.input_names]
             try:
                 values = special.executable.run(wanted)
             except KernelFault as error:
@@ -207,7 +207,7 @@ class Model:
             else:
                 if self._again is None:
                     self._expect_again(special, arrays)
-                return {t.name: v for t, v in zip(special.plan.outputs, values)}, special
+                return dict(zip(special.plan.output_names, values)), special
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
@@ -221,9 +221,32 @@ class Model:
             raise InputError(f"input '{min(twice)}' was passed twice: by position and by name")
         return self.run({**feeds, **kwargs})
 
+    def input_arrays(self, shapes: Shapes | None = None) -> dict[str, np.ndarray]:
+        """New arrays of zeros, input name -> array, to fill and to feed, any number of times.
+
+        On the CPU, runs read floats among them where they are: a frame that is written there is
+        never copied. Don't write to them while a run reads them. Whole numbers, and all that runs
+        on other devices or with other shapes, are copied as ever; results are the same.
+
+        shapes: input name -> shape, where the model leaves it open; InputError for one too few.
+        """
+        fixed = self.fixed_shapes(shapes)
+        if fixed is None:
+            raise no_arrays(self.inputs, shapes or {})
+        arrays, special = self._compiled_for(fixed)
+        return arrays if special is None else {**arrays, **special.executable.lend()}
+
     def prepare(self, shapes: Shapes) -> None:
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the
         first run.
+        """
+        self._compiled_for(shapes)
+
+    def _compiled_for(
+        self, shapes: Shapes
+    ) -> tuple[dict[str, np.ndarray], Specialisation | None]:
+        """Zeros of these shapes, and what would run them; None where that waits for the first run,
+        or is a program.
         """
         arrays = {
             t.name: np.zeros(shapes[t.name], dtypes.to_numpy(t.dtype))
@@ -231,17 +254,18 @@ class Model:
             if t.name in shapes
         }
         if self._by_value and self.program is None:
-            return
+            return arrays, None
         try:
             if self.program is None:
-                self._specialise(arrays, Patience(), fed=False)
+                return arrays, self._specialise(arrays, Patience(), fed=False)
         except NeedsValue:
-            return
+            return arrays, None
         except NotOneGraph:
             if not self._make_program():
                 raise
         if self.program is not None:
             self.program.prepare(arrays)
+        return arrays, None
 
     def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
         """All input shapes, from the model and from `shapes`; None while one is unknown."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -38,15 +39,18 @@ _TEMPLATE_FLOPS = 1.2e10  # of one core, in one lane of a template's vectors
 
 def aligned_empty(nbytes: int) -> np.ndarray:
     """Uninitialised bytes on a 64-byte boundary."""
-    return _placed_empty(nbytes)[0]
+    return _placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
 
 
-def _placed_empty(nbytes: int) -> tuple[np.ndarray, int]:
-    """The same, and their address: `ndarray.ctypes` takes three times as long to say it."""
+def _placed_empty(
+    shape: tuple[int, ...], dtype: np.dtype, nbytes: int
+) -> tuple[np.ndarray, int]:
+    """An uninitialised array on such a boundary, and its address: `ndarray.ctypes` takes longer to
+    say it than all of this."""
     raw = np.empty(nbytes + _ALIGN, np.uint8)
     start = ctypes.addressof(ctypes.c_char.from_buffer(raw.data))
     skip = -start % _ALIGN
-    return raw[skip : skip + nbytes], start + skip
+    return np.ndarray(shape, dtype, raw, skip), start + skip
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -127,11 +131,15 @@ class CpuExecutable:
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._args, self._steps = self._tables()
+        self._fields = self._args.data          # a third of the time of writing to an array
         self._job, self._count = Job(self._steps), len(self._steps)
         self._splits = bool((self._steps[:, 2] & ALONE == 0).any())     # a step is worth splitting
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
+        self._lendable = self._inputs_to_lend()
+        self._lent: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()    # by id
+        self._reads: list[np.ndarray | None] = [None] * len(plan.inputs)    # None: a copy
         self._lock = threading.Lock()
 
     def _place(self, i: int) -> np.ndarray:
@@ -150,15 +158,16 @@ class CpuExecutable:
     def _view(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         return self._memory[buffer].view(dtypes.to_numpy(dtype)).reshape(shape)
 
-    def _places(self, buffer: int) -> np.ndarray:
+    def _places(self, buffer: int) -> tuple[int, ...]:
         """Where the address of a buffer stands in the argument table."""
-        found, at = [], 0
+        found: list[int] = []
+        at = 0
         for step in self.plan.steps:
             found += [at + k for k, b in enumerate(step.buffers) if b == buffer]
             at += len(step.buffers) + len(step.params)
-        return np.array(found, np.int64)
+        return tuple(found)
 
-    def _places_alone(self, buffer: int) -> np.ndarray | None:
+    def _places_alone(self, buffer: int) -> tuple[int, ...] | None:
         """The same for an output that is nothing else (no input, constant or second output), where
         writing to the caller's array is worth more than it costs.
         """
@@ -210,13 +219,13 @@ class CpuExecutable:
         """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's, or
         as `shapes` says).
 
-        Inputs are copied, so that no other thread can change them under a kernel's hands. Large
-        outputs are written to the arrays that this returns.
+        Inputs are copied, so that no other thread can change them under a kernel's hands; but for
+        arrays of `lend`. Large outputs are written to the arrays that this returns.
         """
         with self._lock:
             if shapes is not None:
                 self._resize(shapes)
-            self._copy_in(arrays)
+            self._take(arrays)
             direct = {i: self._fresh(i) for i in self._direct}
             if self._count:
                 self._executor.run(self._job, self._threads())
@@ -225,20 +234,66 @@ class CpuExecutable:
 
     def _fresh(self, i: int) -> np.ndarray:
         """A new array that output i is written to."""
-        places, view = self._direct[i], self._outputs[i]
-        raw, self._args[places] = _placed_empty(view.nbytes)
-        return raw.view(view.dtype).reshape(view.shape)
+        view = self._outputs[i]
+        array, address = _placed_empty(view.shape, view.dtype, view.nbytes)
+        self._point(self._direct[i], address)
+        return array
 
-    def _copy_in(self, arrays: Sequence[np.ndarray]) -> None:
+    def _point(self, places: tuple[int, ...], address: int) -> None:
+        """Kernels find a buffer there from now on."""
+        for place in places:
+            self._fields[place] = address
+
+    def _inputs_to_lend(self) -> dict[int, tuple[int, ...]]:
+        """The inputs that kernels could read where the caller has them, and their places in the
+        argument table: floats that are no output too. Whole numbers may become addresses, which
+        another thread must not change once they were checked.
+        """
+        taken = {t.buffer for t in self.plan.outputs}
+        taken.update(b for step in self.plan.steps for b in step.writes)
+        return {i: self._places(t.buffer) for i, t in enumerate(self.plan.inputs)
+                if dtypes.is_float(t.dtype) and t.buffer not in taken}
+
+    def lend(self) -> dict[str, np.ndarray]:
+        """New arrays of zeros for inputs, by name: where one of them is fed it is read in place."""
+        lent: dict[str, np.ndarray] = {}
+        for i in self._lendable:
+            view = self._inputs[i]
+            array, _ = _placed_empty(view.shape, view.dtype, view.nbytes)
+            array[...] = 0
+            lent[self.plan.inputs[i].name] = self._lent[id(array)] = array
+        return lent
+
+    def _take(self, arrays: Sequence[np.ndarray]) -> None:
+        """Read lent arrays where they are, and copies of all others."""
         if len(arrays) != len(self._inputs):
             raise InputError(f"the plan has {len(self._inputs)} inputs, got {len(arrays)} arrays")
-        for spec, view, array in zip(self.plan.inputs, self._inputs, arrays):
+        for i, (view, array) in enumerate(zip(self._inputs, arrays)):
             if array.shape != view.shape or array.dtype != view.dtype:
+                spec = self.plan.inputs[i]
                 raise InputError(
                     f"input '{spec.name}': got {array.dtype}{list(array.shape)}, "
                     f"wanted {view.dtype}{list(view.shape)}"
                 )
-            view[...] = array                   # half the time of copyto, for a small one
+            if array is self._reads[i] and array.flags.c_contiguous:
+                continue
+            if not (self._lent and self._turn_to(i, array)):
+                view[...] = array               # half the time of copyto, for a small one
+
+    def _turn_to(self, i: int, array: np.ndarray) -> bool:
+        """Read input i from this array if it was lent for that, otherwise from its copy. Strides
+        can be set, so that rows need not be where they were when it was lent.
+        """
+        places = self._lendable.get(i)
+        if places is None:
+            return False
+        if self._lent.get(id(array)) is array and array.flags.c_contiguous:
+            self._point(places, array.ctypes.data)
+            self._reads[i] = array              # kept alive as long as kernels would find it
+        elif self._reads[i] is not None:
+            self._point(places, self._memory[self.plan.inputs[i].buffer].ctypes.data)
+            self._reads[i] = None
+        return self._reads[i] is not None
 
     def _threads(self) -> int:
         """All that were asked for, or one where no step is worth splitting."""
@@ -250,9 +305,9 @@ class CpuExecutable:
         with self._lock:
             jobs = [Job(self._steps[i : i + 1]) for i in range(self._count)]
             for _ in range(repeats):
-                self._copy_in(arrays)
+                self._take(arrays)
                 for i, places in self._direct.items():
-                    self._args[places] = self._outputs[i].ctypes.data
+                    self._point(places, self._outputs[i].ctypes.data)
                 for i, job in enumerate(jobs):
                     start = time.perf_counter()
                     self._executor.run(job, self._threads())

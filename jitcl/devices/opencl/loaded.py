@@ -96,6 +96,10 @@ class LoadedPlan(ABC):
                 self._resize(shapes)
             return self._settled(self._check(arrays))
 
+    def lend(self) -> dict[str, np.ndarray]:
+        """None: inputs are copied to the device."""
+        return {}
+
     def _resize(self, shapes: Shapes) -> None:
         """Take other shapes from here on: the kernels' integers and work-items, and what is copied
         of the buffers.
