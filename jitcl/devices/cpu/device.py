@@ -250,7 +250,7 @@ class CpuExecutable:
         another thread must not change once they were checked.
         """
         taken = {t.buffer for t in self.plan.outputs}
-        taken.update(b for step in self.plan.steps for b in step.writes)
+        taken.update(b for step in self.plan.steps for b in step.writes or step.buffers)
         return {i: self._places(t.buffer) for i, t in enumerate(self.plan.inputs)
                 if dtypes.is_float(t.dtype) and t.buffer not in taken}
 
