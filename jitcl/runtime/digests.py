@@ -58,6 +58,18 @@ def forget(root: Path) -> None:
         (root / FOLDER).rmdir()
 
 
+def stamp(files: tuple[str, ...]) -> str:
+    """Size and time of the files beside a model: external data changes the key without being read.
+    """
+    found = []
+    for name in files:
+        path = Path(name)
+        if path.exists():
+            stat = path.stat()
+            found.append([path.name, stat.st_size, stat.st_mtime_ns])
+    return json.dumps(found)
+
+
 def _stat(path: Path) -> list[int]:
     s = path.stat()
     return [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino]

@@ -11,7 +11,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import InputError
-from jitcl.ir.types import Sym
+from jitcl.ir.types import Sym, TensorType
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.values import check_value
 
@@ -119,6 +119,26 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
+def fixed_shapes(
+    inputs: Sequence[Tensor], shapes: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]] | None:
+    """All input shapes, from the model and from `shapes`; None while one is unknown."""
+    known = {t.name for t in inputs}
+    for name in shapes:
+        if name not in known:
+            names = ", ".join(t.name for t in inputs)
+            raise InputError(f"shapes: there is no input '{name}'; the inputs are {names}")
+    found: dict[str, tuple[int, ...]] = {}
+    for t in inputs:
+        if t.name in shapes:
+            found[t.name] = check_shape(t, shapes[t.name])
+        elif not t.optional:
+            if t.value is not None or any(isinstance(d, Sym) for d in t.shape):
+                return None
+            found[t.name] = TensorType(t.dtype, t.shape).dims
+    return found
+
+
 def no_arrays(inputs: Sequence[Tensor], shapes: Mapping[str, Any]) -> InputError:
     """Why there are no arrays to fill for these inputs, where `shapes` are known beside theirs."""
     for t in inputs:
@@ -130,4 +150,4 @@ def no_arrays(inputs: Sequence[Tensor], shapes: Mapping[str, Any]) -> InputError
                       "  Pass shapes={name: shape}.")
 
 
-__all__ = ["Again", "check_feeds", "check_shape", "no_arrays"]
+__all__ = ["Again", "check_feeds", "check_shape", "fixed_shapes", "no_arrays"]

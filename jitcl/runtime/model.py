@@ -28,11 +28,11 @@ from jitcl.errors import (
     OptionError,
     OutOfMemoryError,
 )
-from jitcl.ir.types import Sym, TensorType
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
+from jitcl.runtime.digests import stamp
 from jitcl.runtime.families import Families, Member
-from jitcl.runtime.inputs import Again, check_feeds, check_shape, no_arrays
+from jitcl.runtime.inputs import Again, check_feeds, fixed_shapes, no_arrays
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
@@ -269,21 +269,7 @@ class Model:
 
     def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
         """All input shapes, from the model and from `shapes`; None while one is unknown."""
-        known = {t.name: t for t in self.inputs}
-        for name in shapes or {}:
-            if name not in known:
-                raise InputError(
-                    f"shapes: there is no input '{name}'; the inputs are {', '.join(known)}"
-                )
-        found: dict[str, tuple[int, ...]] = {}
-        for t in self.inputs:
-            if shapes and t.name in shapes:
-                found[t.name] = check_shape(t, shapes[t.name])
-            elif not t.optional:
-                if t.value is not None or any(isinstance(d, Sym) for d in t.shape):
-                    return None
-                found[t.name] = TensorType(t.dtype, t.shape).dims
-        return found
+        return fixed_shapes(self.inputs, shapes or {})
 
     def report(self) -> Report:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
@@ -443,7 +429,7 @@ class Model:
         return Key(
             {
                 "model": self.source.digest,
-                "beside": _stamp(self._beside),
+                "beside": stamp(self._beside),
                 "shapes": json.dumps(shapes),
                 "values": json.dumps(by_value),
                 **self.options.key_parts(),
@@ -498,15 +484,3 @@ class Model:
             "program": meta["program"],
         }
         self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
-
-
-def _stamp(files: tuple[str, ...]) -> str:
-    """Size and time of the files beside a model: external data changes the key without being read.
-    """
-    found = []
-    for name in files:
-        path = Path(name)
-        if path.exists():
-            stat = path.stat()
-            found.append([path.name, stat.st_size, stat.st_mtime_ns])
-    return json.dumps(found)
