@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -36,10 +36,19 @@ class Executable(Protocol):
         larger than the plan's.
         """
 
-    def lend(self) -> dict[str, np.ndarray]:
-        """New arrays of zeros, by input: where such an array is fed, runs read it where it is. Not
-        of all inputs; of none where the device doesn't share the host's memory.
+    def bind(self) -> Binding | None:
+        """The plan on arrays of its own, which the caller fills and reads; None where the device
+        doesn't share the host's memory.
         """
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Arrays by name, and a call that computes the outputs from the inputs where they are."""
+
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+    compute: Callable[[], None]
 
 
 class Device(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError, OutOfMemoryError
@@ -94,6 +94,6 @@ class ReferenceExecutable:
                                     for b, i in zip(kernel.buffers, step.buffers)})
             return [self._memory[s.buffer].reshape(s.shape).copy() for s in self.plan.outputs]
 
-    def lend(self) -> dict[str, np.ndarray]:
-        """None: inputs are copied."""
-        return {}
+    def bind(self) -> Binding | None:
+        """None: inputs and outputs are copied."""
+        return None

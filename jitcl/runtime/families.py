@@ -30,7 +30,7 @@ import numpy as np
 
 from jitcl import config
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Executable
+from jitcl.devices.base import Binding, Executable
 from jitcl.errors import (
     BuildError,
     CacheError,
@@ -85,9 +85,9 @@ class _Resized:
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         return self.executable.run(inputs, shapes or self.shapes)
 
-    def lend(self) -> dict[str, np.ndarray]:
-        """None: an array of the next shape would be another."""
-        return {}
+    def bind(self) -> Binding | None:
+        """None: arrays of the next shapes would be others."""
+        return None
 
 
 @dataclass(eq=False)

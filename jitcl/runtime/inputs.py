@@ -139,15 +139,4 @@ def fixed_shapes(
     return found
 
 
-def no_arrays(inputs: Sequence[Tensor], shapes: Mapping[str, Any]) -> InputError:
-    """Why there are no arrays to fill for these inputs, where `shapes` are known beside theirs."""
-    for t in inputs:
-        if t.value is not None:
-            return InputError(f"input_arrays: input {t} is no array: feed it to run() as it is")
-    unknown = [str(t) for t in inputs if not t.optional and t.name not in shapes
-               and any(isinstance(d, Sym) for d in t.shape)]
-    return InputError(f"input_arrays: the model leaves the shape of {', '.join(unknown)} open\n"
-                      "  Pass shapes={name: shape}.")
-
-
-__all__ = ["Again", "check_feeds", "check_shape", "fixed_shapes", "no_arrays"]
+__all__ = ["Again", "check_feeds", "check_shape", "fixed_shapes"]

@@ -29,10 +29,11 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.passes.options import Options
+from jitcl.runtime.bound import Bound, not_bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.digests import stamp
 from jitcl.runtime.families import Families, Member
-from jitcl.runtime.inputs import Again, check_feeds, fixed_shapes, no_arrays
+from jitcl.runtime.inputs import Again, check_feeds, fixed_shapes
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
@@ -221,20 +222,17 @@ class Model:
             raise InputError(f"input '{min(twice)}' was passed twice: by position and by name")
         return self.run({**feeds, **kwargs})
 
-    def input_arrays(self, shapes: Shapes | None = None) -> dict[str, np.ndarray]:
-        """New arrays of zeros, input name -> array, to fill and to feed, any number of times.
-
-        On the CPU, runs read floats among them where they are: a frame that is written there is
-        never copied. Don't write to them while a run reads them. Whole numbers, and all that runs
-        on other devices or with other shapes, are copied as ever; results are the same.
+    def bind(self, shapes: Shapes | None = None) -> Bound:
+        """Arrays to fill and to read, and a run on them: see `Bound`. Any number of them may be.
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
         """
         fixed = self.fixed_shapes(shapes)
         if fixed is None:
-            raise no_arrays(self.inputs, shapes or {})
+            raise not_bound(self.inputs, shapes or {})
         arrays, special = self._compiled_for(fixed)
-        return arrays if special is None else {**arrays, **special.executable.lend()}
+        binding = None if special is None else special.executable.bind()
+        return Bound(self, arrays, binding)
 
     def prepare(self, shapes: Shapes) -> None:
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the

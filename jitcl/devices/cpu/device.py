@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
-from weakref import WeakValueDictionary
 
 import numpy as np
 
 from jitcl import config, dtypes
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, MEET, Executor, Job
 from jitcl.devices.cpu.host import probe_target
@@ -51,6 +50,13 @@ def _placed_empty(
     start = ctypes.addressof(ctypes.c_char.from_buffer(raw.data))
     skip = -start % _ALIGN
     return np.ndarray(shape, dtype, raw, skip), start + skip
+
+
+def _zeros(like: np.ndarray) -> np.ndarray:
+    """On such a boundary."""
+    array, _ = _placed_empty(like.shape, like.dtype, like.nbytes)
+    array[...] = 0
+    return array
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -130,16 +136,13 @@ class CpuExecutable:
         self._memory = [self._place(i) for i in range(len(plan.buffers))]
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
-        self._args, self._steps = self._tables()
+        self._args, self._steps = self._tables(self._memory)
         self._fields = self._args.data          # a third of the time of writing to an array
         self._job, self._count = Job(self._steps), len(self._steps)
         self._splits = bool((self._steps[:, 2] & ALONE == 0).any())     # a step is worth splitting
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
-        self._lendable = self._inputs_to_lend()
-        self._lent: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()    # by id
-        self._reads: list[np.ndarray | None] = [None] * len(plan.inputs)    # None: a copy
         self._lock = threading.Lock()
 
     def _place(self, i: int) -> np.ndarray:
@@ -168,19 +171,24 @@ class CpuExecutable:
         return tuple(found)
 
     def _places_alone(self, buffer: int) -> tuple[int, ...] | None:
-        """The same for an output that is nothing else (no input, constant or second output), where
-        writing to the caller's array is worth more than it costs.
+        """The same for an output that could lie elsewhere, where writing to the caller's array is
+        worth more than it costs.
         """
-        alone = [t.buffer for t in self.plan.outputs].count(buffer) == 1
-        spec = self.plan.buffers[buffer]
-        if not alone or spec.kind != "output" or spec.nbytes <= _SMALL:
-            return None
-        return self._places(buffer)
+        large = self.plan.buffers[buffer].nbytes > _SMALL
+        return self._places(buffer) if large and self._stands_alone(buffer) else None
 
-    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """(argument tables of all steps in one array, the executor's step table)."""
+    def _stands_alone(self, output: int) -> bool:
+        """Whether it is nothing else: no input, constant or second output."""
+        alone = [t.buffer for t in self.plan.outputs].count(output) == 1
+        return alone and self.plan.buffers[output].kind == "output"
+
+    def _tables(self, memory: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """(argument tables of all steps in one array, the executor's step table), for buffers
+        there.
+        """
         plan = self.plan
-        rows = [[*(self._memory[b].ctypes.data for b in s.buffers), *s.params] for s in plan.steps]
+        where = [bytes_.ctypes.data for bytes_ in memory]
+        rows = [[*(where[b] for b in s.buffers), *s.params] for s in plan.steps]
         args = np.array([v for row in rows for v in row] or [0], np.int64)
         starts = np.cumsum([0, *map(len, rows)])
         flags = step_flags(plan, self._lanes)
@@ -219,8 +227,8 @@ class CpuExecutable:
         """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's, or
         as `shapes` says).
 
-        Inputs are copied, so that no other thread can change them under a kernel's hands; but for
-        arrays of `lend`. Large outputs are written to the arrays that this returns.
+        Inputs are copied, so that no other thread can change them under a kernel's hands. Large
+        outputs are written to the arrays that this returns.
         """
         with self._lock:
             if shapes is not None:
@@ -244,56 +252,51 @@ class CpuExecutable:
         for place in places:
             self._fields[place] = address
 
-    def _inputs_to_lend(self) -> dict[int, tuple[int, ...]]:
-        """The inputs that kernels could read where the caller has them, and their places in the
-        argument table: floats that are no output too. Whole numbers may become addresses, which
-        another thread must not change once they were checked.
+    def bind(self) -> Binding:
+        """The plan on arrays of its own. Kernels find floats there; whole numbers are copied, as
+        they may become addresses, which another thread must not change once they were checked.
         """
-        taken = {t.buffer for t in self.plan.outputs}
-        taken.update(b for step in self.plan.steps for b in step.writes or step.buffers)
-        return {i: self._places(t.buffer) for i, t in enumerate(self.plan.inputs)
-                if dtypes.is_float(t.dtype) and t.buffer not in taken}
+        plan, memory = self.plan, list(self._memory)
+        inputs, outputs = ([_zeros(view) for view in views]
+                           for views in (self._inputs, self._outputs))
+        written = {b for step in plan.steps for b in step.writes or step.buffers}
+        written.update(t.buffer for t in plan.outputs)
+        before, after = [], []                              # (copied to, from)
+        for spec, view, array in zip(plan.inputs, self._inputs, inputs):
+            if dtypes.is_float(spec.dtype) and spec.buffer not in written:
+                memory[spec.buffer] = array
+            else:
+                before.append((view, array))
+        for spec, view, array in zip(plan.outputs, self._outputs, outputs):
+            if self._stands_alone(spec.buffer):
+                memory[spec.buffer] = array
+            else:
+                after.append((array, view))
+        args, steps = self._tables(memory)
+        job, threads = Job(steps, args, memory), self._threads()
 
-    def lend(self) -> dict[str, np.ndarray]:
-        """New arrays of zeros for inputs, by name: where one of them is fed it is read in place."""
-        lent: dict[str, np.ndarray] = {}
-        for i in self._lendable:
-            view = self._inputs[i]
-            array, _ = _placed_empty(view.shape, view.dtype, view.nbytes)
-            array[...] = 0
-            lent[self.plan.inputs[i].name] = self._lent[id(array)] = array
-        return lent
+        def compute() -> None:
+            with self._lock:
+                for to, array in before:
+                    to[...] = array
+                self._executor.run(job, threads)
+                for to, array in after:
+                    to[...] = array
+
+        return Binding({t.name: x for t, x in zip(plan.inputs, inputs)},
+                       {t.name: y for t, y in zip(plan.outputs, outputs)}, compute)
 
     def _take(self, arrays: Sequence[np.ndarray]) -> None:
-        """Read lent arrays where they are, and copies of all others."""
+        """Copy the inputs."""
         if len(arrays) != len(self._inputs):
             raise InputError(f"the plan has {len(self._inputs)} inputs, got {len(arrays)} arrays")
-        for i, (view, array) in enumerate(zip(self._inputs, arrays)):
+        for spec, view, array in zip(self.plan.inputs, self._inputs, arrays):
             if array.shape != view.shape or array.dtype != view.dtype:
-                spec = self.plan.inputs[i]
                 raise InputError(
                     f"input '{spec.name}': got {array.dtype}{list(array.shape)}, "
                     f"wanted {view.dtype}{list(view.shape)}"
                 )
-            if array is self._reads[i] and array.flags.c_contiguous:
-                continue
-            if not (self._lent and self._turn_to(i, array)):
-                view[...] = array               # half the time of copyto, for a small one
-
-    def _turn_to(self, i: int, array: np.ndarray) -> bool:
-        """Read input i from this array if it was lent for that, otherwise from its copy. Strides
-        can be set, so that rows need not be where they were when it was lent.
-        """
-        places = self._lendable.get(i)
-        if places is None:
-            return False
-        if self._lent.get(id(array)) is array and array.flags.c_contiguous:
-            self._point(places, array.ctypes.data)
-            self._reads[i] = array              # kept alive as long as kernels would find it
-        elif self._reads[i] is not None:
-            self._point(places, self._memory[self.plan.inputs[i].buffer].ctypes.data)
-            self._reads[i] = None
-        return self._reads[i] is not None
+            view[...] = array               # half the time of copyto, for a small one
 
     def _threads(self) -> int:
         """All that were asked for, or one where no step is worth splitting."""

@@ -168,8 +168,8 @@ class Job:
     takes less time than making these arrays. One run of a job at a time.
     """
 
-    def __init__(self, steps: np.ndarray) -> None:
-        self.steps = steps                              # kept alive: what follows are addresses
+    def __init__(self, steps: np.ndarray, *kept: Any) -> None:
+        self.steps, self.kept = steps, kept             # alive: what follows are addresses
         self._alone = np.array((steps.ctypes.data, len(steps), 0, _YIELD, 1), np.int64)
         self._counters = self._shared = np.empty(0, np.int64)
         self._nthreads = 0

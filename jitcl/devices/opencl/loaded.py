@@ -15,7 +15,7 @@ import pyopencl as cl
 
 from jitcl import dtypes
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
 from jitcl.devices.opencl.launches import Launch, ended, prepared
@@ -96,9 +96,9 @@ class LoadedPlan(ABC):
                 self._resize(shapes)
             return self._settled(self._check(arrays))
 
-    def lend(self) -> dict[str, np.ndarray]:
-        """None: inputs are copied to the device."""
-        return {}
+    def bind(self) -> Binding | None:
+        """None: inputs and outputs are copied to the device and back."""
+        return None
 
     def _resize(self, shapes: Shapes) -> None:
         """Take other shapes from here on: the kernels' integers and work-items, and what is copied

@@ -1,0 +1,100 @@
+"""Runs without copies and checks: arrays that stay where they are.
+
+bound = model.bind()
+bound.inputs["image"][...] = frame
+bound.run()["logits"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitcl.devices.base import Binding
+from jitcl.errors import InputError
+from jitcl.ir.types import Sym
+from jitcl.runtime.source import Tensor
+
+if TYPE_CHECKING:
+    from jitcl.runtime.model import Model
+
+__all__ = ["Bound", "Inputs", "not_bound"]
+
+
+class Bound:
+    """A model on arrays that are made once: fill `inputs`, `run`, read `outputs`.
+
+    inputs: name -> array, zeros at first. Fill them; to assign one (`inputs["x"] = frame`) copies
+    it in. Results that are fed back (`inputs["state"] = outputs["next"]`) are a copy, too.
+    outputs: name -> array. The next run writes over them: copy what must last. Before the first
+    run they are zeros, or absent where only a run can tell their shapes.
+    in_place: whether kernels read and write these very arrays, as on the CPU (whole numbers are
+    copied there, as they may be indices that were checked). Elsewhere a run copies and checks as
+    `Model.run` does. Results are the same.
+
+    Threads: as many as JITCL_THREADS says when this is made. Runs of one model take turns; an array
+    that one thread writes to while another runs gives results of old and new values, no worse.
+    """
+
+    def __init__(
+        self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None
+    ) -> None:
+        self.model, self.in_place = model, binding is not None
+        self.inputs = Inputs(model.inputs, {**arrays, **(binding.inputs if binding else {})})
+        self._results = dict(binding.outputs) if binding else {}
+        self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
+        self._compute = binding.compute if binding else self._copied
+
+    def __repr__(self) -> str:
+        reads = ", ".join(f"'{n}' {x.dtype}{list(x.shape)}" for n, x in self.inputs.items())
+        return f"<jitcl.Bound {self.model.source.name} on {self.model.device.name}: {reads}>"
+
+    def run(self) -> Mapping[str, Any]:
+        """Compute `outputs` from `inputs`, and return them. Raises what `Model.run` raises."""
+        self._compute()
+        return self.outputs
+
+    def _copied(self) -> None:
+        self._results.update(self.model.run(self.inputs.arrays))
+
+
+class Inputs(Mapping[str, np.ndarray]):
+    """Arrays by name, which stay the same objects."""
+
+    def __init__(self, tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+        self._tensors = {t.name: t for t in tensors}
+        self.arrays = dict(arrays)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Copy values in; InputError where name, dtype or shape are others."""
+        if name not in self.arrays:
+            raise InputError(f"there is no input '{name}'; bound are {', '.join(self.arrays)}")
+        array, given = self.arrays[name], np.asarray(value)
+        if given.dtype != array.dtype or given.shape != array.shape:
+            raise InputError(
+                f"input {self._tensors[name]}: got {given.dtype}{list(given.shape)}, bound is "
+                f"{array.dtype}{list(array.shape)}\n  bind() once more for other shapes.")
+        array[...] = given
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+def not_bound(inputs: Sequence[Tensor], shapes: Mapping[str, Any]) -> InputError:
+    """Why these inputs can't be bound, where `shapes` are known beside theirs."""
+    for t in inputs:
+        if t.value is not None:
+            return InputError(f"bind: input {t} is no array: feed it to run()")
+    unknown = [str(t) for t in inputs if not t.optional and t.name not in shapes
+               and any(isinstance(d, Sym) for d in t.shape)]
+    return InputError(f"bind: the model leaves the shape of {', '.join(unknown)} open\n"
+                      "  Pass shapes={name: shape}.")

@@ -1,0 +1,254 @@
+"""`Model.bind`: arrays that runs of the CPU read and write where they are, and others copy."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import jitcl
+from jitcl import config
+from jitcl.ir.graph import Graph, graph_input
+from jitcl.ir.types import Sym, TensorType
+from jitcl.ops.builder import GraphBuilder
+from tests.devices import present
+
+SHAPE = (3, 4)
+A, B = np.random.default_rng(0).standard_normal((2, *SHAPE)).astype(np.float32)
+
+
+def difference(*shape, device="cpu", dtype="f32"):
+    """y = a - b."""
+    g = GraphBuilder()
+    a, b = (graph_input(n, TensorType(dtype, shape or SHAPE)) for n in "ab")
+    return jitcl.compile(Graph("difference", (a, b), (("y", g.sub(a, b)),)), device=device)
+
+
+def filled(model, a=A, b=B, shapes=None):
+    bound = model.bind(shapes)
+    bound.inputs["a"][...], bound.inputs["b"][...] = a, b
+    return bound
+
+
+def of_onnx(nodes, inputs, outputs):
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    return jitcl.compile(helper.make_model(graph), device="cpu")
+
+
+def floats(name, shape):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def copies(model):
+    """What the executable holds of its inputs."""
+    return [view.copy() for view in model.last.executable._inputs]
+
+
+@pytest.mark.parametrize("device", present())
+def test_a_run_on_arrays_that_stay(device):
+    """On the CPU they are the same at every run, and its own memory stays as it was."""
+    model = difference(device=device)
+    bound = filled(model)
+    model.run({"a": B, "b": B})
+    assert bound.run() is bound.outputs
+    np.testing.assert_array_equal(bound.outputs["y"], A - B)
+    first = bound.outputs["y"]
+    bound.inputs["a"] += 1
+    np.testing.assert_array_equal(bound.run()["y"], A + 1 - B)
+    assert bound.in_place is (device == "cpu")
+    if bound.in_place:
+        assert bound.outputs["y"] is first
+        np.testing.assert_array_equal(copies(model), [B, B])
+
+
+def test_all_are_zeros_at_first():
+    bound = difference().bind()
+    assert {n: (x.shape, x.dtype, x.any()) for n, x in {**bound.inputs, **bound.outputs}.items()
+            } == dict.fromkeys("aby", (SHAPE, np.float32, False))
+    assert repr(bound) == "<jitcl.Bound difference on cpu: 'a' float32[3, 4], 'b' float32[3, 4]>"
+
+
+def test_to_assign_is_to_copy():
+    """So that a slip does what was meant, and results may be fed back."""
+    bound = difference().bind()
+    array = bound.inputs["a"]
+    bound.inputs["a"], bound.inputs["b"] = A, B
+    assert bound.inputs["a"] is array
+    np.testing.assert_array_equal(bound.run()["y"], A - B)
+    bound.inputs["a"] = bound.outputs["y"]
+    np.testing.assert_array_equal(bound.run()["y"], A - B - B)
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("c", A, "there is no input 'c'; bound are a, b"),
+    ("a", A[:2], "input 'a' f32[3,4]: got float32[2, 4], bound is float32[3, 4]\n"
+                 "  bind() once more for other shapes."),
+    ("a", A.astype(float), "input 'a' f32[3,4]: got float64[3, 4], bound is float32[3, 4]\n"
+                           "  bind() once more for other shapes."),
+])
+def test_what_does_not_fit_is_refused(name, value, said):
+    bound = filled(difference())
+    with pytest.raises(jitcl.InputError) as caught:
+        bound.inputs[name] = value
+    assert str(caught.value) == said
+    np.testing.assert_array_equal(bound.run()["y"], A - B)
+
+
+def test_outputs_are_for_reading():
+    bound = difference().bind()
+    with pytest.raises(TypeError):
+        bound.outputs["y"] = A
+
+
+def test_several_and_plain_runs_take_turns():
+    """As frames do of which one is filled while another is computed."""
+    model = difference()
+    one, two = filled(model), filled(model, B, 2 * A)
+    for _ in range(2):
+        np.testing.assert_array_equal(one.run()["y"], A - B)
+        np.testing.assert_array_equal(two.run()["y"], B - 2 * A)
+        np.testing.assert_array_equal(model.run({"a": 3 * A, "b": A})["y"], 3 * A - A)
+        np.testing.assert_array_equal(one.outputs["y"], A - B)
+        np.testing.assert_array_equal(two.outputs["y"], B - 2 * A)
+
+
+def test_an_input_that_is_an_output():
+    """Its result is a copy, and so is a second result that is the first."""
+    g = GraphBuilder()
+    x = graph_input("x", TensorType("f32", SHAPE))
+    z = g.neg(x)
+    model = jitcl.compile(Graph("same", (x,), (("y", x), ("z", z), ("zz", z))), device="cpu")
+    bound = model.bind()
+    bound.inputs["x"] = A
+    bound.run()
+    bound.inputs["x"] = B
+    for name, right in {"y": A, "z": -A, "zz": -A}.items():
+        np.testing.assert_array_equal(bound.outputs[name], right)
+    bound.outputs["z"][...] = 0
+    np.testing.assert_array_equal(bound.outputs["zz"], -A)
+
+
+def test_whole_numbers_are_copied():
+    """They may be indices, which no other thread may change once they were checked."""
+    model = difference(dtype="i32")
+    bound = filled(model, 7, np.arange(12).reshape(SHAPE))
+    np.testing.assert_array_equal(bound.run()["y"], 7 - np.arange(12).reshape(SHAPE))
+    np.testing.assert_array_equal(copies(model)[0], np.full(SHAPE, 7))
+    bound.inputs["b"] += 1
+    np.testing.assert_array_equal(bound.run()["y"], 6 - np.arange(12).reshape(SHAPE))
+
+
+@pytest.mark.filterwarnings("ignore:Setting the strides:DeprecationWarning")
+@pytest.mark.parametrize("spoil", [
+    lambda x: setattr(x, "strides", x.strides[::-1]), lambda x: setattr(x, "shape", 16),
+    lambda x: x.setflags(write=False), lambda x: x.resize(10**6, refcheck=False)])
+def test_nothing_done_to_an_array_moves_what_kernels_read(spoil):
+    bound = filled(difference(4, 4), np.arange(16).reshape(4, 4), np.ones((4, 4)))
+    for array in (bound.inputs["a"], bound.outputs["y"]):
+        try:
+            spoil(array)
+        except ValueError as e:
+            assert "does not own its data" in str(e)
+    again = np.lib.stride_tricks.as_strided(bound.run()["y"], (16,), (4,))
+    np.testing.assert_array_equal(again, np.arange(16) - 1)
+
+
+def test_arrays_and_runs_outlive_the_model():
+    model = difference()
+    bound = filled(model)
+    inputs, outputs, run = dict(bound.inputs), bound.outputs, bound.run
+    del model, bound
+    gc.collect()
+    run()
+    np.testing.assert_array_equal(outputs["y"], A - B)
+    del run
+    gc.collect()
+    np.testing.assert_array_equal(inputs["a"] - inputs["b"], outputs["y"])
+
+
+def test_threads_with_arrays_of_their_own_do_not_meet():
+    model = difference(64, 64)
+    wrong = []
+
+    def work(k):
+        bound = filled(model, k, 0)
+        for n in range(50):
+            bound.inputs["a"] += 1
+            if not (bound.run()["y"] == k + n + 1).all():
+                wrong.append((k, n))
+
+    threads = [threading.Thread(target=work, args=(1000 * k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_bits_are_those_of_other_runs(threads):
+    """Of a plan that is split among threads, with products and what follows them."""
+    g = GraphBuilder()
+    x = graph_input("x", TensorType("f32", (256, 128)))
+    y = g.tanh(g.matmul(x, g.transpose(x, perm=(1, 0))))
+    model = jitcl.compile(Graph("split", (x,), (("y", y),)), device="cpu")
+    values = np.random.default_rng(1).standard_normal((256, 128), np.float32) / 8
+    with config.override(threads=threads):
+        bound = model.bind()
+    bound.inputs["x"] = values
+    assert bound.run()["y"].tobytes() == model.run({"x": values})["y"].tobytes()
+
+
+def test_it_outlives_the_specialisation():
+    """A model forgets shapes that it hasn't met for long; what is bound runs on."""
+    model = difference(Sym("rows"), 4)
+    with config.override(specialisations=1):
+        bound = filled(model, shapes={"a": SHAPE, "b": SHAPE})
+        other = filled(model, A[:2], B[:2], {"a": (2, 4), "b": (2, 4)})
+        np.testing.assert_array_equal(other.run()["y"], A[:2] - B[:2])
+        np.testing.assert_array_equal(bound.run()["y"], A - B)
+
+
+@pytest.mark.parametrize(("shapes", "said"), [
+    (None, "bind: the model leaves the shape of 'a' f32[rows,4], 'b' f32[rows,4] open\n"
+           "  Pass shapes={name: shape}."),
+    ({"a": (2, 4)}, "bind: the model leaves the shape of 'b' f32[rows,4] open\n"
+                    "  Pass shapes={name: shape}."),
+    ({"a": (2, 4), "c": (2, 4)}, "shapes: there is no input 'c'; the inputs are a, b"),
+    ({"a": (2, 4), "b": (2, 5)}, "shapes: axis 1 of input 'b' f32[rows,4] is 5, the model says 4"),
+])
+def test_shapes_that_are_not_known(shapes, said):
+    with pytest.raises(jitcl.InputError) as caught:
+        difference(Sym("rows"), 4).bind(shapes)
+    assert str(caught.value) == said
+
+
+def test_where_a_value_decides_shapes_all_is_copied():
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, [2])
+    bound = of_onnx([helper.make_node("Reshape", ["x", "shape"], ["y"])],
+                    [floats("x", SHAPE), shape], [floats("y", ["m", "n"])]).bind()
+    assert not bound.in_place and not bound.outputs
+    bound.inputs["x"], bound.inputs["shape"] = A, np.array([2, 6])
+    np.testing.assert_array_equal(bound.run()["y"], A.reshape(2, 6))
+    bound.inputs["shape"] = np.array([6, 2])
+    np.testing.assert_array_equal(bound.run()["y"], A.reshape(6, 2))
+
+
+def test_an_input_that_nothing_reads_can_be_filled():
+    bound = of_onnx([helper.make_node("Neg", ["x"], ["y"])],
+                    [floats("x", SHAPE), floats("unread", [2])], [floats("y", SHAPE)]).bind()
+    bound.inputs["unread"][...], bound.inputs["x"] = 1, A
+    np.testing.assert_array_equal(bound.run()["y"], -A)
+
+
+def test_what_is_no_array_can_not_be_bound():
+    s = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    n = helper.make_tensor_value_info("n", TensorProto.INT64, [])
+    model = of_onnx([helper.make_node("SequenceLength", ["s"], ["n"])], [s], [n])
+    with pytest.raises(jitcl.InputError) as caught:
+        model.bind()
+    assert str(caught.value) == ("bind: input 's' sequence of f32[...] is no array: "
+                                 "feed it to run()")
