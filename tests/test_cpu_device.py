@@ -15,9 +15,9 @@ from test_cpu_scalars import CASES, HEAD, elementwise
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.cpu import CpuDevice, objects, probe_target
-from jitcl.devices.cpu.device import step_flags
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
+from jitcl.devices.cpu.sharing import step_flags
 from jitcl.errors import BuildError, InputError
 from tests.caches import Memory
 

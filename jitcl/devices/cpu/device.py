@@ -19,10 +19,11 @@ from jitcl import config, dtypes
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.care import Care
-from jitcl.devices.cpu.executor import ALONE, MEET, Executor, Job
+from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
 from jitcl.devices.cpu.resident import give_back
+from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
@@ -30,10 +31,6 @@ from jitcl.target import Target
 __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
 _ALIGN = 64  # bytes: a cache line, and the widest vector
 _SMALL = 16 << 10  # bytes of an output that are copied sooner than an argument table is patched
-_ALONE_SECONDS = 3e-6  # a step shorter than this is not worth splitting
-_ALONE_PLAN = 4e-5  # nor are the steps of a plan that take no longer together: caches trade lines
-_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 4e10  # of one core, for that decision only
-_TEMPLATE_FLOPS = 1.2e10  # of one core, in one lane of a template's vectors
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:
@@ -138,7 +135,8 @@ class CpuExecutable:
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._args, self._steps = self._tables(self._memory)
         self._fields = self._args.data          # a third of the time of writing to an array
-        self._job, self._count = Job(self._steps), len(self._steps)
+        self._short = is_short(plan, lanes)
+        self._job, self._count = Job(self._steps, self._short), len(self._steps)
         self._splits = bool((self._steps[:, 2] & ALONE == 0).any())     # a step is worth splitting
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
@@ -273,18 +271,24 @@ class CpuExecutable:
             else:
                 after.append((array, view))
         args, steps = self._tables(memory)
-        job, threads = Job(steps, args, memory), self._threads()
+        job, threads = Job(steps, self._short, args, memory, self._kernels), self._threads()
+        lock, execute = self._lock, self._executor.call(job, threads)
 
         def compute() -> None:
-            with self._lock:
+            with lock:
+                execute()
+
+        def compute_between_copies() -> None:
+            with lock:
                 for to, array in before:
                     to[...] = array
-                self._executor.run(job, threads)
+                execute()
                 for to, array in after:
                     to[...] = array
 
         return Binding({t.name: x for t, x in zip(plan.inputs, inputs)},
-                       {t.name: y for t, y in zip(plan.outputs, outputs)}, compute)
+                       {t.name: y for t, y in zip(plan.outputs, outputs)},
+                       compute_between_copies if before or after else compute)
 
     def _take(self, arrays: Sequence[np.ndarray]) -> None:
         """Copy the inputs."""
@@ -306,7 +310,7 @@ class CpuExecutable:
         """Seconds of each step (the least of `repeats` runs of the whole plan, step by step)."""
         best = [float("inf")] * self._count
         with self._lock:
-            jobs = [Job(self._steps[i : i + 1]) for i in range(self._count)]
+            jobs = [Job(self._steps[i : i + 1], self._short) for i in range(self._count)]
             for _ in range(repeats):
                 self._take(arrays)
                 for i, places in self._direct.items():
@@ -316,41 +320,3 @@ class CpuExecutable:
                     self._executor.run(job, self._threads())
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
-
-
-def step_flags(plan: Plan, lanes: int = 16) -> list[int]:
-    """ALONE for steps too short to split; MEET behind a step where a later one depends on what came
-    since. lanes: of the CPU's vectors."""
-    templates = {k.entry for k in plan.kernels if k.template}
-    rates = (_FLOPS_PER_SECOND, _TEMPLATE_FLOPS * lanes)
-    seconds = [s.flops / rates[s.kernel in templates] + s.bytes / _BYTES_PER_SECOND
-               for s in plan.steps]
-    least = _ALONE_SECONDS
-    if sum(t for t in seconds if t >= least) < _ALONE_PLAN:
-        least = math.inf
-    flags = [ALONE if t < least else 0 for t in seconds]
-    since: list[tuple[int, list, list]] = []  # (flags, ranges read, ranges written)
-    for i, step in enumerate(plan.steps):
-        touched = [_range(plan, b) for b in step.buffers]
-        written = [_range(plan, b) for b in step.writes] or touched
-        if any(
-            not (old & flags[i] & ALONE) and (_overlap(w, touched) or _overlap(r, written))
-            for old, r, w in since
-        ):
-            flags[i - 1] |= MEET
-            since = []
-        since.append((flags[i], touched, written))
-    return flags
-
-
-def _range(plan: Plan, buffer: int) -> tuple[int, int, int]:
-    """(allocation, first byte, end) of a buffer; buffers outside the slots are allocations of their
-    own."""
-    spec = plan.buffers[buffer]
-    if spec.kind == "temp":
-        return spec.slot, spec.offset, spec.offset + spec.nbytes
-    return -1 - buffer, 0, max(spec.nbytes, 1)
-
-
-def _overlap(a: Sequence[tuple[int, int, int]], b: Sequence[tuple[int, int, int]]) -> bool:
-    return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a for y in b)

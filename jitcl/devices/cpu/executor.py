@@ -22,6 +22,9 @@ import os
 import platform
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,8 +116,12 @@ def jitcl_worker(args, tid, nthreads):
         fetch_add(args, 24, -1)
 
 def jitcl_launch(args, tid, nthreads):
-    """The caller's side: open a job, wake sleepers, take part as thread 0, close, wait for who is
-    inside."""
+    """The caller's side: clear the job's counters, open it, wake sleepers, take part as thread 0,
+    close, wait for who is inside."""
+    if peek(args, 6) == 0:
+        job = peek(args, 2)
+        for i in range(peek(job, 1) * (nthreads + 1)):
+            poke(peek(job, 2), 8 * i, 0)
     generation = load_acquire(args, 0) + 1
     fetch_add(args, 16, generation)
     fetch_add(args, 0, 1)
@@ -138,8 +145,10 @@ RUNTIME = tuple(
 )
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98, "i686": 240}
 _SPINS = 3000  # 50 to 100 microseconds awake between runs
+_AWAKE = 40_000  # nanoseconds after a run in which its threads are still awake, or nearly
 _PIECES = 2  # each thread's share of a step: the second half may be taken by whoever is idle
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_ALONE = (ctypes.c_int64(0), ctypes.c_int64(1))     # tid and nthreads; a Python int takes 0.1 us
 
 
 def _address(name: str) -> int:
@@ -165,26 +174,26 @@ def _aligned(count: int) -> np.ndarray:
 
 class Job:
     """A table of steps with what the native loop wants beside it, made once: a run of a small model
-    takes less time than making these arrays. One run of a job at a time.
+    takes less time than making these arrays. One run of a job at a time. short: worth several
+    threads only while they are awake.
     """
 
-    def __init__(self, steps: np.ndarray, *kept: Any) -> None:
+    def __init__(self, steps: np.ndarray, short: bool, *kept: Any) -> None:
         self.steps, self.kept = steps, kept             # alive: what follows are addresses
+        self.short = short
         self._alone = np.array((steps.ctypes.data, len(steps), 0, _YIELD, 1), np.int64)
-        self._counters = self._shared = np.empty(0, np.int64)
+        self.counters = self._shared = np.empty(0, np.int64)
         self._nthreads = 0
-        self.alone = self._alone.ctypes.data            # arguments for one thread
+        self.alone = (ctypes.c_int64(self._alone.ctypes.data), *_ALONE)     # for one thread
         self._shared_address = 0
 
     def shared(self, nthreads: int) -> int:
-        """Arguments for several threads, with counters at zero."""
+        """Arguments for several threads, with counters that are to be cleared."""
         if self._nthreads != nthreads:
-            self._counters = _aligned(8 * len(self.steps) * (nthreads + 1))
+            self.counters = _aligned(8 * len(self.steps) * (nthreads + 1))
             self._shared = self._alone.copy()
-            self._shared[2], self._shared[4] = self._counters.ctypes.data, _PIECES
+            self._shared[2], self._shared[4] = self.counters.ctypes.data, _PIECES
             self._shared_address, self._nthreads = self._shared.ctypes.data, nthreads
-        else:
-            self._counters.fill(0)
         return self._shared_address
 
 
@@ -194,31 +203,31 @@ class _FutexPool:
     def __init__(self, kernels: LoadedKernels, nthreads: int) -> None:
         self.kernels, self.nthreads = kernels, nthreads
         self.table = _aligned(64)
-        self.address = self.table.ctypes.data
         self.fields = self.table.data                 # a third of the time of writing to an array
+        self.table[1], self.table[3] = kernels["jitcl_steps"], nthreads
         self.table[7:11] = _YIELD, _address("syscall"), _FUTEX[platform.machine()], _SPINS
         self.launch = _NATIVE(kernels["jitcl_launch"])
         worker = _NATIVE(kernels["jitcl_worker"])
         self.threads = [
             threading.Thread(
                 target=worker,
-                args=(self.address, tid, nthreads),
+                args=(self.table.ctypes.data, tid, nthreads),
                 daemon=True,
                 name=f"jitcl-{tid}",
             )
             for tid in range(1, nthreads)
         ]
+        self._all = tuple(map(ctypes.c_int64, (self.table.ctypes.data, 0, nthreads)))
         for thread in self.threads:
             thread.start()
 
-    def run(self, function: int, args: int) -> None:
-        table = self.fields
-        table[1], table[2], table[3] = function, args, self.nthreads
-        self.launch(self.address, 0, self.nthreads)
+    def run(self, job: Job) -> None:
+        self.fields[2] = job.shared(self.nthreads)
+        self.launch(*self._all)
 
     def stop(self) -> None:
         self.table[6] = 1
-        self.launch(self.address, 0, self.nthreads)
+        self.launch(*self._all)
         for thread in self.threads:
             thread.join()
 
@@ -227,8 +236,9 @@ class _SemaphorePool:
     """The same where there is no futex: threads wait in Python."""
 
     def __init__(self, kernels: LoadedKernels, nthreads: int) -> None:
-        self.kernels, self.nthreads = kernels, nthreads
-        self.job: tuple[Any, int] | None = None
+        self.nthreads = nthreads
+        self.steps = _NATIVE(kernels["jitcl_steps"])
+        self.args: int | None = None
         self.ready = [threading.Semaphore(0) for _ in range(nthreads)]
         self.finished = threading.Semaphore(0)
         self.threads = [
@@ -241,23 +251,22 @@ class _SemaphorePool:
     def _live(self, tid: int) -> None:
         while True:
             self.ready[tid].acquire()
-            if self.job is None:
+            if self.args is None:
                 return
-            function, args = self.job
-            function(args, tid, self.nthreads)
+            self.steps(self.args, tid, self.nthreads)
             self.finished.release()
 
-    def run(self, function: int, args: int) -> None:
-        native = _NATIVE(function)
-        self.job = (native, args)
+    def run(self, job: Job) -> None:
+        self.args = job.shared(self.nthreads)
+        job.counters.fill(0)
         for semaphore in self.ready[1:]:
             semaphore.release()
-        native(args, 0, self.nthreads)
+        self.steps(self.args, 0, self.nthreads)
         for _ in self.threads:
             self.finished.acquire()
 
     def stop(self) -> None:
-        self.job = None
+        self.args = None
         for semaphore in self.ready[1:]:
             semaphore.release()
         for thread in self.threads:
@@ -272,26 +281,38 @@ class Executor:
         self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])
-        self._shared_steps = self.kernels["jitcl_steps"]
         self._lock = threading.Lock()
         self._pool: _FutexPool | _SemaphorePool | None = None
+        self._ended = 0                                     # when the last run did, in ns
         _executors.append(self)
 
     def run(self, job: Job, nthreads: int) -> None:
         """Returns when all steps have run."""
         if nthreads > 1 and self._lock.acquire(blocking=False):
             try:
-                self._run_parallel(job, nthreads)
+                if not job.short or time.perf_counter_ns() - self._ended < _AWAKE:
+                    self._run_parallel(job, nthreads)
+                else:
+                    self._steps(*job.alone)
+                self._ended = time.perf_counter_ns()
             finally:
                 self._lock.release()
             return
-        self._steps(job.alone, 0, 1)
+        self._steps(*job.alone)
+
+    def call(self, job: Job, nthreads: int) -> Callable[[], None]:
+        """`run` of this job on so many threads, with the least between the call and the first step.
+        """
+        if nthreads > 1:
+            return partial(self.run, job, nthreads)
+        steps = self._steps
+        return lambda: steps(*job.alone)                    # of the job, so that it stays alive
 
     def _run_parallel(self, job: Job, nthreads: int) -> None:
         if self._pool is None or self._pool.nthreads != nthreads:
             self.stop()
             self._pool = _make_pool(self.kernels, nthreads)
-        self._pool.run(self._shared_steps, job.shared(nthreads))
+        self._pool.run(job)
 
     def stop(self) -> None:
         """Ends the pool's threads; the next run starts new ones."""

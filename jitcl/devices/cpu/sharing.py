@@ -1,0 +1,63 @@
+"""Which steps of a plan threads share, and where they wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitcl.codegen.plan import Plan
+from jitcl.devices.cpu.executor import ALONE, MEET
+
+__all__ = ["is_short", "step_flags"]
+_WORTH = 3e-6  # seconds: a step that takes less is not worth splitting
+_SHORT = 4e-5  # a plan whose such steps take no longer together: caches trade lines, and to wake
+               # a thread may take as long
+_WORTH_SHORT = 1e-5  # there, and only while threads are awake
+_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 4e10  # of one core, for these decisions only
+_TEMPLATE_FLOPS = 1.2e10  # of one core, in one lane of a template's vectors
+
+
+def _seconds(plan: Plan, lanes: int) -> list[float]:
+    """Of each step on one core, reckoned."""
+    templates = {k.entry for k in plan.kernels if k.template}
+    rates = (_FLOPS_PER_SECOND, _TEMPLATE_FLOPS * lanes)
+    return [s.flops / rates[s.kernel in templates] + s.bytes / _BYTES_PER_SECOND
+            for s in plan.steps]
+
+
+def is_short(plan: Plan, lanes: int = 16) -> bool:
+    """Whether the plan is worth several threads only while they are awake, from runs right before.
+    lanes: of the CPU's vectors.
+    """
+    return sum(t for t in _seconds(plan, lanes) if t >= _WORTH) < _SHORT
+
+
+def step_flags(plan: Plan, lanes: int = 16) -> list[int]:
+    """ALONE for steps too short to split; MEET behind a step where a later one depends on what came
+    since. lanes: of the CPU's vectors."""
+    least = _WORTH_SHORT if is_short(plan, lanes) else _WORTH
+    flags = [ALONE if t < least else 0 for t in _seconds(plan, lanes)]
+    since: list[tuple[int, list, list]] = []  # (flags, ranges read, ranges written)
+    for i, step in enumerate(plan.steps):
+        touched = [_range(plan, b) for b in step.buffers]
+        written = [_range(plan, b) for b in step.writes] or touched
+        if any(
+            not (old & flags[i] & ALONE) and (_overlap(w, touched) or _overlap(r, written))
+            for old, r, w in since
+        ):
+            flags[i - 1] |= MEET
+            since = []
+        since.append((flags[i], touched, written))
+    return flags
+
+
+def _range(plan: Plan, buffer: int) -> tuple[int, int, int]:
+    """(allocation, first byte, end) of a buffer; buffers outside the slots are allocations of their
+    own."""
+    spec = plan.buffers[buffer]
+    if spec.kind == "temp":
+        return spec.slot, spec.offset, spec.offset + spec.nbytes
+    return -1 - buffer, 0, max(spec.nbytes, 1)
+
+
+def _overlap(a: Sequence[tuple[int, int, int]], b: Sequence[tuple[int, int, int]]) -> bool:
+    return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a for y in b)
