@@ -6,10 +6,10 @@
 
 Squares of 64 to 4096, both operands fed; and the products of BERT-base at 128 tokens and of GPT-2
 at 64 and at one, whose second operand is a constant, as in those models: jitcl arranges constants
-when it compiles. What is fed lies in `Model.input_arrays`, which jitcl reads in place, as the
-others read theirs; --copied: in arrays of the caller's, which it copies at every run. Results are
-new arrays. Each engine runs in a process of its own. Printed for each product: median us of
-the engines, GFLOP/s of jitcl and their share of the peak that multiply-adds in registers reach here
+when it compiles. Every engine reads its operands where they are and writes to one array over and
+over (`Model.bind`, `out=`); --copied: each makes new arrays for results, and jitcl copies what it
+is fed. Each engine runs in a process of its own. Printed for each product: median us of the
+engines, GFLOP/s of jitcl and their share of the peak that multiply-adds in registers reach here
 (measured in the same process), the ratio to the faster of the others (median of the rounds, and
 worst). PATTERN picks products by name.
 """
@@ -22,6 +22,7 @@ import importlib.util
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,14 @@ def operands(case: Case) -> dict[str, np.ndarray]:
 
 
 class InPlace(JitclEngine):
-    """The same, fed with the arrays that a run reads where they are."""
+    """The same on arrays that stay where they are."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        given, self.feeds = self.feeds, self.model.input_arrays()
+        bound = self.model.bind()
         for name, array in self.feeds.items():
-            array[...] = given[name]
+            bound.inputs[name] = array
+        self.run = bound.run                    # type: ignore[method-assign]  # no call between
 
 
 def open_jitcl(product: str, copied: bool, threads: int) -> JitclEngine:
@@ -103,20 +105,24 @@ def open_jitcl(product: str, copied: bool, threads: int) -> JitclEngine:
 class Library:
     """A library's product. Its threads are set by the environment."""
 
-    def __init__(self, name: str, case: Case, threads: int) -> None:
-        self.a, self.b = operands(case).values()
-        self.about = {"version": importlib.import_module(name).__version__}
+    def __init__(self, name: str, case: Case, copied: bool, threads: int) -> None:
+        library = importlib.import_module(name)
+        self.about = {"version": library.__version__}
+        a, b = operands(case).values()
+        y = np.empty_like(a @ b)
+        self.results = {} if copied else {"y": y}
         if name == "torch":
-            import torch
-            torch.set_num_threads(threads)
-            self.a, self.b = torch.from_numpy(self.a), torch.from_numpy(self.b)
+            library.set_num_threads(threads)
+            a, b, y = map(library.from_numpy, (a, b, y))
+        self.multiply = partial(library.matmul, a, b, **({} if copied else {"out": y}))
 
     def run(self) -> dict[str, np.ndarray]:
-        return {"y": np.asarray(self.a @ self.b)}
+        y = self.multiply()
+        return self.results or {"y": np.asarray(y)}
 
 
-def open_library(name: str, product: str, threads: int) -> Library:
-    return Library(name, CASES[product], threads)
+def open_library(name: str, product: str, copied: bool, threads: int) -> Library:
+    return Library(name, CASES[product], copied, threads)
 
 
 def compare(name: str, threads: int, engines: list[str], rounds: int,
@@ -124,7 +130,8 @@ def compare(name: str, threads: int, engines: list[str], rounds: int,
     """One product's row."""
     case = CASES[name]
     entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"product": name, "copied": copied})]
-    entrants += [Entrant(e, f"{__file__}:open_library", {"name": e, "product": name}, peer=True)
+    entrants += [Entrant(e, f"{__file__}:open_library",
+                         {"name": e, "product": name, "copied": copied}, peer=True)
                  for e in engines]
     with Contest(entrants, threads) as contest:
         contest.open()
@@ -148,7 +155,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2", help="one or more counts (default: 1,2)")
     parser.add_argument("--engines", default="numpy,torch", help="of which those installed")
     parser.add_argument("--copied", action="store_true",
-                        help="jitcl's operands are copied, as arrays of the caller's are")
+                        help="new arrays for results, and jitcl's operands are copied")
     parser.add_argument("--json", type=Path, help="write the table there as well")
     parser.add_argument("patterns", nargs="*", default=["*"], help="products to time")
     options = parser.parse_args()

@@ -9,7 +9,7 @@ from jitcl.devices.cpu.executor import ALONE, MEET
 
 __all__ = ["is_short", "step_flags"]
 _WORTH = 3e-6  # seconds: a step that takes less is not worth splitting
-_SHORT = 4e-5  # a plan whose such steps take no longer together: caches trade lines, and to wake
+_SHORT = 8e-5  # a plan whose such steps take no longer together: caches trade lines, and to wake
                # a thread may take as long
 _WORTH_SHORT = 1e-5  # there, and only while threads are awake
 _FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 4e10  # of one core, for these decisions only
