@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +15,10 @@ from test_cpu_scalars import CASES, HEAD, elementwise
 
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
-from jitcl.devices.cpu import CpuDevice, objects, probe_target
+from jitcl.devices.cpu import CpuDevice, executor, objects, probe_target
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
-from jitcl.devices.cpu.sharing import step_flags
+from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.errors import BuildError, InputError
 from tests.caches import Memory
 
@@ -190,6 +191,49 @@ def test_threads_meet_only_where_data_depends():
     plan = chain(3)
     assert step_flags(plan) == [MEET, MEET, 0]
     assert step_flags(chain(3, n=16, flops=1)) == [ALONE, ALONE, ALONE]
+
+
+def test_a_short_plan_takes_threads_only_while_they_are_awake(device, monkeypatch):
+    assert not is_short(chain(3)) and is_short(chain(3, flops=4 * 10**5))
+    executable = loaded(device, chain(3, flops=4 * 10**5))
+    pool = executable._executor
+    x, joined = np.zeros(4096, np.float32), []
+    monkeypatch.setattr(pool, "_run_parallel", lambda job, n: joined.append(n))
+    monkeypatch.setattr(executor, "_AWAKE", 10**15)
+    with config.override(threads=3):
+        pool._ended = -(10**15)                         # the last run was long ago
+        assert (executable.run([x])[0] == 3).all() and joined == []
+        executable.run([x])
+        assert joined == [3]
+        pool._ended = -(10**15)
+        loaded(device, chain(3)).run([x])               # a longer one wakes them
+        assert joined == [3, 3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells where threads may run")
+def test_sleeping_threads_keep_off_the_callers_cpu(device):
+    allowed = os.sched_getaffinity(0)
+    executable = loaded(device, chain(3))
+    x = np.zeros(4096, np.float32)
+
+    def others():
+        """Where the pool's thread may run, after a run from a pause."""
+        time.sleep(0.01)
+        executable.run([x])
+        return os.sched_getaffinity(executable._executor._pool.threads[0].native_id)
+
+    with config.override(threads=2):
+        if len(allowed) == 1:
+            assert others() == allowed                  # nowhere else to go
+            return
+        try:
+            for _ in range(3):                          # wherever the caller happens to be
+                assert others() in [allowed - {cpu} for cpu in allowed]
+            for cpu in sorted(allowed):                 # one with a single CPU does not crowd them
+                os.sched_setaffinity(0, {cpu})
+                assert others() == allowed - {cpu}
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 def test_the_target_knows_its_vectors():

@@ -20,6 +20,7 @@ __all__ = [
     "call_kernel",
     "pause",
     "call_yield",
+    "call_system",
     "futex",
 ]
 
@@ -93,6 +94,18 @@ def call_yield(typingctx, address):
         return context.get_dummy_value()
 
     return types.void(i64), codegen
+
+
+@intrinsic
+def call_system(typingctx, address, x, y, z):
+    """Calls a function of the C library, of up to three integers or pointers, that returns an int.
+    """
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
+        function = b.inttoptr(v[0], ir.FunctionType(I32, [I64] * 3).as_pointer())
+        return b.sext(b.call(function, v[1:]), I64)
+
+    return i64(i64, i64, i64, i64), codegen
 
 
 @intrinsic
