@@ -15,7 +15,7 @@ from test_cpu_scalars import CASES, HEAD, elementwise
 
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
-from jitcl.devices.cpu import CpuDevice, executor, objects, probe_target
+from jitcl.devices.cpu import CpuDevice, executor, host, objects, probe_target
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
 from jitcl.devices.cpu.sharing import is_short, step_flags
@@ -241,3 +241,12 @@ def test_the_target_knows_its_vectors():
     assert target.kind == "cpu" and target.vector_width in (4, 8, 16) and target.registers >= 16
     with config.override(cpu_width=4):
         assert probe_target().vector_width == 4
+
+
+def test_the_target_knows_cpus_with_one_unit_for_wide_fmas(monkeypatch):
+    monkeypatch.setattr(host, "_widest", lambda: 16)
+    for name, fmas in (("znver4", 1), ("icelake-client", 1), ("sapphirerapids", 2)):
+        monkeypatch.setattr(host.llvm, "get_host_cpu_name", lambda name=name: name)
+        assert probe_target().fmas == fmas
+        with config.override(cpu_width=8):
+            assert probe_target().fmas == 2

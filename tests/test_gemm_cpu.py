@@ -11,6 +11,7 @@ from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.passes.fuse import fuse
 from jitcl.target import Target
+from jitcl.templates.cpu.tiling import Tile, choose_tile
 from jitcl.templates.gemm_cpu import template as gemm
 from tests.cpu_templates import DEVICE, WIDTH, b, check
 
@@ -162,6 +163,38 @@ def test_matrix_product_is_equal_on_any_thread_count(name):
 @pytest.mark.parametrize("name", ["long sums", "long sums, batched", "heads, long sums",
                                   "wide, long sums"])
 def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
-    parts = check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0]
-    monkeypatch.setattr(gemm, "PANEL_BYTES", 1 << 30)
-    assert check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes() == parts.tobytes()
+    def result(share):
+        monkeypatch.setattr(gemm, "PANEL_SHARE", share)
+        outputs, inputs, _ = gemm_case(**GEMMS[name])
+        graph = Graph("t", tuple(inputs), (("y", outputs[0]),))
+        step = generate(graph, fuse(graph), DEVICE.target).plan.steps[-1]
+        values = dict(zip(gemm.PARAMS, step.params))
+        assert (values["k_block"] < values["k_count"]) == (share < 1)
+        return check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes()
+
+    assert result(0.04) == result(1024)
+
+
+def parts_of_sums(m: int, k: int, n: int) -> int:
+    a = graph_input("a", TensorType("f32", (m, k)))
+    graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, n), np.float32)))),))
+    target = Target("cpu", "test", vector_width=16, registers=32)
+    step = generate(graph, fuse(graph, target), target).plan.steps[-1]
+    values = dict(zip(gemm.PARAMS, step.params))
+    return -(-values["k_count"] // values["k_block"])
+
+
+def test_sums_come_in_parts_where_that_reads_the_second_operand_less_often():
+    assert parts_of_sums(128, 768, 3072) == 1
+    assert parts_of_sums(64, 3000, 768) == 2           # a panel is to stay in the cache
+    assert parts_of_sums(128, 3000, 768) == 4          # and all rows: the panels go by once
+    assert parts_of_sums(2048, 4000, 2048) == 5        # for many rows 15 parts would cost more
+
+
+def test_cores_with_one_unit_for_fmas_get_tiles_that_fit_exactly():
+    def tile(fmas):
+        target = Target("cpu", "test", vector_width=16, registers=32, fmas=fmas)
+        return choose_tile(1, 64, 4, target, fmas=target.fmas)
+
+    assert tile(2) == Tile(1, 13, 2)        # its loads go beside; the last rows come twice
+    assert tile(1) == Tile(1, 16, 1)        # more loads for an FMA: here they cost nothing

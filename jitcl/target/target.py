@@ -24,6 +24,7 @@ class Target:
     vector_width: int = 1                  # preferred f32 lanes
     max_vector_width: int = 16             # widest f32 vector the compiler survives
     registers: int = 32                    # vector registers of a core, for tile sizes
+    fmas: int = 2                          # of such registers that a core starts in a cycle
     cache_bytes: int = 1 << 20             # of a core's own cache
     byte_dot: bool = False                 # u8 x i8 products are added to i32 by fours
     winograd: int | None = None            # outputs along its tiles: 2, 4, 0 for none of it

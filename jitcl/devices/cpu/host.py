@@ -24,6 +24,9 @@ _RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avx2", "avx", "fma", "f16c", 
 #: those whose names begin so, which need it.
 _WITHOUT = {8: "avx512f", 4: "avx"}
 _NEED = {"avx512f": ("avx512", "avx10"), "avx": ("avx", "fma", "f16c", "xop", "vaes", "vpclmulqdq")}
+#: CPUs, as LLVM names them, that start one FMA of 16 f32 lanes a cycle: Zen 4 takes it in two
+#: halves, Intel's client cores join their two units of eight lanes for it.
+_ONE_WIDE_FMA = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
 _absent: ContextVar[str] = ContextVar("absent", default="")
 
 
@@ -122,6 +125,7 @@ def probe_target() -> Target:
         vector_width=width,
         max_vector_width=16,
         registers=registers,
+        fmas=1 if width == 16 and llvm.get_host_cpu_name() in _ONE_WIDE_FMA else 2,
         gated_weights=True,
         byte_dot=width == 16 and "avx512vnni" in have,
         cache_bytes=_cache() or Target.cache_bytes,

@@ -163,7 +163,7 @@ def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
         for blocks, terms in counts:
             tiles = [Tile(1, rows, nb) for nb in range(1, min(8, blocks) + 1)
                      if fits(rows, nb, target)]
-            costs = [step_cycles(t) * -(-blocks // t.blocks) * terms for t in tiles]
+            costs = [step_cycles(t, target.fmas) * -(-blocks // t.blocks) * terms for t in tiles]
             cycles += min(costs)
             pair.append(tiles[costs.index(min(costs))])
         cycles *= -(-a.scores.m // rows)

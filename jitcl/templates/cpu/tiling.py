@@ -21,11 +21,15 @@ class Tile:
     blocks: int
 
 
-def step_cycles(tile: Tile) -> float:
-    """Cycles of one step of a tile's sums: two FMAs and two loads a cycle, with some overhead for
-    every address and block."""
+def step_cycles(tile: Tile, fmas: int = 2) -> float:
+    """Time of one step of a tile's sums, one for two FMAs: beside them go two loads a cycle, and
+    some overhead for every address and block.
+
+    `fmas`: that a core starts in a cycle. With one, what goes beside costs half as much.
+    """
     pixels, nb = tile.rows * tile.columns, tile.blocks
-    return max(pixels * nb / 2, (pixels + nb) / 2, LATENCY) + 0.15 * nb + 0.1 * tile.rows + 0.4
+    cycles = max(pixels * nb / fmas, (pixels + nb) / 2, LATENCY)
+    return (cycles + 0.15 * nb + 0.1 * tile.rows + 0.4) * fmas / 2
 
 
 def fits(pixels: int, blocks: int, target: Target) -> bool:
@@ -36,11 +40,11 @@ def fits(pixels: int, blocks: int, target: Target) -> bool:
 
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4,
-    most_columns: int = MOST_COLUMNS, most_blocks: int = 8
+    most_columns: int = MOST_COLUMNS, most_blocks: int = 8, fmas: int = 2
 ) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
-    `even`: its blocks must divide the output's.
+    `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it.
     """
     best, least = Tile(1, 1, 1), math.inf
     for nb in range(1, most_blocks + 1):
@@ -51,7 +55,7 @@ def choose_tile(
                 if not fits(tr * tc, nb, target):
                     continue
                 tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
-                total = step_cycles(Tile(tr, tc, nb)) * tiles
+                total = step_cycles(Tile(tr, tc, nb), fmas) * tiles
                 if total < least:
                     best, least = Tile(tr, tc, nb), total
     return best

@@ -37,8 +37,9 @@ PARAMS = (
     "b_panel",
     "row_steps",
 )
-L2_BYTES = 448 << 10  # packed rows of a that are worked on while b's panels go by
-PANEL_BYTES = 96 << 10  # of a panel of b, beside them; a longer one is read again for few rows
+ROWS_SHARE = 7 / 16  # of a core's cache, for rows of a that are worked on while b's panels go by
+PANEL_SHARE = 3 / 16  # for a panel of b beside them, and as much for the next
+FEWEST_TERMS = 256  # of a sum that are added in one go
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 CACHE_WAY = 4096  # bytes: rows so far apart fall into one set of a first-level cache
 IN_A_SET = 6  # rows of a tile that may: it has eight places, and b goes through them, too
@@ -154,6 +155,7 @@ class Writer:
         self.a, self.b = self.group.anchor.inputs[:2]
         self.leading = self.group.anchor.type.dims[:-2]
         self.width = hooks.target.vector_width
+        self.cache = hooks.target.cache_bytes
         self.depth = -(-s.k // self.arithmetic.together)  # elements of a row of a
 
     def in_place(self) -> Rows | None:
@@ -243,20 +245,42 @@ class Writer:
         """The tile; its rows are columns to the register tile, where their pitch is a constant."""
         most = most_rows(rows.pitch) if rows and self.s.m > FEW else MOST_COLUMNS
         tile = choose_tile(
-            1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most)
+            1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most,
+            fmas=self.hooks.target.fmas)
         return Tile(tile.columns, 1, tile.blocks) if rows and self.s.m <= FEW else tile
 
     def k_block(self, tile: Tile, rows: Rows | None) -> int:
-        """Terms of the sums that are added in one go, so that many rows of a stay in the
-        second-level cache with those of a panel: equal parts (of whole chunks), as few as that
-        takes.
+        """Terms of the sums that are added in one go: equal parts (of whole chunks).
+
+        So few that a panel of b stays in the second-level cache beside rows of a; and for few
+        terms more rows of a do, so b is read less often, but the sums are written and read again.
         """
         if self.s.m <= FEW:
             return self.depth              # each panel is read once
-        most = PANEL_BYTES // (4 * tile.blocks * self.width)
-        block = -(-self.depth // max(1, round(self.depth / most)))
         whole = rows.chunk if rows and rows.chunked else 1
-        return -(-block // whole) * whole
+        most = int(PANEL_SHARE * self.cache) // (4 * tile.blocks * self.width)
+        fewest = max(1, round(self.depth / most))
+
+        def terms(parts: int) -> int:
+            return -(-self.depth // (parts * whole)) * whole
+
+        def traffic(parts: int) -> int:
+            """Terms of b and of sums for each column; sums count twice, nothing fetches them."""
+            tiles = -(-self.s.m // (tile.rows * tile.columns))
+            passes = -(-tiles // self.m_block(tile, terms(parts), rows))
+            return passes * self.depth + 4 * self.s.m * (parts - 1)
+
+        parts = range(fewest, max(fewest, self.depth // FEWEST_TERMS) + 1)
+        return terms(min(parts, key=traffic))
+
+    def m_block(self, tile: Tile, k_block: int, rows: Rows | None) -> int:
+        """Tiles of a that stay in the second-level cache, so many terms of each row."""
+        height = tile.rows * tile.columns
+        tiles = -(-self.s.m // height)
+        block = int(ROWS_SHARE * self.cache) // (4 * k_block * height)
+        if block < tiles and rows:            # so b is read several times in any case
+            block = int(block * sets_used(rows.pitch, k_block))
+        return max(1, min(tiles, block))
 
     def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:
         """Sums that wait for their other terms, [batch][m_tiles][panels][a tile's]."""
@@ -278,11 +302,8 @@ class Writer:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
-        m_block = L2_BYTES // (4 * k_block * rows)
-        if m_block < m_tiles and rows_of_a:            # so b is read several times in any case
-            m_block = int(m_block * sets_used(rows_of_a.pitch, k_block))
-        m_block = max(1, min(m_tiles, m_block))
-        if 4 * panels * panel <= L2_BYTES:
+        m_block = self.m_block(tile, k_block, rows_of_a)
+        if 4 * panels * panel <= ROWS_SHARE * self.cache:
             m_block = 1  # all of b stays in the cache, and rows of y are written from end to end
         values = {
             "batch": s.batch,
