@@ -217,6 +217,7 @@ class Writer:
             rows=rows,
             wide=wide,
             deep=deep,
+            fetch_sums=deep and self.s.batch * self.s.m * self.s.n * 4 > self.cache,
             ahead=not wide,
             touched=["y", *alike(vector)] if vector and s.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
@@ -265,7 +266,8 @@ class Writer:
             return -(-self.depth // (parts * whole)) * whole
 
         def traffic(parts: int) -> int:
-            """Terms of b and of sums for each column; sums count twice, nothing fetches them."""
+            """Terms of b, and sums written and read, for each column; sums count twice: fetched
+            late, if at all."""
             tiles = -(-self.s.m // (tile.rows * tile.columns))
             passes = -(-tiles // self.m_block(tile, terms(parts), rows))
             return passes * self.depth + 4 * self.s.m * (parts - 1)
