@@ -172,7 +172,8 @@ def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatc
         assert (values["k_block"] < values["k_count"]) == (share < 1)
         return check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes()
 
-    assert result(0.04) == result(1024)
+    # Narrower vectors have narrower panels: the share is to be too small for them as well.
+    assert result(0.04 * DEVICE.target.vector_width / 16) == result(1024)
 
 
 def parts_of_sums(m: int, k: int, n: int) -> int:
