@@ -26,7 +26,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_000e794a87(args, tid, nthreads):
+def conv_1x5x2_8dc291f85f(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -79,7 +79,8 @@ def conv_1x5x2_000e794a87(args, tid, nthreads):
         steps = n0 * n1 * n2 * n3
         corner = y_first + (n * kbs + kg * 2) * y_block + (top * y_width + left) * 8
         lines = (0, div(160 + steps - 1, steps),
-                 place(y, corner), place(y, corner + y_block))
+                 (),
+                 (place(y, corner), place(y, corner + y_block), ))
         tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
              1, 5, 2, 1, 8, 8, True, (lines,))
         for j in range(2):
@@ -134,7 +135,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x1x1_eaf82de742(args, tid, nthreads):
+def conv_1x1x1_881d124cbd(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -187,7 +188,8 @@ def conv_1x1x1_eaf82de742(args, tid, nthreads):
         steps = n0 * n1 * n2 * n3
         corner = y_first + (n * kbs + kg * 1) * y_block + (top * y_width + left) * 8
         lines = (0, div(32 + steps - 1, steps),
-                 place(y, corner))
+                 (),
+                 (place(y, corner), ))
         tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
              1, 1, 1, 1, 8, 8, True, (lines,))
         for j in range(1):

@@ -26,7 +26,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x8x1_34a07f735c(args, tid, nthreads):
+def conv_1x8x1_8dee8882e0(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -88,10 +88,11 @@ def conv_1x8x1_34a07f735c(args, tid, nthreads):
                 ahead = place(wt, stream + steps * (8 + t * pace))
                 corner = y_first + (n * kbs + kg * 1) * y_block + (top * y_width + left) * 8
                 lines = (0, 0 if full else div(256 + steps - 1, steps),
-                         place(y, corner))
+                         (),
+                         (place(y, corner), ))
                 tile(acc, offset(a, source), offset(wt, stream), (blocks, n1, n2, n3, n3 if full else last),
                           (s0, s1, s2, a_row), 1, 8, 1, 1, 8, 8, x == 0,
-                          ((0, 4 * pace, ahead), lines,))
+                          ((0, 4 * pace, (ahead,), ()), lines,))
                 if not full:
                     for j in range(1):
                         kb = kg * 1 + j
@@ -137,7 +138,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x8x1_639d2794b8(args, tid, nthreads):
+def conv_1x8x1_5ea7e0aba1(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -200,11 +201,11 @@ def conv_1x8x1_639d2794b8(args, tid, nthreads):
                 ahead = place(wt, stream + steps * (8 + t * pace))
                 corner = y_first + (n * kbs + kg * 1) * y_block + (top * y_width + left) * 8
                 lines = (0, 0 if full else div(256 + steps - 1, steps),
-                         place(y, corner),
-                         place(x2, corner))
+                         (place(x2, corner), ),
+                         (place(y, corner), ))
                 tile(acc, offset(a, source), offset(wt, stream), (blocks, n1, n2, n3, n3 if full else last),
                           (s0, s1, s2, a_row), 1, 8, 1, 1, 8, 8, x == 0,
-                          ((0, 4 * pace, ahead), lines,))
+                          ((0, 4 * pace, (ahead,), ()), lines,))
                 if not full:
                     for j in range(1):
                         kb = kg * 1 + j

@@ -54,14 +54,16 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
             n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
             s = [b.extract_value(values[4], k) for k in range(strides.count)]
             tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
-            ahead = [[b.extract_value(values[12], (g, k)) for k in range(group.count)]
+            ahead = [_group(b, b.extract_value(values[12], g), group)
                      for g, group in enumerate(fetch)]
             tile.emit(None if always else values[11], ahead, list(zip(gate, values[13:])))
             return context.get_dummy_value()
 
         flag = fresh if always else types.boolean
         given = types.UniTuple(types.int64, strides.count)
-        ahead = types.Tuple([types.UniTuple(types.int64, group.count) for group in fetch])
+        ahead = types.Tuple([types.Tuple([
+            types.int64, types.int64, *(types.UniTuple(types.int64, g.count) for g in group[2:])])
+            for group in fetch])
         return types.void(
             acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag, ahead,
             *gate), codegen
@@ -88,9 +90,10 @@ turn of the outer loop. strides = (s0, s1, s2, rs[, ws]) in elements: of the thr
 between rows, and between the vectors of two steps (without ws the stream is contiguous). fresh:
 whether sums begin at 0, not at what `acc` holds; a sum in several calls is the sum of one, bit for
 bit. Literals: rows, columns, blocks, zs (between steps of the innermost loop), ps (between
-columns), lanes. fetch = ((every, pace, address, ...), ...): step i begins to bring the cache lines
-at each address + (i >> every) * pace (bytes) into the second-level cache; nothing need lie there.
-A line a step, since loads wait behind a burst of them.
+columns), lanes. fetch = ((every, pace, read, written), ...), the last two tuples of addresses: step
+i begins to bring the cache lines at each address + (i >> every) * pace (bytes) into the
+second-level cache, those to be written as this core's own. Nothing need lie there. A line a step,
+since loads wait behind a burst of them.
 """)
 gated_tile = _tile_intrinsic("gated_tile", F32, _fma, """As `tile`, and the weights of step i are
 multiplied by element i of `gate`, an f32 pointer.
@@ -136,10 +139,10 @@ class _Tile:
         )
         self.vector, self.product = ir.VectorType(element, lanes), product
 
-    def emit(self, fresh: ir.Value | None, fetch: list[list[ir.Value]],
+    def emit(self, fresh: ir.Value | None, fetch: list[_Group],
              gate: list[tuple[Pointer, ir.Value]]) -> None:
         """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do. fetch:
-        (every, pace, addresses that move with it) of each pace. gate: none, or one."""
+        groups of lines. gate: none, or one."""
         b, zero = self.b, ir.Constant(self.vector, None)
         count = self.rows * self.columns * self.blocks
         sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
@@ -165,8 +168,9 @@ class _Tile:
                               factors)
                     for every, pace, *addresses in fetch:
                         moved = b.mul(b.lshr(at, every), pace)
-                        for address in addresses:
-                            _prefetch(b, b.add(address, moved))
+                        for written, some in enumerate(addresses):
+                            for address in some:
+                                _prefetch(b, b.add(address, moved), written)
                     b.store(b.add(at, constant(I64, 1)), taken)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
@@ -203,12 +207,22 @@ class _Tile:
                 b.store(self.product(b, value, weights[j], b.load(slot)), slot)
 
 
-def _prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
-    """Begins to fetch a cache line. No access: nothing may be mapped there."""
+_Group = tuple[ir.Value, ir.Value, list[ir.Value], list[ir.Value]]
+
+
+def _group(b: ir.IRBuilder, value: ir.Value, kind: Any) -> _Group:
+    """A group of `fetch`: every, pace, addresses to be read, addresses to be written."""
+    addresses = [[b.extract_value(value, (k, i)) for i in range(kind[k].count)] for k in (2, 3)]
+    return (b.extract_value(value, 0), b.extract_value(value, 1), *addresses)
+
+
+def _prefetch(b: ir.IRBuilder, address: ir.Value, written: int) -> None:
+    """Begins to fetch a cache line, to be this core's own if `written`: a store would have to ask
+    the core that has it a second time. No access: nothing may be mapped there."""
     where = b.inttoptr(address, ir.IntType(8).as_pointer())
-    kinds = [where.type, I32, I32, I32]                  # to read, locality 2 of 3, data
+    kinds = [where.type, I32, I32, I32]                  # to write, locality 2 of 3, data
     f = declare(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
-    b.call(f, [where, constant(I32, 0), constant(I32, 2), constant(I32, 1)])
+    b.call(f, [where, constant(I32, written), constant(I32, 2), constant(I32, 1)])
 
 
 @intrinsic(prefer_literal=True)
