@@ -8,6 +8,7 @@ the terms begin anew, so that results are nearer to the truth than those of one 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,21 +29,25 @@ from jitcl.templates.gemm_cpu.template import CACHE_WAY, GemmCpu, Rows, Shape, W
 
 PARAMS = ("m_count", "n_count", "k_count", "nbs", "m_tiles", "panels", "b_panel", "row_steps",
           "sum_steps")
-LIMIT = 16            # of what is added to one another, the largest elements' ratio
+LIMIT = 16            # ratio of largest elements up to which rows, or columns, are added
 LARGEST = 1e37        # element whose sums are far from infinity
+MOST_UNLIKE = 0.5     # of a constant's panels, in which columns are unlike
 SHARE = 5 / 8         # of a core's cache, for first factors and two panels
+STACK_BYTES = 512 << 10         # of first factors
 MOST_TERMS = 512      # of a sum that are added in one go, of each half
 MOST_PARTS = 32
 MOST_BLOCKS = 4
-MOST_UNLIKE = 0.5     # of a constant's panels, in which columns are unlike
 PIECES = 2            # that each thread's share of a step is cut into
 # cycles
 CALL, CALL_SUM = 40, 5          # of a turn, and of each of its vectors of sums, beside its steps
 FACTORS = 18                    # of a vector of each quarter of a, made first factors
 FETCHED = 4                     # lines that a step fetches
 NEAR = 24                       # bytes a cycle from a core's cache
-FAR = 32                        # bytes a cycle from beyond a core's cache, most of them fetched ahead
-GAIN = 0.97                     # of gemm_cpu's cycles: what is closer may be slower
+FAR = 32                        # bytes a cycle from beyond it, most of them fetched ahead
+PLAIN_TERMS = 768               # of a sum that gemm_cpu adds in one go
+GAIN = 0.98                     # of gemm_cpu's cycles: what is closer may be slower
+FEWEST_ROWS = 96                # for fewer, and for fewer terms, weights come too late anyway
+FEWEST_TERMS = 256
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,14 @@ class StrassenCpu:
             return Match(s, blocking, True) if b in group.operands and b.type.layout == ROW else None
         if math.prod(b.type.dims[:-2]) > 1:
             return None
-        unlike = 1 - alike_columns(b.data, blocking.tile.blocks, target.vector_width).mean()
+        unlike = 1 - float(alike_columns(b.data, blocking.tile.blocks, target.vector_width).mean())
         return Match(s, blocking, unlike > 0) if unlike <= MOST_UNLIKE else None
 
     def emit(self, match: Match, hooks: Any) -> list[Emitted]:
         return _Writer(match, hooks).emit()
 
 
+@functools.cache
 def choose(s: Shape, target: Target) -> Blocking | None:
     """The blocking with the fewest cycles, where these are fewer than gemm_cpu's; where the target
     wants it, whatever they are."""
@@ -100,7 +106,10 @@ def choose(s: Shape, target: Target) -> Blocking | None:
     if not found:
         return None
     least, best = min(found, key=lambda pair: pair[0])
-    return best if target.strassen or least < GAIN * plain_cycles(s, target) else None
+    if target.strassen:
+        return best
+    large = s.m >= FEWEST_ROWS and s.k >= FEWEST_TERMS
+    return best if large and least < GAIN * plain_cycles(s, target) else None
 
 
 def _blockings(s: Shape, target: Target) -> Iterator[Blocking]:
@@ -116,7 +125,8 @@ def _blockings(s: Shape, target: Target) -> Iterator[Blocking]:
             for parts in range(1, MOST_PARTS + 1):
                 terms = -(-s.k // (2 * parts * width)) * width
                 room = SHARE * target.cache_bytes - 4 * 4 * terms * 2 * blocks * width
-                tiles = int(room) // (4 * 7 * terms * columns)
+                tiles = min(int(room) // (4 * 7 * terms * columns),
+                            STACK_BYTES // (4 * 9 * columns * pitch(terms, width)))
                 if terms <= MOST_TERMS and tiles > 0:
                     m_tiles, _ = Blocking(tile, 1, terms).counts(s, width)
                     yield Blocking(tile, min(tiles, m_tiles), terms)
@@ -141,8 +151,9 @@ def plain_cycles(s: Shape, target: Target) -> float:
     nbs = -(-s.n // target.vector_width)
     tile = choose_tile(1, s.m, nbs, target, fmas=target.fmas)
     tiles = -(-s.m // tile.columns) * -(-nbs // tile.blocks)
-    turn = CALL + CALL_SUM * tile.columns * tile.blocks / 2
-    return tiles * (s.k * step(tile, target, 1) + turn) + 4 * s.k * s.n / FAR
+    turn, parts = CALL + CALL_SUM * tile.columns * tile.blocks / 2, -(-s.k // PLAIN_TERMS)
+    total = tiles * (s.k * step(tile, target, 1) + parts * turn)
+    return total + 4 * s.k * s.n / FAR + 8 * s.m * s.n * (parts - 1) / FAR
 
 
 def step(tile: Tile, target: Target, streams: int) -> float:
@@ -155,12 +166,13 @@ def step(tile: Tile, target: Target, streams: int) -> float:
 
 
 def alike_columns(b: np.ndarray, blocks: int, width: int) -> np.ndarray:
-    """Of a constant [..., K, N], what `columns.py.j2` finds: i32 [panels]."""
+    """Of a constant [..., K, N], what `columns.py.j2` finds of a computed one: i32 [panels]."""
     most = np.abs(b.reshape(b.shape[-2:])).max(0, initial=0.0)
-    side = blocks * width
-    most = np.append(most, np.zeros(-len(most) % (2 * side), most.dtype)).reshape(-1, 2, side)
+    count, side = len(most), blocks * width
+    most = np.append(most, np.zeros(-count % (2 * side), most.dtype)).reshape(-1, 2, side)
+    missing = np.arange(most.size).reshape(most.shape)[:, 1] >= count
     low, high = most.min(1), most.max(1)
-    return np.all((high <= LIMIT * low) & (high <= LARGEST), axis=1).astype(np.int32)
+    return np.all((high <= LIMIT * low) & (high <= LARGEST) | missing, axis=1).astype(np.int32)
 
 
 class _Writer(Writer):
@@ -180,7 +192,7 @@ class _Writer(Writer):
         body = self.hooks.render(
             "strassen_cpu/numba.py.j2", entry=ENTRY, rows=rows, deep=deep, checked=self.checked,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands], params=PARAMS,
-            touched=["y", *alike(vector)] if vector else [], vector_lines=vector or [],
+            touched=alike(vector) if vector else [], vector_lines=vector or [],
             scalar_lines=scalar, ROWS=b.tile.columns, NB=b.tile.blocks, W=width, TILES=b.tiles,
             TERMS=b.terms, PITCH=pitch(b.terms, width), LIMIT=f"f32({LIMIT})",
             LARGEST=f"f32({LARGEST})")
