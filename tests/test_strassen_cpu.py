@@ -1,4 +1,4 @@
-"""Products by seven of halves on the CPU: results, what rows and columns do to each other, choice."""
+"""Products by seven of halves on the CPU: results, what rows do to one another, the choice."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def test_what_is_not_finite_stays_in_its_row(constant):
     arrays = [normal(*i.type.dims, seed=k) for k, i in enumerate(inputs)]
     loaded, _ = load(y, inputs)
     want = loaded.run(arrays)[0].copy()
-    for bad, row, column in itertools.product([np.nan, np.inf, -np.inf, 3e38], [0, 20, 59], [3, 127]):
+    places = itertools.product([0, 20, 59], [3, 127])
+    for (row, column), bad in itertools.product(places, [np.nan, np.inf, -np.inf, 3e38]):
         spoilt = arrays[0].copy()
         spoilt[row, column] = bad
         got = loaded.run([spoilt, *arrays[1:]])[0]

@@ -21,8 +21,8 @@ from jitcl.templates.strassen_cpu.template import StrassenCpu
 from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 TEMPLATES: tuple[Template, ...] = (
-    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), StrassenCpu(), GemmCpu(), PoolCpu(),
-    RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu(),
+    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), StrassenCpu(), GemmCpu(),
+    PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu(),
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )
 

@@ -123,8 +123,9 @@ def spread_tile(typingctx, first, second, a, w, minus, terms, columns, blocks, p
         one, zero = constant(I64, 1), constant(I64, 0)
         differs, *signs, fresh0, fresh1 = [b.extract_value(v[11], k) for k in range(5)]
         ahead = [_group(b, b.extract_value(v[12], g), group) for g, group in enumerate(fetch)]
-        tile = _Tile(b, F32, _fma, (sig.args[0], *sig.args[2:4]), [v[0], v[2], v[3]],
-                     [one, one, one, v[5], v[5]], [*[zero] * 4, constant(I64, ws)], 1, columns, blocks, 1, ps, lanes)
+        counts, strides = [one, one, one, v[5], v[5]], [*[zero] * 4, constant(I64, ws)]
+        tile = _Tile(b, F32, _fma, (sig.args[0], *sig.args[2:4]), [v[0], v[2], v[3]], counts,
+                     strides, 1, columns, blocks, 1, ps, lanes)
         sums = tile.sums(None)
         with b.if_else(b.icmp_signed("!=", differs, zero)) as (less, plain):
             with less:

@@ -1,9 +1,9 @@
 """Large matrix products by seven products of halves where there were eight.
 
 Strassen, "Gaussian elimination is not optimal", 1969, once for each register tile. As in Huang et
-al., "Strassen's algorithm reloaded", 2016, sums of operands are made as these are packed and none of
-the seven products is ever in memory; here the second factors aren't even packed. Sums of a part of
-the terms begin anew, so that results are nearer to the truth than those of one long sum.
+al., "Strassen's algorithm reloaded", 2016, sums of operands are made as these are packed and none
+of the seven products is ever in memory; here the second factors aren't even packed. Sums of a part
+of the terms begin anew, so that results are nearer to the truth than those of one long sum.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class StrassenCpu:
             return None
         b = node.inputs[1]
         if b.op != "const":
-            return Match(s, blocking, True) if b in group.operands and b.type.layout == ROW else None
+            stored = b in group.operands and b.type.layout == ROW
+            return Match(s, blocking, True) if stored else None
         if math.prod(b.type.dims[:-2]) > 1:
             return None
         unlike = 1 - float(alike_columns(b.data, blocking.tile.blocks, target.vector_width).mean())
