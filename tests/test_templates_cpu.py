@@ -4,6 +4,8 @@ epilogues. Matrix products: tests/test_gemm_cpu.py.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -444,3 +446,25 @@ def texts(name):
     outputs, inputs, _ = conv_case(**CONVS[name])
     graph = Graph("t", tuple(inputs), tuple((f"y{k}", n) for k, n in enumerate(outputs)))
     return "".join(k.body for k in generate(graph, fuse(graph), DEVICE.target).plan.kernels)
+
+
+def depthwise_plan(height, mean):
+    """A depthwise convolution in blocks, whose pixels are summed if `mean`."""
+    x = graph_input("x", TensorType("f32", (1, 2 * WIDTH, height, 9)))
+    w = np.ones((2 * WIDTH, 1, 3, 3), np.float32)
+    y = b.conv(x, const(w), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1),
+               group=2 * WIDTH)
+    y = laid_out(y, blocks())
+    z = b.reduce_mean(y, axes=(2, 3), keepdims=True) if mean else b.neg(y)
+    graph = Graph("t", (x,), (("y", y), ("z", z)))
+    target = dataclasses.replace(DEVICE.target, compute_units=2)
+    plan = generate(graph, fuse(graph, target), target).plan
+    return next(k.body for k in plan.kernels if k.template == "depthwise_cpu"
+                and "lane_tile(" in k.body)
+
+
+@pytest.mark.parametrize("height, mean, rows", [(8, False, True), (7, False, False),
+                                                (8, True, False)])
+def test_threads_share_rows_of_depthwise_results_unless_their_pixels_are_summed(
+        height, mean, rows):
+    assert ("share(oh, tid, nthreads)" in depthwise_plan(height, mean)) == rows

@@ -21,7 +21,7 @@ from jitcl.codegen.variants import Faults, Ladder, Variant
 from jitcl.codegen.written import Launch, Writer, Written
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
-from jitcl.ir.group import Group, Join, is_literal
+from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
 from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
 from jitcl.target import Target
@@ -53,7 +53,7 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     which makes them live longer. Raises BuildError where no variant is left.
     """
     ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host)
-    groups = joined(graph, groups, Writer(target, templates))
+    groups = with_sums_marked(joined(graph, groups, Writer(target, templates)))
     if joins and target.kind == "cpu":
         groups = in_place(graph, groups)
     return _Generator(graph, ladder).run(groups)

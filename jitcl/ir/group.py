@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jitcl.ir.graph import Node, toposort
@@ -19,6 +20,7 @@ class Group:
     root: Node
     inlined: frozenset[Node]                 # without the root
     anchor: Node | None = None
+    summed: bool = False                     # a reader sums its pixels, channel by channel
 
     @cached_property
     def members(self) -> list[Node]:
@@ -54,12 +56,27 @@ class Chain(Group):
     def of(parts: tuple[Group, ...]) -> Chain:
         *_, last = parts
         nodes = {n for part in parts for n in (part.root, *part.inlined)}
-        return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts)
+        return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts=parts)
 
 
 @dataclass(frozen=True)
 class Join(Group):
     """A concatenation that no kernel computes: its operands are written into its buffer."""
+
+
+def with_sums_marked(groups: Sequence[Group]) -> list[Group]:
+    """The groups, each of which knows whether its pixels are summed."""
+    summed = {n for group in groups if _sums_pixels(group.anchor) for n in group.operands}
+    return [replace(group, summed=True) if group.root in summed else group for group in groups]
+
+
+def _sums_pixels(node: Node | None) -> bool:
+    """Whether it reduces all axes behind the channels."""
+    if node is None or not node.op.startswith("reduce_") or node.inputs[0].type.rank < 3:
+        return False
+    rank = node.inputs[0].type.rank
+    axes = {int(a) % rank for a in node.attr("axes")} or set(range(rank))
+    return set(range(2, rank)) <= axes
 
 
 def is_literal(node: Node) -> bool:

@@ -28,7 +28,7 @@ from jitcl.devices.cpu.tiles import lane_tile
 from jitcl.devices.cpu.vector import *
 
 
-def depthwise_14_e2b758a0e2(args, tid, nthreads):
+def depthwise_14_caed6bf6ac(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -50,10 +50,11 @@ def depthwise_14_e2b758a0e2(args, tid, nthreads):
     acc = scratch(176, "f32")
     turned = scratch(64, "f32")
 
-    tasks = n_count * kbs * oh
-    for task in range(share(tasks, tid, nthreads), share(tasks, tid + 1, nthreads)):
-        image = div(task, oh)
-        h = task - image * oh
+    top = share(oh, tid, nthreads)
+    bottom = share(oh, tid + 1, nthreads)
+    image = 0
+    h = top
+    for task in range(n_count * kbs * (bottom - top)):
         n = div(image, kbs)
         kb = image - n * kbs
         source = image * a_block + a_first + h * a_row
@@ -71,3 +72,7 @@ def depthwise_14_e2b758a0e2(args, tid, nthreads):
                     yo = ((n * channels + ch) * y_height + h) * y_width + w
                     v = vload(turned, lane * 8, 8)
                     vstore_part(y, yo, v, count)
+        h += 1
+        if h == bottom:
+            h = top
+            image += 1

@@ -273,6 +273,7 @@ class Writer:
             grouped=s.groups > 1,
             uneven=per_group % tile.blocks != 0,
             order=order,
+            by_rows=inner,
             deep=deep,
             touched=touched,
             y_bytes=dtypes.itemsize(self.root.dtype),

@@ -31,6 +31,7 @@ PARAMS = (
     "y_height",
 )
 MOST_COLUMNS = 14
+FEWEST_ROWS, ROWS_A_CORE = 8, 3     # of an image that threads share by rows, not by channels
 
 
 def pack_filters(w: np.ndarray, width: int) -> np.ndarray:
@@ -101,6 +102,8 @@ class DepthwiseCpu:
             step=s.strides[1],
             dilation=s.dilations[1],
             halo=halo,
+            by_rows=not group.summed and s.out[0] >= max(
+                FEWEST_ROWS, ROWS_A_CORE * hooks.target.compute_units),
             halo_rows=halo_rows,
             vector_lines=vector or [],
             pixel_lines=pixels or [],
