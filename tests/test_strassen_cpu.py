@@ -67,6 +67,8 @@ def product(m, k, n, *, weights=None, constant=True, bias=False, residual=False,
 VIEWS = {                                     # how a is stored, and how it becomes [.., m, k]
     "heads": (lambda s: (1, s[1] // 32, s[0], 32), lambda x: g.reshape(
         g.transpose(x, perm=(0, 2, 1, 3)), shape=(x.type.dims[2], 32 * x.type.dims[1]))),
+    "narrow heads": (lambda s: (1, s[1] // 24, s[0], 24), lambda x: g.reshape(
+        g.transpose(x, perm=(0, 2, 1, 3)), shape=(x.type.dims[2], 24 * x.type.dims[1]))),
     "transposed": (lambda s: (s[1], s[0]), lambda x: g.transpose(x, perm=(1, 0))),
 }
 
@@ -94,6 +96,7 @@ CASES = {
     "parts that are not equal": {"m": 75, "k": 1120, "n": 6 * WIDTH},
     "blocks of rows": {"m": 900, "k": 320, "n": 8 * WIDTH, "residual": True},
     "heads": {"m": 90, "k": 192, "n": 8 * WIDTH, "bias": True, "view": "heads"},
+    "heads that are no whole vectors": {"m": 90, "k": 192, "n": 8 * WIDTH, "view": "narrow heads"},
     "transposed rows": {"m": 90, "k": 192, "n": 8 * WIDTH, "view": "transposed"},
     "a batch": {"m": 30, "k": 96, "n": 8 * WIDTH, "batch": (2, 3), "bias": True},
     "two inputs": {"m": 90, "k": 192, "n": 8 * WIDTH, "constant": False, "bias": True},
