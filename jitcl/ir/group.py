@@ -75,7 +75,7 @@ def _sums_pixels(node: Node | None) -> bool:
     if node is None or not node.op.startswith("reduce_") or node.inputs[0].type.rank < 3:
         return False
     rank = node.inputs[0].type.rank
-    axes = {int(a) % rank for a in node.attr("axes")} or set(range(rank))
+    axes = {int(a) % rank for a in node.attr("axes") or ()} or set(range(rank))
     return set(range(2, rank)) <= axes
 
 
