@@ -33,7 +33,7 @@ def test_one_core_has_no_other(monkeypatch):
 
 
 @pytest.mark.parametrize("seconds, says", [
-    (0.0, None), (8e-8, "the cores are near"), (4e-7, "far: what one writes comes late")])
+    (0.0, None), (8e-8, "in 80 ns; the cores are near"), (4e-7, "far: what one writes comes late")])
 def test_people_are_told(seconds, says):
     lines: list[str] = []
     out = SimpleNamespace(print=lambda text: lines.append(str(text)))

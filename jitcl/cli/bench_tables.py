@@ -199,7 +199,7 @@ def _print_kernels(out: Console, line: Roofline, count: int) -> None:
               f"{widths}")
     if peaks.handover:
         near = "near" if peaks.handover < NEAR else "far: what one writes comes late to the other"
-        out.print(f"a cache line goes to another core and back in {duration(peaks.handover)}; "
+        out.print(f"a cache line goes to another core and back in {1e9 * peaks.handover:.0f} ns; "
                   f"the cores are {near}")
     if any(p.of_roof > 1 for p in line.placed[:count]):
         out.print("above 100%: Winograd's and Strassen's kernels compute less than is counted, "
