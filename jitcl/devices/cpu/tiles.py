@@ -44,9 +44,9 @@ def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
 
 
 def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
-                    beside: str = "") -> Any:
+                    gated: bool = False) -> Any:
     def typed(acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh, fetch,
-              *other):
+              *gate):
         shape = [t.literal_value for t in (rows, columns, blocks, zs, ps, lanes)]
         always = isinstance(fresh, types.BooleanLiteral) and fresh.literal_value
 
@@ -54,8 +54,8 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
             n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
             s = [b.extract_value(values[4], k) for k in range(strides.count)]
             tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
-            if other:
-                setattr(tile, beside, (other[0], values[13]))
+            if gate:
+                tile.gate = (gate[0], values[13])
             ahead = [_group(b, b.extract_value(values[12], g), group)
                      for g, group in enumerate(fetch)]
             tile.emit(None if always else values[11], ahead)
@@ -68,18 +68,18 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
             for group in fetch])
         return types.void(
             acc, a, w, _COUNTS, given, rows, columns, blocks, zs, ps, lanes, flag, ahead,
-            *other), codegen
+            *gate), codegen
 
     def plain(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh,
               fetch):
         return typed(acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh, fetch)
 
-    def with_other(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes,
-                   fresh, fetch, other):
+    def with_gate(typingctx, acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes,
+                  fresh, fetch, gate):
         return typed(acc, a, w, counts, strides, rows, columns, blocks, zs, ps, lanes, fresh, fetch,
-                     other)
+                     gate)
 
-    op = with_other if beside else plain
+    op = with_gate if gated else plain
     op.__name__, op.__doc__ = name, doc
     return intrinsic(prefer_literal=True)(op)
 
@@ -99,7 +99,7 @@ since loads wait behind a burst of them.
 """)
 gated_tile = _tile_intrinsic("gated_tile", F32, _fma, """As `tile`, and the weights of step i are
 multiplied by element i of `gate`, an f32 pointer.
-""", beside="gate")
+""", gated=True)
 dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
 
 An element of `a` is four unsigned bytes, one of `w` four signed bytes; a step adds four products to
