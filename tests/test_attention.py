@@ -117,6 +117,46 @@ def test_the_largest_score_is_found_wherever_it_is():
     np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("excess", [20, 40, 200], ids=["within the limit", "beyond", "far beyond"])
+def test_scores_may_exceed_those_of_the_first_keys(excess):
+    """Rows take what they subtract from their first scores; some then need more."""
+    y, inputs = attention((1, 2, 60, 170, 16, 16), x("mask", 60, 170))
+    fed = feeds(inputs)
+    fed["mask"][:] = 0
+    fed["mask"][::7, 160:] = excess
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_is_the_same_whichever_rows_are_beside_it():
+    """The second time a tile is computed, only rows that need it come out otherwise."""
+    y, inputs = attention((1, 2, 60, 170, 16, 16), x("mask", 60, 170))
+    fed = feeds(inputs)
+    fed["mask"][:] = 0
+    before = run(y, inputs, fed)
+    fed["mask"][::7, 160:] = 100
+    got = run(y, inputs, fed)
+    same = np.arange(60) % 7 > 0
+    np.testing.assert_array_equal(got[:, :, same], before[:, :, same])
+    assert (got[:, :, ~same] != before[:, :, ~same]).any(-1).all()
+
+
+@pytest.mark.parametrize("masked", [-np.inf, -3e38, -1e9, -1e4], ids=str)
+@pytest.mark.parametrize("shift", [0, -60, 60], ids=["plain", "tiny powers", "huge powers"])
+def test_the_first_keys_may_be_masked(masked, shift):
+    y, inputs = attention((1, 2, 60, 170, 16, 16), x("mask", 60, 170))
+    fed = feeds(inputs)
+    fed["mask"][:] = shift
+    fed["mask"][10:40, :50] = masked
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
+
+
+def test_many_keys_come_in_blocks():
+    y, inputs = attention((1, 1, 40, 7000, 16, 16))
+    fed = feeds(inputs)
+    fed["k"][0, 0, 6990] *= 30           # far from the first, in the last block
+    np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
+
+
 def test_large_scores_do_not_overflow():
     y, inputs = attention(SHAPES["ragged"])
     fed = feeds(inputs)

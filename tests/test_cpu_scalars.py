@@ -176,6 +176,65 @@ def test_vectors_are_within_the_same_errors(lanes):
         np.testing.assert_array_equal(y[endless], np.sign(want[endless]) * np.inf, err_msg=name)
 
 
+def over_vectors(entry, lines, lanes, into=""):
+    """Text that runs `lines`, from the vector `x` to `r`, over all of a; r goes to y, as a vector
+    or one number for each."""
+    return HEAD + f"""def {entry}(args, tid, nthreads):
+    a = ptr(args, 0, 'f32')
+    y = ptr(args, 1, 'f32')
+    for i in range(param(args, 2) // {lanes}):
+        x = vload(a, {lanes} * i, {lanes})
+        {lines}
+        store(y, {into or f"{lanes} * i"}, r)
+"""
+
+
+def ran(text, entry, x, y):
+    """y, after the kernel."""
+    made = load_kernels(compile_kernels([KernelSource(entry, text, "numba")]))
+    _NATIVE(made[entry])(np.array([x.ctypes.data, y.ctypes.data, x.size], np.int64).ctypes.data,
+                         0, 1)
+    return y
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("base", [0.0, 3.7, -250.0, 1000.0])
+def test_powers_less_a_base_differ_by_one_factor(lanes, base):
+    x = floats(base - 80, base + 80)[:200_000]
+    entry = f"t_less_{lanes}_{int(abs(base))}"
+    lines = f"r = exp_less(x, exp_base(splat(f32({base}), {lanes})))"
+    got = ran(over_vectors(entry, lines, lanes), entry, x, np.zeros_like(x)).astype(np.float64)
+    less = x.astype(np.float64) - np.float32(base)
+    ratio = got / np.exp(less)
+    factor = np.median(ratio[np.abs(less) < 0.1])
+    assert abs(factor - 1) <= 1e-7 * (1 + abs(base))
+    assert (np.abs(ratio / factor - 1) <= 1.3e-7 + 7.5e-8 * np.abs(less)).all()
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_powers_less_a_base_have_their_limits(lanes):
+    x = np.resize(np.array([-np.inf, np.inf, np.nan, -1e30, 1e30, 7, -3e38, -200], "f4"), 16)
+    entry = f"t_less_limits_{lanes}"
+    lines = f"r = exp_less(x, exp_base(splat(f32(7), {lanes})))"
+    got = ran(over_vectors(entry, lines, lanes), entry, x, np.full_like(x, -7))
+    want = np.resize(np.array([0, np.inf, np.nan, 0, np.inf, 1, 0, 0], "f4"), 16)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_the_largest_and_the_smallest_lane(lanes):
+    """Wherever they are; NaN wherever one is."""
+    rows = [np.roll(np.arange(lanes) - lanes / 2, k) for k in range(lanes)]
+    rows += [np.where(np.arange(lanes) == k, np.nan, 1) for k in range(lanes)]
+    rows += [np.full(lanes, v) for v in (np.inf, -np.inf)]
+    x = np.array(rows, np.float32)
+    for name, want in ("max", x.max(1)), ("min", x.min(1)):
+        entry = f"t_lanes_{name}_{lanes}"
+        text = over_vectors(entry, f"r = lanes_{name}(x)", lanes, "i")
+        got = ran(text, entry, x, np.full(len(x), -7, np.float32))
+        np.testing.assert_array_equal(got, want)
+
+
 def test_pow_matches_c99(functions):
     rng = np.random.default_rng(1)
     x, y = (

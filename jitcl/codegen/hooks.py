@@ -159,19 +159,19 @@ class Hooks:
         )
         return (*operands, Buffer(self.result, root.type.dtype, root.type.physical, "out"))
 
-    def row_epilogue(self, width: int, into: str = "") -> list[str] | None:
+    def row_epilogue(self, width: int, into: str = "", whole: bool = False) -> list[str] | None:
         """Lines that store the root at address `yo` from the vector `v` of columns nb * width +
         lane of row `row`.
 
         The root is row-major; `row` counts over all its axes but the last. The last vector of a row
-        may be partial. `into`: the address that is stored to, if not `yo`. None where the epilogue
-        is no function of whole vectors.
+        may be partial, unless this one is `whole`. `into`: a variable that takes the value, which
+        is stored nowhere then. None where the epilogue is no function of whole vectors.
         """
         columns = self.group.root.type.dims[-1]
         lane = E.var("lane", extent=width)
         at = self._row_place(lane, width)
         value = self.epilogue(at, self._sum())
-        left = f"{columns} - nb * {width}" if columns % width else ""
+        left = f"{columns} - nb * {width}" if columns % width and not whole else ""
         try:
             return EpilogueRenderer(
                 self._buffers(self.group.root),

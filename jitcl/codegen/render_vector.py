@@ -188,10 +188,11 @@ class EpilogueRenderer(VectorRenderer):
     variable `v`.
 
     Operands of y's shape, read at y's indices, are read at y's own address (the text `at`), so that
-    the kernel serves any size; `into` is where y is stored, if elsewhere. `channels_left` is the
-    text of how many channels a block has, where the last one may have fewer than `width`: its other
-    lanes are stored as 0, or with `partial` not at all. Names in `space` are spatial indices that
-    the kernel does not have (it flattens them): any other dependence on them is refused.
+    the kernel serves any size; `into` is a variable that takes the value in place of y.
+    `channels_left` is the text of how many channels a block has, where the last one may have fewer
+    than `width`: its other lanes are stored as 0, or with `partial` not at all. Names in `space`
+    are spatial indices that the kernel does not have (it flattens them): any other dependence on
+    them is refused.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class EpilogueRenderer(VectorRenderer):
             channels_left,
             frozenset(space),
         )
-        self.partial, self.into = partial, into or at
+        self.partial, self.into = partial, into
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
         # addresses are left whole: a named one would not be seen to be a vector's
         kernel = share(Kernel("epilogue", buffers, body), addresses=False)
@@ -250,8 +251,10 @@ class EpilogueRenderer(VectorRenderer):
     def store(self, s: Store, pad: str) -> list[str]:
         value = stored_value(s.value)
         text = self.splat(value)
+        if self.into:
+            return [f"{pad}{self.into} = {text}"]
         if self.channels_left and self.partial:
-            return [f"{pad}vstore_part({s.buffer}, {self.into}, {text}, {self.channels_left})"]
+            return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]
         if self.channels_left:
             text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, f32(0))"
-        return [f"{pad}store({s.buffer}, {self.into}, {text})"]
+        return [f"{pad}store({s.buffer}, {self.at}, {text})"]

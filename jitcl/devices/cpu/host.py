@@ -16,7 +16,8 @@ import llvmlite.binding as llvm
 from jitcl import config
 from jitcl.target import Target
 
-_LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "tiles", "vector", "vtypes")
+_LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "scheduling", "tiles",
+             "vector", "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
 _RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avx2", "avx", "fma", "f16c", "sse4.1", "neon",
              "fp-armv8")

@@ -385,6 +385,9 @@ TABLE: dict[str, tuple[int, Generate, Any]] = {
 OPERATIONS = {
     public(name): make(name, arity, generate, result)
     for name, (arity, generate, result) in TABLE.items()
+} | {
+    name: make(name, arity, _elementary(name), doc=str(elementary.F32[name].__doc__))
+    for name, arity in (("exp_base", 1), ("exp_less", 2))
 }
 
 

@@ -20,6 +20,7 @@ scope, so loops vectorise without checks at run time.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -309,12 +310,22 @@ def _reduce(b: ir.IRBuilder, name: str, element: Any, x: ir.Value) -> ir.Value:
         return b.call(
             fn, [constant(scalar, -0.0), x], fastmath=REDUCE
         )  # reassoc: a tree, of fixed shape
-    full = {
-        "add": "add",
-        "max": "fmaximum" if is_float else "smax",
-        "min": "fminimum" if is_float else "smin",
-    }[name]
+    if is_float:                # half by half: LLVM's fmaximum takes the lanes one by one
+        while isinstance(x.type, ir.VectorType):
+            n = x.type.count // 2
+            halves = [_lanes(b, x, range(k, k + n)) for k in (0, n)]
+            x = TABLE[name][1](b, element, halves)
+        return x
+    full = {"add": "add", "max": "smax", "min": "smin"}[name]
     return b.call(declare(b, f"llvm.vector.reduce.{full}.{mangle(x.type)}", scalar, [x.type]), [x])
+
+
+def _lanes(b: ir.IRBuilder, x: ir.Value, numbers: Sequence[int]) -> ir.Value:
+    """Some lanes of a vector, as a vector; one, as a scalar."""
+    if len(numbers) == 1:
+        return b.extract_element(x, constant(I32, numbers[0]))
+    mask = ir.Constant(ir.VectorType(I32, len(numbers)), [ir.Constant(I32, k) for k in numbers])
+    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), mask)
 
 
 lanes_add = _reduction("add", "Sum of the lanes, in an order that depends on the lane count only.")

@@ -1,7 +1,9 @@
 """Attention: scores, their softmax and its product with the values, without the scores in memory.
 
 Of scores no more than a tile's rows exist at a time (Rabe and Staats, "Self-attention does not need
-O(n^2) memory", 2021, with whole rows: they fit into the cache of a CPU).
+O(n^2) memory", 2021, with whole rows as long as they fit into the cache of a CPU). What scores are
+less before their exponentials are taken is a number of about the right size, and not the largest of
+the row, which would have to be known first.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, step_cycles
 from jitcl.templates.gemm_cpu.template import CACHE_WAY, GemmCpu, Shape, Writer, most_rows
 
-PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_panels", "k_image", "k_panel", "v_count",
-          "v_blocks", "v_panels", "v_image", "v_panel", "q_heads", "q_head", "q_image")
-ROWS_BYTES = 192 << 10      # of a tile's scores, on a thread's stack and in its second-level cache
+PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
+          "q_head", "q_image")
+LIMIT = 2.0**40             # of a row's sum of powers: beyond it, values above 2**88 might overflow
+MASKED = -1000              # what is less is no score
+ROWS_BYTES = 192 << 10      # of a tile's powers, on a thread's stack and in its second-level cache
 FEWEST_ROWS = 8             # of queries: fewer are a matter of bytes, not of arithmetic
 
 
@@ -67,7 +71,7 @@ class AttentionCpu:
         if not same_rows or scores.n != result.k or scores.m < FEWEST_ROWS:
             return None
         guarded = softmax_of(softmax, first.root)
-        if guarded is None or 4 * FEWEST_ROWS * stride(scores.n, target) > ROWS_BYTES:
+        if guarded is None or 4 * FEWEST_ROWS * result.n > ROWS_BYTES:
             return None
         return Attention(scores, result, guarded)
 
@@ -76,7 +80,7 @@ class AttentionCpu:
         width, target = hooks.target.vector_width, hooks.target
         first, _, last = hooks.group.parts
         before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
-        lines = before.row_epilogue(width, "at"), after.row_epilogue(width)
+        lines = before.row_epilogue(width, "s"), after.row_epilogue(width)
         if lines[0] is None or lines[1] is None:
             return None
         tile, v_tile = choose_tiles(a, target)
@@ -88,15 +92,20 @@ class AttentionCpu:
         else:
             q, arranged = keys.rows(tile.columns)
             emitted.append(arranged)
+        panels, block = key_blocks(a, tile, width)
         k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
         own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
                for n in operands_of(text, part)]
         body = hooks.render(
             "attention_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, guarded=a.guarded,
             operands=[(name, n.type.dtype) for name, n in own], score_lines=lines[0],
-            lines=lines[1], ROWS=tile.columns, NB=tile.blocks, VB=v_tile.blocks, W=width,
-            N=a.scores.n, NBS=-(-a.scores.n // width), STRIDE=stride(a.scores.n, target),
-            stored=stored)
+            whole_lines=before.row_epilogue(width, "s", True), lines=lines[1], ROWS=tile.columns,
+            NB=tile.blocks, VB=v_tile.blocks, W=width, N=a.scores.n, NBS=-(-a.scores.n // width),
+            KP=panels, BLOCK=block, BLOCKS=-(-panels // block),
+            STRIDE=stride(block * tile.blocks * width, width),
+            VN=a.result.n, VBS=-(-a.result.n // width), LIMIT=f"f32({LIMIT})",
+            LEAST=f"f32({1 / LIMIT})", MASKED=f"f32({MASKED})", stored=stored,
+            VP=-(-a.result.n // (width * v_tile.blocks)))
         arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
         params = numbers(a, tile, v_tile, width, stored)
@@ -144,12 +153,18 @@ def is_softmax(root: Node, x: Node) -> bool:
                     for n in (total, most)))
 
 
-def stride(columns: int, target: Target) -> int:
-    """Elements from a row of scores to the next: whole vectors, and not in one set of a
-    first-level cache."""
-    width = target.vector_width
+def stride(columns: int, width: int) -> int:
+    """Elements from a row of powers to the next: whole vectors, and not in one set of a first-level
+    cache."""
     whole = -(-columns // width) * width
     return whole + width if 4 * whole % CACHE_WAY == 0 else whole
+
+
+def key_blocks(a: Attention, tile: Tile, width: int) -> tuple[int, int]:
+    """Panels of keys, and how many of them are in a block: equally many in all but the last."""
+    panels = -(-a.scores.n // (tile.blocks * width))
+    blocks = -(-4 * tile.columns * panels * tile.blocks * width // ROWS_BYTES)
+    return panels, -(-panels // blocks)
 
 
 def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
@@ -157,7 +172,7 @@ def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
     width = target.vector_width
     counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
     best, least = (Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
-    most = min(MOST_COLUMNS, a.scores.m, ROWS_BYTES // (4 * stride(a.scores.n, target)))
+    most = min(MOST_COLUMNS, a.scores.m, ROWS_BYTES // (4 * a.result.n))
     for rows in (r for r in range(1, most + 1) if fits(r, 1, target)):
         pair, cycles = [], 0.0
         for blocks, terms in counts:
@@ -195,14 +210,12 @@ def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries 
             ) -> tuple[int, ...]:
     """The values of PARAMS."""
     s, r = a.scores, a.result
-    v_blocks = -(-r.n // width)
-    k_panels, v_panels = -(-s.n // (width * tile.blocks)), -(-v_blocks // v_tile.blocks)
     k_panel, v_panel = s.k * tile.blocks * width, r.k * v_tile.blocks * width
     values = {
         "batch": s.batch, "m_count": s.m, "depth": s.k, "m_tiles": -(-s.m // tile.columns),
-        "k_panels": k_panels, "k_image": 0 if s.merged else k_panels * k_panel,
-        "k_panel": k_panel, "v_count": r.n, "v_blocks": v_blocks, "v_panels": v_panels,
-        "v_image": 0 if r.merged else v_panels * v_panel, "v_panel": v_panel,
+        "k_image": 0 if s.merged else -(-s.n // (tile.blocks * width)) * k_panel,
+        "k_panel": k_panel,
+        "v_image": 0 if r.merged else -(-r.n // (v_tile.blocks * width)) * v_panel,
         "q_heads": stored.heads if stored else 1, "q_head": stored.head if stored else 0,
         "q_image": stored.image if stored else 0,
     }
