@@ -441,6 +441,14 @@ def test_a_convolution_of_a_large_input_is_the_same_bit_for_bit(name, groups, mo
             assert run_once() == parts
 
 
+@pytest.mark.parametrize("groups, at_once", [
+    (3, 3), (8, 8), (9, 5), (10, 5), (12, 6), (13, 7), (14, 7), (24, 8), (28, 7)])
+def test_groups_share_an_input_in_equal_numbers(groups, at_once):
+    """Threads split tiles, whatever the number of groups that these are computed for: of 8 and 4
+    groups one thread would have twice the work."""
+    assert conv.groups_at_once(groups) == at_once
+
+
 def texts(name):
     """Sources of a convolution's kernels."""
     outputs, inputs, _ = conv_case(**CONVS[name])

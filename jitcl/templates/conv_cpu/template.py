@@ -199,6 +199,13 @@ class Phase:
     first: tuple[int, int]
 
 
+def groups_at_once(groups: int) -> int:
+    """Of so many groups of output channels, how many use an input before the next is read: equally
+    many each time, if they can be, since threads take equally many tiles."""
+    even = next((n for n in range(WIDE, WIDE // 2, -1) if groups % n == 0), 0)
+    return even or -(-groups // -(-groups // WIDE))
+
+
 class Writer:
     """Writes the kernel of one convolution (or of one phase of a transposed one)."""
 
@@ -278,7 +285,7 @@ class Writer:
             touched=touched,
             y_bytes=dtypes.itemsize(self.root.dtype),
             TILES=WIDE_TILES if wide else MOST_TILES,
-            GROUPS=WIDE if wide else 1,
+            GROUPS=groups_at_once(kgs) if wide else 1,
             vector_lines=vector or [],
             pixel_lines=pixels or [],
             scalar_lines=scalar,
