@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_helper
 
 import jitcl
+from jitcl import dtypes
 from jitcl.errors import ModelError
 from jitcl.frontends.onnx import slim
 from jitcl.frontends.onnx.model import load
-from jitcl.ir.graph import Data
+from jitcl.ir.graph import Data, const
+from jitcl.passes.simplify import times
 
 LARGE = np.arange(50_000, dtype=np.float32)
 
@@ -146,6 +148,22 @@ def test_constants_that_are_told_how_to_read_themselves():
     assert data == Data(array) and (data.dtype, data.shape) == (np.int32, (6,)) and not calls
     np.testing.assert_array_equal(data.array, array)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+def test_scaled_weights_are_kept_no_longer_than_the_weights(dtype):
+    factor = np.linspace(-2, 3, 8).reshape(8, 1, 1)
+    for seed, kept in enumerate((True, False)):
+        array = np.random.default_rng(seed).standard_normal((8, 4, 3))
+        array = array.astype(dtypes.to_numpy(dtype))
+        weights = const(array, dtype, None if kept else array.copy)
+        scaled = times(weights, factor)
+        assert scaled is not None and scaled.type == weights.type
+        gone = weakref.ref(scaled.data)
+        assert (gone() is not None) == kept
+        want = (array.astype(np.float64) * factor).astype(array.dtype)
+        np.testing.assert_array_equal(scaled.data, want)
+        assert times(weights, np.full((8, 1, 1), 1.7e308)) is None          # not finite
 
 
 # ---- a file that is gone, or another

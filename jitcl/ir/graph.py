@@ -43,6 +43,11 @@ class Data:
         self._lent: weakref.ref[np.ndarray] | None = None
 
     @property
+    def reloads(self) -> bool:
+        """Whether the elements are held only while somebody else holds them."""
+        return self._reload is not None
+
+    @property
     def array(self) -> np.ndarray:
         if self._held is not None:
             return self._held

@@ -101,10 +101,8 @@ class FoldScale(RewritePass):
         values = channel_values(c, y)
         if values is None:
             return None
-        scaled = w.data.astype(np.float64) * along_weights(y, w, values)
-        if not np.isfinite(scaled.astype(dtypes.to_numpy(w.type.dtype))).all():
-            return None
-        return y.with_inputs((y.inputs[0], const(scaled, w.type.dtype)))
+        scaled = times(w, along_weights(y, w, values))
+        return scaled and y.with_inputs((y.inputs[0], scaled))
 
 
 @dataclass(frozen=True)
@@ -130,10 +128,8 @@ class FoldScaleBefore(RewritePass):
         values = per_axis(found[1].data, x.type.rank, 1, x.type.dims[1])
         if values is None:
             return None
-        scaled = w.data.astype(np.float64) * _along_inputs(node, w, values)
-        if not np.isfinite(scaled.astype(dtypes.to_numpy(w.type.dtype))).all():
-            return None
-        return node.with_inputs((found[0], const(scaled, w.type.dtype)))
+        scaled = times(w, _along_inputs(node, w, values))
+        return scaled and node.with_inputs((found[0], scaled))
 
 
 def weights_of(node: Node) -> Node | None:
@@ -142,6 +138,20 @@ def weights_of(node: Node) -> Node | None:
         return None
     w = node.inputs[1]
     return w if w.op == "const" and (node.op != "matmul" or w.type.rank == 2) else None
+
+
+def times(w: Node, factor: Array) -> Node | None:
+    """Constant weights times a factor; None where a product isn't finite. They are computed again
+    when they are needed, where the weights themselves are read again then."""
+    def scaled() -> Array:
+        product: Array = np.empty(w.type.dims, dtypes.to_numpy(w.type.dtype))
+        with np.errstate(over="ignore"):
+            return np.multiply(w.data, factor, product, dtype=np.float64, casting="unsafe")
+
+    array = scaled()
+    if not np.isfinite(array).all():
+        return None
+    return const(array, w.type.dtype, scaled if w.attr("data").reloads else None)
 
 
 def channel_values(c: Node, node: Node) -> Array | None:
