@@ -62,9 +62,8 @@ def exp_base(e: Emit, x: Any) -> ir.Value:
 
 
 def exp_less(e: Emit, x: Any, base: Any) -> ir.Value:
-    """e**x / e**b where `base` is exp_base(b), in fewer instructions than exp(x - b).
-
-    As exact as that, but for what b's product with log2 e is rounded by: one factor for all x.
+    """e**x / e**b where `base` is exp_base(b), 1.2 ulp beside what x - b is rounded by, in fewer
+    instructions than exp(x - b); but for one factor, since b's product with log2 e is rounded.
     """
     if not e.avx512:
         return exp(e, e.sub(x, base))
@@ -72,9 +71,9 @@ def exp_less(e: Emit, x: Any, base: Any) -> ir.Value:
     t = e.add(y, ROUNDS / 16)
     n = e.sub(t, ROUNDS / 16)
     r = e.within(e.sub(y, n), 0.5)
-    high, low = e.entry(_ROOTS, e.bits_of(t)), e.entry(_ROOTS_LOW, e.bits_of(t))
+    root = e.entry(_ROOTS, e.bits_of(t))
     slope = e.poly(r, 1.6666717827e-1 * LN2**3, 5.0001615286e-1 * LN2**2, LN2)
-    return e.times_power(e.add(high, e.fma(e.mul(high, r), slope, low)), n)
+    return e.times_power(e.fma(e.mul(root, r), slope, root), n)
 
 
 def _rest(e: Emit, x: Any, n: Any) -> ir.Value:
