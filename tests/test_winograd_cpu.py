@@ -37,22 +37,27 @@ def laid_out(node: Node, halo: int, width: int = WIDTH) -> Node:
                      type=node.type.with_(layout=Layout("NCHWc", width, halo)))
 
 
-def filters(k: int, c: int, seed: int = 1) -> np.ndarray:
-    w = np.random.default_rng(seed).standard_normal((k, c, 3, 3))
-    return (w / np.sqrt(9 * c)).astype(np.float32)
+def filters(k: int, c: int, seed: int = 1, taps=(3, 3)) -> np.ndarray:
+    w = np.random.default_rng(seed).standard_normal((k, c, *taps))
+    return (w / np.sqrt(c * np.prod(taps))).astype(np.float32)
 
 
 def conv(x: Node, w: np.ndarray, pads=(1, 1, 1, 1), **attrs) -> Node:
-    return g.conv(x, const(w), **{"strides": (1, 1), "dilations": (1, 1), "group": 1,
+    ones = (1,) * (len(x.type.dims) - 2)
+    return g.conv(x, const(w), **{"strides": ones, "dilations": ones, "group": 1,
                                   "pads": pads, **attrs})
 
 
-def case(x, k, *, pads=(1, 1, 1, 1), source=1, halo=1, residual="", act="relu"):
+def case(x, k, *, pads=(1, 1, 1, 1), source=1, halo=1, residual="", act="relu", along_rows=False):
     """(outputs, inputs) of conv + bias [+ residual in "blocks" or "rows"] + act, in blocks."""
     inputs = [graph_input("x", TensorType("f32", x))]
     data = inputs[0] if source is None else laid_out(g.neg(inputs[0]), source)
-    y = laid_out(conv(data, filters(k, x[1]), pads), halo)
-    bias = const(np.random.default_rng(2).standard_normal((1, k, 1, 1)).astype(np.float32))
+    ones = (1,) * (len(x) - 2)
+    taps = (*ones[1:], 3) if along_rows else (3, 3)
+    w = filters(k, x[1], taps=taps)
+    y = laid_out(conv(data, w, pads), halo)
+    bias = np.random.default_rng(2).standard_normal((1, k, *ones)).astype(np.float32)
+    bias = const(bias)
     y = laid_out(g.add(y, bias), halo)
     if residual:
         inputs.append(graph_input("r", TensorType("f32", y.type.dims)))
@@ -127,6 +132,28 @@ def test_an_epilogue_of_single_elements_is_written_so():
     assert "vload(acc, (r * 4 + c)" not in kernels[-1].body
 
 
+ALONG_ROWS = {
+    "whole tiles": {"x": (1, 32, 48), "k": 32},
+    "ragged, batch": {"x": (3, 19, 37), "k": 37, "halo": 2, "residual": "blocks"},
+    "no padding": {"x": (1, 32, 41), "k": 48, "pads": (0, 0), "source": 0, "halo": 0},
+    "asymmetric": {"x": (2, 32, 40), "k": 32, "pads": (0, 2), "source": 2, "act": "tanh"},
+    "element by element": {"x": (1, 24, 33), "k": 37, "residual": "rows"},
+    "row-major input": {"x": (1, 24, 50), "k": 40, "source": None, "act": "sigmoid"},
+    "rows of an image": {"x": (2, 32, 7, 21), "k": 32, "pads": (0, 1, 0, 1)},
+    "rows of an image, padded": {"x": (1, 32, 3, 30), "k": 32, "pads": (2, 0, 1, 1), "source": 2},
+}
+
+
+@pytest.mark.parametrize("name", ALONG_ROWS)
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_filters_along_rows(name, outputs):
+    nodes, inputs = case(**{"pads": (1, 1), **ALONG_ROWS[name]}, along_rows=True)
+    arrays = random_arrays(inputs)
+    results, kernels = run(nodes, inputs, arrays, forced(outputs))
+    assert kernels[-1].entry.startswith(f"winograd_1x{outputs}_")
+    compare(nodes, inputs, arrays, results)
+
+
 def with_blocking(monkeypatch, blocking):
     monkeypatch.setattr(template, "choices", lambda s, target: [blocking])
 
@@ -184,6 +211,15 @@ def test_layers_of_a_resnet(channels, size, wanted):
     assert outputs_of(group_of((1, channels, size, size), channels)) in wanted
 
 
+@pytest.mark.parametrize("channels, k, length, stride, wanted", [
+    (80, 384, 3000, 1, 4), (384, 384, 3000, 2, 0), (512, 512, 1500, 1, 4), (64, 64, 1000, 1, 4),
+    (32, 32, 5, 1, 0)])
+def test_layers_of_speech_models(channels, k, length, stride, wanted):
+    group = group_of((1, channels, length), k, w=filters(k, channels, taps=(3,)), pads=(1, 1),
+                     strides=(stride,))
+    assert outputs_of(group) == wanted
+
+
 DECLINED = {
     "thin, in": {"x": (1, 15, 56, 56), "k": 64},
     "thin, out": {"x": (1, 64, 56, 56), "k": 15},
@@ -192,6 +228,10 @@ DECLINED = {
     "1x1": {"x": (1, 64, 56, 56), "k": 64, "w": filters(64, 64)[:, :, :1, :1]},
     "strided": {"x": (1, 64, 56, 56), "k": 64, "strides": (2, 1)},
     "dilated": {"x": (1, 64, 56, 56), "k": 64, "dilations": (1, 2)},
+    "short rows": {"x": (1, 64, 56, 5), "k": 64, "w": filters(64, 64, taps=(1, 3))},
+    "along columns": {"x": (1, 64, 56, 56), "k": 64, "w": filters(64, 64, taps=(3, 1))},
+    "every second": {"x": (1, 64, 56, 56), "k": 64, "w": filters(64, 64, taps=(1, 3)),
+                     "strides": (1, 2)},
     "grouped": {"x": (1, 64, 56, 56), "k": 64, "group": 2},
     "depthwise": {"x": (1, 64, 56, 56), "k": 64, "group": 64},
     "half": {"x": (1, 64, 56, 56), "k": 64, "dtype": "f16"},
@@ -239,8 +279,9 @@ def test_blocks_fit_the_stack_and_registers(width, registers):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("t", TRANSFORMS.values(), ids=lambda t: f"F{t.outputs}")
-def test_errors_of_plain_filters_are_those_of_sums_in_f32(t, fused):
-    assert 0 < relative_error(filters(32, 64), t, fused=fused) < 3e-6
+@pytest.mark.parametrize("taps", [(3, 3), (3,)], ids=str)
+def test_errors_of_plain_filters_are_those_of_sums_in_f32(t, fused, taps):
+    assert 0 < relative_error(filters(32, 64, taps=taps), t, fused=fused) < 3e-6
 
 
 def test_the_measured_error_is_the_kernels():

@@ -1,5 +1,6 @@
-"""Which tiles a 3x3 convolution is computed with by Winograd, and whether that pays: counted are
-cycles of one core for the whole convolution, as `step_cycles` counts them for register tiles.
+"""Which tiles a convolution of 3x3, or of 3 along its rows, is computed with by Winograd, and
+whether that pays: counted are cycles of one core for the whole convolution, as `step_cycles` counts
+them for register tiles.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from dataclasses import dataclass
 from jitcl.target import Target
 from jitcl.templates.conv_cpu.template import ConvShape
 from jitcl.templates.cpu.tiling import Tile, choose_tile, step_cycles
+from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms
 
 PADDING = 16                   # floats between positions: else they share the caches' sets
 STACK_BYTES = 224 << 10        # of data and sums that a kernel keeps on its stack
 FEWEST_CHANNELS = 16           # with fewer, on either side, transforms cost more than they save
 SMALLEST = {2: 6, 4: 8}        # outputs along an axis; of fewer, too many are computed twice
 MOST_GROUPS = 8                # register tiles side by side
-# cycles for one tile and block of channels: loads, operations and stores of both axes
+# cycles for one tile and block of channels: loads, operations and stores of both axes, or of one
 DATA_CYCLES = {2: 50, 4: 150}
 RESULT_CYCLES = {2: 60, 4: 190}
+ROW_DATA_CYCLES = {2: 12, 4: 25}
+ROW_RESULT_CYCLES = {2: 25, 4: 50}
 CALL_CYCLES = 12               # of a register tile, beside its steps
 MEET_CYCLES = 10_000           # of all threads behind a kernel of their own
 NEAR, FAR = 24, 8              # bytes a cycle from a core's cache, from beyond
@@ -29,7 +33,8 @@ GAIN = 0.9                     # of a direct convolution's cycles: what is close
 
 @dataclass(frozen=True)
 class Blocking:
-    """F(outputs x outputs, 3x3) on blocks of `groups` register tiles of tile.columns tiles.
+    """F(outputs x outputs, 3x3), or F(outputs, 3) along `rows`, on blocks of `groups` register
+    tiles of tile.columns tiles.
 
     `whole`: one kernel transforms a block's data and multiplies it; else a kernel before it writes
     the data of all blocks to memory, and groups of output channels are tasks of their own.
@@ -39,6 +44,7 @@ class Blocking:
     tile: Tile
     groups: int
     whole: bool
+    rows: bool = False
 
     @property
     def tiles(self) -> int:
@@ -46,12 +52,17 @@ class Blocking:
         return self.tile.columns * self.groups
 
     @property
+    def transforms(self) -> Transforms:
+        return TRANSFORMS[self.outputs]
+
+    @property
     def positions(self) -> int:
-        return (self.outputs + 2) ** 2
+        return self.transforms.size ** (1 if self.rows else 2)
 
     def counts(self, s: ConvShape) -> tuple[int, int]:
         """Tiles along a row, and tiles of all images."""
-        rows, columns = (-(-d // self.outputs) for d in s.out)
+        rows = -(-s.out[0] // (1 if self.rows else self.outputs))
+        columns = -(-s.out[1] // self.outputs)
         return columns, s.n * rows * columns
 
     def blocks(self, s: ConvShape) -> int:
@@ -77,8 +88,9 @@ def choices(s: ConvShape, target: Target) -> list[Blocking]:
     if target.winograd == 0 or min(s.c, s.k) < FEWEST_CHANNELS:
         return []
     found = []
-    for outputs in (2, 4):
-        if target.winograd in (None, outputs) and min(s.out) >= SMALLEST[outputs]:
+    shortest = min(s.out) if s.kernel[0] > 1 else s.out[1]
+    for outputs in TRANSFORMS:
+        if target.winograd in (None, outputs) and shortest >= SMALLEST[outputs]:
             cycles, blocking = min(
                 ((winograd_cycles(s, b, target), b) for b in _blockings(s, outputs, target)),
                 key=lambda pair: pair[0])
@@ -88,14 +100,14 @@ def choices(s: ConvShape, target: Target) -> list[Blocking]:
 
 
 def _blockings(s: ConvShape, outputs: int, target: Target) -> Iterator[Blocking]:
-    width = target.vector_width
-    one = Blocking(outputs, Tile(1, 1, 1), 1, False)
+    width, rows = target.vector_width, s.kernel[0] == 1
+    one = Blocking(outputs, Tile(1, 1, 1), 1, False, rows)
     _, total = one.counts(s)
     tile = choose_tile(1, total, -(-s.k // width), target)
-    yield Blocking(outputs, tile, 1, False)
+    yield Blocking(outputs, tile, 1, False, rows)
     for groups in range(1, min(MOST_GROUPS, total // tile.columns) + 1):
         for whole in (True, False):
-            b = Blocking(outputs, tile, groups, whole)
+            b = Blocking(outputs, tile, groups, whole, rows)
             if b.stack_bytes(s, width) <= STACK_BYTES:
                 yield b
 
@@ -105,8 +117,9 @@ def direct_cycles(s: ConvShape, target: Target) -> float:
     kbs = -(-s.k // target.vector_width)
     tile = choose_tile(*s.out, kbs, target)
     tiles = s.n * -(-s.out[0] // tile.rows) * -(-s.out[1] // tile.columns) * -(-kbs // tile.blocks)
-    steps = tiles * (s.c * 9 * step_cycles(tile) + CALL_CYCLES)
-    return steps + _read_once(4 * 9 * s.c * s.k, target)
+    taps = math.prod(s.kernel)
+    steps = tiles * (s.c * taps * step_cycles(tile) + CALL_CYCLES)
+    return steps + _read_once(4 * taps * s.c * s.k, target)
 
 
 def winograd_cycles(s: ConvShape, b: Blocking, target: Target) -> float:
@@ -116,7 +129,9 @@ def winograd_cycles(s: ConvShape, b: Blocking, target: Target) -> float:
     kgs, blocks = -(-kbs // b.tile.blocks), b.blocks(s)
     tiles = blocks * b.tiles
     steps = s.c * step_cycles(b.tile) + CALL_CYCLES
-    cycles: float = tiles * (cbs * DATA_CYCLES[b.outputs] + kbs * RESULT_CYCLES[b.outputs])
+    data_cycles, result_cycles = (
+        (ROW_DATA_CYCLES, ROW_RESULT_CYCLES) if b.rows else (DATA_CYCLES, RESULT_CYCLES))
+    cycles: float = tiles * (cbs * data_cycles[b.outputs] + kbs * result_cycles[b.outputs])
     cycles += blocks * kgs * b.positions * b.groups * steps
     weights = 4 * b.positions * s.c * s.k
     data = 4 * b.positions * b.position(s, width)

@@ -1,5 +1,6 @@
 """3x3 convolutions by Winograd's minimal filtering, F(4x4, 3x3) and F(2x2, 3x3), on blocks of
-channels: a quarter, or four ninths, of a direct convolution's products.
+channels: a quarter, or four ninths, of a direct convolution's products. Those of 3 taps along a row
+by F(4, 3) and F(2, 3): a half, or two thirds.
 
 An infinite input or NaN makes NaN of all outputs of its tile, not only of its neighbours.
 """
@@ -19,7 +20,7 @@ from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
 from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.winograd_cpu.choice import Blocking, choices
-from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms, relative_error
+from jitcl.templates.winograd_cpu.transforms import Transforms, relative_error
 
 LARGEST_ERROR = 1e-5           # of a result, over the largest one
 TILES = ("tiles", "tile_columns", "total", "blocks", "oh", "ow", "cbs", "position")
@@ -37,25 +38,34 @@ class Match:
 
 
 def pack_weights(w: np.ndarray, t: Transforms, width: int, blocks: int) -> np.ndarray:
-    """[K, C, 3, 3] -> [kgs][N * N][C][blocks][width] f32, zeros behind K."""
+    """[K, C, 3, 3] -> [kgs][N * N][C][blocks][width] f32, zeros behind K; of one axis N for N * N.
+    """
     k, c = w.shape[:2]
     kgs = -(-k // (width * blocks))
-    full = np.zeros((kgs * blocks * width, c, t.size * t.size), np.float32)
-    full[:k] = t.weights(w)
+    transformed = t.weights(taps(w))
+    full = np.zeros((kgs * blocks * width, *transformed.shape[1:]), np.float32)
+    full[:k] = transformed
     full = full.reshape(kgs, blocks, width, c, -1)
     return np.ascontiguousarray(full.transpose(0, 4, 3, 1, 2))
 
 
+def taps(w: np.ndarray) -> np.ndarray:
+    """[K, C, 1, 3] without its axis of one; else the filters as they are."""
+    return w[:, :, 0] if w.shape[2:] == (1, 3) else w
+
+
 class WinogradCpu:
-    """conv 3x3 of f32, stride 1, no dilation, no groups, constant weights that lose no accuracy,
-    results in blocks."""
+    """conv 3x3 or 1x3 (3 in one dimension) of f32, stride 1, no dilation, no groups, constant
+    weights that lose no accuracy, results in blocks."""
 
     name = "winograd_cpu"
     language = "numba"
 
     def accepts(self, group: Group, target: Target) -> Match | None:
         node, root = group.anchor, group.root.type
-        if node is None or node.op != "conv" or node.type.rank != 4 or target.kind != "cpu":
+        if node is None or node.op != "conv" or target.kind != "cpu":
+            return None
+        if node.type.rank not in (3, 4):
             return None
         x, w = node.inputs
         if w.op != "const" or any(t.dtype != "f32" for t in (x.type, w.type, node.type)):
@@ -65,11 +75,13 @@ class WinogradCpu:
         if node.type.size == 0 or x.type.size == 0:
             return None
         s = shape_of(node)
-        if (s.kernel, s.strides, s.dilations, s.groups) != ((3, 3), (1, 1), (1, 1), 1):
+        if s.kernel not in ((3, 3), (1, 3)):
+            return None
+        if (s.strides, s.dilations, s.groups) != ((1, 1), (1, 1), 1):
             return None
         for blocking in choices(s, target):
-            transforms = TRANSFORMS[blocking.outputs]
-            if relative_error(w.data, transforms, fused=target.fast_fma) <= LARGEST_ERROR:
+            error = relative_error(taps(w.data), blocking.transforms, fused=target.fast_fma)
+            if error <= LARGEST_ERROR:
                 return Match(s, blocking)
         return None
 
@@ -83,9 +95,10 @@ class _Writer:
         self.group: Group = hooks.group
         assert self.group.anchor is not None
         self.x, self.w = self.group.anchor.inputs
-        self.transforms = TRANSFORMS[self.b.outputs]
+        self.transforms = self.b.transforms
         self.width: int = hooks.target.vector_width
         self.root = self.group.root.type
+        self.halo_rows = self.root.layout.halo if self.root.rank == 4 else 0
 
     def emit(self) -> list[Emitted]:
         before, a, physical, inset = padded_input(self.s, self.x, self.hooks, planes=False)
@@ -116,11 +129,12 @@ class _Writer:
             whole=b.whole, NB=b.tile.blocks, COLUMNS=b.tile.columns, GROUPS=b.groups,
             SUMS=b.sums(width), DATA=b.positions * values["position"],
             uneven=values["kbs"] % b.tile.blocks != 0, clear_lanes=s.k % width != 0,
-            halo=self.root.layout.halo, y_dtype=self.root.dtype)
+            halo=self.root.layout.halo, halo_rows=self.halo_rows, y_dtype=self.root.dtype)
         make = partial(pack_weights, t=self.transforms, width=width, blocks=b.tile.blocks)
         packed = Packed(self.w, f"winograd {b.outputs} {width} {b.tile.blocks}", make)
         arguments: tuple[Argument, ...] = (source, packed, *operands, self.group.root)
-        stem = f"winograd_{b.outputs}x{b.outputs}_{b.tile.columns}x{b.tile.blocks}"
+        outputs = f"{1 if b.rows else b.outputs}x{b.outputs}"
+        stem = f"winograd_{outputs}_{b.tile.columns}x{b.tile.blocks}"
         params = tuple(values[name] for name in names)
         return Emitted(stem, body, arguments, (self.group.root,), params)
 
@@ -128,7 +142,8 @@ class _Writer:
         t = self.transforms
         text: str = self.hooks.render(
             f"winograd_cpu/{file}.py.j2", entry=ENTRY, params=names, W=self.width, N=t.size,
-            OUT=t.outputs, TILES=self.b.tiles, data_steps=t.data, result_steps=t.results,
+            OUT=t.outputs, ROWS=self.b.rows, P=self.b.positions,
+            TILES=self.b.tiles, data_steps=t.data, result_steps=t.results,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands], **more)
         return text
 
@@ -138,7 +153,7 @@ class _Writer:
         _, cbs, height, width = physical
         kbs, (columns, total) = -(-s.k // lanes), b.counts(s)
         halo = self.root.layout.halo
-        y_width, y_height = s.out[1] + 2 * halo, s.out[0] + 2 * halo
+        y_width, y_height = s.out[1] + 2 * halo, s.out[0] + 2 * self.halo_rows
         return {
             "tiles": total // s.n,
             "tile_columns": columns,
@@ -158,7 +173,7 @@ class _Writer:
             "kgs": -(-kbs // b.tile.blocks),
             "last": s.c - (cbs - 1) * lanes,
             "wt_position": s.c * b.tile.blocks * lanes,
-            "y_first": (halo * y_width + halo) * lanes,
+            "y_first": (self.halo_rows * y_width + halo) * lanes,
             "y_block": y_height * y_width * lanes,
             "y_width": y_width,
             "y_height": y_height,

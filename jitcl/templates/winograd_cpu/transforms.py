@@ -1,8 +1,10 @@
-"""Winograd's transforms for filters of 3x3 as data, of which kernels and their check are made.
+"""Winograd's transforms for filters of 3x3, and of 3 along one axis, as data, of which kernels and
+their check are made.
 
-F(m x m, 3x3) gives m x m outputs of N x N inputs, N = m + 2, by N * N products instead of 9 m * m:
+F(m x m, 3x3) gives m x m outputs of N x N inputs, N = m + 2, by N * N products instead of 9 m * m;
+F(m, 3) along one axis m outputs by N products instead of 3 m:
 
-    y = A^T [ (G w G^T) * (B^T d B) ] A
+    y = A^T [ (G w G^T) * (B^T d B) ] A          y = A^T [ (G w) * (B^T d) ]
 
 A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks" (2016), with interpolation
 points 0, +-3/4, +-3/2 and infinity for m = 4: its errors are a third of those of the usual +-1,
@@ -55,11 +57,13 @@ class Transforms:
         return self.outputs + 2
 
     def weights(self, w: np.ndarray) -> np.ndarray:
-        """[K, C, 3, 3] -> [K, C, N * N], computed in f64, given in f32."""
+        """[K, C, 3, 3] -> [K, C, N * N], or [K, C, 3] -> [K, C, N], computed in f64, given in f32.
+        """
         g = np.array(self.filters)
         k, c = w.shape[:2]
         with np.errstate(over="ignore", invalid="ignore"):       # `relative_error` sees it
-            both = w.reshape(k * c, 9).astype(np.float64) @ np.kron(g, g).T
+            g = np.kron(g, g) if w.ndim == 4 else g
+            both = w.reshape(k * c, -1).astype(np.float64) @ g.T
             return both.astype(np.float32).reshape(k, c, -1)
 
 
@@ -127,33 +131,38 @@ TRANSFORMS = {2: F2, 4: F4}
 
 def relative_error(w: np.ndarray, t: Transforms, *, fused: bool = True) -> float:
     """How far Winograd in f32, with the kernel's operations in its order, is from the convolution
-    in f64: the largest difference over the largest result, on some of the filters [K, C, 3, 3] and
-    tiles of random data without negative numbers, as a ReLU leaves it (sums of both signs cancel
-    less). `fused`: the target rounds x * y + z once. NaN or infinite where filters don't fit in
-    f32.
+    in f64: the largest difference over the largest result, on some of the filters [K, C, 3, 3] or
+    [K, C, 3] and tiles of random data without negative numbers, as a ReLU leaves it (sums of both
+    signs cancel less). `fused`: the target rounds x * y + z once. NaN or infinite where filters
+    don't fit in f32.
     """
     k, c = w.shape[:2]
+    axes = w.ndim - 2
     w = w[:: -(-k // SAMPLED_FILTERS)].astype(np.float64)
     rng = np.random.default_rng(0)
-    x = np.abs(rng.standard_normal((SAMPLED_TILES, c, t.size, t.size))).astype(np.float32)
-    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), axis=(2, 3))
-    want = np.tensordot(windows, w, ((1, 4, 5), (1, 2, 3)))          # [tile, y, x, k]
-    weights = t.weights(w).reshape(len(w), c, t.size, t.size)
+    x = np.abs(rng.standard_normal((SAMPLED_TILES, c, *[t.size] * axes))).astype(np.float32)
+    last = tuple(range(2, 2 + axes))
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3,) * axes, axis=last)
+    taps = range(2 + axes, 2 + 2 * axes)
+    want = np.tensordot(windows, w, ((1, *taps), (1, *last)))        # [tile, (y,) x, k]
+    weights = t.weights(w).reshape(len(w), c, *[t.size] * axes)
     with np.errstate(all="ignore"):                                  # the caller refuses NaN
-        data = _both_axes(x, t.data, t.size, fused)                  # [tile, c, N, N]
-        sums = np.zeros((SAMPLED_TILES, len(w), t.size, t.size), np.float32)
+        data = _transformed(x, t.data, t.size, fused, axes)          # [tile, c, (N,) N]
+        sums = np.zeros((SAMPLED_TILES, len(w), *[t.size] * axes), np.float32)
         for i in range(c):
             sums = _fma(data[:, None, i], weights[None, :, i], sums, fused)
-        got = _both_axes(sums, t.results, t.outputs, fused).transpose(0, 2, 3, 1)
+        got = np.moveaxis(_transformed(sums, t.results, t.outputs, fused, axes), 1, -1)
         largest = np.abs(want).max()
         return float(np.abs(got - want).max() / largest) if largest else 0.0
 
 
-def _both_axes(x: np.ndarray, steps: Iterable[Step], outputs: int, fused: bool) -> np.ndarray:
-    """Columns first, then rows, as kernels do."""
-    columns = _evaluate([x[..., i, :] for i in range(x.shape[-2])], steps, outputs, fused)
-    y = np.stack(columns, axis=-2)
-    rows = _evaluate([y[..., i] for i in range(y.shape[-1])], steps, outputs, fused)
+def _transformed(x: np.ndarray, steps: Iterable[Step], outputs: int, fused: bool,
+                 axes: int) -> np.ndarray:
+    """Columns first if there are two axes, then rows, as kernels do."""
+    if axes == 2:
+        columns = _evaluate([x[..., i, :] for i in range(x.shape[-2])], steps, outputs, fused)
+        x = np.stack(columns, axis=-2)
+    rows = _evaluate([x[..., i] for i in range(x.shape[-1])], steps, outputs, fused)
     return np.stack(rows, axis=-1)
 
 
