@@ -13,8 +13,8 @@ from numba.extending import intrinsic
 from jitcl.devices.cpu.vtypes import lanes_of
 
 __all__ = ["in_memory", "in_order"]
-# What inline assembly calls a register of vectors. Elsewhere `in_order` does nothing: it changes how
-# fast a kernel is, never what it computes.
+# What inline assembly calls a register of vectors. Elsewhere `in_order` does nothing: it changes
+# how fast a kernel is, never what it computes.
 VECTOR_REGISTER = {"x86_64": "x", "amd64": "x", "aarch64": "w", "arm64": "w"}
 
 
