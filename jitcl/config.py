@@ -149,6 +149,10 @@ VARIABLES: tuple[Variable, ...] = (
         "large matrix products on the CPU by seven products of halves, not eight: 0 none, 1 all "
         "that may be", "what is reckoned to be fastest", in_key=True),
     Variable(
+        "JITCL_FAR_CORES", _one_of(0, 1), lambda: None, "0 or 1",
+        "whether the CPU's cores are far from each other (two chiplets, two sockets): tensors of "
+        "unlike shape then share no memory, as long as there is room", "what is measured"),
+    Variable(
         "JITCL_DEVICE", lambda text: text.strip(), lambda: "auto",
         "a device as `jitcl devices` lists them", "the device that device='auto' takes", "auto"),
     Variable(

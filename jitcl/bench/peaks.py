@@ -17,10 +17,11 @@ import jinja2
 import numpy as np
 
 from jitcl import config
-from jitcl.bench.handover import measure_handover
 from jitcl.bench.steps import profiled
 from jitcl.codegen.plan import LANGUAGE, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.base import Cache, Device
+from jitcl.devices.cpu.device import executor_of
+from jitcl.devices.cpu.handover import measure_handover
 from jitcl.errors import UnsupportedError
 from jitcl.target import Target
 
@@ -86,7 +87,7 @@ def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
 
     alone = handover = 0.0
     if target.kind == "cpu" and threads > 1:
-        handover = measure_handover(target, cache)
+        handover = measure_handover(executor_of(target, cache).handover)
         with config.override(threads=1):
             alone = flops()
     sets = [s for s in SETS if not target.global_memory or s <= target.global_memory // 8]

@@ -14,14 +14,13 @@ from jitcl.bench.compare import SUSPECT
 from jitcl.bench.machine import Machine, load_average
 from jitcl.cli.console import console, duration, table
 from jitcl.codegen.text import amount
+from jitcl.devices.cpu.handover import NEAR
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from jitcl.bench.contest import Contest, Entry
     from jitcl.bench.roofline import Placed, Roofline
-
-NEAR = 2.5e-7               # seconds there and back: of one chiplet 0.07 to 0.14 us, of two 0.34 up
 
 
 @contextmanager

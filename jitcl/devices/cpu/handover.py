@@ -7,7 +7,6 @@ up to twice as long (docs/measurements.md).
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +14,14 @@ from collections.abc import Callable
 import numpy as np
 
 from jitcl import config
-from jitcl.codegen.plan import KernelSource
-from jitcl.devices.base import Cache
-from jitcl.devices.cpu.objects import cached_kernels, load_kernels
-from jitcl.target import Target
 
 TURNS = 1000                    # there and back, of one measurement
 TRIES = 40                      # the quickest counts: in others a thread was not running at all
+QUICK = 5, 200                  # tries and turns that tell far from near, in some 0.5 ms
+NEAR = 2.5e-7                   # seconds: of one chiplet 0.07 to 0.14 us, of two 0.34 up
 PATIENCE = 100_000              # spins, after which a thread gives up: the other one doesn't run
-_SOURCE = KernelSource("jitcl_handover", '''
+ENTRY = "jitcl_handover"
+TEXT = '''
 from jitcl.devices.cpu.native import *
 
 def jitcl_handover(args, tid, nthreads):
@@ -40,26 +38,24 @@ def jitcl_handover(args, tid, nthreads):
             if spins > nthreads:
                 return
         fetch_add(args, 0, 1)
-''', "numba")
-_NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+'''
+Native = Callable[[int, int, int], object]
 
 
-def measure_handover(target: Target, cache: Cache | None) -> float:
+def measure_handover(function: Native, tries: int = TRIES, turns: int = TURNS) -> float:
     """Seconds for a cache line to another core and back; 0 where only one may be used, or the two
-    threads never ran at the same time."""
+    threads never ran at the same time. function: the native code of TEXT."""
     if config.usable_cores() < 2:
         return 0.0
-    kernels = load_kernels(cached_kernels([_SOURCE], cache, target))
-    function = _NATIVE(kernels[_SOURCE.entry])
-    return min(filter(None, (_try(function) for _ in range(TRIES))), default=0.0)
+    return min(filter(None, (_try(function, turns) for _ in range(tries))), default=0.0)
 
 
-def _try(function: Callable[[int, int, int], object]) -> float:
+def _try(function: Native, turns: int) -> float:
     """One measurement; 0 if a thread gave up."""
     table = np.zeros(32, np.int64)
     start = -table.ctypes.data % 64 // 8                    # a line of its own for each counter
     fields = table[start:start + 24]
-    fields[16] = TURNS
+    fields[16] = turns
     other = threading.Thread(target=function, args=(fields.ctypes.data, 1, PATIENCE), daemon=True)
     other.start()
     begin = time.perf_counter()
@@ -69,4 +65,4 @@ def _try(function: Callable[[int, int, int], object]) -> float:
     function(fields.ctypes.data, 0, PATIENCE)
     took = time.perf_counter() - begin
     other.join()
-    return took / TURNS if fields[0] == 2 * TURNS else 0.0
+    return took / turns if fields[0] == 2 * turns else 0.0
