@@ -9,7 +9,7 @@ from jitcl.devices.cpu.tiles import spread_tile
 from jitcl.devices.cpu.vector import *
 
 
-def strassen_5x2_ab69197f61(args, tid, nthreads):
+def strassen_5x2_3f444e5a94(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -80,6 +80,7 @@ def strassen_5x2_ab69197f61(args, tid, nthreads):
                     seven = load(rows_alike, mt) != 0
                     for turn in range(7 if seven else 8):
                         # Tables have a hexadecimal digit for each turn, the first one rightmost.
+                        # quarter: of y, which this turn completes; 4: none.
                         digit = 4 * turn
                         if seven:
                             factor = turn
@@ -90,6 +91,7 @@ def strassen_5x2_ab69197f61(args, tid, nthreads):
                             to_too = (0x3332031 >> digit) & 15
                             sign = ((0x2202202 >> digit) & 15) - 1
                             sign_too = ((0x1202122 >> digit) & 15) - 1
+                            quarter = (0x3120444 >> digit) & 15
                             fresh = 1 if turn == 0 else 0
                             fresh_too = (0x0001011 >> digit) & 15
                         else:
@@ -101,6 +103,7 @@ def strassen_5x2_ab69197f61(args, tid, nthreads):
                             to_too = to
                             sign = 1
                             sign_too = 0
+                            quarter = (0x34142404 >> digit) & 15
                             fresh = 1 - (turn & 1)
                             fresh_too = 0
                         ahead = place(b, stream + b_panel) + (mt * 7 + turn) * pace * terms
@@ -112,9 +115,8 @@ def strassen_5x2_ab69197f61(args, tid, nthreads):
                             offset(b, stream + (subtrahend & 1) * terms * 32 + (subtrahend >> 1) * 16),
                             terms, 5, 2, 208, 32, 8, (differs, sign, sign_too, fresh, fresh_too),
                             (panels_lines,))
-                    if True:
-                        others = (block + mt) * 10 - first
-                        for quarter in range(4):
+                        if quarter < 4:
+                            others = (block + mt) * 10 - first
                             begin = (quarter & 1) * 5
                             for j in range(2):
                                 nb = (2 * panel + (quarter >> 1)) * 2 + j
