@@ -79,6 +79,19 @@ def test_models_for_far_cores_share_less_and_compute_the_same(tmp_path):
     assert np.array_equal(near, apart) and np.array_equal(near, again)
 
 
+def test_where_memory_is_short_tensors_lie_as_tightly_as_before(tmp_path, monkeypatch):
+    def peak(far, memory):
+        room = replace(probe_target(), global_memory=memory)
+        monkeypatch.setattr(device, "probe_target", lambda: room)
+        with config.override(threads=2, far_cores=far, cache_dir=tmp_path):
+            return jitcl.compile(stages(), device="cpu").report().peak_bytes
+
+    tight, zones = peak(0, 1 << 30), peak(1, 1 << 30)
+    assert tight < zones
+    assert peak(1, 2 * zones) == zones
+    assert peak(1, 2 * zones - 1) == peak(1, tight) == tight
+
+
 @pytest.mark.parametrize("memory", ["low", "high"])
 def test_who_says_how_much_memory_gets_that(tmp_path, memory):
     peaks = []

@@ -301,8 +301,9 @@ class Ladder:
         return device.load(plan, cache, self.progress, care)
 
     def _placed(self, device: Device, plan: Plan, rung: str) -> Plan:
-        """A plan for cores that are far from each other with its temporaries in zones. It is stored
-        without: where a virtual machine's cores are changes."""
+        """A plan for cores that are far from each other with its temporaries in zones, unless that
+        takes more than half of the memory: what fits must not be found too large for being quicker.
+        It is stored without: where a virtual machine's cores are changes."""
         if device.target.kind != "cpu" or rung or self.options.memory != "normal":
             return plan
         from jitcl.devices.cpu.device import cores_are_far
@@ -310,7 +311,9 @@ class Ladder:
 
         if not cores_are_far(device.target, self.cache):
             return plan
-        return plan_memory(plan, "zones", alignment=max(64, device.target.alignment))
+        zoned = plan_memory(plan, "zones", alignment=max(64, device.target.alignment))
+        have = device.target.global_memory
+        return zoned if not have or zoned.peak_bytes <= have // 2 else plan
 
     def _known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()

@@ -17,7 +17,7 @@ from jitcl import config
 
 TURNS = 1000                    # there and back, of one measurement
 TRIES = 40                      # the quickest counts: in others a thread was not running at all
-QUICK = 5, 200                  # tries and turns that tell far from near, in some 0.5 ms
+QUICK = 5, 200                  # tries and turns that tell far from near, in 1 ms
 NEAR = 2.5e-7                   # seconds: of one chiplet 0.07 to 0.14 us, of two 0.34 up
 PATIENCE = 100_000              # spins, after which a thread gives up: the other one doesn't run
 ENTRY = "jitcl_handover"
