@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -332,17 +333,89 @@ def test_external_data_outside_the_folder(tmp_path: Path) -> None:
 
 
 def test_linked_files(tmp_path: Path) -> None:
-    """Model and data are symbolic links to files of other names, as in Hugging Face's cache."""
+    """Model and data are symbolic links to files of other names in one folder, as in Hugging Face's
+    cache: data beside the file that the model is, is the model's own.
+    """
     blobs, view = tmp_path / "blobs", tmp_path / "view"
     blobs.mkdir()
     view.mkdir()
     path = stored(tmp_path, [external("w", (3,), "model.onnx_data")], [node("Add", "x,w", "y")])
     path.rename(blobs / "1a2b")
     (blobs / "3c4d").write_bytes(np.float32([1, 2, 3]).tobytes())
-    (view / "model.onnx").symlink_to(blobs / "1a2b")
-    (view / "model.onnx_data").symlink_to(blobs / "3c4d")
+    (view / "model.onnx").symlink_to("../blobs/1a2b")
+    (view / "model.onnx_data").symlink_to("../blobs/3c4d")
     got = ran(view / "model.onnx")["y"]
     np.testing.assert_allclose(got, X + np.float32([1, 2, 3]), rtol=1e-6)
+
+
+def test_links_that_stay_in_the_folder(tmp_path: Path) -> None:
+    """The folder itself may be reached by a link, and so may a file and a folder inside of it."""
+    weights = tmp_path / "real" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "a.bin").write_bytes(np.float32([1, 2, 3]).tobytes())
+    (tmp_path / "real" / "linked").symlink_to("weights")
+    (tmp_path / "real" / "b.bin").symlink_to("linked/a.bin")
+    stored(tmp_path / "real", [external("a", (3,), "linked/a.bin"), external("b", (3,), "b.bin")],
+           [node("Add", "x,a", "m"), node("Add", "m,b", "y")])
+    (tmp_path / "view").symlink_to("real")
+    np.testing.assert_allclose(ran(tmp_path / "view" / "model.onnx")["y"],
+                               X + np.float32([2, 4, 6]), rtol=1e-6)
+
+
+def _outside(place: str) -> Any:
+    """What makes `place` in a model's folder a way to `secret` beside that folder."""
+    def make(folder: Path) -> None:
+        if place == "hard":
+            os.link(folder.parent / "secret", folder / "hard")
+        elif place == "chain":
+            (folder / "chain").symlink_to("second")
+            (folder / "second").symlink_to("../secret")
+        elif place == "up/secret":
+            (folder / "up").symlink_to("..")
+        elif place == "sub/up/secret":
+            (folder / "sub").mkdir()
+            (folder / "sub" / "up").symlink_to(folder.parent)
+        else:
+            (folder / place).symlink_to("../secret")
+    return make
+
+
+@pytest.mark.parametrize(("place", "text"), [
+    ("soft", "a symbolic link leads out of the model's folder"),
+    ("chain", "a symbolic link leads out of the model's folder"),
+    ("up/secret", "a symbolic link leads out of the model's folder"),
+    ("sub/up/secret", "a symbolic link leads out of the model's folder"),
+    ("hard", "has 2 names (hard links)"),
+])
+def test_external_data_by_a_link_to_elsewhere(tmp_path: Path, place: str, text: str) -> None:
+    """A file of the user's that is not the model's own is not read, whichever part of the path is
+    a link. onnx refuses these, too.
+    """
+    (tmp_path / "secret").write_bytes(np.float32([1, 2, 3]).tobytes())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    _outside(place)(folder)
+    path = stored(folder, [external("w", (3,), place)], [node("Add", "x,w", "y")])
+    with pytest.raises(ModelError) as caught:
+        ran(path)
+    assert text in str(caught.value) and "'w'" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["/etc/hostname", "../secret", "sub/../../secret", "..", "", "."])
+def test_external_data_by_a_path_to_elsewhere(tmp_path: Path, place: str) -> None:
+    (tmp_path / "secret").write_bytes(np.float32([1, 2, 3]).tobytes())
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    path = stored(folder, [external("w", (3,), place)], [node("Add", "x,w", "y")])
+    with pytest.raises(ModelError, match="'w' keeps its elements in .*(not in|does not exist)"):
+        ran(path)
+
+
+def test_external_data_named_with_dots(tmp_path: Path) -> None:
+    """A name that begins with two dots is no way out."""
+    (tmp_path / "..weights").write_bytes(np.float32([1, 2, 3]).tobytes())
+    path = stored(tmp_path, [external("w", (3,), "..weights")], [node("Add", "x,w", "y")])
+    np.testing.assert_allclose(ran(path)["y"], X + np.float32([1, 2, 3]), rtol=1e-6)
 
 
 def test_missing_external_file(tmp_path: Path) -> None:

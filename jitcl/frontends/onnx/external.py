@@ -4,7 +4,9 @@ may be of any size: only what is asked for is read."""
 from __future__ import annotations
 
 import os
+import stat
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +25,27 @@ def is_external(tensor: TensorProto) -> bool:
 def location(tensor: TensorProto) -> str:
     """The file, relative to the model, that holds a tensor's elements."""
     return next((e.value for e in tensor.external_data if e.key == "location"), "")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a model's external data may lie: the folder that holds the model's file, and, where
+    that is a symbolic link, the folder that it leads to. In Hugging Face's cache both the model and
+    its data are links to files in one folder.
+    """
+
+    path: Path
+    real: tuple[Path, ...]          # without symbolic links
+
+    @staticmethod
+    def of(model: Path) -> Folder:
+        """The folder of a model's file."""
+        path = model.absolute().parent
+        return Folder(path, (path.resolve(), model.resolve().parent))
+
+    def holds(self, file: Path) -> bool:
+        """Whether a file without symbolic links lies in it, at any depth."""
+        return any(file.is_relative_to(real) for real in self.real)
 
 
 class File:
@@ -72,7 +95,7 @@ class File:
             file.close()
 
 
-def read(tensor: TensorProto, count: int, base: Path | None, what: str,
+def read(tensor: TensorProto, count: int, base: Folder | None, what: str,
          file: File | None = None) -> np.ndarray[Any, Any]:
     """The `count` bytes (u8) of a tensor; ModelError naming it where its file does not hold them.
     `file`: as opened before, for a second look.
@@ -99,8 +122,11 @@ def read(tensor: TensorProto, count: int, base: Path | None, what: str,
         raise ModelError(f"{what}: its elements in '{path}' can't be read: {error}") from error
 
 
-def checked_path(tensor: TensorProto, base: Path | None, what: str) -> Path:
-    """The file of a tensor's elements; ModelError where there is none, or it lies elsewhere."""
+def checked_path(tensor: TensorProto, base: Folder | None, what: str) -> Path:
+    """The file of a tensor's elements, without symbolic links; ModelError where there is none, or
+    it lies elsewhere. A model says which of the user's files become its weights: it may name none
+    but its own. As in onnx's checker, a file of several names (hard links) is taken for another's.
+    """
     place = location(tensor)
     if base is None:
         raise ModelError(
@@ -108,17 +134,37 @@ def checked_path(tensor: TensorProto, base: Path | None, what: str) -> Path:
             f"from a file\n  Pass the model's path, so that the file beside it can be found."
         )
     normal = os.path.normpath(place)
-    if not place or os.path.isabs(normal) or normal.startswith(".."):
+    if not place or os.path.isabs(normal) or normal.split(os.sep)[0] == "..":
         raise ModelError(
             f"{what} keeps its elements in '{place}', which is not in the model's folder\n"
             f"  Put the file beside the model and save the model with its relative path."
         )
-    if not (base / place).is_file():
+    path = base.path / place
+    try:
+        real = path.resolve(strict=True)
+        found = real.stat()
+    except (OSError, RuntimeError, ValueError):     # none; a circle of links; no path at all
+        found = None
+    if found is None or not stat.S_ISREG(found.st_mode):
         raise ModelError(
-            f"{what} keeps its elements in '{base / place}', which does not exist\n"
+            f"{what} keeps its elements in '{path}', which does not exist, or is no file\n"
             f"  Put the file beside the model; it belongs to it."
         )
-    return base / place
+    if not base.holds(real):
+        raise ModelError(
+            f"{what} keeps its elements in '{path}', which a symbolic link leads out of the "
+            f"model's folder, to '{real}'\n"
+            f"  A model could have any of your files read that way. If that is its data, put the "
+            f"file itself beside the model: cp --remove-destination '{real}' '{path}'"
+        )
+    if found.st_nlink > 1:
+        raise ModelError(
+            f"{what} keeps its elements in '{path}', a file that has {found.st_nlink} names (hard "
+            f"links), so that it may belong elsewhere\n"
+            f"  If it is the model's data, make a copy of its own: "
+            f"cp '{path}' '{path}.copy' && mv '{path}.copy' '{path}'"
+        )
+    return real
 
 
 def _number(tensor: TensorProto, key: str, what: str) -> int | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from jitcl.errors import (
     NotOneGraph,
     UnsupportedError,
 )
-from jitcl.frontends.onnx import functions, opsets, tensors
+from jitcl.frontends.onnx import external, functions, opsets, tensors
 from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
@@ -428,7 +427,9 @@ def needed_nodes(
     return [(node, needed) for node in reversed(keep)]
 
 
-def constant_node(attributes: list[AttributeProto], base: Path | None, where: str) -> Value:
+def constant_node(
+    attributes: list[AttributeProto], base: external.Folder | None, where: str
+) -> Value:
     """A Constant node in any of its forms; Opaque for what no kernel can read."""
     for a in attributes:
         if a.name == "value":

@@ -32,7 +32,7 @@ class OnnxModel:
 
     proto: ModelProto                    # without the elements of what `_constants` begins with
     source: str
-    base: Path | None
+    base: external.Folder | None
     _constants: dict[str, Node] = field(default_factory=dict)
 
     @cached_property
@@ -92,7 +92,8 @@ class OnnxModel:
             for t in self.initialisers.values()
             if isinstance(t, onnx.TensorProto) and external.is_external(t)
         }
-        return tuple((self.base or Path()) / f for f in found)
+        folder = Path() if self.base is None else self.base.path
+        return tuple(folder / f for f in found)
 
     def holds(self, name: str) -> bool:
         """Whether an initialiser was made a constant, whose proto may have no elements any more."""
@@ -135,7 +136,7 @@ class OnnxModel:
         )
 
 
-def constant(proto: Any, base: Path | None, what: str) -> Node:
+def constant(proto: Any, base: external.Folder | None, what: str) -> Node:
     """The constant node of a TensorProto or SparseTensorProto."""
     if isinstance(proto, onnx.TensorProto):
         return tensors.to_node(proto, base, what)
@@ -184,7 +185,7 @@ def _dim(dim: Any, name: str) -> Dim:
 def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
     """Read and check a model. ModelError: unreadable, not ONNX, invalid, a cycle, too old or too
     new."""
-    base: Path | None = None
+    base: external.Folder | None = None
     file: external.File | None = None
     if isinstance(source, ModelProto):
         proto, name = source, "the given ModelProto"
@@ -239,13 +240,15 @@ def _put_back(tensor: onnx.TensorProto, file: external.File | None, what: str,
     tensor.ClearField("data_location")
 
 
-def _read(source: str | Path | bytes) -> tuple[bytes, str, Path | None, external.File | None]:
+def _read(
+    source: str | Path | bytes
+) -> tuple[bytes, str, external.Folder | None, external.File | None]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source), "the given bytes", None, None
     path = Path(source)
     try:
         file = external.File(path, open=True)
-        return file.protocol_buffer(), str(path), path.absolute().parent, file
+        return file.protocol_buffer(), str(path), external.Folder.of(path), file
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
 

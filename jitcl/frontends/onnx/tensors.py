@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def dtype_name(elem_type: int) -> str:
     return str(known.get(elem_type, f"type {elem_type}")).lower()
 
 
-def to_node(tensor: TensorProto, base: Path | None, what: str,
+def to_node(tensor: TensorProto, base: external.Folder | None, what: str,
             file: external.File | None = None) -> Node:
     """A tensor as a constant; weights of 4 and 2 bits as their bytes, which kernels take apart.
 
@@ -85,7 +84,7 @@ def _copy(tensor: TensorProto) -> TensorProto:
     return copy
 
 
-def _packed(tensor: TensorProto, bits: int, base: Path | None, what: str,
+def _packed(tensor: TensorProto, bits: int, base: external.Folder | None, what: str,
             file: external.File | None = None) -> np.ndarray[Any, Any]:
     """The bytes of a tensor of 4 or 2 bits, the low bits of each the earliest element."""
     wanted = -(-math.prod(tensor.dims) * bits // 8)
@@ -104,7 +103,7 @@ def _packed(tensor: TensorProto, bits: int, base: Path | None, what: str,
     return array
 
 
-def to_array(tensor: TensorProto, base: Path | None, what: str,
+def to_array(tensor: TensorProto, base: external.Folder | None, what: str,
              file: external.File | None = None) -> np.ndarray[Any, Any]:
     """A tensor's elements, external data read from beside the model; `what` names it in errors."""
     dtype = dtype_of(tensor.data_type)
@@ -127,7 +126,7 @@ def to_array(tensor: TensorProto, base: Path | None, what: str,
         ) from error
 
 
-def _from_file(tensor: TensorProto, dtype: str, base: Path | None, what: str,
+def _from_file(tensor: TensorProto, dtype: str, base: external.Folder | None, what: str,
                file: external.File | None) -> np.ndarray[Any, Any]:
     """The elements of a tensor that are in a file."""
     shape, bits = tuple(tensor.dims), dtypes.bits(dtype)
@@ -140,7 +139,8 @@ def _from_file(tensor: TensorProto, dtype: str, base: Path | None, what: str,
     return elements.view(dtypes.to_numpy(dtype)).reshape(shape)
 
 
-def to_dense(sparse: onnx.SparseTensorProto, base: Path | None, what: str) -> np.ndarray[Any, Any]:
+def to_dense(sparse: onnx.SparseTensorProto, base: external.Folder | None, what: str
+             ) -> np.ndarray[Any, Any]:
     """A sparse tensor (COO, linear or coordinate indices) with its zeros filled in."""
     values, indices = to_array(sparse.values, base, what), to_array(sparse.indices, base, what)
     dense = np.zeros(tuple(sparse.dims), values.dtype)
@@ -156,7 +156,7 @@ def to_dense(sparse: onnx.SparseTensorProto, base: Path | None, what: str) -> np
     return dense
 
 
-def attribute(a: AttributeProto, base: Path | None, what: str) -> Any:
+def attribute(a: AttributeProto, base: external.Folder | None, what: str) -> Any:
     """An attribute as a plain value: int, float, str, tuples of these, ndarray; GraphProto as it
     is."""
     kind = AttributeProto
