@@ -145,14 +145,6 @@ VARIABLES: tuple[Variable, ...] = (
         "outputs along a side of Winograd's tiles, in the CPU's 3x3 convolutions that allow it; 0 "
         "for direct convolutions only", "what is reckoned to be fastest", in_key=True),
     Variable(
-        "JITCL_STRASSEN", _one_of(0, 1), lambda: None, "0 or 1",
-        "large matrix products on the CPU by seven products of halves, not eight: 0 none, 1 all "
-        "that may be", "what is reckoned to be fastest", in_key=True),
-    Variable(
-        "JITCL_FAR_CORES", _one_of(0, 1), lambda: None, "0 or 1",
-        "whether the CPU's cores are far from each other (two chiplets, two sockets): tensors of "
-        "unlike shape then share no memory, as long as there is room", "what is measured"),
-    Variable(
         "JITCL_DEVICE", lambda text: text.strip(), lambda: "auto",
         "a device as `jitcl devices` lists them", "the device that device='auto' takes", "auto"),
     Variable(

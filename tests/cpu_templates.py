@@ -13,7 +13,7 @@ from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.passes.fuse import fuse
 from jitcl.runtime.memory import plan_memory
 
-with config.override(winograd=0, strassen=0):  # they have test files of their own
+with config.override(winograd=0):              # of it tests/test_winograd_cpu.py
     DEVICE = CpuDevice()
 WIDTH = DEVICE.target.vector_width
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3}

@@ -139,7 +139,7 @@ def blocks_of_rows(m: int, k: int) -> tuple[int, int]:
     """(tiles of rows, those in work at a time) of a product with many columns."""
     a = graph_input("a", TensorType("f32", (m, k)))
     graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, 1024), np.float32)))),))
-    target = Target("cpu", "test", strassen=0, vector_width=16, registers=32)
+    target = Target("cpu", "test", vector_width=16, registers=32)
     (step,) = generate(graph, fuse(graph, target), target).plan.steps
     values = dict(zip(gemm.PARAMS, step.params))
     return values["m_tiles"], values["m_block"]
@@ -179,7 +179,7 @@ def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatc
 def parts_of_sums(m: int, k: int, n: int) -> int:
     a = graph_input("a", TensorType("f32", (m, k)))
     graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, n), np.float32)))),))
-    target = Target("cpu", "test", strassen=0, vector_width=16, registers=32)
+    target = Target("cpu", "test", vector_width=16, registers=32)
     step = generate(graph, fuse(graph, target), target).plan.steps[-1]
     values = dict(zip(gemm.PARAMS, step.params))
     return -(-values["k_count"] // values["k_block"])

@@ -94,8 +94,6 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "gate": lambda: gate(32, 24),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
-    "strassen": lambda: g.relu(g.add(g.matmul(x("a", 300, 384), weights(384, 512)), weights(512))),
-    "strassen_of_two_inputs": lambda: g.matmul(x("a", 256, 2048), x("b", 2048, 512)),
     "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
                                    x("v", 1, 2, 52, 16), x("mask", 52)),
     "max_pool": lambda: g.max_pool(x("x", 1, 16, 14, 14), kernel=(2, 2), strides=(2, 2),
@@ -108,10 +106,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
 FILES = {f"{name}.{suffix}": (name, target)
          for name in GRAPHS for suffix, target in TARGETS.items()}
 for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps",
-             "attention", "gate", "strassen", "strassen_of_two_inputs"):
+             "attention", "gate"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
-for name in ("strassen", "strassen_of_two_inputs"):
-    FILES[f"{name}.cpu.py"] = name, dataclasses.replace(CPU, strassen=1)
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 
 

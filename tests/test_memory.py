@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from jitcl.errors import OptionError, VerifyError
 from jitcl.runtime import memory
 from jitcl.runtime.memory import Life, pack, plan_memory
 
-MODES = ["arena", "slots", "zones"]
+MODES = ["arena", "slots"]
 MEMORIES = ["low", "normal", "high"]
 
 a_life = st.builds(
@@ -28,7 +27,7 @@ def expect_sound(lives, packing, mode, alignment):
     for (slot, offset), life in zip(packing.places, lives, strict=True):
         assert offset % alignment == 0
         assert 0 <= offset <= offset + life.nbytes <= packing.slots[slot]
-        assert mode != "slots" or offset == 0
+        assert mode == "arena" or offset == 0
     for i, a in enumerate(lives):
         for j in range(i):
             b = lives[j]
@@ -129,61 +128,6 @@ def test_three_hundred_tensors_of_a_residual_network_come_to_the_bound():
         assert packing.unshared > 30 * packing.peak
 
 
-# -- zones -------------------------------------------------------------------------------------
-
-ROOM = memory.SPARE_BYTES
-
-
-def stages(kinds: int, nbytes: int) -> list[Life]:
-    """Of each kind three tensors, a reader of the one before it each."""
-    return [Life(nbytes + 64 * k, n, n + 1, (k,)) for n in range(3 * kinds) for k in [n // 3]]
-
-
-def ranges(lives, packing):
-    """Bytes of each kind: (first, behind the last)."""
-    found = {}
-    for life, (_, offset) in zip(lives, packing.places, strict=True):
-        low, high = found.get(life.kind, (offset, 0))
-        found[life.kind] = min(low, offset), max(high, offset + life.nbytes)
-    return sorted(found.values())
-
-
-def test_kinds_share_no_byte_where_there_is_room():
-    lives = stages(5, 1 << 20)
-    packing = pack(lives, "zones")
-    expect_sound(lives, packing, "zones", 64)
-    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges(lives, packing)))
-    assert packing.peak == sum(2 * (1 << 20) + 128 * k for k in range(5))
-    assert any(a[1] > b[0] for a, b in itertools.pairwise(ranges(lives, pack(lives))))
-
-
-def test_zones_take_no_more_than_there_is_to_spare():
-    lives = stages(40, ROOM // 16)
-    packing, least = pack(lives, "zones"), pack(lives).peak
-    expect_sound(lives, packing, "zones", 64)
-    assert least + ROOM // 2 < packing.peak <= least + ROOM
-    large = stages(9, 4 * ROOM)
-    assert pack(large, "zones").peak <= 1.5 * pack(large).peak
-
-
-@given(lives=st.lists(st.tuples(a_life, st.integers(0, 4)), max_size=40))
-def test_zones_of_any_lives_are_sound(lives):
-    kinds = [dataclasses.replace(life, kind=(k,)) for life, k in lives]
-    expect_sound(kinds, pack(kinds, "zones"), "zones", 64)
-
-
-def test_what_is_written_most_has_a_zone_first(monkeypatch):
-    monkeypatch.setattr(memory, "SPARE_SHARE", 0.0)
-    monkeypatch.setattr(memory, "SPARE_BYTES", 4096)
-    often = [Life(2048, n, n + 1, (1,)) for n in range(10)]
-    once = [Life(4096, n, n, (n,)) for n in range(20, 25)]
-    lives = once + often
-    packing = pack(lives, "zones")
-    of_kind = dict(zip([life.kind for life in lives], packing.places))
-    assert {offset for kind, (_, offset) in of_kind.items() if kind != (1,)} == {4096}
-    assert packing.peak == 4096 + pack(once).peak
-
-
 # -- plans -------------------------------------------------------------------------------------
 
 
@@ -203,21 +147,13 @@ CHAIN = a_plan("icttto", ("s0", (0, 1), (2,)), ("s1", (2,), (3,)), ("s2", (3,), 
 
 def test_lives_come_from_the_steps():
     assert memory.lives(CHAIN) == [
-        (2, Life(300, 0, 1, (300,))), (3, Life(400, 1, 2, (400,))), (4, Life(500, 2, 3, (500,)))]
+        (2, Life(300, 0, 1)), (3, Life(400, 1, 2)), (4, Life(500, 2, 3))]
 
 
 def test_a_buffer_written_in_parts_lives_from_the_first_write():
     plan = a_plan("itto", ("a", (0,), (1,)), ("b", (0,), (2,)), ("c", (0,), (1,)),
                   ("d", (1, 2), (3,)))
-    assert memory.lives(plan) == [(1, Life(200, 0, 3, (200,))), (2, Life(300, 1, 3, (300,)))]
-
-
-def test_blocks_of_equally_many_pixels_are_of_a_kind():
-    plan = a_plan("tt", ("a", (), (0,)), ("b", (0,), (1,)))
-    shapes = [(1, 2, 14, 14, 16), (1, 6, 14, 14, 16)]
-    plan = dataclasses.replace(plan, buffers=tuple(
-        dataclasses.replace(b, shape=shape) for b, shape in zip(plan.buffers, shapes)))
-    assert [life.kind for _, life in memory.lives(plan)] == [(14, 14, 16)] * 2
+    assert memory.lives(plan) == [(1, Life(200, 0, 3)), (2, Life(300, 1, 3))]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -229,8 +165,7 @@ def test_a_plan_gets_slots_and_offsets(mode, level):
     for b in by_index.values():
         assert 0 <= b.slot < len(planned.slots)
         assert b.offset + b.nbytes <= planned.slots[b.slot]
-    apart = level == "high" or (level, mode) == ("normal", "zones")
-    total = 320 + 448 + 512 if apart else 512 + 448              # 2 and 4 share
+    total = {"high": 320 + 448 + 512}.get(level, 512 + 448)      # 2 and 4 share
     assert sum(planned.slots) == total
     assert planned.peak_bytes == total + 100 + 200 + 600
     untouched = [b for b in planned.buffers if b.kind != "temp"]

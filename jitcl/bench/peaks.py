@@ -20,8 +20,6 @@ from jitcl import config
 from jitcl.bench.steps import profiled
 from jitcl.codegen.plan import LANGUAGE, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.base import Cache, Device
-from jitcl.devices.cpu.device import executor_of
-from jitcl.devices.cpu.handover import measure_handover
 from jitcl.errors import UnsupportedError
 from jitcl.target import Target
 
@@ -50,8 +48,7 @@ class Bandwidth:
 @dataclass(frozen=True)
 class Peaks:
     """A device's roof, in f32. threads: of the host, 0 for a GPU, which has its own. flops_alone:
-    of one thread, 0 where that was not measured. handover: seconds for a cache line from one core
-    to another and back, 0 where there are no two.
+    of one thread, 0 where that was not measured.
     """
 
     device: str
@@ -59,7 +56,6 @@ class Peaks:
     flops: float                        # a second
     flops_alone: float
     bandwidths: tuple[Bandwidth, ...]   # the smallest set first
-    handover: float = 0.0
 
     def bandwidth(self, nbytes: int) -> Bandwidth:
         """That of the smallest set that holds so many bytes; of the largest, if none does."""
@@ -85,16 +81,14 @@ def measure_peaks(device: Device, cache: Cache | None, threads: int) -> Peaks:
     def flops() -> float:
         return max(_flops(seconds, target, lanes, threads) for lanes in _widths(target))
 
-    alone = handover = 0.0
+    alone = 0.0
     if target.kind == "cpu" and threads > 1:
-        handover = measure_handover(executor_of(target, cache).handover)
         with config.override(threads=1):
             alone = flops()
     sets = [s for s in SETS if not target.global_memory or s <= target.global_memory // 8]
     return Peaks(device.name, threads if _kind(target) == "cpu" else 0, flops(), alone,
                  tuple(Bandwidth(s, max(_bandwidth(seconds, target, lanes, s)
-                                        for lanes in _widths(target))) for s in sets or SETS[:1]),
-                 handover)
+                                        for lanes in _widths(target))) for s in sets or SETS[:1]))
 
 
 def _flops(seconds: Callable[[Plan], float], target: Target, lanes: int, threads: int) -> float:

@@ -14,7 +14,6 @@ from jitcl.bench.compare import SUSPECT
 from jitcl.bench.machine import Machine, load_average
 from jitcl.cli.console import console, duration, table
 from jitcl.codegen.text import amount
-from jitcl.devices.cpu.handover import NEAR
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -196,12 +195,8 @@ def _print_kernels(out: Console, line: Roofline, count: int) -> None:
     threads = f" with {peaks.threads} thread{'s' * (peaks.threads > 1)}" if peaks.threads else ""
     out.print(f"peaks measured here{threads}: {amount(peaks.flops, 'FLOP/s')}{alone}, f32; "
               f"{widths}")
-    if peaks.handover:
-        near = "near" if peaks.handover < NEAR else "far: what one writes comes late to the other"
-        out.print(f"a cache line goes to another core and back in {1e9 * peaks.handover:.0f} ns; "
-                  f"the cores are {near}")
     if any(p.of_roof > 1 for p in line.placed[:count]):
-        out.print("above 100%: Winograd's and Strassen's kernels compute less than is counted, "
+        out.print("above 100%: Winograd's kernels compute less than is counted, "
                   "operands lay in faster caches than a set of that size, or the peaks were "
                   "measured while others computed")
 

@@ -167,7 +167,6 @@ class Ladder:
         device = self.host() if rung == "cpu" else self.device
         if patience.useless == (rung, plan.kernels):
             return None
-        plan = self._placed(device, plan, rung)
         loaded = self._load_again(device, plan, patience)
         if loaded is None:
             patience.useless = rung, plan.kernels
@@ -244,7 +243,6 @@ class Ladder:
             generated, plan = lowering.plan(
                 "low" if rung in ("low", "streamed") else None,
                 rung == "streamed", host=not self.strict)
-            stored, plan = plan, self._placed(device, plan, rung)
             tried.update(k.entry for k in plan.kernels)
             seen = opening(device)
             try:
@@ -263,7 +261,7 @@ class Ladder:
                     lowering = Lowering(self.source, shapes, values, device, self.options)
         special = Specialisation(plan, executable, device, seen, False, rung,
                                  steps_down(generated, plan), fallback, alone=self.alone)
-        self.cache.put("plan", key, serial.encode(stored, _beside(special)))
+        self.cache.put("plan", key, serial.encode(plan, _beside(special)))
         new = [f for f in self._known_faults()
                if f.entry in ran or (f.entry in tried and f not in before)]
         line = told(self.device.name, special.stepped, new, rung, fallback)
@@ -299,21 +297,6 @@ class Ladder:
         trials = _trials(device, generated, tried or plan)
         care = Care(self.isolation or config.get("isolation"), trials)
         return device.load(plan, cache, self.progress, care)
-
-    def _placed(self, device: Device, plan: Plan, rung: str) -> Plan:
-        """A plan for cores that are far from each other with its temporaries in zones, unless that
-        takes more than half of the memory: what fits must not be found too large for being quicker.
-        It is stored without: where a virtual machine's cores are changes."""
-        if device.target.kind != "cpu" or rung or self.options.memory != "normal":
-            return plan
-        from jitcl.devices.cpu.device import cores_are_far
-        from jitcl.runtime.memory import plan_memory
-
-        if not cores_are_far(device.target, self.cache):
-            return plan
-        zoned = plan_memory(plan, "zones", alignment=max(64, device.target.alignment))
-        have = device.target.global_memory
-        return zoned if not have or zoned.peak_bytes <= have // 2 else plan
 
     def _known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()

@@ -2,20 +2,14 @@
 
     step            0   1   2   3   4
     a  16 bytes     #####                     arena: 24 bytes, a 0..16, b 16..24, c 0..8, d 8..24
-    b   8 bytes         #####                 zones: 24 bytes, a and d 0..16, b and c 16..24
-    c   8 bytes                 #####         slots: 24 bytes, 16 for a and d, 8 for b and c
-    d  16 bytes                     #         unshared: 48 bytes
+    b   8 bytes         #####                 slots: 24 bytes, 16 for a and d, 8 for b and c
+    c   8 bytes                 #####         unshared: 48 bytes
+    d  16 bytes                     #
 
-"arena" packs everything into one allocation at offsets; "slots" shares whole allocations (OpenCL,
-where a sub-buffer is a second object with its own rules). Both are greedy with best fit
+"arena" packs everything into one allocation at offsets (CPU); "slots" shares whole allocations
+(OpenCL, where a sub-buffer is a second object with its own rules). Both are greedy with best fit
 (Pisarchyk and Lee, 2020, "Efficient Memory Management for Deep Neural Net Inference"), over several
 orders of the tensors, of which the best is kept.
-
-"zones" (CPUs with several cores) is an arena in which tensors share bytes with their own kind
-alone, as far as SPARE bytes allow. Threads split tensors of a kind alike, so a thread writes where
-it wrote before. In bytes that another one had, each line would have to be fetched from that core's
-cache: where cores are far from each other, the first writer of such a tensor takes up to twice its
-time.
 """
 
 from __future__ import annotations
@@ -27,26 +21,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jitcl.codegen.plan import BufferSpec, Plan
+from jitcl.codegen.plan import Plan
 from jitcl.errors import OptionError, VerifyError
 
-Mode = Literal["arena", "slots", "zones"]
+Mode = Literal["arena", "slots"]
 Memory = Literal["low", "normal", "high"]
 
 SEARCH_WORK = 20_000_000              # pairs of tensors that "low" looks at: about 2 s
-# What zones may take beyond an arena, the larger of two: bytes, and a share of the arena's.
-SPARE_BYTES, SPARE_SHARE = 16 << 20, 0.5
 
 
 @dataclass(frozen=True)
 class Life:
-    """A temporary: bytes, the first and last step (inclusive) that touch it, and its kind: threads
-    split those of one kind alike."""
+    """A temporary: bytes, and the first and last step (inclusive) that touch it."""
 
     nbytes: int
     first: int
     last: int
-    kind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,20 +68,24 @@ def pack(lives: Sequence[Life], mode: Mode = "arena", memory: Memory = "normal",
                                ("memory", memory, ("low", "normal", "high"))):
         if got not in allowed:
             raise OptionError(f"memory plan: {name} '{got}', wanted {', '.join(allowed)}")
-    padded = [dataclasses.replace(life, nbytes=_round_up(max(life.nbytes, 1), alignment))
+    padded = [Life(_round_up(max(life.nbytes, 1), alignment), life.first, life.last)
               for life in lives]
     place, bound = _PLACERS[mode], _BOUNDS[mode](padded)
     unshared = sum(life.nbytes for life in padded)
     if memory == "high":
         places, slots = _unshared(padded, mode)
         return Packing(places, slots, unshared, bound)
-    order = _best_order(padded, place, bound)
+    order, peak = list(range(len(padded))), unshared + 1
+    for make in _ORDERS:
+        candidate = make(padded)
+        other = sum(place(padded, candidate)[1])
+        if other < peak:
+            order, peak = candidate, other
+        if peak == bound:
+            break
     if memory == "low":
         order = _search(padded, place, order, bound)
-    found = place(padded, order)
-    if mode == "zones" and memory == "normal":
-        found = _place_in_zones(padded, found)
-    return Packing(*found, unshared, bound)
+    return Packing(*place(padded, order), unshared, bound)
 
 
 def plan_memory(plan: Plan, mode: Mode = "arena", memory: Memory = "normal",
@@ -136,14 +130,7 @@ def lives(plan: Plan) -> list[tuple[int, Life]]:
                                   f"'{spec.name}' before any step writes it")
             first.setdefault(life, number)
             last[life] = number
-    return [(i, Life(plan.buffers[i].nbytes, start, last[i], _kind(plan.buffers[i])))
-            for i, start in first.items()]
-
-
-def _kind(spec: BufferSpec) -> tuple[int, ...]:
-    """Of blocks of channels [N, C / c, H, W, c], which threads split by rows of pixels, one block's
-    shape: those of another number of channels are split alike. Of other tensors their size."""
-    return spec.shape[2:] if len(spec.shape) == 5 else (spec.nbytes,)
+    return [(i, Life(plan.buffers[i].nbytes, start, last[i])) for i, start in first.items()]
 
 
 def _round_up(value: int, alignment: int) -> int:
@@ -177,59 +164,6 @@ def _place_in_arena(lives: Sequence[Life], order: Iterable[int]) -> Placed:
         top = max(top, offsets[index] + life.nbytes)
         bisect.insort(placed, (offsets[index], index, life), key=lambda p: p[:2])
     return tuple((0, offsets[i]) for i in range(len(lives))), (top,) if lives else ()
-
-
-def _place_in_zones(lives: Sequence[Life], shared: Placed) -> Placed:
-    """As many kinds as there is room for each in an arena of its own, the others in one together.
-    shared: all of them in one. First come kinds that are written most for the bytes they take."""
-    zones: dict[tuple[int, ...], list[int]] = {}
-    for index, life in enumerate(lives):
-        zones.setdefault(life.kind, []).append(index)
-    packed = {kind: _packed(lives, members) for kind, members in zones.items()}
-    kinds = sorted(zones, key=lambda kind: (
-        -sum(lives[i].nbytes for i in zones[kind]) / sum(packed[kind][1]), kind))
-    least = sum(shared[1])
-    most = least + max(SPARE_BYTES, int(SPARE_SHARE * least))
-
-    def apart(count: int) -> Placed:
-        """With so many kinds in zones of their own."""
-        places, end = [(0, 0)] * len(lives), 0
-        rest = sorted(i for kind in kinds[count:] for i in zones[kind])
-        parts = [(zones[kind], packed[kind]) for kind in kinds[:count]]
-        for members, (found, tops) in [*parts, (rest, _packed(lives, rest))]:
-            for index, (_, offset) in zip(members, found, strict=True):
-                places[index] = (0, end + offset)
-            end += sum(tops)
-        return tuple(places), (end,) if lives else ()
-
-    best, low, high = shared, 1, len(kinds)
-    while low <= high:
-        middle = (low + high + 1) // 2
-        found = apart(middle)
-        if sum(found[1]) <= most:
-            best, low = found, middle + 1
-        else:
-            high = middle - 1
-    return best
-
-
-def _packed(lives: Sequence[Life], members: Sequence[int]) -> Placed:
-    """Some of the lives in an arena."""
-    some = [lives[i] for i in members]
-    return _place_in_arena(some, _best_order(some, _place_in_arena, _arena_bound(some)))
-
-
-def _best_order(lives: Sequence[Life], place: Placer, bound: int) -> list[int]:
-    """The order by which they take the fewest bytes."""
-    order, peak = list(range(len(lives))), -1
-    for make in _ORDERS:
-        candidate = make(lives)
-        other = sum(place(lives, candidate)[1])
-        if peak < 0 or other < peak:
-            order, peak = candidate, other
-        if peak == bound:
-            break
-    return order
 
 
 def _place_in_slots(lives: Sequence[Life], order: Iterable[int]) -> Placed:
@@ -332,7 +266,7 @@ def _search(lives: Sequence[Life], place: Placer, order: list[int], bound: int) 
 
 
 _PLACERS: dict[str, Placer] = {
-    "arena": _place_in_arena, "slots": _place_in_slots, "zones": _place_in_arena}
+    "arena": _place_in_arena, "slots": _place_in_slots}
 _BOUNDS: dict[str, Callable[[Sequence[Life]], int]] = {
-    "arena": _arena_bound, "slots": _slots_bound, "zones": _arena_bound}
+    "arena": _arena_bound, "slots": _slots_bound}
 _ORDERS: tuple[Order, ...] = (_by_size, _by_breadth, _by_area, _by_length, _by_time)

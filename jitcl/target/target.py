@@ -28,7 +28,6 @@ class Target:
     cache_bytes: int = 1 << 20             # of a core's own cache
     byte_dot: bool = False                 # u8 x i8 products are added to i32 by fours
     winograd: int | None = None            # outputs along its tiles: 2, 4, 0 for none of it
-    strassen: int | None = None            # 0: no products by seven of halves, 1: all that may be
     local_memory: int = 0
     local_is_real: bool = False            # on-chip local memory, worth staging into
     max_work_group: int = 1                # work-items

@@ -17,11 +17,10 @@ from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.recurrent_cpu.template import RecurrentCpu
-from jitcl.templates.strassen_cpu.template import StrassenCpu
 from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 TEMPLATES: tuple[Template, ...] = (
-    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), StrassenCpu(), GemmCpu(),
+    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
     PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu(),
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )

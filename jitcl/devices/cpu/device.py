@@ -7,7 +7,6 @@ outputs = executable.run([array, ...])
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 import threading
 import time
@@ -21,7 +20,6 @@ from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
-from jitcl.devices.cpu.handover import NEAR, QUICK, measure_handover
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
 from jitcl.devices.cpu.resident import give_back
@@ -31,7 +29,6 @@ from jitcl.errors import DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
 
 __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
-log = logging.getLogger("jitcl")
 _ALIGN = 64  # bytes: a cache line, and the widest vector
 _SMALL = 16 << 10  # bytes of an output that are copied sooner than an argument table is patched
 
@@ -70,30 +67,14 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 _shared: dict[str, Executor] = {}  # target key -> the process's pool
 _shared_lock = threading.Lock()
-_far: dict[str, bool] = {}      # target key -> what was measured
 
 
-def executor_of(target: Target, cache: Cache | None) -> Executor:
+def _executor(target: Target, cache: Cache | None) -> Executor:
     """The thread pool of this process; its own native code is built or loaded at first use."""
     with _shared_lock:
         if target.key not in _shared:
             _shared[target.key] = Executor(cache, target)
         return _shared[target.key]
-
-
-def cores_are_far(target: Target, cache: Cache | None) -> bool:
-    """Whether threads lie on cores that are far from each other: measured at first use, unless
-    JITCL_FAR_CORES says it."""
-    if config.get("threads") < 2:
-        return False
-    said = config.get("far_cores")
-    if said is not None:
-        return bool(said)
-    if target.key not in _far:
-        seconds = measure_handover(executor_of(target, cache).handover, *QUICK)
-        _far[target.key] = seconds > NEAR
-        log.debug("a cache line goes to another core and back in %.0f ns", 1e9 * seconds)
-    return _far[target.key]
 
 
 class CpuDevice:
@@ -130,7 +111,7 @@ class CpuDevice:
             )
         objects = cached_kernels(plan.kernels, cache, self.target, progress)
         try:
-            executor = executor_of(self.target, cache)
+            executor = _executor(self.target, cache)
             return CpuExecutable(plan, objects, executor, self.target.vector_width)
         except MemoryError:
             raise OutOfMemoryError(

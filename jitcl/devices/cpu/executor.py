@@ -31,7 +31,6 @@ import numpy as np
 
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache
-from jitcl.devices.cpu import handover
 from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
 from jitcl.target import Target
 
@@ -180,7 +179,7 @@ def jitcl_launch(args, tid, nthreads):
 RUNTIME = tuple(
     KernelSource(entry=entry, body=text, language="numba")
     for entry, text in (("jitcl_steps", _STEPS), ("jitcl_worker", _POOL), ("jitcl_part", _POOL),
-                        ("jitcl_launch", _POOL), (handover.ENTRY, handover.TEXT))
+                        ("jitcl_launch", _POOL))
 )
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98, "i686": 240}
 _SPINS = 3000  # 50 to 100 microseconds awake between runs
@@ -327,7 +326,6 @@ class Executor:
         self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])
-        self.handover = _NATIVE(self.kernels[handover.ENTRY])
         self._lock = threading.Lock()
         self._pool: _FutexPool | _SemaphorePool | None = None
         self._ended = 0                                     # when the last run did, in ns

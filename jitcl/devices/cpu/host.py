@@ -131,7 +131,6 @@ def probe_target() -> Target:
         byte_dot=width == 16 and "avx512vnni" in have,
         cache_bytes=_cache() or Target.cache_bytes,
         winograd=config.get("winograd"),
-        strassen=config.get("strassen"),
         global_memory=memory,
         max_allocation=memory,
         alignment=64,

@@ -23,7 +23,7 @@ from jitcl.devices.cpu.emit import F32, I32, I64, Emit, constant, declare, splat
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
-__all__ = ["tile", "gated_tile", "spread_tile", "dot_tile", "lane_tile"]
+__all__ = ["tile", "gated_tile", "dot_tile", "lane_tile"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs", "ws")
 
@@ -54,11 +54,9 @@ def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
             n = [b.extract_value(values[3], k) for k in range(len(COUNTS))]
             s = [b.extract_value(values[4], k) for k in range(strides.count)]
             tile = _Tile(b, element, product, sig.args[:3], values[:3], n, s, *shape)
-            if gate:
-                tile.gate = (gate[0], values[13])
             ahead = [_group(b, b.extract_value(values[12], g), group)
                      for g, group in enumerate(fetch)]
-            tile.emit(None if always else values[11], ahead)
+            tile.emit(None if always else values[11], ahead, list(zip(gate, values[13:])))
             return context.get_dummy_value()
 
         flag = fresh if always else types.boolean
@@ -107,61 +105,6 @@ each i32 sum.
 """)
 
 
-@intrinsic(prefer_literal=True)
-def spread_tile(typingctx, first, second, a, w, minus, terms, columns, blocks, ps, ws, lanes,
-                how, fetch):
-    """A tile whose sums are added to two others, in place, [blocks][columns][lanes] each.
-
-    how = (differs, sign of first, sign of second, first is fresh, second is fresh): the weights are
-    those at `w`, if they differ less those at `minus`; a sign is 1, -1 or, of the second, 0 for
-    nothing; sums that are fresh are written, not added to. terms: how many steps. Else as `tile`.
-    """
-    shape = [t.literal_value for t in (columns, blocks, ps, ws, lanes)]
-
-    def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
-        columns, blocks, ps, ws, lanes = shape
-        one, zero = constant(I64, 1), constant(I64, 0)
-        differs, *signs, fresh0, fresh1 = [b.extract_value(v[11], k) for k in range(5)]
-        ahead = [_group(b, b.extract_value(v[12], g), group) for g, group in enumerate(fetch)]
-        counts, strides = [one, one, one, v[5], v[5]], [*[zero] * 4, constant(I64, ws)]
-        tile = _Tile(b, F32, _fma, (sig.args[0], *sig.args[2:4]), [v[0], v[2], v[3]], counts,
-                     strides, 1, columns, blocks, 1, ps, lanes)
-        sums = tile.sums(None)
-        with b.if_else(b.icmp_signed("!=", differs, zero)) as (less, plain):
-            with less:
-                tile.minus = (sig.args[4], v[4])
-                tile.loops(sums, ahead)
-            with plain:
-                tile.minus = None
-                tile.loops(sums, ahead)
-        for kind, pointer, sign, fresh in zip(sig.args, v, signs, (fresh0, fresh1)):
-            with b.if_then(b.icmp_signed("!=", sign, zero)):
-                _add(b, kind, pointer, sums, splat(b, b.sitofp(sign, F32), lanes),
-                     b.icmp_signed("!=", fresh, zero), lanes)
-        return context.get_dummy_value()
-
-    ahead = types.Tuple([types.Tuple([
-        types.int64, types.int64, *(types.UniTuple(types.int64, g.count) for g in group[2:])])
-        for group in fetch])
-    ints = types.UniTuple(types.int64, 5)
-    return types.void(first, second, a, w, minus, types.int64, columns, blocks, ps, ws, lanes, ints,
-                      ahead), codegen
-
-
-def _add(b: ir.IRBuilder, kind: Pointer, pointer: ir.Value, sums: list[ir.Value],
-         factor: ir.Value, fresh: ir.Value, lanes: int) -> None:
-    """Adds the sums, times a factor, to those in memory; or writes them, if these are fresh."""
-    places = [constant(I64, i * lanes) for i in range(len(sums))]
-    with b.if_else(fresh) as (new, old):
-        with new:
-            for place, s in zip(places, sums):
-                store_at(b, kind, pointer, place, b.fmul(factor, b.load(s)))
-        with old:
-            for place, s in zip(places, sums):
-                before = load_at(b, kind, pointer, place, lanes)
-                store_at(b, kind, pointer, place, _fma(b, factor, b.load(s), before))
-
-
 class _Tile:
     def __init__(
         self,
@@ -195,35 +138,21 @@ class _Tile:
             lanes,
         )
         self.vector, self.product = ir.VectorType(element, lanes), product
-        self.gate: tuple[Pointer, ir.Value] | None = None      # times an element of it a step
-        self.minus: tuple[Pointer, ir.Value] | None = None     # less its vectors
 
-    def emit(self, fresh: ir.Value | None, fetch: list[_Group]) -> None:
-        """Sums, to `acc`. fresh: whether they begin at 0, not at what `acc` holds; None if they
-        always do. fetch: groups of lines."""
-        sums = self.sums(fresh)
-        self.loops(sums, fetch)
-        for i, s in enumerate(sums):
-            at = constant(I64, i * self.lanes)
-            store_at(self.b, self.kinds[0], self.pointers[0], at, self.b.load(s))
-
-    def sums(self, fresh: ir.Value | None) -> list[ir.Value]:
-        """Where sums are, as they begin: registers, after SROA."""
-        b = self.b
+    def emit(self, fresh: ir.Value | None, fetch: list[_Group],
+             gate: list[tuple[Pointer, ir.Value]]) -> None:
+        """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do. fetch:
+        groups of lines. gate: none, or one."""
+        b, zero = self.b, ir.Constant(self.vector, None)
         count = self.rows * self.columns * self.blocks
-        sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]
+        sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
         for s in sums:
-            b.store(ir.Constant(self.vector, None), s)
+            b.store(zero, s)
         if fresh is not None:
             with b.if_then(b.not_(fresh)):
                 for i, s in enumerate(sums):
                     at = constant(I64, i * self.lanes)
                     b.store(load_at(b, self.kinds[0], self.pointers[0], at, self.lanes), s)
-        return sums
-
-    def loops(self, sums: list[ir.Value], fetch: list[_Group]) -> None:
-        """All steps."""
-        b = self.b
         stream = cgutils.alloca_once_value(b, constant(I64, 0))
         taken = cgutils.alloca_once_value(b, constant(I64, 0))           # steps
         n0, n1, n2, n3, last = self.counts
@@ -234,33 +163,36 @@ class _Tile:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
                 with cgutils.for_range(b, inner) as z:
                     at = b.load(taken)
-                    factor = splat(b, load_at(b, *self.gate, at), self.lanes) if self.gate else None
+                    factors = [splat(b, load_at(b, *g, at), self.lanes) for g in gate]
                     self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums,
-                              factor)
+                              factors)
                     for every, pace, *addresses in fetch:
                         moved = b.mul(b.lshr(at, every), pace)
                         for written, some in enumerate(addresses):
                             for address in some:
                                 _prefetch(b, b.add(address, moved), written)
                     b.store(b.add(at, constant(I64, 1)), taken)
+        for i, s in enumerate(sums):
+            store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 
     def step(self, base: ir.Value, stream: ir.Value, sums: list[ir.Value],
-             factor: ir.Value | None) -> None:
-        """One step of the sum: `blocks` weight vectors (times the factor), rows x columns
-        broadcasts, all their products."""
+             factors: list[ir.Value]) -> None:
+        """One step of the sum: `blocks` weight vectors (times factors), rows x columns broadcasts,
+        all their products."""
         b = self.b
         at = b.load(stream)
-
-        places = [b.add(at, constant(I64, j * self.lanes)) for j in range(self.blocks)]
-
-        def vectors(kind: Pointer, pointer: ir.Value) -> list[ir.Value]:
-            return [load_at(b, kind, pointer, place, self.lanes) for place in places]
-
-        weights = vectors(self.kinds[2], self.pointers[2])
-        if factor is not None:
+        weights = [
+            load_at(
+                b,
+                self.kinds[2],
+                self.pointers[2],
+                b.add(at, constant(I64, j * self.lanes)),
+                self.lanes,
+            )
+            for j in range(self.blocks)
+        ]
+        for factor in factors:
             weights = [b.fmul(factor, weight) for weight in weights]
-        if self.minus is not None:
-            weights = [b.fsub(*pair) for pair in zip(weights, vectors(*self.minus))]
         ws = dict(zip(STRIDES, self.strides)).get("ws", constant(I64, self.blocks * self.lanes))
         b.store(b.add(at, ws), stream)
         pixels = self.rows * self.columns

@@ -90,7 +90,7 @@ def param(typingctx, args, k):
 @intrinsic(prefer_literal=True)
 def scratch(typingctx, count, dtype):
     """`count` (a literal) elements on the thread's stack, aligned to 64 bytes, uninitialised. Keep
-    below 768 KiB in all: a caller's thread may have no more than a few MiB."""
+    below 256 KiB."""
     memory_type = ir.ArrayType(STORAGE[dtype.literal_value], count.literal_value)
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
