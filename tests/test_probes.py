@@ -86,9 +86,9 @@ def test_healthy_drivers_compute_as_expected(found, surveys):
     assert "bit for bit" in answers["half_storage"].evidence
     fields = fields_of(list(answers.values()))
     assert fields["fp16_storage"] and fields["fp64"] and fields["local_works"]
-    assert fields["image_pixels"] >= 1 << 16 and fields["unroll_pragma"]
+    assert fields["image_pixels"] >= 1 << 16
     assert {"local", "barrier", "int4", "int8", "vec8", "fp64", "image"} <= set(fields["proven"])
-    assert not fields["tensor_cores"] and answers["tensor_cores"].kind == SKIPPED
+    assert answers["tensor_cores"].kind == SKIPPED
 
 
 @ANSWERED
@@ -113,12 +113,12 @@ def test_what_only_some_have(found, surveys):
     answers = surveys[found.spec]
     fields = fields_of(list(answers.values()))
     if NAMES[found.platform] == "intel":
-        assert fields["subgroup_size"] >= 4 and fields["integer_dot"]
-        assert fields["nonuniform_groups"] and fields["command_buffers"]
-        assert fields["image_from_buffer"] and fields["reloadable"]
+        assert {"subgroups", "integer_dot", "odd_groups", "command_buffers",
+                "image_from_buffer"} <= {name for name, a in answers.items() if a.good}
+        assert fields["reloadable"]
         assert {"subgroup", "half", "vec16"} <= set(fields["proven"])
     if "subgroups" not in found.handle.extensions:
-        assert fields["subgroup_size"] == 0 and "subgroup" not in fields["proven"]
+        assert answers["subgroups"].kind == SKIPPED and "subgroup" not in fields["proven"]
 
 
 @needs_pocl

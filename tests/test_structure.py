@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from jitcl.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jitcl"
@@ -190,6 +193,19 @@ def test_modules_are_short():
     lengths = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
     long = {name: n for name, n in lengths.items() if n >= MAX_LINES}
     assert long == {}, "split a module by what it is about"
+
+
+def unread(names: Iterable[str], sources: Iterable[str]) -> list[str]:
+    """Names that no source reads as an attribute."""
+    read = {node.attr for source in sources for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    return sorted(set(names) - read)
+
+
+def test_every_field_of_a_target_is_read():
+    names = [field.name for field in dataclasses.fields(Target)]
+    assert unread(names, [path.read_text() for path in sorted(PACKAGE.rglob("*.py"))]) == []
+    assert unread(["a", "b", "c"], ["x = t.a", "t.b = f(c=1)"]) == ["b", "c"]
 
 
 def test_lines_are_short():

@@ -78,9 +78,8 @@ def devices(probe: bool, as_json: bool) -> None:
 
 def quirk_dict(quirk: Quirk) -> dict[str, Any]:
     """A quirk for programs: what it changes, why, where it was seen."""
-    return {"id": quirk.id, "changes": quirk.fields, "reserved": quirk.reserved,
-            "when": str(quirk.when), "why": quirk.why, "seen_on": quirk.seen_on,
-            "links": quirk.links}
+    return {"id": quirk.id, "changes": quirk.fields, "when": str(quirk.when),
+            "why": quirk.why, "seen_on": quirk.seen_on, "links": quirk.links}
 
 
 def quirk_table(info: DeviceInfo) -> Table:
@@ -91,6 +90,6 @@ def quirk_table(info: DeviceInfo) -> Table:
     for q in info.quirks:
         changes = ", ".join(f"{k} {v}" if isinstance(v, str) else f"{k}={v}"
                             for k, v in q.fields.items())
-        rows.add_row(q.id, changes + (" (nothing uses it yet)" if q.reserved else ""), q.why)
+        rows.add_row(q.id, changes, q.why)
     return rows
 

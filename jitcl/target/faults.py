@@ -44,15 +44,6 @@ ADRENO: tuple[Quirk, ...] = (
         links=("LiteRT ProfileTime",),
     ),
     Quirk(
-        id="adreno-image-array-of-one",
-        when=When(vendor="qualcomm", architectures=("a3xx", "a4xx", "a5xx")),
-        effect={"image_arrays": False},
-        why="writing an image2d_array of one layer writes zeros",
-        seen_on="Adreno 3xx to 5xx",
-        links=("LiteRT environment.cc",),
-        reserved=True,
-    ),
-    Quirk(
         id="adreno-texture-cache",
         when=When(vendor="qualcomm", unless=(When(architectures=("a2xx", "a3xx", "a4xx")),)),
         effect={"images": True},
@@ -60,16 +51,6 @@ ADRENO: tuple[Quirk, ...] = (
         "over their buffer, where the probe finds that such images work",
         seen_on="Adreno 5xx and later",
         links=("LiteRT cl/environment.cc", "llama.cpp ggml-opencl kernels"),
-    ),
-    Quirk(
-        id="adreno-630-compiler",
-        when=When(vendor="qualcomm", models="630"),
-        effect={"image_arrays": False},
-        why="compiler bugs with Android's SDK 26: treated like the generation before. The SDK "
-        "shows nowhere in OpenCL, so all are",
-        seen_on="Adreno 630, Android SDK 26",
-        links=("LiteRT cl_device.cc",),
-        reserved=True,
     ),
     Quirk(
         id="adreno-subgroup-reduce",
@@ -142,32 +123,6 @@ DESKTOP: tuple[Quirk, ...] = (
         why="its compiler has not crashed on anything generated: kernels may be built in "
         "the user's process",
         seen_on="H200",
-    ),
-    Quirk(
-        id="nvidia-half",
-        when=When(vendor="nvidia"),
-        effect={"half_advertised": False},
-        why="half arithmetic works and cl_khr_fp16 isn't listed; only a built kernel tells",
-        seen_on="H200",
-        links=("CLBlast compile.cpp", "LiteRT cl_device.cc"),
-        reserved=True,
-    ),
-    Quirk(
-        id="nvidia-command-buffers",
-        when=When(vendor="nvidia"),
-        effect={"command_buffers": False},
-        why="there are none; asking for their functions costs a look-up at each start",
-        seen_on="H200",
-        reserved=True,
-    ),
-    Quirk(
-        id="amd-half-config",
-        when=When(vendor="amd", device_type="gpu"),
-        effect={"half_advertised": False},
-        why="CL_DEVICE_HALF_FP_CONFIG is empty though half arithmetic works",
-        seen_on="AMD GPUs",
-        links=("LiteRT cl_device.cc",),
-        reserved=True,
     ),
 )
 

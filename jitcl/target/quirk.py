@@ -15,8 +15,6 @@ from jitcl.target.target import Target
 class Quirk:
     """One fault, and how it changes a Target: `effect` sets fields, `caps` lowers numbers that are
     larger, `adds` appends to tuples.
-
-    `reserved`: nothing generated uses the field yet, so the row changes the Target alone.
     """
 
     id: str
@@ -27,7 +25,6 @@ class Quirk:
     effect: Mapping[str, Any] = field(default_factory=dict)
     caps: Mapping[str, int] = field(default_factory=dict)
     adds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    reserved: bool = False
     reproducer: str = ""                         # a file of the project's tests
 
     @property

@@ -77,22 +77,7 @@ class Target:
     packed_weights: bool = True            # int4 and int8 weights are unpacked in kernels
     half_builtins: bool = True             # exp(half) and its like; else by way of a float
     soft_half: bool = False                # halves are read and written by integer arithmetic
-    subgroup_size: int = 0                 # 0: no subgroups, or broken
-    integer_dot: bool = False
     gated_weights: bool = False            # a convolution's weights take a gate of its input
-    nonuniform_groups: bool = False        # global sizes need not be multiples of local ones
-    unroll_pragma: bool = False
-    half_images: bool = False
-    tensor_cores: bool = False             # inline assembly (mma.sync) builds and is right
-
-    # for tuning and images; nothing generated depends on these yet
-    tunable: bool = True                   # candidates may be timed on it
-    tuning_batch: int = 0                  # launches before a tuner must wait; 0 = any number
-    command_buffers: bool = True           # worth asking for
-    subgroups: bool = True
-    image_arrays: bool = True              # image2d_array
-    image_from_buffer: bool = True         # images over parts of buffers
-    half_advertised: bool = True           # what the driver says of fp16 may be believed
 
     @property
     def key(self) -> str:

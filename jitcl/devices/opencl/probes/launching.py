@@ -93,9 +93,7 @@ def _subgroups(bench: Bench, _: Any) -> Verdict:
     wrong = first_wrong(sums, wanted)
     if not wrong and not 1 <= sizes.max() <= group:
         wrong = f"a sub-group says that it has {sizes.max()} work-items"
-    size = int(sizes.max())
-    return Verdict(not wrong, wrong or f"sums of sub-groups of {size} are exact",
-                   {"subgroup_size": size, "subgroups": True})
+    return Verdict(not wrong, wrong or f"sums of sub-groups of {sizes.max()} are exact")
 
 
 def _no_subgroups(found: Found) -> str:
@@ -221,17 +219,14 @@ def _command_buffer(bench: Bench, program: Any) -> Verdict:
 
 LAUNCHING = (
     Probe("subgroups", "sums of sub-groups", _subgroups, features=("subgroup",),
-          absent={"subgroup_size": 0, "subgroups": False}, skip=_no_subgroups),
+          skip=_no_subgroups),
     Probe("odd_groups", "global sizes need not be multiples of local ones", _odd_groups,
-          present={"nonuniform_groups": True}, absent={"nonuniform_groups": False},
           skip=_old_language),
-    Probe("unroll", "#pragma unroll", _unrolled, UNROLLED,
-          present={"unroll_pragma": True}, absent={"unroll_pragma": False}),
+    Probe("unroll", "#pragma unroll", _unrolled, UNROLLED),
     Probe("events", "times of events are right", _events, SPIN,
           present={"trusted_events": True}, absent={"trusted_events": False}),
     Probe("binaries", "programs' binaries can be loaded again", _binaries,
           absent={"reloadable": False, "cached_binaries": False}),
     Probe("command_buffers", "command buffers", _command_buffer, SPIN,
-          present={"command_buffers": True}, absent={"command_buffers": False},
           skip=_no_command_buffers),
 )

@@ -60,7 +60,8 @@ class Probe:
 
     `features` are proven where this probe and every other that names them is good. `present` and
     `absent` are fields of Target where it is good or not; `wrong` are more of them, where its
-    kernels ran and gave wrong values.
+    kernels ran and gave wrong values. A probe that sets no field and proves no feature is there for
+    `jitcl devices --probe` alone.
     """
 
     name: str
