@@ -5,36 +5,38 @@ and checked as those for one shape are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jitcl.codegen.generate import Generated
-from jitcl.codegen.lower import lower
+from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.ir.graph import Node, toposort
 from jitcl.ir.group import Group
-from jitcl.ir.sizes import SizePinned, at, everywhere
+from jitcl.ir.sizes import at, everywhere
 
 
 def concrete(generated: Generated, values: Sequence[int], half: bool) -> Generated:
     """The plan, groups and unscheduled kernels where atoms have these values. `half` as it was
-    generated with. Raises SizePinned where two tensors become the same, so that a place in memory
-    does not follow from a node.
+    generated with. Its nodes are not interned: tensors that become the same (ranges of two lengths
+    that happen to be equal now) are kept apart, since each has its place in memory.
     """
     roots = [n for g in generated.groups for n in (*g.members, *g.operands)]
     roots += [n for n in generated.places if isinstance(n, Node)]
     new: dict[Node, Node] = {}
     for node in toposort(roots):
-        attrs = {k: everywhere(v, lambda size: at(size, values)) for k, v in node.attrs}
+        attrs = tuple((k, everywhere(v, lambda size: at(size, values))) for k, v in node.attrs)
         shape = everywhere(node.type.shape, lambda size: at(size, values))
-        new[node] = Node.make(node.op, (new[i] for i in node.inputs), attrs,
-                              type=node.type.with_(shape=shape))
+        new[node] = replace(node, inputs=tuple(new[i] for i in node.inputs), attrs=attrs,
+                            type=node.type.with_(shape=shape))
     places = {new[n] if isinstance(n, Node) else n: b for n, b in generated.places.items()}
-    if len(places) < len(generated.places):
-        raise SizePinned("two tensors are the same at the sizes that kernels are tried at")
     groups = [Group(new[g.root], frozenset(new[n] for n in g.inlined),
                     new[g.anchor] if g.anchor is not None else None) for g in generated.groups]
-    kernels = [
-        lower(group, kernel.kernel.name, half=half)
-        if kernel is not None and group_is_sized(old) else kernel
-        for old, group, kernel in zip(generated.groups, groups, generated.kernels)]
+    kernels: list[Lowered | None] = []
+    for old, group, kernel in zip(generated.groups, groups, generated.kernels):
+        if kernel is not None and group_is_sized(old):
+            kernel = lower(group, kernel.kernel.name, half=half)
+        elif kernel is not None:            # its operands may be made of sizes all the same
+            kernel = replace(kernel, operands=tuple(new[n] for n in kernel.operands))
+        kernels.append(kernel)
     plan = generated.plan.at(values)
     return Generated(plan, groups, kernels, places, generated.whys)
