@@ -14,10 +14,15 @@ _DICE = ("Bernoulli is random, and the expectation is one draw of NumPy's genera
          "of the model determines; ours are draws, too (test_onnx_conformance.py shows both)")
 _DFT = ("the expectation was computed in float32: it is off from NumPy's transform in float64 by "
         "up to 1.5e-6 where the test allows 1e-7 (test_onnx_conformance.py shows it)")
+_CORNERS = ("align_corners with a size that is no whole number (4 * 0.6): the expectation takes "
+            "2.4 for the length of the output; ONNX's text, onnxruntime and torch take 2, so that "
+            "the last element is the input's last (test_resize.py shows both)")
 # test -> (devices, or () for all; why its failure is not jitcl's)
 MAY_FAIL: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys((f"test_bernoulli{kind}{body}" for kind in ("", "_double", "_seed")
                      for body in ("", "_expanded")), ((), _DICE)),
+    **dict.fromkeys((f"test_resize_downsample_scales_{mode}_align_corners"
+                     for mode in ("linear", "cubic")), ((), _CORNERS)),
     **dict.fromkeys(("test_dft_inverse", "test_dft_inverse_opset19"), ((), _DFT)),
 }
 # by luck these pass

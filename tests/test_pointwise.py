@@ -22,8 +22,8 @@ def resized(x: Node) -> Node:
     """Bilinear, to SIZE along both axes."""
     for axis in (2, 3):
         have = x.type.dims[axis]
-        index, weight = tap_tables(Axis(have, SIZE, SIZE / have), "linear", "half_pixel", 0.0,
-                                   False, False)
+        stretched = Axis(have, SIZE, np.float32(SIZE / have))
+        index, weight = tap_tables(stretched, "linear", "half_pixel", 0.0, False, False)
         x = g.interpolate(x, g.const(index), g.const(weight, "f32"), axis=axis)
     return x
 

@@ -1,9 +1,11 @@
 """Resize and Upsample: nearest as index arithmetic, linear and cubic as taps of constant weights,
 axis by axis.
 
-Coordinates are computed at import, in float64. What the kernel sees of nearest is `(o * num +
-offset) // den`; of linear and cubic two tables an axis, indices and weights, which every mode,
-coordinate transformation, border rule and antialiasing fits into.
+Sizes and coordinates are computed at import, in float32 and in the order of onnxruntime's
+arithmetic: floor(10 * 2.3) is 23, and what lies on the border between two elements falls where it
+falls there. What the kernel sees of nearest is `(o * num + offset) // den`; of linear and cubic two
+tables an axis, indices and weights, which every mode, coordinate transformation, border rule and
+antialiasing fits into.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ from jitcl.ops.core import (
 
 Array = np.ndarray[Any, Any]
 Step = tuple[int, int, int]
+HALF = 1e-6                     # so near to a half is a half to nearest_mode, as in onnxruntime
 COORDINATES = (
     "half_pixel",
     "half_pixel_symmetric",
     "pytorch_half_pixel",
     "align_corners",
     "asymmetric",
+    "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )
 
@@ -143,52 +147,62 @@ class Axis:
 
     size: int
     out: int
-    scale: float
-    roi: tuple[float, float] = (0.0, 1.0)
+    scale: np.float32
+    roi: tuple[np.float32, np.float32] = (np.float32(0), np.float32(1))
 
     def coordinates(self, mode: str) -> Array:
-        """Where each output element lies, in input elements."""
-        o = np.arange(self.out, dtype=np.float64)
-        length = self.scale * self.size
-        if mode == "align_corners":
-            return o * 0 if length == 1 else o * (self.size - 1) / (length - 1)
+        """Where each output element lies, in input elements: float32."""
+        o = np.arange(self.out, dtype=np.float32)
+        half, last = np.float32(0.5), np.float32(self.size - 1)
+        if mode == "align_corners":         # the integer length: torch's and onnxruntime's corners
+            return o * 0 if self.out == 1 else o * last / np.float32(self.out - 1)
         if mode == "asymmetric":
             return o / self.scale
+        if mode == "tf_half_pixel_for_nn":
+            return (o + half) / self.scale
         if mode == "tf_crop_and_resize":
             start, end = self.roi
-            reach = self.size - 1
-            if length == 1:
-                return o * 0 + (end - start) * reach / 2 + start * reach
-            return start * reach + o * (end - start) * reach / (length - 1)
-        half = (o + 0.5) / self.scale - 0.5
-        if mode == "pytorch_half_pixel":
-            return half if length != 1 else o * 0 - 0.5
+            if self.out == 1:
+                return o * 0 + half * (start + end) * last
+            return start * last + o * (end - start) * last / np.float32(self.out - 1)
+        if mode == "pytorch_half_pixel" and self.out == 1:
+            return o * 0
         if mode == "half_pixel_symmetric":
-            return half + self.size / 2 * (1 - self.out / length)
-        return half
+            size = np.float32(self.size)
+            shift = size / 2 * (1 - np.float32(self.out) / (self.scale * size))
+            at = float(shift) + (o.astype(np.float64) + 0.5) / float(self.scale) - 0.5
+            return at.astype(np.float32)
+        return (o + half) / self.scale - half
 
 
-def nearest_table(at: Array, size: int, mode: str) -> Array:
-    """The element nearest to each coordinate."""
+def nearest_table(at: Array, size: int, mode: str, shrinks: bool = False) -> Array:
+    """The element nearest to each coordinate. "simple": as Resize of opset 10, whose text leaves it
+    open, does in onnxruntime."""
+    at = at.astype(np.float64)
+    down = np.floor(at)
+    rest = at - down
+    near = np.abs(rest - 0.5) <= HALF       # float32 is off by so much where a half is meant
     rounded = {
-        "round_prefer_floor": np.ceil(at - 0.5),
-        "round_prefer_ceil": np.floor(at + 0.5),
+        "round_prefer_floor": np.where(near | (rest < 0.5), down, down + 1),
+        "round_prefer_ceil": np.where(near | (rest > 0.5), down + 1, down),
         "floor": np.floor(at),
         "ceil": np.ceil(at),
+        "simple": np.ceil(at) if shrinks else np.floor(at),
     }.get(mode)
     if rounded is None:
         raise ModelError(
             f"nearest_mode='{mode}' is not one of round_prefer_floor, round_prefer_ceil, "
             f"floor, ceil"
         )
-    return np.clip(rounded, 0, size - 1).astype(np.int64)
+    found: Array = np.clip(rounded, 0, size - 1).astype(np.int64)
+    return found
 
 
-def affine_step(table: Array, size: int, scale: float) -> Step | None:
+def affine_step(table: Array, size: int, scale: np.float32) -> Step | None:
     """(num, offset, den) with clip((o * num + offset) // den, 0, size - 1) = table[o], if there is
     one."""
     o = np.arange(len(table))
-    ratio = Fraction(1 / scale).limit_denominator(8192)
+    ratio = Fraction(1 / float(scale)).limit_denominator(8192)
     inner, top = table > 0, table < size - 1
     for k in (1, 2):
         num, den = ratio.numerator * k, ratio.denominator * k
@@ -204,10 +218,10 @@ def tap_tables(
 ) -> tuple[Array, Array]:
     """Index and weight tables [outputs, taps] of linear and cubic; `outside`: leave out what isn't
     there."""
-    at = axis.coordinates(coordinates)
+    at = axis.coordinates(coordinates).astype(np.float64)
     base = np.floor(at)
     ratio = (at - base)[:, None]
-    stretch = min(axis.scale, 1.0) if antialias else 1.0
+    stretch = min(float(axis.scale), 1.0) if antialias else 1.0
     reach = 2 if mode == "cubic" else 1
     first = math.floor(-reach / stretch) + 1
     offsets = np.arange(first, 2 - first)
@@ -235,35 +249,38 @@ def _axes_of(node: Any, x: Node) -> list[Axis]:
     rank, dims = x.type.rank, x.type.dims
     axes = [norm_axis(a, rank) for a in node.attrs.get("axes", range(rank))]
     roi, scales, sizes = (
-        None if v is None or v.size == 0 else v.astype(np.float64)
+        None if v is None or v.size == 0 else v.astype(np.float32)
         for v in (node.static(1) if _crops(node) else None, node.static(2), node.static(3))
     )
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
         raise ModelError("give either scales or sizes, and not both")
-    if len(given) != len(axes) or not np.isfinite(given).all() or (given <= 0).any():
+    if given.shape != (len(axes),) or not np.isfinite(given).all() or (given <= 0).any():
         raise ModelError(
             f"{'scales' if sizes is None else 'sizes'} {given.tolist()} must be {len(axes)} "
             f"positive numbers, one an axis"
         )
+    if roi is not None and roi.shape != (2 * len(axes),):
+        raise ModelError(f"roi {roi.tolist()} must be {2 * len(axes)} numbers, two an axis")
+    lengths = np.array([dims[a] for a in axes], np.float32)
     policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
     if sizes is None:
-        factors, outs = [float(v) for v in given], [int(v * dims[a]) for v, a in zip(given, axes)]
+        factors, outs = given, np.floor(lengths * given)
     else:
-        factors, outs = [v / dims[a] for v, a in zip(given, axes)], [int(v) for v in given]
+        factors, outs = given / lengths, given
         if policy != "stretch":
-            pick = {"not_larger": min, "not_smaller": max}.get(policy)
+            pick = {"not_larger": np.min, "not_smaller": np.max}.get(policy)
             if pick is None:
                 raise ModelError(
                     f"keep_aspect_ratio_policy='{policy}' is not one of stretch, not_larger, "
                     f"not_smaller"
                 )
-            factors = [pick(factors)] * len(axes)
-            outs = [int(factors[0] * dims[a] + 0.5) for a in axes]
-    found = [Axis(d, d, 1.0) for d in dims]
+            factors = np.full_like(factors, pick(factors))
+            outs = np.floor((factors * lengths).astype(np.float64) + 0.5)
+    found = [Axis(d, d, np.float32(1)) for d in dims]
     for i, a in enumerate(axes):
-        region = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
-        found[a] = Axis(dims[a], outs[i], factors[i], region)
+        region = Axis.roi if roi is None else (roi[i], roi[len(axes) + i])
+        found[a] = Axis(dims[a], int(outs[i]), factors[i], region)
     return found
 
 
@@ -308,8 +325,8 @@ def _resize(g: GraphBuilder, node: Any) -> Node:
 
 
 def _changes(axis: Axis, coordinates: str) -> bool:
-    cropped = coordinates == "tf_crop_and_resize" and axis.roi != (0.0, 1.0)
-    return cropped or axis.size != axis.out or not math.isclose(axis.scale, 1.0)
+    cropped = coordinates == "tf_crop_and_resize" and axis.roi != Axis.roi
+    return cropped or axis.size != axis.out or axis.scale != 1
 
 
 def _outside(axis: Axis, coordinates: str) -> Array:
@@ -337,7 +354,8 @@ def _nearest(g: GraphBuilder, node: Any, x: Node, axes: list[Axis], coordinates:
     for a, axis in enumerate(axes):
         step: Step | None = (1, 0, 1)
         if _changes(axis, coordinates):
-            table = nearest_table(axis.coordinates(coordinates), axis.size, mode)
+            table = nearest_table(
+                axis.coordinates(coordinates), axis.size, mode, bool(axis.scale < 1))
             step = affine_step(table, axis.size, axis.scale)
             if step is None:
                 late.append((a, table))

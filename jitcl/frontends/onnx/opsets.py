@@ -60,7 +60,9 @@ def _upsample(g: Any, node: OnnxNode) -> OnnxNode:
 
 
 def _resize_10(g: Any, node: OnnxNode) -> OnnxNode:
-    return _upsample(g, node)
+    """As Upsample; which element is the nearest, its text leaves open."""
+    node = _upsample(g, node)
+    return node.with_(attrs={**node.attrs, "nearest_mode": "simple"})
 
 
 def _split(g: Any, node: OnnxNode) -> OnnxNode:
