@@ -109,13 +109,18 @@ def parse_switch(text: str) -> bool:
 
 
 def cache_root() -> Path:
-    """JITCL_CACHE_DIR, else the user's cache directory as the system names it."""
+    """JITCL_CACHE_DIR, else the user's cache directory as the system names it; "~" where there is
+    no home. Whether it can be trusted is `ownership.cache_root`'s to say.
+    """
     configured = get("cache_dir")
     if configured is not None:
         return Path(configured)
     import platformdirs  # here: a configured directory saves its import
 
-    return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
+    try:
+        return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
+    except RuntimeError:                            # of its newer versions; older ones say "~/.."
+        return Path("~")
 
 
 def usable_cores() -> int:

@@ -12,7 +12,9 @@ from jitcl.codegen.generate import COMMENT
 from jitcl.codegen.plan import KernelSource, Step
 from jitcl.codegen.text import amount
 from jitcl.errors import OptionError
-from jitcl.ir.printer import print_kernel, save_graph
+from jitcl.ir.graph import Graph
+from jitcl.ir.printer import print_kernel, save_graph, side_file
+from jitcl.ownership import no_link
 from jitcl.runtime.memory import lives
 
 SUFFIX = {"numba": ".py", "opencl": ".cl", "jitcl": ".jitcl"}
@@ -25,7 +27,7 @@ def write(lowered: LoweredModel, folder: Path) -> list[Path]:
         written = list(_graphs(lowered, folder))
         for path, text in _texts(lowered, folder):
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            no_link(path).write_text(text, encoding="utf-8")
             written.append(path)
         return written
     except OSError as e:
@@ -37,11 +39,18 @@ def _graphs(lowered: LoweredModel, folder: Path) -> Iterator[Path]:
     for k, stage in enumerate(lowered.stages):
         if stage.changed:
             path = folder / f"{k:02}-{stage.name}.jitcl"
-            save_graph(stage.graph, path)
+            _save(stage.graph, path)
             yield path
     path = folder / f"{len(lowered.stages):02}-{FUSE}.jitcl"
-    save_graph(lowered.fused_graph(), path)
+    _save(lowered.fused_graph(), path)
     yield path
+
+
+def _save(graph: Graph, path: Path) -> None:
+    """Write a graph, and no file that a link in the folder leads to."""
+    for file in (path, side_file(path)):
+        no_link(file)
+    save_graph(graph, path)
 
 
 def _texts(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:

@@ -16,6 +16,7 @@ from jitcl.cli.feeds import Scaling, random_feed, read_feeds
 from jitcl.cli.lowered import LoweredModel, lower_part
 from jitcl.cli.options import full_shapes
 from jitcl.errors import InputError
+from jitcl.ownership import no_link
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ class DumpedProgram:
         written = [p for k, part in enumerate(self.parts, 1)
                    for p in part.write(folder / f"part-{k}")]
         path = folder / "program.txt"
-        path.write_text("\n".join([*self._rows(), ""]), encoding="utf-8")
+        no_link(path).write_text("\n".join([*self._rows(), ""]), encoding="utf-8")
         return [*written, path]
 
     def _rows(self) -> Iterator[str]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jitcl import ownership
+
 VERSION = 1
 LARGEST = 16 << 20              # bytes that are read; a database is bounded far below
 BROKEN = "\ufffd"               # where bytes were no text; what is written is plain ASCII
@@ -99,7 +101,10 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside the file and rename, so that nobody ever reads half of it."""
+    """Write beside the file and rename, so that nobody ever reads half of it; its folder is made
+    where it is missing. Raises OSError.
+    """
+    ownership.below(path.parent.parent, path.parent.name)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

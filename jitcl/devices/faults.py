@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitcl import config
+from jitcl import ownership
 from jitcl.devices.fault_file import DamagedFile, Record, decode, encode, replace_file
 from jitcl.target import Target
 
@@ -230,7 +230,8 @@ class FaultDatabase:
     def _file_lock(self) -> filelock.BaseFileLock:
         import filelock  # here: 30 ms that a warm start does without
 
-        return filelock.FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS, thread_local=False)
+        lock = ownership.no_link(Path(f"{self.path}.lock"))
+        return filelock.FileLock(lock, timeout=LOCK_SECONDS, mode=0o600, thread_local=False)
 
     def _change(self, change: Callable[[], None]) -> None:
         """Read what others wrote, change it, write it: under the file's lock."""
@@ -241,7 +242,7 @@ class FaultDatabase:
                 return
             done = False
             try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                ownership.below(self.path.parent.parent, self.path.parent.name)
                 with self._file_lock:
                     self._read(locked=True)
                     change()
@@ -283,7 +284,8 @@ class FaultDatabase:
         if state is None or state == self._stamp:
             return
         try:
-            record = decode(self.path.read_bytes())
+            ownership.below(self.path.parent.parent, self.path.parent.name, make=False)
+            record = decode(ownership.read(self.path))
         except OSError as error:
             self._warn_once(f"cannot read what failed on the driver, {self.path}: {_reason(error)}")
             return
@@ -344,7 +346,7 @@ def database_path(root: Path, vendor: str, name: str, driver: str) -> Path:
 
 def fault_database(target: Target) -> FaultDatabase:
     """The database of a target's device and driver: one object in a process."""
-    database = _shared(database_path(config.cache_root().absolute(), target.vendor, target.name,
+    database = _shared(database_path(ownership.cache_root(), target.vendor, target.name,
                                      target.driver))
     database.probed(target.proven, target.trusted)
     return database
@@ -352,7 +354,7 @@ def fault_database(target: Target) -> FaultDatabase:
 
 def databases(root: Path | None = None) -> list[FaultDatabase]:
     """All that lie beside the kernel cache."""
-    folder = (config.cache_root() if root is None else Path(root).expanduser()).absolute()
+    folder = ownership.cache_root() if root is None else ownership.usable(Path(root))
     return [_shared(path) for path in sorted((folder / "faults").glob("*--*.json"))]
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jitcl import ownership
 from jitcl.devices.fault_file import replace_file
 
 KEPT_SECONDS = 30 * 24 * 3600       # a model that nobody loads any more leaves its file behind
@@ -59,7 +60,7 @@ class Pending:
                 continue
             with suppress(OSError):
                 if left:
-                    said = json.loads(path.read_bytes())
+                    said = json.loads(ownership.read(path))
                     replace_file(path, json.dumps({**said, "entries": left}).encode())
                 else:
                     path.unlink()
@@ -71,7 +72,6 @@ class Pending:
         mark = self.path.with_suffix(f".{pid}-{next(_numbers)}.pending")
         said = {"pid": pid, "born": _born(pid), "entries": entries}
         try:
-            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(mark, json.dumps(said).encode())
         except OSError as error:
             log.debug("%s cannot be written: %s", mark, error)
@@ -87,6 +87,7 @@ class Pending:
             return found
         for path in self.path.parent.glob(f"{self.path.stem}.*.pending"):
             with suppress(OSError):
+                ownership.below(path.parent.parent, path.parent.name, make=False)
                 said = _read(path)
                 if said is None or path.stat().st_mtime < time.time() - KEPT_SECONDS:
                     path.unlink()
@@ -98,7 +99,7 @@ class Pending:
 def _read(path: Path) -> tuple[int, str, list[str]] | None:
     """Process id, its start, entries; None where that is not what the file says."""
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(ownership.read(path))
         pid, born, entries = said["pid"], said["born"], said["entries"]
         return int(pid), str(born), [str(e) for e in entries]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jitcl import config
+from jitcl import config, ownership
 from jitcl.errors import CacheError
 from jitcl.runtime import digests, entry, locks
 from jitcl.runtime.entry import Buffer, DamagedEntry
@@ -148,7 +148,8 @@ class KernelCache:
 
     def __init__(self, root: str | Path | None = None, limit: int | None = None,
                  wait_s: float = 120.0) -> None:
-        self.root = config.cache_root() if root is None else Path(root).expanduser()
+        self.root = ownership.cache_root() if root is None else ownership.usable(Path(root))
+        self._key = ownership.key(self.root)
         self.limit = config.get("cache_size") if limit is None else limit
         self.wait_s = wait_s
         self.stats = Stats()
@@ -166,7 +167,7 @@ class KernelCache:
         """Names of the device directories."""
         try:
             return tuple(sorted(d.name for d in os.scandir(self.root)
-                                if d.is_dir() and "--" in d.name))
+                                if d.is_dir(follow_symlinks=False) and "--" in d.name))
         except OSError:
             return ()
 
@@ -252,6 +253,10 @@ class KernelCache:
                     self._tidy(device, STALE_S)
             self._estimate = total
 
+    def key_of(self, path: Path) -> bytes:
+        """What an entry must have been made with: root's may have been made with root's key."""
+        return self._key if not self._key or ownership.is_mine(path) else b""
+
     def _keep_in_memory(self, path: Path, chunks: Iterable[Buffer]) -> None:
         data = b"".join(chunks)
         with self._lock:
@@ -313,7 +318,7 @@ class DeviceCache:
         try:
             self._make_directory(path)
             written = entry.write(
-                path, dict(self._identity(path), subject=subject, parts=parts), chunks)
+                path, dict(self._identity(path), subject=subject, parts=parts), chunks, cache._key)
         except OSError as error:
             cache.stats.add("failed_writes")
             cache._warn_once("write", f"cannot write to the kernel cache {cache.root}: "
@@ -338,9 +343,12 @@ class DeviceCache:
         then they build too (the last to finish wins). Yields a view with `mapped`, as `get_mmap`.
         """
         path = self._path(kind, key)
-        with suppress(OSError):                # `put` will tell
+        lock = path.with_suffix(".lock")
+        try:
             self._make_directory(path)
-        with locks.exclusive(path.with_suffix(".lock"), self.cache.wait_s):
+        except OSError:                        # `put` will tell; threads exclude each other
+            lock = ownership.NOWHERE / self.name / kind / lock.name
+        with locks.exclusive(lock, self.cache.wait_s):
             found = self._find(kind, key, mapped, first=False)
             if found is None:
                 self.stats.add("builds")
@@ -388,8 +396,7 @@ class DeviceCache:
         return self.directory / kind / (digest + SUFFIX)
 
     def _make_directory(self, path: Path) -> None:
-        for directory in (self.cache.root, self.directory, path.parent):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ownership.below(self.cache.root, self.name, path.parent.name)
 
     def _identity(self, path: Path) -> dict[str, str]:
         return {"device": self.device, "kind": path.parent.name, "key": path.stem}
@@ -408,7 +415,9 @@ class DeviceCache:
     def _read(self, path: Path, mapped: bool) -> memoryview | None:
         cache = self.cache
         try:
-            payload = entry.check(entry.read(path, mapped), self._identity(path))
+            ownership.below(cache.root, self.name, path.parent.name, make=False)
+            view = entry.read(path, mapped)
+            payload = entry.check(view, self._identity(path), cache.key_of(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DamagedEntry as error:
@@ -422,13 +431,17 @@ class DeviceCache:
                              f"{error.strerror or error}")
             return None
         with suppress(OSError):                # read-only, or evicted in between
-            os.utime(path)                     # the eviction's order
+            os.utime(path, follow_symlinks=False)           # the eviction's order
         return payload
 
 
 def _scan(device: Path) -> Iterator[os.DirEntry[str]]:
     """All files in the kinds' directories of one device; nothing where there is none."""
-    for directory in sorted(device.glob("*")):
+    try:
+        directories = sorted(d.path for d in os.scandir(device) if d.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for directory in directories:
         try:
             yield from (f for f in os.scandir(directory) if f.is_file(follow_symlinks=False))
         except OSError:
@@ -446,8 +459,8 @@ def _unlink(path: Path) -> int:
 
 def kernel_cache(root: str | Path | None = None) -> KernelCache:
     """The process's cache at a directory: one object, so that its counters count everything."""
-    path = config.cache_root() if root is None else Path(root).expanduser()
-    return _shared_cache(path.absolute(), config.get("cache_size"))
+    path = ownership.cache_root() if root is None else ownership.usable(Path(root))
+    return _shared_cache(path, config.get("cache_size"))
 
 
 @functools.cache

@@ -18,6 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from jitcl import ownership
+
 SETTLED_NS = 3_000_000_000    # file systems tell times by up to 2 s
 CHUNK = 1 << 20
 FOLDER = "files"
@@ -53,9 +55,10 @@ def file_digest(path: Path, root: Path | None) -> str:
 def forget(root: Path) -> None:
     """Drop all that is remembered under `root`."""
     with suppress(OSError):
-        for note in (root / FOLDER).glob("*.json"):
+        folder = ownership.below(root, FOLDER, make=False)
+        for note in folder.glob("*.json"):
             note.unlink(missing_ok=True)
-        (root / FOLDER).rmdir()
+        folder.rmdir()
 
 
 def stamp(files: tuple[str, ...]) -> str:
@@ -81,7 +84,8 @@ def _note(path: Path, root: Path) -> Path:
 
 def _remembered(note: Path, stat: list[int]) -> str | None:
     try:
-        known = json.loads(note.read_text())
+        ownership.below(note.parent.parent, FOLDER, make=False)
+        known = json.loads(ownership.read(note))
         return str(known["digest"]) if known["stat"] == stat else None
     except (OSError, ValueError, KeyError, TypeError):      # none yet, or damaged: hashed again
         return None
@@ -90,8 +94,9 @@ def _remembered(note: Path, stat: list[int]) -> str | None:
 def _remember(note: Path, stat: list[int], found: str) -> None:
     temporary = note.with_name(f"{note.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"stat": stat, "digest": found}))
+        ownership.below(note.parent.parent, FOLDER)
+        with ownership.created(temporary) as file:
+            file.write(json.dumps({"stat": stat, "digest": found}).encode())
         os.replace(temporary, note)
     except OSError as error:                                # a directory that refuses: hashed again
         log.debug("cannot remember a digest in %s: %s", note.parent, error)

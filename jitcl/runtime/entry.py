@@ -1,14 +1,16 @@
 """One file of the kernel cache: a header that says what it is, a payload, and digests of both.
 
-    0   8s   magic "JITCLENT"            24  32s  sha256 of bytes 0..24 and of the header
+    0   8s   magic "JITCLENT"            24  32s  sha256 of bytes 0..24 and from 64 on
     8   u32  format version              56  8s   zero
-    12  u32  bytes of the header         64       header: JSON
-    16  u64  bytes of the payload        ...      zeros up to the payload's alignment, payload
+    12  u32  bytes of the header         64  32s  keyed sha256 of 0..24 and the header, or zeros
+    16  u64  bytes of the payload        96       header: JSON
+                                         ...      zeros up to the payload's alignment, payload
 
 The payload of a large entry starts on a page, so that constants in it can be used where they are
 mapped. Small payloads carry a SHA-256. Large ones carry a CRC-32, the fastest checksum of the
 standard library: 100 MB take 15 ms (SHA-256: 50 to 250 ms). It notices every change of up to 32
-neighbouring bits, and any other damage but once in 2**32 times. Neither guards against an attacker.
+neighbouring bits, and any other damage but once in 2**32 times. Neither guards against an attacker:
+a cache that is not in the user's home has a key (jitcl/ownership.py), and SHA-256 throughout.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from jitcl import ownership
 from jitcl.errors import CacheError
 
 MAGIC = b"JITCLENT"
-VERSION = 1
+VERSION = 2
 SMALL = 1 << 20                      # bytes of payload up to which SHA-256 takes under 3 ms
 PAGE = 4096
-_FIXED = struct.Struct("<8sIIQ32s8s")
+_FIXED = struct.Struct("<8sIIQ32s8s32s")
 _SIGNED = 24                         # bytes of _FIXED before its digest
 
 Buffer = bytes | bytearray | memoryview
@@ -44,8 +47,8 @@ def _payload_offset(header_bytes: int, payload_bytes: int) -> int:
     return -(-(_FIXED.size + header_bytes) // align) * align
 
 
-def _checksum(chunks: Iterable[Buffer], nbytes: int) -> str:
-    if nbytes <= SMALL:
+def _checksum(chunks: Iterable[Buffer], nbytes: int, strong: bool) -> str:
+    if nbytes <= SMALL or strong:
         digest = hashlib.sha256()
         for chunk in chunks:
             digest.update(chunk)
@@ -56,34 +59,42 @@ def _checksum(chunks: Iterable[Buffer], nbytes: int) -> str:
     return f"crc32:{crc:08x}"
 
 
-def pack_head(identity: dict[str, Any], chunks: Sequence[Buffer]) -> bytes:
+def pack_head(identity: dict[str, Any], chunks: Sequence[Buffer], key: bytes = b"") -> bytes:
     """All that stands before the payload. `identity`: JSON values, read back by `parse_head`."""
     nbytes = sum(len(c) for c in chunks)
-    header = dict(identity, checksum=_checksum(chunks, nbytes))
+    header = dict(identity, checksum=_checksum(chunks, nbytes, bool(key)))
     text = json.dumps(header, separators=(",", ":")).encode()
-    signed = _FIXED.pack(MAGIC, VERSION, len(text), nbytes, b"", b"")[:_SIGNED]
-    digest = hashlib.sha256(signed + text).digest()
-    return (signed + digest + bytes(8) + text).ljust(_payload_offset(len(text), nbytes), b"\0")
+    signed = _FIXED.pack(MAGIC, VERSION, len(text), nbytes, b"", b"", b"")[:_SIGNED]
+    mac = ownership.mac(key, signed + text)
+    head = signed + hashlib.sha256(signed + mac + text).digest() + bytes(8) + mac + text
+    return head.ljust(_payload_offset(len(text), nbytes), b"\0")
 
 
-def parse_head(view: Buffer) -> tuple[dict[str, Any], int, int]:
-    """(header, payload's offset, payload's bytes) of a file's beginning; raises DamagedEntry."""
+def parse_head(view: Buffer, key: bytes = b"") -> tuple[dict[str, Any], int, int]:
+    """(header, payload's offset, payload's bytes) of a file's beginning; raises DamagedEntry.
+    `key`: what it must have been written with, b"" for any.
+    """
     if len(view) < _FIXED.size:
         raise DamagedEntry(f"truncated: {len(view)} bytes")
-    magic, version, header_bytes, nbytes, digest, zero = _FIXED.unpack_from(view)
+    magic, version, header_bytes, nbytes, digest, zero, mac = _FIXED.unpack_from(view)
     if magic != MAGIC or zero != bytes(8):
         raise DamagedEntry("not an entry of jitcl's cache")
     if version != VERSION:
         raise DamagedEntry(f"format version {version}, wanted {VERSION}")
     text = bytes(view[_FIXED.size:_FIXED.size + header_bytes])
-    if hashlib.sha256(bytes(view[:_SIGNED]) + text).digest() != digest:
+    signed = bytes(view[:_SIGNED])
+    if hashlib.sha256(signed + mac + text).digest() != digest:
         raise DamagedEntry("header does not match its digest")
+    if not ownership.authentic(key, signed + text, mac):
+        raise DamagedEntry("not made with this user's key: by another user, or with another HOME")
     return json.loads(text), _payload_offset(header_bytes, nbytes), nbytes
 
 
-def check(view: memoryview, identity: dict[str, str]) -> memoryview:
-    """The payload of a whole file; raises DamagedEntry if it is damaged or another identity's."""
-    header, offset, nbytes = parse_head(view)
+def check(view: memoryview, identity: dict[str, str], key: bytes = b"") -> memoryview:
+    """The payload of a whole file; raises DamagedEntry if it is damaged, another identity's, or was
+    not made with the key, where one is given.
+    """
+    header, offset, nbytes = parse_head(view, key)
     for name, wanted in identity.items():
         if header.get(name) != wanted:
             raise DamagedEntry(f"foreign: {name} is {header.get(name)!r}, wanted {wanted!r}")
@@ -93,14 +104,14 @@ def check(view: memoryview, identity: dict[str, str]) -> memoryview:
     if bytes(view[used:offset]).strip(b"\0"):
         raise DamagedEntry("padding is not zero")
     payload = view[offset:]
-    if _checksum([payload], nbytes) != header["checksum"]:
+    if _checksum([payload], nbytes, bool(key)) != header["checksum"]:
         raise DamagedEntry("payload does not match its digest")
     return payload
 
 
 def read(path: Path, mapped: bool = False) -> memoryview:
     """A file's bytes, read-only; `mapped` maps instead of copying. Raises OSError."""
-    with open(path, "rb") as file:
+    with _trusted(path) as file:
         if mapped and os.fstat(file.fileno()).st_size >= _FIXED.size:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return memoryview(file.read())
@@ -108,7 +119,7 @@ def read(path: Path, mapped: bool = False) -> memoryview:
 
 def read_head(path: Path) -> dict[str, Any]:
     """A file's header without its payload. Raises OSError, DamagedEntry."""
-    with open(path, "rb") as file:
+    with _trusted(path) as file:
         start = file.read(PAGE)
         if len(start) >= _FIXED.size:
             missing = _FIXED.size + _FIXED.unpack_from(start)[2] - len(start)
@@ -117,15 +128,22 @@ def read_head(path: Path) -> dict[str, Any]:
     return parse_head(start)[0]
 
 
-def write(path: Path, identity: dict[str, Any], chunks: Sequence[Buffer]) -> int:
+def _trusted(path: Path) -> BinaryIO:
+    try:
+        return ownership.opened(path)
+    except ownership.Untrusted as error:
+        raise DamagedEntry(f"foreign: {error.strerror}") from error
+
+
+def write(path: Path, identity: dict[str, Any], chunks: Sequence[Buffer], key: bytes = b"") -> int:
     """Write a file beside `path` and rename it there; returns its bytes. Raises OSError.
 
     There is no fsync: what a power cut leaves behind is noticed when it is read.
     """
-    head = pack_head(identity, chunks)
+    head = pack_head(identity, chunks, key)
     temporary = path.with_name(f"{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with ownership.created(temporary) as file:
             file.write(head)
             for chunk in chunks:
                 file.write(chunk)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jitcl import ownership
+
 log = logging.getLogger("jitcl.cache")
 
 _guard = threading.Lock()
@@ -71,7 +73,7 @@ def _between_processes(path: Path, wait_s: float) -> Iterator[bool]:
     import filelock  # here: 30 ms that a warm start does without
 
     try:
-        lock = filelock.FileLock(path, timeout=wait_s)
+        lock = filelock.FileLock(ownership.no_link(path), timeout=wait_s, mode=0o600)
         lock.acquire(poll_interval=0.02)
     except filelock.Timeout:
         log.warning("waited %.0f s for another process to build %s: building it too",

@@ -10,7 +10,6 @@ either case. A user's own setting of these variables is left alone.
 
 from __future__ import annotations
 
-import atexit
 import importlib.metadata
 import logging
 import os
@@ -21,7 +20,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from jitcl import config
+from jitcl import ownership
 
 SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")   # ocl-icd ignores OCL_ICD_FILENAMES
@@ -40,27 +39,16 @@ _lock = threading.Lock()
 _done = False
 
 
-def cache_root() -> Path:
-    """JITCL_CACHE_DIR, else the user's cache directory as the system names it."""
-    configured = config.get("cache_dir")
-    if configured is not None:
-        return Path(configured)
-    import platformdirs  # here: a configured directory saves its import
-
-    return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
-
-
 def writable(name: str) -> Path:
     """`<cache root>/<name>`, created; a temporary folder where that can't be written."""
-    path = cache_root() / name
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = ownership.below(ownership.cache_root(), name)
         if os.access(path, os.W_OK):
             return path
     except OSError as error:
-        log.debug("cannot create %s: %s", path, error)
+        log.debug("cannot use the folder '%s' of the cache: %s", name, error)
     temporary = Path(tempfile.mkdtemp(prefix=f"jitcl-{name}-"))
-    _remove_at_exit(temporary)
+    ownership.remove_at_exit(temporary)
     return temporary
 
 
@@ -138,7 +126,7 @@ def _name_vendors() -> None:
 def _write(path: Path, text: str) -> None:
     """Write a small file so that other processes see the old or the new text, never a part."""
     with suppress(OSError):
-        if path.read_text() == text:
+        if ownership.read(path) == text.encode():
             return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "w") as file:
@@ -163,7 +151,7 @@ def _prepare_pocl() -> None:
     _sweep(parent)
     scratch = Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
     os.environ["POCL_CACHE_DIR"] = str(scratch)
-    _remove_at_exit(scratch)
+    ownership.remove_at_exit(scratch)
 
 
 def _sweep(parent: Path) -> None:
@@ -182,13 +170,3 @@ def _alive(pid: int) -> bool:
     except OSError:
         return True  # somebody else's process
     return True
-
-
-def _remove_at_exit(path: Path) -> None:
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # a forked child must not take its parent's folder
-            shutil.rmtree(path, ignore_errors=True)
-
-    atexit.register(remove)

@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jitcl import config
+from jitcl import config, ownership
 from jitcl.devices.frames import HEAD, child_command, packed, unpacked
 from jitcl.devices.opencl.platform import Found
 from jitcl.errors import DeviceError
@@ -43,7 +43,7 @@ SIGNATURE_KEPT = 160                 # characters
 CHUNK = 1 << 20
 TELLING = re.compile(r"LLVM ERROR|[Aa]ssert|[Ff]atal|terminate called|\b[Ee]rror\b|[Uu]nreachable")
 MARK = "JITCL_WORKER_OF"                 # in a worker's environment: its parent's process id
-INHERITED = ("pocl_cpu", "cache_dir", "quirks")      # settings that a worker must share
+INHERITED = ("pocl_cpu", "quirks")       # settings that a worker must share
 
 log = logging.getLogger("jitcl.opencl")
 
@@ -404,6 +404,7 @@ def _environment() -> dict[str, str]:
     paths = os.pathsep.join([package, *(p for p in sys.path if p)])
     settings = {config.variable(n).name: config.get(n) for n in INHERITED}
     return {**os.environ, "PYTHONPATH": paths, "PYOPENCL_NO_CACHE": "1", MARK: str(os.getpid()),
+            config.variable("cache_dir").name: str(ownership.cache_root()),
             **{name: str(value) for name, value in settings.items() if value}}
 
 

@@ -21,11 +21,12 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyopencl as cl
 
-from jitcl import config
+from jitcl import config, ownership
 from jitcl.devices.opencl import icd, pocl
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.remembered import FATAL, FOLDER
@@ -151,7 +152,7 @@ class _Record:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            kept = json.loads(self.path.read_text())
+            kept = json.loads(ownership.read(self.path))
             if kept["key"] == self.key and kept["version"] == VERSION:
                 return _checked(kept["fields"])
         except FileNotFoundError:
@@ -179,7 +180,8 @@ class _Record:
 
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(filelock.FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS))
+                lock = ownership.no_link(Path(f"{self.path}.lock"))
+                stack.enter_context(filelock.FileLock(lock, timeout=LOCK_SECONDS, mode=0o600))
             except (OSError, filelock.Timeout) as error:
                 log.debug("probing without a lock: %s", error)
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from jitcl.devices.opencl import icd
+from jitcl import ownership
 
 FOLDER = "opencl-probes"
 FATAL = ("crash", "hang")
@@ -17,9 +17,11 @@ def forget_fatal(root: Path | None = None, part: str = "") -> int:
     may have been a busy machine.
     """
     forgotten = 0
-    for path in ((root or icd.cache_root()) / FOLDER).glob("*.json"):
+    folder = ownership.cache_root() if root is None else ownership.usable(root)
+    for path in (folder / FOLDER).glob("*.json"):
         try:
-            record = json.loads(path.read_text())
+            ownership.below(folder, FOLDER, make=False)
+            record = json.loads(ownership.read(path))
             fatal = any(a["kind"] in FATAL for a in record["answers"])
             if fatal and part.lower() in str(record["device"]).lower():
                 path.unlink()
