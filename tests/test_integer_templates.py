@@ -79,6 +79,19 @@ def test_convolution(name: str, layouts: str) -> None:
     check(y, [x], "conv_integer_cpu")
 
 
+def test_sums_beyond_24_bits_in_a_block_with_padding() -> None:
+    """Blocks of i32 whose last one is not full: exact, where f32 would have rounded them."""
+    x = graph_input("x", TensorType("u8", (1, 2048, 3, 5)))
+    w = const(np.random.default_rng(1).integers(90, 128, (24, 2048, 1, 1)).astype(np.int8), "i8")
+    sums = in_blocks(g.op(
+        "conv_integer", x, w, const(0, "u8"), const(0, "i8"), strides=(1, 1), pads=(0,) * 4,
+        dilations=(1, 1), group=1))
+    blocked = in_blocks(g.add(sums, const(1, "i32")))
+    y = g.sub(blocked, g.reduce_max(blocked, axes=(2, 3), keepdims=True))   # read twice: stored
+    check(Node.make(y.op, y.inputs, y.kwargs, type=y.type.with_(layout=ROW)), [x],
+          "conv_integer_cpu")
+
+
 GEMMS = {
     "plain": ((40, 64), 48, 0),
     "a zero point, ragged": ((37, 52), 41, 77),

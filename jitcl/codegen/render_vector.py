@@ -81,17 +81,25 @@ class VectorRenderer(NumbaRenderer):
             return self.along(x.value, x.indices)
         assert x.other is not None
         wide, narrow = self.split_guard(x.guard)
-        if wide and not (self.shapes[x.value][-1] == self.width and x.indices[-1] is self.lane):
-            raise NotVectorisable(
-                "a guard depends on the lane"
-            )  # else all lanes of a block may be read
-        text, other = (
-            self.along(x.value, x.indices),
-            f"splat({self.literal(x.other)}, {self.width})",
-        )
+        one = not any(self.is_wide(i) for i in x.indices)       # element for all lanes
+        readable = self.always_inside(x) if one else self.whole_block(x)
+        if wide and not readable:
+            raise NotVectorisable("a guard depends on the lane")
+        text = self.splat(E.load(x.value, x.indices, x.dtype)) if one else self.along(
+            x.value, x.indices)
+        other = f"splat({self.literal(x.other)}, {self.width})"
         for condition in wide:
             text = f"select({condition}, {text}, {other})"
         return f"({text} if {' and '.join(narrow)} else {other})" if narrow else text
+
+    def whole_block(self, x: Expr) -> bool:
+        """Whether a load's lanes are a block's channels, all of which may be read."""
+        return x.indices[-1:] == (self.lane,) and self.shapes[x.value][-1] == self.width
+
+    def always_inside(self, x: Expr) -> bool:
+        """Whether a load's indices lie inside its buffer whatever its guard says."""
+        spans = zip(map(E.bounds, x.indices), self.shapes[x.value])
+        return all(low >= 0 and high < extent for (low, high), extent in spans)
 
     def reinterpreted(self, x: Expr, to: str) -> str:
         if not self.is_wide(x):
@@ -244,7 +252,8 @@ class EpilogueRenderer(VectorRenderer):
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         base = self.base(flat(self.shapes[buffer], indices))
-        if self.channels_left and self.shapes[buffer][-1] != self.width:
+        block = indices[-1] is self.lane and self.shapes[buffer][-1] == self.width
+        if self.channels_left and not block:        # a block's padding may be read
             return f"vload_part({buffer}, {base}, {self.channels_left}, {self.width})"
         return f"vload({buffer}, {base}, {self.width})"
 
@@ -256,5 +265,6 @@ class EpilogueRenderer(VectorRenderer):
         if self.channels_left and self.partial:
             return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]
         if self.channels_left:
-            text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, f32(0))"
+            zero = self.literal(E.const(0, value.dtype))      # of its type: f32 rounds large i32
+            text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, {zero})"
         return [f"{pad}store({s.buffer}, {self.at}, {text})"]

@@ -18,7 +18,12 @@ from jitcl.ops.contrib import (
     microsoft,
     standard,
 )
-from jitcl.ops.quantised import integer_product, one_number, qlinear_conv
+from jitcl.ops.quantised import (
+    dynamically_quantised,
+    integer_product,
+    one_number,
+    qlinear_conv,
+)
 
 # ---- computed on the numbers that they stand for
 
@@ -114,17 +119,6 @@ def _matmul_integer_to_float(g: GraphBuilder, node: Any) -> Node:
     factor = g.mul(columns(g, a_scale), columns(g, b_scale))
     y = scaled_product(g, a, b, a_zero, b_zero, factor)
     return y if bias is None else g.add(y, bias)
-
-
-def dynamically_quantised(g: GraphBuilder, x: Node) -> tuple[Node, Node, Node]:
-    """x as u8 over its own range with zero in it, the scale and the zero point (u8): what
-    DynamicQuantizeLinear gives."""
-    low = g.min(g.reduce_min(x, keepdims=False), 0.0)
-    high = g.max(g.reduce_max(x, keepdims=False), 0.0)
-    span = g.div(g.sub(high, low), 255.0)
-    scale = g.where(g.equal(span, 0.0), g.const(1, x.type.dtype), span)
-    zero = g.cast(g.clip(g.round(g.div(g.neg(low), scale)), 0.0, 255.0), to="u8")
-    return g.quantize(x, scale, zero, to="u8"), scale, zero
 
 
 @microsoft("DynamicQuantizeMatMul")

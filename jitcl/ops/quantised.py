@@ -119,6 +119,22 @@ def _quantize_linear(g: GraphBuilder, node: Any) -> Node:
     return _scaled(g, "quantize", node, zero, to=to, precision=precision)
 
 
+def dynamically_quantised(g: GraphBuilder, x: Node) -> tuple[Node, Node, Node]:
+    """x as u8 over its own range with zero in it, the scale and the zero point (u8). A range of
+    zeros alone has the scale 1, as in onnxruntime: ONNX's formula divides by 0 there."""
+    low = g.min(g.reduce_min(x, keepdims=False), 0.0)
+    high = g.max(g.reduce_max(x, keepdims=False), 0.0)
+    span = g.div(g.sub(high, low), 255.0)
+    scale = g.where(g.equal(span, 0.0), g.const(1, x.type.dtype), span)
+    zero = g.cast(g.clip(g.round(g.div(g.neg(low), scale)), 0.0, 255.0), to="u8")
+    return g.quantize(x, scale, zero, to="u8"), scale, zero
+
+
+@onnx_rule("DynamicQuantizeLinear")
+def _dynamic_quantize_linear(g: GraphBuilder, node: Any) -> tuple[Node, Node, Node]:
+    return dynamically_quantised(g, node.inputs[0])
+
+
 # ---- sums of products of integers
 
 
