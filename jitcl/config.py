@@ -181,6 +181,10 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_CHECKS", parse_switch, lambda: True, "0 or 1",
         "run each new OpenCL kernel once on random data and compare with the interpreter", "1"),
     Variable(
+        "JITCL_CHECK_INDICES", parse_switch, lambda: False, "0 or 1",
+        "check indices that the model computes, too: one out of range raises InputError, where "
+        "otherwise the nearest one inside is read, and none outside is written", "0", in_key=True),
+    Variable(
         "JITCL_BUILD_SECONDS", _whole(1), lambda: 60, "a whole number from 1 up",
         "seconds that an isolated build or first launch may take before it counts as hung", "60"),
     Variable(

@@ -40,6 +40,10 @@ class InputError(JitclError):
     """What the caller fed does not match the model's inputs."""
 
 
+class IndexRangeError(ModelError):
+    """A constant of the model, used as an index, lies outside of what it indexes."""
+
+
 class ParseError(JitclError):
     """Text IR that does not parse; the message carries line, column and a caret."""
 

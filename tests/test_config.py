@@ -103,7 +103,9 @@ def test_override_is_checked():
 
 def test_key_parts_change_with_what_kernels_depend_on():
     base = config.key_parts()
-    assert set(base) == {"JITCL_CPU_WIDTH", "JITCL_WINOGRAD", "JITCL_TEMPLATES", "JITCL_QUIRKS"}
+    assert set(base) == {
+        "JITCL_CPU_WIDTH", "JITCL_WINOGRAD", "JITCL_TEMPLATES", "JITCL_QUIRKS",
+        "JITCL_CHECK_INDICES"}
     with config.override(templates=False):
         assert config.key_parts() != base
     with config.override(threads=1, debug=3):

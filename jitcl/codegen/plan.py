@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from jitcl.ir.indices import IndexCheck
 from jitcl.ir.sizes import Space, at, everywhere
 from jitcl.target.features import features_of
 
@@ -119,6 +120,7 @@ class Plan:
     slots: tuple[int, ...]                  # bytes of each temporary allocation
     constants: dict[int, np.ndarray] = field(default_factory=dict)  # buffer -> packed physical data
     streamed: bool = False                  # a buffer lives from its first to its last use
+    checks: tuple[IndexCheck, ...] = ()     # of indices, by the runtime
     space: Space | None = None              # of a plan for many shapes: its integers are sizes
 
     @cached_property
@@ -134,10 +136,10 @@ class Plan:
     def at(self, values: Sequence[int]) -> Plan:
         """The plan of one shape, of a plan for many: `values` of its space's atoms."""
         fields = [everywhere(part, lambda size: at(size, values)) for part in (
-            self.inputs, self.outputs, self.steps, self.buffers)]
-        inputs, outputs, steps, buffers = fields
+            self.inputs, self.outputs, self.steps, self.buffers, self.checks)]
+        inputs, outputs, steps, buffers, checks = fields
         return replace(self, inputs=inputs, outputs=outputs, steps=steps, buffers=buffers,
-                       space=None)
+                       checks=checks, space=None)
 
     @property
     def peak_bytes(self) -> int:

@@ -26,7 +26,7 @@ from jitcl.codegen.render_numba import (
     parallel_nest,
     render_kernel,
 )
-from jitcl.codegen.render_vector import VectorRenderer
+from jitcl.codegen.render_vector import NotVectorisable, VectorRenderer
 from jitcl.codegen.share import share
 from jitcl.codegen.split import split_at_conditions, strip_divisions
 from jitcl.codegen.transpose import tile_transposes
@@ -114,13 +114,16 @@ def loops_for_cpu(kernel: Kernel, entry: str) -> str:
 
 
 class LoopRenderer(NumbaRenderer):
-    """Renders `vec` loops as vectors."""
+    """Renders `vec` loops as vectors, where their lanes turn out to lie side by side."""
 
     def loop(self, s: For, indent: int) -> list[str]:
         if s.kind != "vec":
             return super().loop(s, indent)
         alone = Kernel("lanes", (*self.kernel.buffers, *self.rows), (s,))
-        return LanesRenderer(alone, s.var, s.extent).stmt(s, indent)
+        try:
+            return LanesRenderer(alone, s.var, s.extent).stmt(s, indent)
+        except NotVectorisable:
+            return super().loop(For(s.var, "loop", s.body), indent)
 
 
 class LanesRenderer(VectorRenderer):

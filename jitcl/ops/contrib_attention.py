@@ -20,6 +20,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
 from jitcl.ops.contrib import counting, inputs_of, microsoft, refuse, whole_number
 from jitcl.ops.contrib_quantised import columns, scaled_product
+from jitcl.ops.gather import in_range
 from jitcl.ops.normalisation import stats_type
 
 # ---- heads
@@ -234,12 +235,15 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
         q, k = (g.rms_norm(x, w, axis=-1, epsilon=epsilon) for x, w in ((q, q_norm), (k, k_norm)))
     batch, _, queries, size = q.type.dims
     first = total == queries
+    ends = in_range(g, ends, 0, total - 1)
     count = g.add(g.cast(g.reshape(ends, shape=(batch,)), to="i64"), 1)   # keys of each row
     start = g.const(0, "i64") if first else g.sub(count, whole_number(g, queries))
     begin = g.expand(start, shape=(batch,))
     if node.attrs.get("do_rotary", 0):
         if cos is None or sin is None:
             raise ModelError("has do_rotary=1 but no cos_cache and sin_cache")
+        if places is not None:
+            places = in_range(g, places, 0, cos.type.dims[0] - 1)
         at = _positions(g, begin, places, queries, first)
         turn = bool(node.attrs.get("rotary_interleaved", 0))
         q, k = (g.rotate_pairs(x, g.gather(cos, at, axis=0), g.gather(sin, at, axis=0),

@@ -14,6 +14,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contrib import inputs_of, microsoft, standard
 from jitcl.ops.contrib_quantised import number
 from jitcl.ops.core import ONNX, Bounded, norm_axis
+from jitcl.ops.gather import in_range
 from jitcl.ops.movement import ints
 
 # ---- embeddings
@@ -54,6 +55,7 @@ def _embedded(g: GraphBuilder, node: Any, tables: list[tuple[Node | None, Node |
             continue
         if rows is None:                                    # positions count from 0
             rows = g.const(np.arange(length).reshape(1, length))
+        rows = in_range(g, rows, 0, table.type.dims[0] - 1)
         part = g.gather(table, rows, axis=0)
         total = part if total is None else g.add(total, part)
     assert total is not None
@@ -68,7 +70,8 @@ def _embedded(g: GraphBuilder, node: Any, tables: list[tuple[Node | None, Node |
 
 @microsoft("TorchEmbedding")
 def _torch_embedding(g: GraphBuilder, node: Any) -> Node:
-    return g.gather(node.inputs[0], node.inputs[1], axis=0)
+    table, rows = node.inputs[:2]
+    return g.gather(table, in_range(g, rows, 0, table.type.dims[0] - 1), axis=0)
 
 
 @microsoft("RelativePositionBias")
@@ -196,6 +199,7 @@ def _crop_and_resize(g: GraphBuilder, node: Any) -> Node:
     cols = g.reshape(along(1, width), shape=(count, 1, width))
     grid = g.concat(*(g.reshape(g.sub(g.mul(g.expand(v, shape=shape), 2.0), 1.0),
                                 shape=(*shape, 1)) for v in (cols, rows)), axis=3)
+    which = in_range(g, which, 0, x.type.dims[0] - 1)
     y = g.grid_sample(g.gather(x, which, axis=0), grid, mode=mode, padding="border", align=True)
     outside = g.or_(*(g.or_(g.less(v, 0.0), g.greater(v, 1.0)) for v in (rows, cols)))
     beyond = g.const(float(node.attrs.get("extrapolation_value", 0.0)), kind)

@@ -15,6 +15,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
 from jitcl.ops.contrib import inputs_of, microsoft
 from jitcl.ops.core import norm_axis
+from jitcl.ops.gather import places
 
 # The 16 values of a 4-bit code, from 0 to 15 (Dettmers et al., 2023, "QLoRA", bitsandbytes' tables)
 FP4 = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25,
@@ -162,6 +163,7 @@ def _gather_block_quantized(g: GraphBuilder, node: Any) -> Node:
     if axis == along:
         raise UnsupportedError("gather_axis and quantize_axis are the same: quantise along another")
     which = g.const(np.arange(dims[axis]) // block)
+    indices = places(g, indices, dims[along])
     end = indices.type.rank
     behind = axis + (end - 1 if axis > along else 0)
 

@@ -1,5 +1,6 @@
 """Gather, and caches of keys and values. Indices are clamped: no value of theirs can read outside a
-buffer."""
+buffer. Import rules say by `in_range` which values are indices of the model's, so that those that
+lie outside are found where they come from the caller, or the model."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import ShapeError, TypeError_
+from jitcl.errors import IndexRangeError, ShapeError, TypeError_
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.indices import Bounds, outside, range_text
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -23,6 +25,7 @@ from jitcl.ops.core import (
     Loader,
     Spec,
     clamped,
+    elementwise,
     indexed,
     norm_axis,
     onnx_rule,
@@ -42,6 +45,44 @@ def _check_indices(x: TensorType, indices: TensorType, extent: int, axis: int) -
         raise TypeError_(f"indices are {indices}, wanted integers")
     if extent == 0 and indices.size:
         raise ShapeError(f"axis {axis} of {x} is empty: there is nothing to index")
+
+
+# ---- indices of the model
+
+def _in_range_ref(x: np.ndarray, low: Bounds, high: Bounds) -> np.ndarray:
+    found = outside(x, low, high)
+    if found is None:
+        return x
+    value, place, n = found
+    where = f" at {list(place)}" if place else ""
+    raise IndexRangeError(f"index {value}{where} is out of range: wanted "
+                          f"{range_text(low[n], high[n])}")
+
+
+@elementwise(infer=lambda x, low, high: x, ref=_in_range_ref, samples=[
+    sample(I64(3, 4, low=-5, high=5), low=(-5,), high=(4,)),
+    sample(I64(4, 2, low=0, high=3), low=(0, -3), high=(3, 2))])
+def index_range(s: KernelBuilder, x: Expr, low: Bounds, high: Bounds) -> Expr:
+    """x, whose elements are indices from `low` to `high`; of several bounds, each is one column's
+    of the last axis. No kernel has it: it becomes a check of a run's inputs (`passes/indices`)."""
+    return x
+
+
+def in_range(g: GraphBuilder, x: Node, low: Any, high: Any) -> Node:
+    """x, marked as indices from low to high; constants are looked at now, and raise
+    IndexRangeError."""
+    low, high = (v if isinstance(v, tuple) else (v,) for v in (low, high))
+    if x.op == "const":
+        _in_range_ref(x.data, low, high)
+        return x
+    return g.index_range(x, low=low, high=high)
+
+
+def places(g: GraphBuilder, x: Node, *extents: int) -> Node:
+    """x, marked as places on an axis, or in each column on one; negative ones from its end."""
+    if not extents or 0 in extents:
+        return x                                # the op says what is wrong
+    return in_range(g, x, tuple(-e for e in extents), tuple(e - 1 for e in extents))
 
 
 # ---- gather
@@ -66,7 +107,9 @@ def gather(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, axis: int = 
 
 @onnx_rule("Gather")
 def _gather(g: GraphBuilder, node: Any) -> Node:
-    return g.gather(*node.inputs, axis=node.attrs.get("axis", 0))
+    x, indices = node.inputs[:2]
+    axis = norm_axis(node.attrs.get("axis", 0), x.type.rank)
+    return g.gather(x, places(g, indices, x.type.dims[axis]), axis=axis)
 
 
 def _elements_type(x: TensorType, indices: TensorType, axis: int = 0) -> TensorType:
@@ -97,7 +140,9 @@ def gather_elements(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, axi
 
 @onnx_rule("GatherElements")
 def _gather_elements(g: GraphBuilder, node: Any) -> Node:
-    return g.gather_elements(*node.inputs, axis=node.attrs.get("axis", 0))
+    x, indices = node.inputs[:2]
+    axis = norm_axis(node.attrs.get("axis", 0), x.type.rank)
+    return g.gather_elements(x, places(g, indices, x.type.dims[axis]), axis=axis)
 
 
 def _gather_nd_type(x: TensorType, indices: TensorType, batch_dims: int = 0) -> TensorType:
@@ -131,7 +176,11 @@ def gather_nd(s: KernelBuilder, ix: Index, x: Loader, indices: Loader, batch_dim
 
 @onnx_rule("GatherND")
 def _gather_nd(g: GraphBuilder, node: Any) -> Node:
-    return g.gather_nd(*node.inputs, batch_dims=node.attrs.get("batch_dims", 0))
+    x, indices = node.inputs[:2]
+    batch = node.attrs.get("batch_dims", 0)
+    _gather_nd_type(x.type, indices.type, batch)
+    extents = x.type.dims[batch:batch + indices.type.dims[-1]]
+    return g.gather_nd(x, places(g, indices, *extents), batch_dims=batch)
 
 
 # ---- key-value caches
@@ -175,6 +224,11 @@ def cache_update(s: KernelBuilder, ix: Index, past: Loader, update: Loader, *sta
 
 @onnx_rule("TensorScatter")
 def _tensor_scatter(g: GraphBuilder, node: Any) -> Node:
-    operands = [i for i in node.inputs if i is not None]
-    return g.cache_update(*operands, axis=node.attrs.get("axis", -2),
-                          circular=node.attrs.get("mode", "linear") == "circular")
+    past, update, *start = (i for i in node.inputs if i is not None)
+    axis = norm_axis(node.attrs.get("axis", -2), past.type.rank)
+    circular = node.attrs.get("mode", "linear") == "circular"
+    _cache_type(past.type, update.type, *(s.type for s in start), axis=axis)
+    if not circular:                            # where any start is right
+        last = past.type.dims[axis] - update.type.dims[axis]
+        start = [in_range(g, s, 0, last) for s in start]
+    return g.cache_update(past, update, *start, axis=axis, circular=circular)

@@ -19,6 +19,7 @@ from jitcl.ir.graph import Node, const
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import F32, I64, Index, Loader, Spec, indexed, onnx_rule, sample
+from jitcl.ops.gather import in_range
 from jitcl.ops.ml_scores import ML
 
 Array = np.ndarray[Any, Any]
@@ -93,11 +94,7 @@ def _array_feature_extractor(g: GraphBuilder, node: Any) -> Node:
     x, at = node.inputs[:2]
     if not x.type.rank:
         raise ShapeError(f"wanted features with axes, got {x.type}")
-    known = node.static(1) if at.op == "const" else None
-    width = x.type.shape[-1]
-    if known is not None and known.size and isinstance(width, int) and not (
-            0 <= known.min() and known.max() < width):
-        raise ShapeError(f"asks for columns {known.min()} to {known.max()} of {width}")
+    at = in_range(g, at, 0, x.type.dims[-1] - 1)
     picked = g.gather(x, g.reshape(at, shape=(at.type.size,)), axis=x.type.rank - 1)
     return g.reshape(picked, shape=(1, *picked.type.shape)) if x.type.rank == 1 else picked
 

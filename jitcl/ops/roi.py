@@ -12,6 +12,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.indices import NONE
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -26,6 +27,7 @@ from jitcl.ops.core import (
     onnx_rule,
     sample,
 )
+from jitcl.ops.gather import in_range
 
 Array = np.ndarray[Any, Any]
 REACH = 7  # samples of an adaptive grid that can touch one pixel: they lie more than 1/2 apart
@@ -270,8 +272,9 @@ def _roi_align(g: GraphBuilder, node: Any) -> Node:
         raise ModelError(f"coordinate_transformation_mode '{coordinates}' is not defined: "
                          "use half_pixel or output_half_pixel")
     size = (node.attrs.get("output_height", 1), node.attrs.get("output_width", 1))
+    x, boxes, images = node.inputs[:3]
     return g.roi_align(
-        *node.inputs[:3], size=size,
+        x, boxes, in_range(g, images, 0, x.type.dims[0] - 1), size=size,
         ratio=node.attrs.get("sampling_ratio", 0), scale=node.attrs.get("spatial_scale", 1.0),
         half_pixel=coordinates == "half_pixel", mode=node.attrs.get("mode", "avg"))
 
@@ -345,5 +348,7 @@ def _max_roi_pool(g: GraphBuilder, node: Any) -> Node:
     if len(bins) != 2:
         raise ShapeError(f"pooled_shape is {list(bins)}: wanted [height, width]")
     scale = node.attrs.get("spatial_scale", 1.0)
+    other = (NONE,) * 4                         # the columns behind are corners
+    rois = in_range(g, rois, (0, *other), (x.type.dims[0] - 1, *other))
     rows = g.roi_max(x, rois, bins=bins[0], axis=2, scale=scale)
     return g.roi_max(rows, rois, bins=bins[1], axis=3, scale=scale)

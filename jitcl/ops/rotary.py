@@ -17,6 +17,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.contrib import counting, microsoft
 from jitcl.ops.core import F16, F32, Index, Loader, aligned, indexed, sample
+from jitcl.ops.gather import in_range
 
 Array = np.ndarray[Any, Any]
 
@@ -92,6 +93,8 @@ def _rotary_embedding(g: GraphBuilder, node: Any) -> Node:
     if flat:
         x = split_heads(g, x, _heads(node, dims[2], 2 * cos.type.dims[1]))
     batch, _, length, _ = x.type.dims
+    last = cos.type.dims[0] - (length if places.type.size == 1 else 1)
+    places = in_range(g, places, 0, last)
     if places.type.size == 1:
         at = g.add(g.reshape(places, shape=(1, 1)),
                    g.cast(counting(g, length), to=places.type.dtype))

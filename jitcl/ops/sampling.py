@@ -17,6 +17,7 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.core import F32, Index, Loader, Spec, indexed, onnx_rule, sample
+from jitcl.ops.gather import in_range
 from jitcl.ops.pooling import flat_index
 from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
 
@@ -342,6 +343,7 @@ def _max_unpool(g: GraphBuilder, node: Any) -> Node:
     )
     shape = wanted or (*x.type.dims[:2], *spatial)
     source = (*x.type.dims[:2], *spatial)  # the indices count in the pooled tensor's own shape
+    places = in_range(g, places, 0, math.prod(source) - 1)
     return g.max_unpool(x, places, shape=shape, source=source, kernel=kernel, **window)
 
 

@@ -2,7 +2,8 @@
 
 A few updates are looked for by each element: a parallel kernel, which fuses. Many are written one
 after the other in the order that they have, so that the result is the same in every run: chains of
-a recurrence, whose cost is linear. Either way an index outside (an error to ONNX) is passed over.
+a recurrence, whose cost is linear. Either way an index outside (an error to ONNX, found where it
+comes from the caller or the model) is passed over.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from jitcl.ops.core import (
     same_dtype,
     sample,
 )
-from jitcl.ops.gather import position
+from jitcl.ops.gather import places, position
 
 FEW = 16            # updates that an element looks through
 
@@ -254,7 +255,10 @@ def scatter_elements(g: GraphBuilder, x: Node, indices: Node, updates: Node, axi
 
 @onnx_rule("ScatterElements")
 def _scatter_elements(g: GraphBuilder, node: Any) -> Node:
-    return g.scatter_elements(*node.inputs, axis=node.attrs.get("axis", 0),
+    x, indices, updates = node.inputs[:3]
+    axis = norm_axis(node.attrs.get("axis", 0), x.type.rank)
+    indices = places(g, indices, x.type.dims[axis])
+    return g.scatter_elements(x, indices, updates, axis=axis,
                               reduction=node.attrs.get("reduction", "none"))
 
 
@@ -274,9 +278,10 @@ def scatter_nd(g: GraphBuilder, x: Node, indices: Node, updates: Node,
 def _scatter_nd(g: GraphBuilder, node: Any) -> Node:
     x, indices, updates = node.inputs[:3]
     reduction = node.attrs.get("reduction", "none")
+    _scatter_nd_type(x.type, indices.type, updates.type, reduction)
+    indices = places(g, indices, *x.type.dims[:indices.type.dims[-1]])
     if indices.op != "const" or reduction != "none" or 0 in (*indices.type.dims, x.type.size):
         return g.scatter_nd(x, indices, updates, reduction=reduction)
-    _scatter_nd_type(x.type, indices.type, updates.type)
     return _scatter_known(g, x, indices.data, updates)
 
 
@@ -288,13 +293,12 @@ def _scatter_known(g: GraphBuilder, x: Node, indices: np.ndarray, updates: Node)
     depth = indices.shape[-1]
     head, rest = x.type.dims[:depth], x.type.dims[depth:]
     extents = np.array(head)
-    places = np.where(indices < 0, indices + extents, indices).reshape(-1, depth)
-    inside = np.flatnonzero(((places >= 0) & (places < extents)).all(axis=1))
-    flat = np.ravel_multi_index(tuple(places[inside].T), head)
+    there = np.where(indices < 0, indices + extents, indices).reshape(-1, depth)
+    flat = np.ravel_multi_index(tuple(there.T), head)
     source = np.full(math.prod(head), -1, np.int64)
-    np.maximum.at(source, flat, inside)
+    np.maximum.at(source, flat, np.arange(len(there)))
     source = source.reshape(head)
-    found = g.gather(g.reshape(updates, shape=(len(places), *rest)), g.const(source.clip(0)),
+    found = g.gather(g.reshape(updates, shape=(len(there), *rest)), g.const(source.clip(0)),
                      axis=0)
     meant = g.const((source >= 0).reshape(*head, *(1,) * len(rest)))
     return g.where(meant, found, x)

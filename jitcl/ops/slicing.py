@@ -33,6 +33,7 @@ from jitcl.ops.core import (
     same_dtype,
     sample,
 )
+from jitcl.ops.gather import in_range
 from jitcl.ops.movement import Shape, ints
 
 Ints = Sequence[int]
@@ -302,5 +303,8 @@ def reverse_sequence(s: KernelBuilder, ix: Index, x: Loader, lengths: Loader, ba
 
 @onnx_rule("ReverseSequence")
 def _reverse(g: GraphBuilder, node: Any) -> Node:
-    return g.reverse_sequence(*node.inputs, batch_axis=node.attrs.get("batch_axis", 1),
-                              time_axis=node.attrs.get("time_axis", 0))
+    x, lengths = node.inputs[:2]
+    time = norm_axis(node.attrs.get("time_axis", 0), x.type.rank)
+    lengths = in_range(g, lengths, 0, x.type.dims[time])
+    return g.reverse_sequence(x, lengths, batch_axis=node.attrs.get("batch_axis", 1),
+                              time_axis=time)

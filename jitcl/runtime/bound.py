@@ -15,7 +15,9 @@ import numpy as np
 
 from jitcl.devices.base import Binding
 from jitcl.errors import InputError
+from jitcl.ir.indices import IndexCheck
 from jitcl.ir.types import Sym
+from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.source import Tensor
 
 if TYPE_CHECKING:
@@ -40,11 +42,15 @@ class Bound:
     """
 
     def __init__(
-        self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None
+        self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None,
+        checks: Sequence[IndexCheck] = (),
     ) -> None:
         self.model, self.in_place = model, binding is not None
         self.inputs = Inputs(model.inputs, {**arrays, **(binding.inputs if binding else {})})
         self._results = dict(binding.outputs) if binding else {}
+        self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
+                          if n in self._results}
+        self._checks = checks if binding else ()            # else `Model.run` checks
         self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
         self._compute = binding.compute if binding else self._copied
 
@@ -54,7 +60,11 @@ class Bound:
 
     def run(self) -> Mapping[str, Any]:
         """Compute `outputs` from `inputs`, and return them. Raises what `Model.run` raises."""
+        if self._checks:
+            check_indices(self._checks, self.inputs.arrays, self.model.source.called)
         self._compute()
+        if self._extremes:
+            check_computed(self._checks, dict(self._extremes))
         return self.outputs
 
     def _copied(self) -> None:

@@ -39,7 +39,8 @@ from jitcl.errors import (
     KernelFault,
     OutOfMemoryError,
 )
-from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, has_size, hint
+from jitcl.ir.indices import IndexCheck
+from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
@@ -73,6 +74,12 @@ class Member(Specialisation):
     """A family's plan at the shapes of one run."""
 
     family: Family | None = None
+    values: tuple[int, ...] = ()                # of the atoms
+
+    @property
+    def checks(self) -> tuple[IndexCheck, ...]:
+        assert self.family is not None
+        return self.family.checks(self.values)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,7 @@ class Family:
         self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
         self.work = sum(s.flops for s in plan.steps if has_size(s.params))
+        self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
         self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     @property
@@ -156,6 +164,13 @@ class Family:
                 row[k] = tuple([at(d, values) for d in row[k]])
             found.append(tuple(row))
         return Shapes(*found)
+
+    def checks(self, values: Sequence[int]) -> tuple[IndexCheck, ...]:
+        """Of indices, where atoms have these values."""
+        found = self.plan.checks
+        if self._sized_checks:
+            found = everywhere(found, lambda size: at(size, values))
+        return found
 
     def roomy(self, values: Sequence[int]) -> list[int]:
         """A capacity for these values and more, as far as more costs little memory."""
@@ -353,7 +368,7 @@ class Families:
             family.space.atoms, values, family.capacity) if a.symbol)
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
                   "from_cache": family.from_cache}
-        return Member(**fields, family=family)
+        return Member(**fields, family=family, values=tuple(values))
 
 
 def said(error: Exception, space: Space) -> str:

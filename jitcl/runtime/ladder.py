@@ -34,6 +34,7 @@ from jitcl.errors import (
     KernelFault,
     OutOfMemoryError,
 )
+from jitcl.ir.indices import IndexCheck
 from jitcl.passes.options import Options
 from jitcl.runtime import serial
 from jitcl.runtime.cache import DeviceCache, Key
@@ -110,6 +111,11 @@ class Specialisation:
     fallback: Fallback | None = None            # why the plan is smaller, or on the CPU
     sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
     alone: str = ""                             # why no family serves shapes that go on changing
+
+    @property
+    def checks(self) -> tuple[IndexCheck, ...]:
+        """Of the indices of a run."""
+        return self.plan.checks
 
     @property
     def stale(self) -> bool:

@@ -18,6 +18,7 @@ from jitcl.ir.graph import Graph
 from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Observe, run_passes
 from jitcl.passes.fuse import fuse
+from jitcl.passes.indices import take_checks
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import half_arithmetic
@@ -43,7 +44,8 @@ class Lowering:
         """Import, run the passes, fuse. `observe` sees the graph after each pass."""
         self.device, self.options = device, options
         self._start = time.perf_counter()
-        graph = source.graph(shapes, values)
+        graph, self._checks = take_checks(source.graph(shapes, values),
+                                          config.get("check_indices"))
         if observe is not None:
             observe("import", graph, 0.0)
         self.graph = run_passes(
@@ -65,7 +67,7 @@ class Lowering:
         low = (memory or self.options.memory) == "low"
         if low:
             target = dataclasses.replace(target, winograd=0)
-        return generate(
+        found = generate(
             self.graph,
             self.groups,
             target,
@@ -75,6 +77,8 @@ class Lowering:
             host=device.host_target if host else None,
             joins=not low,
         )
+        return dataclasses.replace(
+            found, plan=dataclasses.replace(found.plan, checks=self._checks))
 
     def plan(
         self, memory: str | None = None, streamed: bool = False, *, host: bool = True

@@ -33,6 +33,7 @@ from jitcl.runtime.bound import Bound, not_bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.digests import stamp
 from jitcl.runtime.families import Families, Member
+from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, fixed_shapes
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
@@ -184,6 +185,8 @@ class Model:
         while True:
             if special is None or special.stale:
                 special = self._specialise(arrays, patience)
+            if special.checks:
+                check_indices(special.checks, arrays, self.source.called)
             wanted = [arrays[name] for name in special.plan.input_names]
             try:
                 values = special.executable.run(wanted)
@@ -208,7 +211,9 @@ class Model:
             else:
                 if self._again is None:
                     self._expect_again(special, arrays)
-                return dict(zip(special.plan.output_names, values)), special
+                results = dict(zip(special.plan.output_names, values))
+                check_computed(special.checks, results)
+                return results, special
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
@@ -231,8 +236,9 @@ class Model:
         if fixed is None:
             raise not_bound(self.inputs, shapes or {})
         arrays, special = self._compiled_for(fixed)
-        binding = None if special is None else special.executable.bind()
-        return Bound(self, arrays, binding)
+        if special is None:
+            return Bound(self, arrays, None)
+        return Bound(self, arrays, special.executable.bind(), special.checks)
 
     def prepare(self, shapes: Shapes) -> None:
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the

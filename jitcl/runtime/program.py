@@ -54,6 +54,11 @@ class PartSource:
         outputs = tuple(Tensor(f"out{i}", "unknown", ()) for i in range(self._part.count))
         return inputs, outputs, tuple(map(str, self._source.beside()))
 
+    def called(self, name: str) -> str:
+        """A part reads what the caller feeds, and what the model has computed by then."""
+        fed = not self._where.hops and name in self._source.model.value_types[0]
+        return self._source.called(name) if fed else f"value '{name}', which the model computes"
+
     def graph(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
     ) -> Graph:

@@ -59,6 +59,9 @@ class Source(Protocol):
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         """Inputs, outputs, and the files beside the model that its digest does not cover."""
 
+    def called(self, name: str) -> str:
+        """An input in messages."""
+
     def graph(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
     ) -> Graph:
@@ -93,6 +96,9 @@ class OnnxSource:
             for n, t in given.items()
         ]
         return tuple(inputs), tuple(outputs), self.beside()
+
+    def called(self, name: str) -> str:
+        return f"input '{name}'"
 
     def beside(self) -> tuple[str, ...]:
         """Files beside the model that hold its weights."""
@@ -137,6 +143,9 @@ class GraphSource:
             tuple(Tensor(name, n.type.dtype, n.type.shape) for name, n in g.outputs),
             (),
         )
+
+    def called(self, name: str) -> str:
+        return f"input '{name}'"
 
     def graph(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]

@@ -17,6 +17,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 
 from jitcl import dtypes
 from jitcl.errors import (
+    IndexRangeError,
     InputError,
     JitclError,
     ModelError,
@@ -354,12 +355,19 @@ class Importer:
         except JitclError as error:
             if error is self.located:
                 raise
-            self.located = type(error)(message(str(error)))
+            self.located = self._kind(error, proto)(message(str(error)))
             raise self.located from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             text = f"its attributes or inputs make no sense: {type(error).__name__}: {error}"
             self.located = ModelError(message(text))
             raise self.located from error
+
+    def _kind(self, error: JitclError, proto: NodeProto) -> type[JitclError]:
+        """The error's class: an index that comes of a fed value, and is constant as that decides
+        shapes, is the caller's."""
+        own = any(name in self.model.initialisers for name in proto.input[1:])
+        theirs = isinstance(error, IndexRangeError) and self.fixed and not own
+        return InputError if theirs else type(error)
 
     # ---- bodies
 
