@@ -8,10 +8,11 @@ Squares of 64 to 4096, both operands fed; and the products of BERT-base at 128 t
 at 64 and at one, whose second operand is a constant, as in those models: jitcl arranges constants
 when it compiles. Every engine reads its operands where they are and writes to one array over and
 over (`Model.bind`, `out=`); --copied: each makes new arrays for results, and jitcl copies what it
-is fed. Each engine runs in a process of its own. Printed for each product: median us of the
-engines, GFLOP/s of jitcl and their share of the peak that multiply-adds in registers reach here
-(measured in the same process), the ratio to the faster of the others (median of the rounds, and
-worst). PATTERN picks products by name.
+is fed. Each engine runs in a process of its own, without OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE,
+and says which BLAS kernels it has (threadpoolctl, of the extra "bench"). Printed for each product:
+median us of the engines, GFLOP/s of jitcl and their share of the peak that multiply-adds in
+registers reach here (measured in the same process), the ratio to the faster of the others (median
+of the rounds, and worst). PATTERN picks products by name.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 
 from jitcl.bench.contest import Contest
 from jitcl.bench.openers import JitclEngine
+from jitcl.bench.peers import blas_kernels
 from jitcl.bench.processes import Entrant
 
 TURN = 0.2                                   # seconds
@@ -107,7 +109,7 @@ class Library:
 
     def __init__(self, name: str, case: Case, copied: bool, threads: int) -> None:
         library = importlib.import_module(name)
-        self.about = {"version": library.__version__}
+        self.about = {"version": library.__version__, "kernels": blas_kernels()}
         a, b = operands(case).values()
         y = np.empty_like(a @ b)
         self.results = {} if copied else {"y": y}
@@ -126,7 +128,7 @@ def open_library(name: str, product: str, copied: bool, threads: int) -> Library
 
 
 def compare(name: str, threads: int, engines: list[str], rounds: int,
-            copied: bool) -> dict[str, object]:
+            copied: bool) -> dict[str, Any]:
     """One product's row."""
     case = CASES[name]
     entrants = [Entrant("jitcl", f"{__file__}:open_jitcl", {"product": name, "copied": copied})]
@@ -141,12 +143,15 @@ def compare(name: str, threads: int, engines: list[str], rounds: int,
                 raise SystemExit(f"{name}: {entry.name}: {entry.error}")
         peak = contest.entries[0].process.ask("peaks").flops
     ours = contest.entries[0]
+    kernels = {e.name: f"{e.opened.about['version']}, {e.opened.about['kernels']}"
+               for e in contest.entries[1:]}
     assert ours.difference is not None and ours.difference < 1e-5, (name, ours.difference)
     rate = case.flops / ours.timing.median
     return {"product": name, "threads": threads, "flops": case.flops,
             "us": {e.name: 1e6 * e.timing.median for e in contest.entries},
             "gflops": rate / 1e9, "peak_gflops": peak / 1e9, "of_peak": rate / peak,
-            "fastest": contest.fastest_peer, "ratio": ours.ratio.median, "worst": ours.ratio.worst}
+            "kernels": kernels, "fastest": contest.fastest_peer,
+            "ratio": ours.ratio.median, "worst": ours.ratio.worst}
 
 
 def main() -> None:
@@ -162,7 +167,8 @@ def main() -> None:
     engines = [e for e in options.engines.split(",") if importlib.util.find_spec(e)]
     for absent in set(options.engines.split(",")) - set(engines):
         print(f"without {absent}, which is not installed")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    told: set[str] = set()
     print("".join(f"{h:>14s}" for h in ("product", "threads", "jitcl us", *engines, "GFLOP/s",
                                        "of peak", "ratio", "worst")))
     for name in CASES:
@@ -171,6 +177,10 @@ def main() -> None:
         for threads in map(int, options.threads.split(",")):
             row = compare(name, threads, engines, options.rounds, options.copied)
             rows.append(row)
+            for engine, kernels in row["kernels"].items():
+                if (line := f"{engine} {kernels}") not in told:
+                    told.add(line)
+                    print(line)
             print(f"{name:>14s}{threads:14d}" + "".join(f"{us:14.1f}" for us in row["us"].values())
                   + f"{row['gflops']:14.1f}{row['of_peak']:14.0%}{row['ratio']:14.2f}"
                   f"{row['worst']:14.2f}", flush=True)

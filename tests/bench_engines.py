@@ -28,6 +28,10 @@ class Echo:
         return [self.runs * factor, os.environ["OMP_NUM_THREADS"]]
 
 
+    def environment(self, names: list[str]) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in names}
+
+
 def echo(outputs: dict[str, Any], threads: int) -> Echo:
     return Echo(outputs, threads)
 

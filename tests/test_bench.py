@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -209,6 +210,20 @@ def test_an_engine_in_a_process_of_its_own():
         process.close()
 
 
+def test_engines_run_without_settings_that_slow_their_libraries(monkeypatch):
+    """OPENBLAS_CORETYPE=Haswell halves NumPy's products where there is AVX-512."""
+    given = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "1", "KEPT": "yes"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    process = EngineProcess(Entrant("echo", f"{ENGINES}:echo", {"outputs": {}}), 1)
+    try:
+        process.open()
+        found = process.ask("environment", names=list(given))
+    finally:
+        process.close()
+    assert found == {"OPENBLAS_CORETYPE": None, "OPENBLAS_L2_SIZE": None, "KEPT": "yes"}
+
+
 @pytest.mark.parametrize(("opener", "said"), [
     ("refusing", "this engine takes no model\n  Take another."),
     ("dying", "dying: its process ended with status 3: an assertion of its library"),
@@ -262,6 +277,23 @@ def test_a_peer_that_does_not_take_a_model_says_so():
     pytest.importorskip("onnxruntime")
     with pytest.raises(DeviceError, match="onnxruntime does not take the model: "):
         peers.open_onnxruntime(b"no model", {}, 1)
+
+
+def test_blas_says_for_which_cpu_it_computes(monkeypatch):
+    pools = [
+        {"user_api": "blas", "internal_api": "openblas", "version": "0.3.30", "num_threads": 2,
+         "architecture": "SkylakeX"},
+        {"user_api": "openmp", "internal_api": "openmp", "version": None, "num_threads": 2},
+        {"user_api": "blas", "internal_api": "mkl", "version": "2025.1", "num_threads": 1}]
+    fake = SimpleNamespace(threadpool_info=lambda: pools)
+    monkeypatch.setattr(peers, "installed", lambda name: True)
+    monkeypatch.setitem(sys.modules, "threadpoolctl", fake)
+    assert peers.blas_kernels() == (
+        "openblas 0.3.30 for SkylakeX with 2 threads, mkl 2025.1 with 1 thread")
+    del pools[2], pools[0]
+    assert peers.blas_kernels() == "no BLAS that threadpoolctl knows"
+    monkeypatch.setattr(peers, "installed", lambda name: False)
+    assert peers.blas_kernels() == "BLAS kernels not known: threadpoolctl is not installed"
 
 
 def test_importing_the_bench_loads_no_peer():

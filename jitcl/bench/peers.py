@@ -48,6 +48,18 @@ def choose_peers(text: str, there: Callable[[str], bool] = installed,
     return names, []
 
 
+def blas_kernels() -> str:
+    """The BLAS libraries that this process has loaded, and for which CPU each computes."""
+    if not installed("threadpoolctl"):
+        return "BLAS kernels not known: threadpoolctl is not installed"
+    pools = importlib.import_module("threadpoolctl").threadpool_info()
+    return ", ".join(
+        f"{p['internal_api']} {p['version']}"
+        + (f" for {p['architecture']}" if p.get("architecture") else "")
+        + f" with {p['num_threads']} thread{'s' * (p['num_threads'] > 1)}"
+        for p in pools if p["user_api"] == "blas") or "no BLAS that threadpoolctl knows"
+
+
 def peer_entrant(peer: str, model: str | bytes, feeds: dict[str, Any]) -> Entrant:
     """A peer with an ONNX model: the path of a file, or its bytes."""
     return Entrant(peer, f"jitcl.bench.peers:open_{peer}", {"model": model, "feeds": feeds}, True)

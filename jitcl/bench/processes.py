@@ -22,6 +22,9 @@ from jitcl.devices.frames import child_command, read_frame, write_frame
 from jitcl.errors import DeviceError, JitclError
 
 _SAID = 400                 # characters of a dead engine's last line
+# OpenBLAS takes them for the CPU that it finds, which halves its speed: engines run as they would
+# for somebody who has set neither.
+_DROPPED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,12 @@ class EngineProcess:
         paths = os.pathsep.join([package, *(p for p in sys.path if p)])
         limits = {name: str(threads) for name in (
             "JITCL_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
         self._process = subprocess.Popen(
             child_command("jitcl.bench.worker"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": paths, **limits},
+            env={**kept, "PYTHONPATH": paths, **limits},
             start_new_session=True)     # an interrupt from the keyboard is the caller's to handle
         self._threads = threads
 

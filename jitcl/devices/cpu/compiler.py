@@ -94,7 +94,8 @@ class _Codegen(codegen.CPUCodegen):
 
     def _customize_tm_features(self) -> str:
         absent = host.absent()
-        return self._get_host_cpu_features() + (f",-{absent}" if absent else "")
+        more = [f"+{name}" for name in sorted(host.unreported())] + [f"-{absent}"] * bool(absent)
+        return ",".join(filter(None, [self._get_host_cpu_features(), *more]))
 
     def _add_module(self, module: Any) -> None:
         pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +22,7 @@ _LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "schedul
              "vector", "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
 _RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avx2", "avx", "fma", "f16c", "sse4.1", "neon",
-             "fp-armv8")
+             "fp-armv8", "dotprod", "i8mm", "fullfp16")
 #: On x86, vectors of so few f32 lanes stand for a CPU without this feature of LLVM's, and without
 #: those whose names begin so, which need it.
 _WITHOUT = {8: "avx512f", 4: "avx"}
@@ -28,12 +30,39 @@ _NEED = {"avx512f": ("avx512", "avx10"), "avx": ("avx", "fma", "f16c", "xop", "v
 #: CPUs, as LLVM names them, that start one FMA of 16 f32 lanes a cycle: Zen 4 takes it in two
 #: halves, Intel's client cores join their two units of eight lanes for it.
 _ONE_WIDE_FMA = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
+#: What every aarch64 has: LLVM takes it from /proc/cpuinfo, which sandboxes and emulators make up.
+_AARCH64 = frozenset({"neon", "fp-armv8"})
+#: Features of aarch64 that LLVM does not report, by what Linux tells a program of them (getauxval):
+#: AT_HWCAP and AT_HWCAP2 (asm/hwcap.h: FPHP and ASIMDHP, ASIMDDP; I8MM).
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_AUXILIARY = (("fullfp16", _AT_HWCAP, 1 << 9 | 1 << 10), ("dotprod", _AT_HWCAP, 1 << 20),
+              ("i8mm", _AT_HWCAP2, 1 << 13))
+_CPU0 = Path("/sys/devices/system/cpu/cpu0")
 _absent: ContextVar[str] = ContextVar("absent", default="")
 
 
 @functools.cache
 def _native() -> frozenset[str]:
-    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    known = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    return known | unreported()
+
+
+@functools.cache
+def unreported() -> frozenset[str]:
+    """Features that the host has and LLVM may not know of: it is told when it makes code."""
+    if platform.machine().lower() not in ("aarch64", "arm64"):
+        return frozenset()
+    return _AARCH64 | {name for name, kind, bits in _AUXILIARY if _auxiliary(kind) & bits == bits}
+
+
+def _auxiliary(kind: int) -> int:
+    """An entry of the auxiliary vector; 0 where the system has none."""
+    try:
+        getauxval = ctypes.CDLL(None).getauxval
+    except (AttributeError, OSError, TypeError):        # not Linux
+        return 0
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return int(getauxval(kind))
 
 
 def features(absent: str = "") -> frozenset[str]:
@@ -86,9 +115,32 @@ def _memory() -> int:
 def _cache() -> int:
     """Bytes of a core's second-level cache; 0 where the system does not say."""
     try:
-        return max(0, os.sysconf("SC_LEVEL2_CACHE_SIZE"))
-    except (AttributeError, ValueError, OSError):
+        known = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    except (AttributeError, ValueError, OSError):       # as Python on aarch64
+        known = 0
+    return known if known > 0 else _share_of_cache(_CPU0)
+
+
+def _share_of_cache(cpu: Path) -> int:
+    """A core's share of the second-level cache that sysfs tells of a CPU, in bytes; 0 where it
+    tells nothing. Small cores of ARM have one for several of them."""
+    try:
+        threads = _count((cpu / "topology/thread_siblings_list").read_text())
+        for index in sorted(cpu.glob("cache/index*")):
+            level, kind = ((index / name).read_text().strip() for name in ("level", "type"))
+            if level == "2" and kind != "Instruction":
+                users = _count((index / "shared_cpu_list").read_text())
+                size = config.parse_bytes((index / "size").read_text().strip() + "i")
+                return size * threads // max(threads, users)
+    except (OSError, ValueError):
         return 0
+    return 0
+
+
+def _count(cpus: str) -> int:
+    """How many CPUs a list of sysfs names, as 0-3,8."""
+    ends = [part.split("-") for part in cpus.strip().split(",")]
+    return sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
 
 
 @functools.cache
@@ -128,7 +180,8 @@ def probe_target() -> Target:
         registers=registers,
         fmas=1 if width == 16 and llvm.get_host_cpu_name() in _ONE_WIDE_FMA else 2,
         gated_weights=True,
-        byte_dot=width == 16 and "avx512vnni" in have,
+        byte_dot=width == 16 and "avx512vnni" in have or width == 4 and "dotprod" in have,
+        signed_dot="dotprod" in have and "i8mm" not in have,
         cache_bytes=_cache() or Target.cache_bytes,
         winograd=config.get("winograd"),
         global_memory=memory,

@@ -19,11 +19,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from jitcl.devices.cpu.emit import F32, I32, I64, Emit, constant, declare, splat
+from jitcl.devices.cpu.emit import F32, I8, I32, I64, Emit, constant, declare, mangle, splat
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
-__all__ = ["tile", "gated_tile", "dot_tile", "lane_tile"]
+__all__ = ["tile", "gated_tile", "dot_tile", "signed_dot_tile", "lane_tile"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs", "ws")
 
@@ -39,8 +39,24 @@ def _fma(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
 
 def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
     """total + x[0] * w[0] + .. + x[3] * w[3], exact: bytes of x unsigned, those of w signed."""
+    if total.type.count == 4:
+        return _dot_of_bytes(b, "usdot", x, w, total)
     name = "llvm.x86.avx512.vpdpbusd.512"
     return b.call(declare(b, name, total.type, [total.type] * 3), [total, x, w])
+
+
+def _signed_dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
+    """As `_dot`, for bytes of x less 128: aarch64 without I8MM has none of unsigned by signed."""
+    return _dot_of_bytes(b, "sdot", b.xor(x, constant(x.type, -0x7F7F7F80)), w, total)
+
+
+def _dot_of_bytes(b: ir.IRBuilder, name: str, x: ir.Value, w: ir.Value, total: ir.Value
+                  ) -> ir.Value:
+    """An instruction of aarch64."""
+    parts = ir.VectorType(I8, 4 * total.type.count)
+    f = declare(b, f"llvm.aarch64.neon.{name}.{mangle(total.type)}.{mangle(parts)}", total.type,
+                [total.type, parts, parts])
+    return b.call(f, [total, b.bitcast(x, parts), b.bitcast(w, parts)])
 
 
 def _tile_intrinsic(name: str, element: ir.Type, product: Product, doc: str,
@@ -102,6 +118,9 @@ dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
 
 An element of `a` is four unsigned bytes, one of `w` four signed bytes; a step adds four products to
 each i32 sum.
+""")
+signed_dot_tile = _tile_intrinsic("signed_dot_tile", I32, _signed_dot, """As `dot_tile`, and 128 is
+taken from each byte of `a`.
 """)
 
 

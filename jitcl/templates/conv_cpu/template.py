@@ -17,7 +17,7 @@ from jitcl.ir.group import Group
 from jitcl.passes.gates import gated
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
-from jitcl.templates.cpu.arithmetic import FLOATS
+from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import alike, operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
@@ -209,7 +209,7 @@ def groups_at_once(groups: int) -> int:
 class Writer:
     """Writes the kernel of one convolution (or of one phase of a transposed one)."""
 
-    arithmetic = FLOATS
+    arithmetic: Arithmetic = FLOATS
 
     def __init__(self, s: ConvShape, hooks: Any, phase: Phase | None = None,
                  gate: Node | None = None) -> None:
@@ -242,7 +242,7 @@ class Writer:
         alone = s.n * rows * columns == 1
         most_blocks = min(4, -(-per_group // PIECES)) if alone else 8
         tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1,
-                           most_blocks=most_blocks)
+                           most_blocks=most_blocks, halves=self.a_dtype() == "f16")
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = [] if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns

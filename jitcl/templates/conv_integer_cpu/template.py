@@ -4,6 +4,8 @@ Bytes of four channels side by side are one element of the input and one of the 
 beside that the kernel is `conv_cpu`'s. Zero points of inputs are taken out of the sums:
 
     sum of (x - zero) * w  =  sum of x * w  -  zero * sum of w       (the last one is a constant)
+
+So is what the CPU's instruction takes from x, where it wants signed bytes of both.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from jitcl.templates.conv_cpu.template import (
     padded_input,
     shape_of,
 )
-from jitcl.templates.cpu.arithmetic import BYTES, fours
+from jitcl.templates.cpu.arithmetic import fours, of_bytes
 
 
 class ConvIntegerCpu:
@@ -62,7 +64,9 @@ def computes_on_bytes(node: Node, target: Target) -> bool:
 
 
 class _BytesWriter(Writer):
-    arithmetic = BYTES
+    def __init__(self, s: ConvShape, hooks: Any) -> None:
+        self.arithmetic = of_bytes(hooks.target)
+        super().__init__(s, hooks)
 
     def kind(self) -> str:
         return "conv_integer"
@@ -78,7 +82,7 @@ class _BytesWriter(Writer):
 
     def zero_sums(self) -> tuple[Packed, ...]:
         assert self.group.anchor is not None
-        zero = int(self.group.anchor.inputs[2].data)
+        zero = int(self.group.anchor.inputs[2].data) - self.arithmetic.less
         if not zero:
             return ()
         lanes = -(-self.s.k // self.width) * self.width

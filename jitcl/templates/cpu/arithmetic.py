@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jitcl.target import Target
+
 
 @dataclass(frozen=True)
 class Arithmetic:
@@ -14,10 +16,17 @@ class Arithmetic:
     tile: str                # the intrinsic of devices/cpu/tiles.py
     dtype: str               # of packed weights and of sums
     together: int            # terms of a sum that are one element of the input and of weights
+    less: int = 0            # what the intrinsic takes from each term's first factor
 
 
 FLOATS = Arithmetic("tile", "f32", 1)
 BYTES = Arithmetic("dot_tile", "i32", 4)
+SIGNED_BYTES = Arithmetic("signed_dot_tile", "i32", 4, less=128)
+
+
+def of_bytes(target: Target) -> Arithmetic:
+    """As the CPU multiplies unsigned bytes with signed ones."""
+    return SIGNED_BYTES if target.signed_dot else BYTES
 
 
 def fours(w: np.ndarray, axis: int) -> np.ndarray:

@@ -32,19 +32,24 @@ def step_cycles(tile: Tile, fmas: int = 2) -> float:
     return (cycles + 0.15 * nb + 0.1 * tile.rows + 0.4) * fmas / 2
 
 
-def fits(pixels: int, blocks: int, target: Target) -> bool:
-    """Whether a tile's sums and what they are made of stay in registers."""
+def fits(pixels: int, blocks: int, target: Target, halves: bool = False) -> bool:
+    """Whether a tile's sums and what they are made of stay in registers. halves: of the input, one
+    converted for each pixel. For the pipelines of small cores (Cortex-A53) LLVM converts about
+    every second one ahead, where each waits in a register; on x86 it doesn't."""
+    if halves and "neon" in target.isa and (pixels + 1) * blocks + pixels / 2 >= target.registers:
+        return False
     free = target.registers - (2 if target.vector_width == 16 else 3)
     return (pixels + 1) * blocks <= free and (blocks <= 4 or pixels <= 2)
 
 
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4,
-    most_columns: int = MOST_COLUMNS, most_blocks: int = 8, fmas: int = 2
+    most_columns: int = MOST_COLUMNS, most_blocks: int = 8, fmas: int = 2, halves: bool = False
 ) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
-    `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it.
+    `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it. `halves`: as
+    `fits` takes it.
     """
     best, least = Tile(1, 1, 1), math.inf
     for nb in range(1, most_blocks + 1):
@@ -52,7 +57,7 @@ def choose_tile(
             continue
         for tr in range(1, min(rows, most_rows) + 1):
             for tc in range(1, min(columns, most_columns) + 1):
-                if not fits(tr * tc, nb, target):
+                if not fits(tr * tc, nb, target, halves):
                     continue
                 tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
                 total = step_cycles(Tile(tr, tc, nb), fmas) * tiles

@@ -17,7 +17,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
-from jitcl.templates.cpu.arithmetic import FLOATS
+from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import alike, operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
 
@@ -145,7 +145,7 @@ class GemmCpu:
 class Writer:
     """Writes the kernels of one product."""
 
-    arithmetic = FLOATS
+    arithmetic: Arithmetic = FLOATS
     kind = "gemm"
 
     def __init__(self, s: Shape, hooks: Any) -> None:

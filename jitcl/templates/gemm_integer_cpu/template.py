@@ -18,7 +18,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Emitted, Packed
-from jitcl.templates.cpu.arithmetic import BYTES, fours
+from jitcl.templates.cpu.arithmetic import fours, of_bytes
 from jitcl.templates.gemm_cpu.template import Rows, Shape, Writer, far, pack_columns
 
 
@@ -50,8 +50,11 @@ class GemmIntegerCpu:
 
 
 class _BytesWriter(Writer):
-    arithmetic = BYTES
     kind = "gemm_integer"
+
+    def __init__(self, s: Shape, hooks: Any) -> None:
+        self.arithmetic = of_bytes(hooks.target)
+        super().__init__(s, hooks)
 
     def in_place(self) -> Rows | None:
         rows = self.stored_rows()
@@ -79,7 +82,8 @@ class _BytesWriter(Writer):
 
     def zero_sums(self) -> tuple[Packed, ...]:
         assert self.group.anchor is not None
-        zero, n = int(self.group.anchor.inputs[2].data.reshape(())), self.s.n
+        zero = int(self.group.anchor.inputs[2].data.reshape(())) - self.arithmetic.less
+        n = self.s.n
         if not zero:
             return ()
 
