@@ -12,7 +12,6 @@ sticky bit, such as /tmp, may be on the way, as nobody can rename in it what isn
 
 from __future__ import annotations
 
-import atexit
 import errno
 import functools
 import hmac
@@ -26,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from jitcl import config
+from jitcl import config, forking
 from jitcl.errors import OptionError
 
 PRIVATE = 0o700
@@ -104,7 +103,7 @@ def remove_at_exit(path: Path) -> None:
         if os.getpid() == owner:    # a forked child must not take its parent's folder
             shutil.rmtree(path, ignore_errors=True)
 
-    atexit.register(remove)
+    forking.at_end(remove)
 
 
 # ---- what is trusted

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from jitcl import config
+from jitcl import config, forking
 from jitcl.cli.main import cli
 from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import KernelSource, Plan
@@ -25,7 +25,7 @@ from jitcl.devices.opencl import executable as running
 from jitcl.devices.opencl import list_devices, open_device, platform, probe, trust
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.opencl.programs import PROGRAM_KIND, ProgramStore, batches
-from jitcl.errors import OptionError
+from jitcl.errors import DeviceError, OptionError
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -158,7 +158,7 @@ def profiling(target: Target) -> list[str]:
     """How times of steps are taken."""
     used: list[str] = []
     ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
-    ex.device = SimpleNamespace(name="fake", target=target, context=None)
+    ex.device = SimpleNamespace(name="fake", target=target, context=None, forked=False)
     ex._context, ex._closed, ex._lost, ex._launches = None, False, "", []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_check", "_settled"):
@@ -188,6 +188,18 @@ def reloads(target: Target) -> bool:
     """Whether a device asks its driver for binaries."""
     device = SimpleNamespace(target=target, faults=FaultDatabase(None))
     return OpenClDevice.reloads.fget(device)
+
+
+def in_a_forked_child(target: Target) -> bool:
+    """Whether a device that the parent found may be used."""
+    found = SimpleNamespace(name="fake", platform="fake")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forking, "generation", forking.generation + 1)
+        try:
+            platform.check_fork(found, target)
+        except DeviceError:
+            return False
+    return True
 
 
 GATED_USE = frozenset(("half", "int4", "int8", "subgroup", "local", "call:exp"))
@@ -241,10 +253,12 @@ SEEN: dict[str, Callable[[Target], Any]] = {
     "volatile_group_size": lambda t: "volatile int lanes" in source(rows(t)),
     "cl_std": lambda t: ProgramStore(None, None, t).options[0],
     "dependable": auto,
+    "fork_safe": in_a_forked_child,
     "max_vector_width": widest,
     "fast_fma": lambda t: "fma(" in source(product(t)),
 }
 WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
+    ("intel-cpu-fork-safe", "fork_safe"): (False, True),
     ("pocl-3.0-library-cpu-mismatch", "max_vector_width"): (16, 8),
     ("pocl-3.0-library-cpu-mismatch", "fast_fma"): (True, False),
     ("pocl-3-half", "fp16_arithmetic"): (True, False),
@@ -361,6 +375,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
                          [like("intel-hd-630", device=HD530, version="24.20.100.6025"),
                           like("intel-hd-630", version="23.20.16.4849")]),
     "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
+    "intel-cpu-fork-safe": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "nvidia-known-good": NVIDIA,
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from jitcl.cli.options import full_shapes
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import KernelSource, Plan, Step
 from jitcl.errors import InputError, NeedsValue, OptionError
+from jitcl.forking import cached_property
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group
 from jitcl.ir.printer import print_graph

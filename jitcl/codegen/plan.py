@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from jitcl.forking import cached_property
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.sizes import Space, at, everywhere
 from jitcl.target.features import features_of

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from jitcl import dtypes
+from jitcl import dtypes, forking
 from jitcl.codegen.generate import Generated
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, Step, TensorSpec
@@ -145,7 +145,7 @@ class GroupTrial:
     operands: dict[Node, int]                # what is fed -> its buffer in the plan
     generic: Lowered | None                  # the unscheduled kernel, where there is one already
     supply: Supply
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=forking.lock)
 
     @property
     def entries(self) -> frozenset[str]:
@@ -203,7 +203,7 @@ class GroupTrial:
     def _root(self) -> TensorSpec:
         return self.plan.outputs[0]
 
-    @functools.cached_property
+    @forking.cached_property
     def _lowered(self) -> Lowered:
         """The group's unscheduled kernel. Where a template or a split keeps members in memory, they
         are rounded to their type: the anchor, or all, whose arithmetic may be f16 then too."""
@@ -213,7 +213,7 @@ class GroupTrial:
             return lower(self.group, self.subject, stored=(self.group.anchor,))
         return lower(self.group, self.subject, half=True)
 
-    @functools.cached_property
+    @forking.cached_property
     def _expected(self) -> tuple[str, Sample] | str:
         """(kind of data, what the output must be at some places), or why that is unknown. The first
         kind of data is taken that makes most results numbers: logarithms want positive ones."""
@@ -253,7 +253,7 @@ class GroupTrial:
                 fed.add(buffer.name)
         return (ORIGIN,) if _may_leave(kernel, fed) else KINDS
 
-    @functools.cached_property
+    @forking.cached_property
     def _seed(self) -> int:
         return zlib.crc32(self.plan.steps[-1].kernel.encode())
 

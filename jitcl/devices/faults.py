@@ -21,14 +21,13 @@ import hashlib
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitcl import ownership
+from jitcl import forking, ownership
 from jitcl.devices.fault_file import DamagedFile, Record, decode, encode, replace_file
 from jitcl.target import Target
 
@@ -92,7 +91,7 @@ class FaultDatabase:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._lock = threading.RLock()
+        self._lock = forking.rlock()
         self._epoch = 0
         self._faults: dict[tuple[str, str, str], Fault] = {}
         self._good: set[str] = set()
@@ -226,7 +225,7 @@ class FaultDatabase:
 
     # ---- the file
 
-    @functools.cached_property
+    @forking.cached_property
     def _file_lock(self) -> filelock.BaseFileLock:
         import filelock  # here: 30 ms that a warm start does without
 

@@ -6,13 +6,12 @@ templates, so that nothing but their meaning is under test; memory is laid out a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from jitcl import dtypes
+from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.care import Care
@@ -80,7 +79,7 @@ class ReferenceExecutable:
             else:
                 array = np.zeros(spec.shape, dtypes.to_numpy(spec.dtype))
             self._memory.append(array)
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         """Outputs, as fresh arrays, of checked inputs in the plan's order."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
+from jitcl.forking import cached_property
 from jitcl.frontends.values import Signature
 
 # Where a scope lies: from the main graph down, (node, attribute) of each body that is entered.

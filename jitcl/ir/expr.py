@@ -12,10 +12,10 @@ import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from jitcl import dtypes
+from jitcl.forking import cached_property
 from jitcl.ir.scalar import SCALARS, result_dtype
 from jitcl.ir.sizes import Size, at_least_always, divided, is_size
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
+from jitcl.forking import cached_property
 from jitcl.ir.graph import Node, toposort
 
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jitcl import config, ownership
+from jitcl import config, forking, ownership
 from jitcl.errors import CacheError
 from jitcl.runtime import digests, entry, locks
 from jitcl.runtime.entry import Buffer, DamagedEntry
@@ -80,7 +80,7 @@ class Stats:
     corrupt: int = 0         # damaged or foreign entries noticed and dropped
     evicted: int = 0
     failed_writes: int = 0   # entries that went to memory: directory read-only, disk full
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=forking.lock, repr=False, compare=False)
 
     def add(self, name: str, by: int = 1) -> None:
         with self._lock:
@@ -156,7 +156,7 @@ class KernelCache:
         self._memory: dict[Path, bytes] = {}
         self._estimate: int | None = None      # bytes on disk, as far as this process knows
         self._warned: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     def for_target(self, target: Target) -> DeviceCache:
         return DeviceCache(self, device_directory(target), target.key)

@@ -13,7 +13,6 @@ of its kernels.
 from __future__ import annotations
 
 import logging
-import threading
 import traceback
 import weakref
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitcl import config
+from jitcl import config, forking
 from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.devices.base import Device, Executable, Progress
 from jitcl.devices.care import Care
@@ -50,7 +49,7 @@ MEMORY_RUNGS = ("", "low", "streamed", "cpu")
 
 log = logging.getLogger("jitcl")
 _opened: weakref.WeakKeyDictionary[Device, int] = weakref.WeakKeyDictionary()
-_opening = threading.RLock()
+_opening = forking.rlock()
 
 
 class Patience:

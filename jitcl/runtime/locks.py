@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -11,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jitcl import ownership
+from jitcl import forking, ownership
 
 log = logging.getLogger("jitcl.cache")
 
-_guard = threading.Lock()
+_guard = forking.lock()
 _threads: weakref.WeakValueDictionary[Path, _ThreadLock] = weakref.WeakValueDictionary()
 
 
@@ -27,15 +26,7 @@ class _ThreadLock:
         self.depth = 0
 
 
-def _forget_after_fork() -> None:
-    """A child has none of its parent's threads: no lock of theirs may bind it."""
-    global _guard
-    _guard = threading.Lock()
-    _threads.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+forking.in_child(_threads.clear)     # no lock of its parent's threads may bind a child
 
 
 @contextmanager

@@ -7,7 +7,6 @@ reads the plan from the cache), later runs with the same shapes compile nothing.
 from __future__ import annotations
 
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jitcl import __version__, config, dtypes
+from jitcl import __version__, config, dtypes, forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Device, Progress
 from jitcl.devices.select import open_device
@@ -134,7 +133,7 @@ class Model:
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
         self._ladder = Ladder(source, device, options, strict, self.cache, progress, isolation)
         self._open = (cache_dir, progress, isolation)
-        self._lock = threading.Lock()
+        self._lock = forking.rlock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._last: Specialisation | None = None
         self._again: Again | None = None            # of _last, where the next run may be alike

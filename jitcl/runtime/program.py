@@ -8,7 +8,6 @@ decide shapes. It is found by an import attempt once, and kept in memory and in 
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitcl import dtypes
+from jitcl import dtypes, forking
 from jitcl.errors import JitclError, NeedsValue, NotOneGraph, UnsupportedError
 from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where, digest
 from jitcl.frontends.values import signature
@@ -89,7 +88,7 @@ class Program:
                  make: Callable[[Source], Model]) -> None:
         self.source, self.cache, self.strict, self._make = source, cache, strict, make
         self.last: tuple[Ran, ...] = ()
-        self._lock = threading.RLock()
+        self._lock = forking.rlock()
         self._levels: OrderedDict[Any, Level] = OrderedDict()
         self._at_any_shape: dict[Any, Level] = {}
         self._by_value: dict[tuple[str, str], list[str]] = {}

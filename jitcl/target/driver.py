@@ -6,8 +6,8 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
+from jitcl.forking import cached_property
 from jitcl.target.generations import Generation, parse
 from jitcl.target.target import Target
 

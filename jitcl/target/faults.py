@@ -117,6 +117,15 @@ DESKTOP: tuple[Quirk, ...] = (
         seen_on="Intel's CPU runtime 2026.22, on AMD Zen 5",
     ),
     Quirk(
+        id="intel-cpu-fork-safe",
+        when=When(platform=r"Intel\(R\) OpenCL", device_type="cpu"),
+        effect={"fork_safe": True},
+        why="a forked child gets a working device, unless another thread was in the driver when it "
+        "was forked; it computes on one thread, since those of the runtime are not copied",
+        seen_on="Intel's CPU runtime 2026.22, on AMD Zen 5",
+        reproducer="tests/test_forking.py",  # test_a_forked_child
+    ),
+    Quirk(
         id="nvidia-known-good",
         when=When(vendor="nvidia"),
         effect={"trusted": True},

@@ -64,6 +64,7 @@ class Target:
     queue_depth: int = 960                 # launches in flight
     trusted_events: bool = True            # a profiling queue works, and its times are right
     dependable: bool = True                # device "auto" takes it
+    fork_safe: bool = False                # its driver works in a child that was forked after use
 
     # who builds kernels: the user's process or a worker (names of features: target/features.py)
     trusted: bool = False                  # a driver that is known good

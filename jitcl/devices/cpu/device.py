@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from jitcl import config, dtypes
+from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.care import Care
@@ -66,7 +65,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 _shared: dict[str, Executor] = {}  # target key -> the process's pool
-_shared_lock = threading.Lock()
+_shared_lock = forking.lock()
 
 
 def _executor(target: Target, cache: Cache | None) -> Executor:
@@ -141,7 +140,7 @@ class CpuExecutable:
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     def _place(self, i: int) -> np.ndarray:
         """The bytes of buffer i."""

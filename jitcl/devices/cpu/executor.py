@@ -16,7 +16,6 @@ idle models cost nothing.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import platform
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from jitcl import forking
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache
 from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
@@ -326,7 +326,7 @@ class Executor:
         self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._pool: _FutexPool | _SemaphorePool | None = None
         self._ended = 0                                     # when the last run did, in ns
         _executors.append(self)
@@ -365,9 +365,16 @@ class Executor:
             self._pool.stop()
             self._pool = None
 
+    def end(self) -> None:
+        """Ends the pool's threads for good, when no run uses them: what still runs afterwards runs
+        on its own thread alone.
+        """
+        if self._lock.acquire(timeout=forking.END_SECONDS):
+            self.stop()
+
     def forget(self) -> None:
-        """In a forked child the threads do not exist, and the lock may be held by nobody."""
-        self._pool, self._lock = None, threading.Lock()
+        """In a forked child the threads do not exist."""
+        self._pool = None
 
 
 def _make_pool(kernels: LoadedKernels, nthreads: int) -> _FutexPool | _SemaphorePool:
@@ -396,13 +403,10 @@ def _forget_all() -> None:
         executor.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
-
-
-def _stop_all() -> None:
+def _end_all() -> None:
     for executor in _executors:
-        executor.stop()
+        executor.end()
 
 
-atexit.register(_stop_all)
+forking.in_child(_forget_all)
+forking.at_end(_end_all)

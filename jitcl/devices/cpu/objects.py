@@ -7,7 +7,6 @@ object file.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import ctypes.util
 import functools
@@ -24,7 +23,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from jitcl import config
+from jitcl import config, forking
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu import host
@@ -62,6 +61,8 @@ class _Worker:
         except OSError:
             answer = None
         if answer is None:
+            if forking.ending():
+                raise SystemExit
             raise BuildError(
                 f"kernel '{source.entry}': the build process died, status {self.process.wait()}\n"
                 f"  Out of memory, or a crash of LLVM; free memory, or use fewer cores."
@@ -74,6 +75,13 @@ class _Worker:
     def kill(self) -> None:
         self.process.kill()
         self.close()
+
+    def forget(self) -> None:
+        """It is the parent's of this process: keep no pipe of it open, and flush nothing there."""
+        with open(os.devnull, "rb+", buffering=0) as nothing:
+            for pipe in (self.process.stdin, self.process.stdout):
+                os.dup2(nothing.fileno(), pipe.fileno())  # type: ignore[union-attr]
+        self.process.returncode = 0             # not ours to wait for
 
     def close(self) -> None:
         self.process.stdin.close()  # type: ignore[union-attr]
@@ -109,18 +117,26 @@ class _Workers:
                 self.processes.pop().close()
 
 
+    def end(self) -> None:
+        """When this process ends, whatever they are at."""
+        for worker in list(self.processes):
+            worker.process.kill()
+            worker.process.wait()
+
+
 _workers = _Workers()
-atexit.register(lambda: _workers.close())
 
 
 def _forget_workers() -> None:
     """In a forked child the build processes are the parent's."""
     global _workers
+    for worker in _workers.processes:
+        worker.forget()
     _workers = _Workers()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_workers)
+forking.in_child(_forget_workers)
+forking.at_end(lambda: _workers.end())
 
 
 def compile_kernels(
@@ -246,6 +262,11 @@ class LoadedKernels(Mapping[str, int]):
 
 def load_kernels(blobs: Mapping[str, bytes]) -> LoadedKernels:
     """Links blobs into this process. Raises BuildError for one that is not a kernel object."""
+    with forking.LLVM:
+        return _linked(blobs)
+
+
+def _linked(blobs: Mapping[str, bytes]) -> LoadedKernels:
     module = llvm.parse_assembly("")
     module.triple = llvm.get_process_triple()
     engine = llvm.create_mcjit_compiler(module, _machine())

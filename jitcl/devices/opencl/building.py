@@ -16,6 +16,7 @@ import pyopencl as cl
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.opencl.errors import build_error, out_of_memory
 from jitcl.errors import BuildError
+from jitcl.forking import OPENCL
 from jitcl.target.target import Target
 
 RESOURCE_CODES = frozenset((cl.status_code.OUT_OF_RESOURCES, cl.status_code.OUT_OF_HOST_MEMORY,
@@ -47,7 +48,8 @@ def from_source(context: Any, device: Any, sources: Sequence[KernelSource],
     flags = " ".join((*options, *sources[0].options)).encode()
     program = cl._cl._Program(context, text)  # past pyopencl's own cache and its warnings
     try:
-        program._build(flags, [device])
+        with OPENCL:
+            program._build(flags, [device])
     except (cl.Error, RuntimeError) as error:
         said = _log_of(program, device) or str(error)
         full = build_error(sources[0].entry, text, said, device.name)
@@ -69,15 +71,17 @@ def _log_of(program: Any, device: Any) -> str:
 
 def from_binary(context: Any, device: Any, binary: bytes) -> Any:
     """A built program. Raises cl.Error or RuntimeError where the driver refuses the binary."""
-    program = cl._cl._Program(context, [device], [binary])
-    program._build(b"", [device])
+    with OPENCL:
+        program = cl._cl._Program(context, [device], [binary])
+        program._build(b"", [device])
     return program
 
 
 def binary_of(program: Any) -> bytes:
     """The driver's binary of a program; b"" where it gives none."""
     try:
-        return bytes(program.get_info(cl.program_info.BINARIES)[0] or b"")
+        with OPENCL:
+            return bytes(program.get_info(cl.program_info.BINARIES)[0] or b"")
     except (cl.Error, RuntimeError) as error:
         log.debug("the driver gives no binary: %s", error)
         return b""

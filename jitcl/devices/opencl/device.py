@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, Literal
 
 import pyopencl as cl
 
+from jitcl import forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.care import Care, configured
 from jitcl.devices.faults import FaultDatabase, fault_database
-from jitcl.devices.opencl.errors import translated
+from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
 from jitcl.devices.opencl.loading import BINARIES, Loading
-from jitcl.devices.opencl.platform import Found
+from jitcl.devices.opencl.platform import Found, check_fork
 from jitcl.devices.opencl.probe import probe_target
 from jitcl.devices.opencl.programs import ProgramStore
 from jitcl.devices.opencl.streaming import StreamedExecutable
 from jitcl.errors import DeviceError, OutOfMemoryError
+from jitcl.forking import cached_property
 from jitcl.target.target import Target
 
+FORKED = "this process was forked since the device was opened"
 ADVICE = "Use smaller inputs or batches, or another device."
 
 
@@ -37,7 +39,7 @@ class OpenClDevice:
         self.found = found
         with translated(f"opening {found}"):
             self.target: Target = probe_target(found) if target is None else target
-            self.context = cl.Context([found.handle])
+        self._open()
         self.store = ProgramStore(self.context, found.handle, self.target)
         self.faults = fault_database(self.target) if faults is None else faults
         self.reopened = 0                   # how often the device was lost
@@ -48,14 +50,25 @@ class OpenClDevice:
 
         return probe_host()
 
+    def _open(self) -> None:
+        check_fork(self.found, self.target)
+        with translated(f"opening {self.found}"):
+            self.context = cl.Context([self.found.handle])
+        self._opened_in = forking.generation
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked since it was opened: it is to be opened again."""
+        return self._opened_in != forking.generation
+
     def reopen(self) -> None:
         """A new context; what was loaded in the old one is lost."""
-        with translated(f"opening {self.found} again"):
-            self.context = cl.Context([self.found.handle])
+        lost = not self.forked
+        self._open()
         counters = self.store.counters
         self.store = ProgramStore(self.context, self.found.handle, self.target)
         self.store.counters = counters
-        self.reopened += 1
+        self.reopened += lost
 
     @property
     def name(self) -> str:
@@ -100,6 +113,8 @@ class OpenClDevice:
                 f"{self.name}: got kernels in another language ({', '.join(sorted(wrong)[:3])}), "
                 "wanted OpenCL C: compile the model for this device"
             )
+        if self.forked:
+            raise lost_error(f"{self.name}: {FORKED}")
         self.check_memory(plan)
         programs = Loading(self, plan, cache, progress, care or configured()).programs()
         kind = StreamedExecutable if plan.streamed else OpenClExecutable

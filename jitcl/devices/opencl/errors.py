@@ -15,6 +15,7 @@ from typing import Any
 import pyopencl as cl
 
 from jitcl.errors import BuildError, DeviceError, DeviceLostError, OutOfMemoryError
+from jitcl.forking import OPENCL
 
 MEMORY_CODES = frozenset(
     (
@@ -43,10 +44,11 @@ CONTEXT_LINES = 3  # of source, around each line that the compiler complains abo
 @contextmanager
 def translated(doing: str, allocating: bool = False) -> Iterator[None]:
     """Turn what pyopencl raises inside into DeviceError, DeviceLostError or OutOfMemoryError;
-    `doing` is the message's start.
+    `doing` is the message's start. This thread is in the driver meanwhile.
     """
     try:
-        yield
+        with OPENCL:
+            yield
     except cl.Error as error:
         raise device_error(doing, error, allocating) from error
 

@@ -16,11 +16,10 @@ import os
 import platform
 import shutil
 import tempfile
-import threading
 from contextlib import suppress
 from pathlib import Path
 
-from jitcl import ownership
+from jitcl import forking, ownership
 
 SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")   # ocl-icd ignores OCL_ICD_FILENAMES
@@ -35,7 +34,7 @@ LIBRARY_FOLDERS = (
 SCRATCH = "pocl-scratch"
 
 log = logging.getLogger("jitcl.opencl")
-_lock = threading.Lock()
+_lock = forking.lock()
 _done = False
 
 

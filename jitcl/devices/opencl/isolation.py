@@ -12,7 +12,6 @@ this process ends, and at once when it is killed: they hold the reading end of a
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import re
@@ -29,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jitcl import config, ownership
+from jitcl import config, forking, ownership
 from jitcl.devices.frames import HEAD, child_command, packed, unpacked
 from jitcl.devices.opencl.platform import Found
 from jitcl.errors import DeviceError
@@ -49,7 +48,7 @@ log = logging.getLogger("jitcl.opencl")
 
 _pools: weakref.WeakSet[Isolated] = weakref.WeakSet()
 _by_device: dict[tuple[int, int], Isolated] = {}
-_guard = threading.Lock()
+_guard = forking.lock()
 
 
 class Aborted(DeviceError):
@@ -152,6 +151,14 @@ class Isolated:
                 if worker.owner is owner:
                     worker.aborted = True
                     worker.end_group()
+
+    def end(self) -> None:
+        """End all workers, whatever they are at: this process ends."""
+        with self._changed:
+            for worker in self._busy:
+                worker.aborted = True
+                worker.end_group()
+        self.close()
 
     def close(self) -> None:
         """End all idle workers; busy ones end when their job does."""
@@ -263,6 +270,8 @@ class _Worker:
                               f"no end after {seconds:g} s", self._tail()) from None
         except (EOFError, BrokenPipeError):
             fault = self._crash()
+            if forking.ending():
+                raise SystemExit from None
             if self.aborted:
                 raise Aborted("the job in the worker process was given up") from None
             raise fault from None
@@ -425,18 +434,15 @@ def _telling_line(log: str) -> str:
 _ADVICE = ("  JITCL_ISOLATION=never builds in this process: it ends where the driver crashes.")
 
 
-def _close_all() -> None:
+def _end_all() -> None:
     for pool in list(_pools):
-        pool.close()
+        pool.end()
 
 
 def _forget_all() -> None:
-    global _guard
-    _guard = threading.Lock()
     for pool in list(_pools):
         pool._forget()
 
 
-atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+forking.at_end(_end_all)
+forking.in_child(_forget_all)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyopencl as cl
 
-from jitcl import dtypes
+from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
@@ -53,7 +52,7 @@ class LoadedPlan(ABC):
     def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | None = None) -> None:
         self.device, self.plan = device, plan
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._context = device.context
         self._closed = False
         self._lost = ""                             # how, where the context is gone
@@ -121,7 +120,9 @@ class LoadedPlan(ABC):
             if self._closed:
                 raise DeviceError(f"{self.device.name}: this model was closed\n"
                                   "  Load the plan again.")
-            if self.device.context is not self._context:
+            if self.device.forked:
+                self._lost = "this process was forked since this model was loaded"
+            elif self.device.context is not self._context:
                 self._lost = "the device was opened again since this model was loaded"
             if self._lost:
                 raise lost_error(f"{self.device.name}: {self._lost}")

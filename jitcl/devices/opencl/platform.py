@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from jitcl import forking
 from jitcl.devices.opencl import icd, pocl
 from jitcl.errors import DeviceError
+from jitcl.forking import cached_property
 from jitcl.target.quirks import Driver
+from jitcl.target.target import Target
 
 log = logging.getLogger("jitcl.opencl")
-_lock = threading.Lock()
+_lock = forking.lock()
 _found: tuple[Found, ...] | None = None
+_found_in = 0                       # forking.generation: which process set the drivers up
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,34 @@ class Found:
 
 def find_devices() -> tuple[Found, ...]:
     """Every device of every driver, in the loader's order; empty where there is no driver."""
-    global _found
+    global _found, _found_in
     with _lock:
         if _found is None:
-            _found = _enumerate()
+            _found, _found_in = _enumerate(), forking.generation
         return _found
+
+
+def check_fork(found: Found, target: Target) -> None:
+    """DeviceError where a driver that the parent of this process used can't be used in it."""
+    if forking.generation == _found_in or target.fork_safe:
+        return
+    raise DeviceError(
+        f"{found.name} ({found.platform}): this process was forked from one that had looked for "
+        "OpenCL devices, and this driver does not work in such children: its threads are not "
+        "copied\n"
+        "  Start processes with multiprocessing.get_context('spawn') or 'forkserver' (gunicorn: "
+        "without --preload).\n"
+        "  Or let the children, and not their parent, call jitcl.devices() and jitcl.compile(); "
+        "device='cpu' works in forked children.")
 
 
 def _enumerate() -> tuple[Found, ...]:
     icd.setup()
+    with forking.OPENCL:
+        return _offered()
+
+
+def _offered() -> tuple[Found, ...]:
     import pyopencl as cl
 
     try:

@@ -22,13 +22,13 @@ import hashlib
 import json
 import logging
 import re
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyopencl as cl
 
+from jitcl import forking
 from jitcl.codegen.plan import KernelSource
 from jitcl.devices.base import Cache
 from jitcl.devices.opencl import trust
@@ -93,7 +93,7 @@ class ProgramStore:
         self.target_key = target.key
         self.options = program_options(target)
         self.counters = Counters()
-        self.lock = threading.RLock()
+        self.lock = forking.rlock()
         self.checked: set[str] = set()      # kernels whose results were compared
         self._programs: dict[str, Any] = {}  # kernel key -> cl program that holds it
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from onnx import TensorProto, external_data_helper
 
+from jitcl import forking
 from jitcl.errors import ModelError
 from jitcl.frontends.onnx import slim
 
@@ -56,7 +56,7 @@ class File:
     def __init__(self, path: Path, open: bool = False) -> None:
         self.path = path
         self._file: BinaryIO | None = path.open("rb") if open else None
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self.size, self._changed = self._state(self._file)
 
     def read(self, start: int, count: int, what: str) -> np.ndarray[Any, Any]:

@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from onnx import ModelProto
 
 from jitcl import dtypes
 from jitcl.errors import ModelError, NotOneGraph
+from jitcl.forking import cached_property
 from jitcl.frontends.onnx import checking, external, functions, tensors
 from jitcl.frontends.onnx.labels import labels_apart
 from jitcl.frontends.onnx.scope import Opaque

@@ -9,7 +9,6 @@ part computes, is left for the next level.
 from __future__ import annotations
 
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
+from jitcl import forking
 from jitcl.errors import NotOneGraph, UnsupportedError
 from jitcl.frontends import levels
 from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where
@@ -155,7 +155,7 @@ class Partition:
         self._graphs: OrderedDict[str, Graph] = OrderedDict()
         self._runs: dict[Any, host.Run] = {}
         self._constants: dict[Any, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = forking.rlock()
 
     # ---- what runs ask for
 

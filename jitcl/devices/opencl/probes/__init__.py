@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pyopencl as cl
 
+from jitcl import forking
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probes.assembly import ASSEMBLY
 from jitcl.devices.opencl.probes.bench import Bench, Refused
@@ -33,7 +33,7 @@ __all__ = ["PROBES", "Answer", "Probe", "run_probe"]
 PROBES: dict[str, Probe] = {
     p.name: p for p in (*NUMBERS, *HALVES, *MEMORY, *LAUNCHING, *ASSEMBLY)}
 _benches: dict[str, Bench] = {}
-_lock = threading.Lock()
+_lock = forking.lock()
 
 
 def run_probe(found: Found, name: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def run_probe(found: Found, name: str) -> dict[str, Any]:
     Several are built as one program, which costs a driver little more than one; where that does not
     build, each by itself.
     """
-    with _lock:
+    with _lock, forking.OPENCL:
         probes = [PROBES[n] for n in name.split("+")]
         answers: list[Answer] = []
         try:
