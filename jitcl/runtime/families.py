@@ -388,15 +388,19 @@ def pattern_of(sized: Mapping[str, Dims]) -> str:
 def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
              changed: set[tuple[str, int]]) -> dict[str, Dims]:
     """The shapes with symbols for what has changed between runs: one for each name that the model
-    has for a dimension, sums of these for names that are sums ("past + new").
+    has for a dimension, sums of these for names that are sums ("past + new"). Names are hints:
+    dimensions of one name that differ are symbols of their own.
     """
     known: dict[str, int] = {}
     found: dict[tuple[str, int], int] = {}
     places = [(t.name, axis, dim) for t in inputs if t.name in shapes
               for axis, dim in enumerate(t.shape)]
+    sizes: dict[Any, set[int]] = {}
+    for name, axis, dim in places:
+        sizes.setdefault(dim, set()).add(shapes[name][axis])
     for name, axis, dim in places:
         value = shapes[name][axis]
-        if isinstance(dim, Sym) and dim.name.isidentifier():
+        if isinstance(dim, Sym) and dim.name.isidentifier() and len(sizes[dim]) == 1:
             moves = any((n, a) in changed for n, a, d in places if d == dim)
             fixed = not moves or value < LOWEST
             found[name, axis] = known[dim.name] = value if fixed else space.symbol(dim.name, value)
@@ -408,8 +412,9 @@ def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
         if isinstance(dim, Sym) and (name, axis) in changed and value >= LOWEST:
             total = expression(dim.name, known)
             agrees = total is not None and hint(total) == value
+            alone = dim.name if len(sizes[dim]) == 1 else f"{dim.name} of {name}.{axis}"
             found[name, axis] = (
-                total if agrees and total is not None else space.symbol(dim.name, value))
+                total if agrees and total is not None else space.symbol(alone, value))
     return {n: tuple(found.get((n, a), d) for a, d in enumerate(dims))
             for n, dims in shapes.items()}
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import ModelError
+from jitcl.errors import InputError, ModelError
 from jitcl.frontends.values import ValueType
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Dim, Sym, TensorType
@@ -153,10 +153,16 @@ class GraphSource:
         from jitcl.passes.specialise import specialise
 
         bound: dict[str, int] = {}
+        places: dict[str, str] = {}
         for node in self._graph.inputs:
-            for dim, size in zip(node.type.shape, shapes[str(node.attr("name"))]):
+            name = str(node.attr("name"))
+            for axis, (dim, size) in enumerate(zip(node.type.shape, shapes[name])):
+                if isinstance(dim, Sym) and bound.setdefault(dim.name, size) != size:
+                    raise InputError(       # types of the graph, where ONNX's names are hints
+                        f"input '{name}' {node.type}: axis {axis} ('{dim.name}') is {size}, but "
+                        f"'{dim.name}' is {bound[dim.name]} at {places[dim.name]}")
                 if isinstance(dim, Sym):
-                    bound.setdefault(dim.name, size)
+                    places.setdefault(dim.name, f"axis {axis} of '{name}'")
         return specialise(self._graph, bound)
 
 
