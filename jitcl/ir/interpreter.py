@@ -4,12 +4,16 @@ Whole loops are evaluated at once, each loop being one axis of the arrays; the r
 the loops run one iteration after the other. Sums are rounded after each term, in the declared type
 and the declared order. Loops are cut into chunks, so that temporaries stay below some 64 MB.
 Loads out of bounds are errors, never wrong values.
+
+Scheduled kernels run, too. The lanes of a group are an axis, so they go in step; that would hide a
+missing barrier, and so a place that one lane stores to and another touches before the next barrier
+is an error.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,11 +34,12 @@ from jitcl.ir.kernel import (
     carries,
     expressions,
 )
+from jitcl.ir.lanes import Placement
 from jitcl.ir.printer import statement_text
 from jitcl.ir.scalar import SCALARS
 
 CHUNK = 1 << 20                              # elements of one temporary: 8 MB of int64 at most
-_INDEPENDENT = ("group", "lane", "parallel")
+_INDEPENDENT = ("item", "group", "lane", "parallel")
 _WIDE = 1 << 12                              # arrays of this size hide the cost of a Python loop
 _CACHED = 1 << 17                            # independent iterations at once: fits a CPU's cache
 
@@ -81,7 +86,9 @@ class _Run:
 
     def __init__(self, kernel: Kernel, flat: dict[str, np.ndarray]) -> None:
         self.kernel, self.flat = kernel, flat
-        self.shapes = {b.name: b.shape for b in kernel.buffers}
+        self.shapes = {b.name: b.shape for b in (*kernel.buffers, *kernel.arrays)}
+        self.place = Placement(kernel, flat)
+        self.active: list[np.ndarray] = []   # which iterations run, where not all of an axis do
         self.sizes: list[int] = []
         self.env: dict[str, tuple[np.ndarray, int]] = {}           # name -> value, axes it has
         self.plans: dict[int, bool] = {}
@@ -103,8 +110,12 @@ class _Run:
                 self.store(stmt)
             else:
                 assert isinstance(stmt, Barrier)                   # axes run in lockstep
+                self.place.meet()
 
     def loop(self, loop: For) -> None:
+        if not loop.plain:
+            self.turns(loop)
+            return
         name, extent, rank = loop.var.value, loop.extent, len(self.sizes)
         chunk = self.chunk(loop)
         if chunk == 0:
@@ -121,6 +132,29 @@ class _Run:
             self.sizes.pop()
         self.whole -= loop.kind not in _INDEPENDENT
 
+    def turns(self, loop: For) -> None:
+        """A loop that begins where its iteration of the loops around it says, one turn at a time;
+        those for which it is over already wait."""
+        first = np.zeros((), np.int64) if loop.first is None else self.value(loop.first, loop)
+        for turn in range(loop.trips):
+            at = first + turn * loop.step
+            running = at < loop.extent
+            if not running.any():
+                break
+            self.env[loop.var.value] = np.minimum(at, loop.extent - 1), len(self.sizes)
+            self.active.append(running)
+            self.block(loop.body)
+            self.active.pop()
+
+    def running(self) -> np.ndarray | None:
+        """Which iterations of the axes run; None: all."""
+        mask: np.ndarray | None = None
+        for a in self.active:
+            if not a.all():
+                a = a.reshape(a.shape + (1,) * (len(self.sizes) - a.ndim)) if a.ndim else a
+                mask = a if mask is None else mask & a
+        return mask
+
     def chunk(self, loop: For) -> int:
         """How many iterations become an axis at a time; 0: none, run them one by one.
 
@@ -129,6 +163,8 @@ class _Run:
         """
         if carries(loop):
             return 0
+        if loop.kind == "lane":              # lanes meet at barriers
+            return max(1, loop.extent)
         if self.whole:
             return max(1, loop.extent)
         size = 1
@@ -152,7 +188,7 @@ class _Run:
         held, rank = self.env[stmt.var.value]
         value = self.value(stmt.value, stmt)
         if rank == len(self.sizes):
-            self.env[stmt.var.value] = typed(fn(held, value), stmt.var.dtype), rank
+            self.change(stmt.var, typed(fn(held, value), stmt.var.dtype))
             return
         outer = value.shape[:rank] if value.ndim else (1,) * rank
         terms = np.broadcast_to(value, (*outer, *self.sizes[rank:])).reshape(*outer, -1)
@@ -161,18 +197,32 @@ class _Run:
         start = np.broadcast_to(held, outer)[..., np.newaxis]
         terms = np.concatenate([start, np.broadcast_to(terms, (*outer, terms.shape[-1]))], axis=-1)
         total = fn.accumulate(terms, axis=-1, dtype=terms.dtype)[..., -1]
-        self.env[stmt.var.value] = typed(total, stmt.var.dtype), rank
+        self.change(stmt.var, typed(total, stmt.var.dtype))
 
     def assign(self, stmt: Assign) -> None:
         values = [self.value(e, stmt) for e in stmt.values]
         for var, value in zip(stmt.vars, values):
-            self.env[var.value] = value, len(self.sizes)
+            self.change(var, value)
+
+    def change(self, var: Expr, value: np.ndarray) -> None:
+        """A variable's new value, in the iterations that run."""
+        held, rank = self.env[var.value]
+        mask = self.running()
+        if mask is not None:
+            if mask.ndim:
+                mask = mask.reshape(mask.shape[:rank])
+            value = np.where(mask, value, held)
+        self.env[var.value] = value, rank
 
     def store(self, stmt: Store) -> None:
         value = self.value(stmt.value, stmt)
         mask = None if stmt.guard is None else self.value(stmt.guard, stmt)
+        running = self.running()
+        if running is not None:
+            mask = running if mask is None else mask & running
         at = [self.value(i, stmt) for i in stmt.indices]
         place = self.address(stmt.buffer, at, mask, stmt)
+        self.met(self.place.stored, stmt.buffer, place, mask, stmt)
         arrays = np.broadcast_arrays(place, value, True if mask is None else mask)
         target = self.flat[stmt.buffer]
         if mask is None:
@@ -194,18 +244,22 @@ class _Run:
 
     def node(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
         if e.op == "var":
-            held, rank = self.env[e.value]
-            return held.reshape(held.shape + (1,) * (len(self.sizes) - rank)) if held.ndim else held
+            return self.variable(e.value)
         if e.op == "load":
             return self.load(e, done, stmt)
         return computed(e, done)
 
     def load(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
         at = [done[i] for i in e.indices]
+        running = self.running()
         if e.guard is None or e.other is None:
-            return np.asarray(self.flat[e.value].take(self.address(e.value, at, None, stmt)))
+            place = self.address(e.value, at, running, stmt)
+            self.met(self.place.loaded, e.value, place, running, stmt)
+            return np.asarray(self.flat[e.value].take(place, mode="clip"))
         guard, other = done[e.guard], done[e.other]
-        place = self.address(e.value, at, guard, stmt)
+        place = self.address(e.value, at, guard if running is None else guard & running, stmt)
+        self.met(self.place.loaded, e.value, place,
+                 guard if running is None else guard & running, stmt)
         if not guard.any():
             shape = np.broadcast_shapes(place.shape, guard.shape, other.shape)
             return np.broadcast_to(other, shape)
@@ -223,7 +277,19 @@ class _Run:
                 if bad.any():
                     self.outside(buffer, axis, np.broadcast_to(i, bad.shape)[bad][0], stmt)
             place = place * d + i
-        return place
+        return place + self.place.base(buffer, self.variable)
+
+    def variable(self, name: str) -> np.ndarray:
+        held, rank = self.env[name]
+        return held.reshape(held.shape + (1,) * (len(self.sizes) - rank)) if held.ndim else held
+
+    def met(self, check: Callable[..., str], buffer: str, place: np.ndarray,
+            mask: np.ndarray | None, stmt: Stmt) -> None:
+        """JitclError where lanes meet at a place without a barrier between them."""
+        fault = check(buffer, place, mask, self.variable)
+        if fault:
+            raise JitclError(f"kernel '{self.kernel.name}': '{statement_text(stmt)}' {fault}: "
+                             "a barrier is missing")
 
     def outside(self, buffer: str, axis: int, index: int, stmt: Stmt) -> None:
         raise JitclError(f"kernel '{self.kernel.name}': '{statement_text(stmt)}' reaches index "
@@ -285,9 +351,9 @@ def can_run_at_once(loop: For) -> bool:
     So it is where nothing reads what the loop accumulates, and every accumulator and every buffer
     is written by one statement only: then the terms meet in the order of the iterations.
     """
-    if carries(loop):
-        return False
     stmts = list(_all(loop.body))
+    if carries(loop) or any(isinstance(s, For) and not s.plain for s in stmts):
+        return False
     declared = {s.var.value for s in stmts if isinstance(s, Let)}
     outer = [s.var.value for s in stmts if isinstance(s, Accum) and s.var.value not in declared]
     stores = [s.buffer for s in stmts if isinstance(s, Store)]

@@ -12,10 +12,24 @@
       }
     }
 
-Buffers are physical: their shapes hold padding and halos, and indices are final. Loop kinds:
-`group` (work-groups, threads), `lane` (work-items), `loop` (sequential), `unroll`, `vec` (vector
-lanes). A fresh kernel has `loop` and `parallel` only: the latter marks loops whose iterations are
-independent, as those over a kernel's output are.
+Buffers are physical: their shapes hold padding and halos, and indices are final. A fresh kernel has
+loops of kind `loop` (sequential) and `parallel`: the latter marks loops whose iterations are
+independent, as those over a kernel's output are. A schedule gives loops the other kinds:
+
+    item     a work-item each, whatever its group: an axis of the NDRange, the innermost is axis 0
+    group    a work-group each, an axis of the NDRange
+    lane     a work-item of the group each: inside all `group` loops, around all that they do
+    unroll   written out
+    vec      a lane of vectors each
+
+A sequential loop may begin elsewhere than at 0 and go by more than 1. So lanes take turns, and
+what only some lanes do is a loop that goes round once at most:
+
+    for r < 100 @loop from lane by 32 { acc add= x[r] }        lane, lane + 32, .. below 100
+    for i < 16 @loop from lane by 32 { part[i] = acc }         the first 16 lanes
+
+`local` arrays are shared by the lanes of a group, `private` ones are a work-item's own. What one
+lane stores, another may load behind the next barrier.
 
 A loop may carry values from one iteration to the next: its last statement assigns all of them at
 once, from what they were.
@@ -36,14 +50,15 @@ from typing import Literal
 
 from jitcl.ir.expr import Expr, walk
 
-Role = Literal["in", "out", "scan"]
-LoopKind = Literal["group", "lane", "loop", "unroll", "vec", "parallel"]
+Role = Literal["in", "out", "scan", "local", "private"]
+OPERANDS, ARRAYS = ("in", "out", "scan"), ("local", "private")     # of a caller, of the kernel
+LoopKind = Literal["group", "lane", "loop", "unroll", "vec", "parallel", "item"]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel's operand: physical shape in elements. A `scan` buffer is written by the kernel, and
-    read where it has written."""
+    """A kernel's operand or array: physical shape in elements. A `scan` buffer is written by the
+    kernel, and read where it has written."""
 
     name: str
     dtype: str
@@ -60,16 +75,28 @@ class Buffer:
 
 @dataclass(frozen=True)
 class For:
-    """`for var < extent @kind { body }`; var.extent is the extent."""
+    """`for var < extent @kind from first by step { body }`; var.extent is the extent."""
 
     var: Expr
     kind: LoopKind
     body: tuple[Stmt, ...]
+    first: Expr | None = None                # where a sequential loop begins; None: at 0
+    step: int = 1
 
     @property
     def extent(self) -> int:
         assert self.var.extent is not None
         return self.var.extent
+
+    @property
+    def trips(self) -> int:
+        """Iterations, at most."""
+        return -(-self.extent // self.step)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it counts from 0 by 1."""
+        return self.first is None and self.step == 1
 
 
 @dataclass(frozen=True)
@@ -121,14 +148,16 @@ Stmt = For | Let | Accum | Assign | Store | Barrier
 
 @dataclass(frozen=True)
 class Kernel:
-    """A whole kernel: what it reads and writes, and what it does."""
+    """A whole kernel: what it reads and writes, what it does, and the arrays that it needs for it.
+    """
 
     name: str
     buffers: tuple[Buffer, ...]
     body: tuple[Stmt, ...]
+    arrays: tuple[Buffer, ...] = ()
 
     def buffer(self, name: str) -> Buffer:
-        return next(b for b in self.buffers if b.name == name)
+        return next(b for b in (*self.buffers, *self.arrays) if b.name == name)
 
 
 def scanned(kernel: Kernel) -> frozenset[str]:
@@ -141,7 +170,7 @@ def statements(body: tuple[Stmt, ...], trips: int = 1) -> Iterator[tuple[Stmt, i
     for stmt in body:
         yield stmt, trips
         if isinstance(stmt, For):
-            yield from statements(stmt.body, trips * stmt.extent)
+            yield from statements(stmt.body, trips * stmt.trips)
 
 
 def expressions(stmt: Stmt) -> tuple[Expr, ...]:
@@ -152,6 +181,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
         return stmt.values
     if isinstance(stmt, Store):
         return (*stmt.indices, stmt.value, *((stmt.guard,) if stmt.guard is not None else ()))
+    if isinstance(stmt, For) and stmt.first is not None:
+        return (stmt.first,)
     return ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 import lark
@@ -12,6 +12,7 @@ from jitcl import dtypes
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
+    ARRAYS,
     Accum,
     Assign,
     Barrier,
@@ -75,31 +76,38 @@ class KernelReader(WordReader):
         return str(self.unquote(name, "@"))
 
     def kernel(self, name: str, *body: Stmt) -> Kernel:
-        kernel = Kernel(name, tuple(self.buffers.values()), body)
+        declared = self.buffers.values()
+        kernel = Kernel(name, tuple(b for b in declared if b.role not in ARRAYS), body,
+                        tuple(b for b in declared if b.role in ARRAYS))
         self.buffers.clear()
         return kernel
 
-    def loop_head(self, name: lark.Token, _: lark.Token, extent: lark.Token,
-                  kind: lark.Token) -> tuple[Expr, LoopKind]:
+    def loop_head(self, name: lark.Token, _: lark.Token, extent: lark.Token, kind: lark.Token,
+                  first: _Term | None, step: lark.Token | None) -> For:
         kinds = get_args(LoopKind)
         found = next((k for k in kinds if k == kind[1:]), None)
         if found is None:
             self.fail(kind, f"no loop kind '{kind[1:]}': use one of {', '.join(kinds)}")
         if int(extent) < 0:
             self.fail(extent, f"a loop's extent can't be negative, got {extent}")
+        start = None if first is None else self.typed(first, "index")
+        if first is not None and start is not None:
+            self.expect(first, start, "index", "a loop's beginning")
+        if step is not None and int(step) < 1:
+            self.fail(step, f"a loop goes by 1 or more, got {step}")
         var = E.var(str(name), extent=int(extent))
         self.scopes.append({})
         self.declare(name, var)
-        return var, found
+        return For(var, found, (), start, 1 if step is None else int(step))
 
     def declare(self, at: lark.Token, var: Expr) -> None:
         if any(at in scope for scope in self.scopes):
             self.fail(at, f"'{at}' is declared twice")
         self.scopes[-1][str(at)] = var
 
-    def loop(self, head: tuple[Expr, LoopKind], *body: Stmt) -> For:
+    def loop(self, head: For, *body: Stmt) -> For:
         self.scopes.pop()
-        return For(head[0], head[1], body)
+        return replace(head, body=body)
 
     def let(self, name: lark.Token, dtype: lark.Token | None, value: _Term) -> Let:
         typed = self.typed(value, "" if dtype is None else self.check_dtype(dtype))

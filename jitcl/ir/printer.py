@@ -210,9 +210,9 @@ def side_file(path: Path) -> Path:
 def print_kernel(kernel: Kernel) -> str:
     """The kernel as text that reads back to an equal kernel."""
     buffers = ", ".join(f"{b.role} {name_text(b.name)}: {b.dtype}[{','.join(map(str, b.shape))}]"
-                        for b in kernel.buffers)
+                        for b in (*kernel.buffers, *kernel.arrays))
     lines = [f"kernel @{name_text(kernel.name)}({buffers}) {{"]
-    stored = {b.name: b.dtype for b in kernel.buffers}
+    stored = {b.name: b.dtype for b in (*kernel.buffers, *kernel.arrays)}
     stack: list[tuple[int, Stmt | None]] = [(1, s) for s in reversed(kernel.body)]
     while stack:
         depth, stmt = stack.pop()
@@ -229,7 +229,9 @@ def print_kernel(kernel: Kernel) -> str:
 def statement_text(stmt: Stmt, stored: dict[str, str] | None = None) -> str:
     """One statement on one line (of a loop, its head). `stored`: dtypes of buffers by name."""
     if isinstance(stmt, For):
-        return f"for {word_text(stmt.var.value)} < {stmt.var.extent} @{stmt.kind} {{"
+        first = "" if stmt.first is None else f" from {expr_text(stmt.first, 'index')}"
+        step = "" if stmt.step == 1 else f" by {stmt.step}"
+        return f"for {word_text(stmt.var.value)} < {stmt.var.extent} @{stmt.kind}{first}{step} {{"
     if isinstance(stmt, Let):
         var = stmt.var
         return f"let {word_text(var.value)}: {var.dtype} = {expr_text(stmt.value, var.dtype)}"

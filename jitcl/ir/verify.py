@@ -19,6 +19,8 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Data, Graph, Node
 from jitcl.ir.interpreter import index_values
 from jitcl.ir.kernel import (
+    ARRAYS,
+    OPERANDS,
     Accum,
     Assign,
     Barrier,
@@ -27,7 +29,6 @@ from jitcl.ir.kernel import (
     Kernel,
     Let,
     LoopKind,
-    Role,
     Stmt,
     Store,
     carries,
@@ -177,17 +178,19 @@ class _KernelCheck:
     def fail(self, message: str) -> NoReturn:
         where = ""
         if self.stmt is not None:
-            stored = {b.name: b.dtype for b in self.kernel.buffers}
+            stored = {b.name: b.dtype for b in (*self.kernel.buffers, *self.kernel.arrays)}
             where = f"'{statement_text(self.stmt, stored)}': "
         raise VerifyError(f"kernel '{self.kernel.name}': {where}{message}")
 
     def run(self) -> None:
-        for b in self.kernel.buffers:
+        for b in (*self.kernel.buffers, *self.kernel.arrays):
             if b.name in self.buffers:
                 self.fail(f"two buffers are named '{b.name}'")
-            if b.dtype not in dtypes.STORED or b.role not in get_args(Role):
-                self.fail(f"buffer '{b.name}' is {b.role} {b.dtype}, wanted in, out or scan and "
-                          f"one of {', '.join(dtypes.STORED)}")
+            roles = ARRAYS if b in self.kernel.arrays else OPERANDS
+            if b.dtype not in dtypes.STORED or b.role not in roles:
+                self.fail(f"buffer '{b.name}' is {b.role} {b.dtype}, wanted "
+                          f"{', '.join(roles[:-1])} or {roles[-1]} and one of "
+                          f"{', '.join(dtypes.STORED)}")
             if any(not isinstance(d, int) or d < 0 for d in b.shape):
                 self.fail(f"buffer '{b.name}' has shape {b.shape}, wanted ints >= 0")
             self.buffers[b.name] = b
@@ -246,6 +249,11 @@ class _KernelCheck:
             self.fail(f"loop kind '{loop.kind}', wanted one of {', '.join(get_args(LoopKind))}")
         if loop.var.dtype != "index" or not isinstance(loop.var.extent, int) or loop.var.extent < 0:
             self.fail(f"counts {loop.var.dtype} to {loop.var.extent}, wanted index and an int >= 0")
+        if not loop.plain and (loop.kind != "loop" or loop.step < 1):
+            self.fail("only sequential loops begin elsewhere than at 0 or go by another step than "
+                      "1, and all go up")
+        if loop.first is not None and loop.first.dtype != "index":
+            self.fail(f"begins at a value of type {loop.first.dtype}, wanted index")
         self.loops.append(loop)
         self.declare(loop.var)
         self.block(loop.body)
@@ -279,7 +287,7 @@ class _KernelCheck:
 
     def sequential(self, var: Expr, loop: For) -> None:
         """Fails where a variable from outside changes in iterations that run at once."""
-        if loop.kind in ("group", "lane", "parallel"):
+        if loop.kind in ("item", "group", "lane", "parallel"):
             self.fail(f"'{var.value}' is shared by the iterations of "
                       f"'for {loop.var.value} @{loop.kind}', which run at once: "
                       "declare it inside, or make the loop sequential")
@@ -364,8 +372,9 @@ class _KernelCheck:
             self.fail(f"'{e.value}' is no buffer")
         if buffer.role == "out":
             self.fail(f"out buffer '{buffer.name}' is read: stores are not visible to all at once")
-        if buffer.role == "scan" and buffer.name not in self.written:
-            self.fail(f"scan buffer '{buffer.name}' is read before anything is stored to it")
+        if buffer.role not in ("in", "out") and buffer.name not in self.written:
+            self.fail(f"{buffer.role} buffer '{buffer.name}' is read before anything is stored to "
+                      "it")
         if e.dtype != buffer.dtype:
             self.fail(f"'{expr_text(e)}' is read as {e.dtype}, the buffer is {buffer.dtype}")
         if e.guard is not None and e.guard.dtype != "bool":

@@ -1,0 +1,291 @@
+"""Checks of scheduled kernels: what work-items share, and how vectors lie in memory.
+
+    kernel 'softmax_0': 'barrier': stands in 'for r', which begins at 'lane' and so ends at another
+    time in each lane: a barrier is for all lanes
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.errors import VerifyError
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.interpreter import index_values
+from jitcl.ir.kernel import Barrier, Buffer, For, Kernel, Let, Stmt, Store, expressions, mutated
+from jitcl.ir.lanes import work_loops
+from jitcl.ir.printer import expr_text, statement_text
+from jitcl.ir.verify import verify_kernel
+
+AXES = 3                       # of an NDRange
+TRIED = 1 << 16                # lanes and turns of loops for which a place is computed
+
+
+def verify_schedule(kernel: Kernel, local_memory: int | None = None) -> None:
+    """VerifyError unless the kernel is well formed and does what it does on any device: work-items
+    are the outermost loops, barriers are met by all lanes of a group, no lane loads or overwrites
+    what another has stored without a barrier between them, `local` arrays fit into `local_memory`
+    bytes, vectors are aligned to their size.
+    """
+    verify_kernel(kernel)
+    _ScheduleCheck(kernel).run(local_memory)
+
+
+@dataclass(frozen=True)
+class _Access:
+    """One place in a program where lanes touch shared memory."""
+
+    stmt: Stmt
+    buffer: str
+    at: Expr                   # in elements
+    stores: bool
+    loops: tuple[tuple[For, int], ...]       # around it, with which of two rounds is meant
+
+
+class _ScheduleCheck:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.groups, self.lanes = work_loops(kernel)
+        self.buffers = {b.name: b for b in (*kernel.buffers, *kernel.arrays)}
+        self.shared = {b.name for b in self.buffers.values() if b.role in ("local", "scan")}
+
+    def fail(self, message: str, stmt: Stmt | None = None) -> NoReturn:
+        stored = {b.name: b.dtype for b in self.buffers.values()}
+        where = "" if stmt is None else f"'{statement_text(stmt, stored)}': "
+        raise VerifyError(f"kernel '{self.kernel.name}': {where}{message}")
+
+    def run(self, local_memory: int | None) -> None:
+        self.work_items()
+        self.local(local_memory)
+        if self.lanes and self.lanes[-1].kind == "lane":
+            body = self.lanes[-1].body
+            self.barriers(body, {f.var.value for f in self.lanes})
+            self.races(body)
+        for loop in _loops(self.kernel.body):
+            if loop.kind == "vec":
+                self.vectors(loop)
+
+    def work_items(self) -> None:
+        """Groups and lanes are the outermost loops, and no more than an NDRange has axes."""
+        for loops, what in ((self.groups, "work-groups"), (self.lanes, "work-items")):
+            if len(loops) > AXES:
+                self.fail(f"{len(loops)} loops over {what}: an NDRange has {AXES} axes", loops[-1])
+        outer = [*self.groups, *self.lanes]
+        kinds = [f.kind for f in outer]
+        if kinds != sorted(kinds, key=("item", "group", "lane").index) or (
+                "item" in kinds and len(set(kinds)) > 1):
+            self.fail(f"loops of kinds {', '.join(kinds)}: wanted items alone, or groups around "
+                      "lanes")
+        inner = outer[-1].body if outer else self.kernel.body
+        for loop in _loops(inner):
+            if loop.kind in ("item", "group", "lane", "parallel"):
+                self.fail(f"stands inside: loops of kind '{loop.kind}' are the outermost, each the "
+                          "only statement of the one around it", loop)
+
+    def local(self, most: int | None) -> None:
+        arrays = [b for b in self.kernel.arrays if b.role == "local"]
+        if arrays and "lane" not in {f.kind for f in self.lanes}:
+            self.fail(f"local array '{arrays[0].name}' has no lanes that could share it")
+        size = sum(b.size * dtypes.itemsize(b.dtype) for b in arrays)
+        if most is not None and size > most:
+            self.fail(f"local arrays take {size} bytes, the device has {most}")
+
+    # ---- barriers
+
+    def barriers(self, body: tuple[Stmt, ...], varying: set[str],
+                 inside: tuple[For, ...] = ()) -> None:
+        """Every loop around a barrier begins and ends in step."""
+        for stmt in body:
+            if isinstance(stmt, Let) and stmt.value.free & varying:
+                varying = varying | {stmt.var.value}
+            elif isinstance(stmt, For):
+                if any(isinstance(s, Barrier) for s in _all(stmt.body)):
+                    if stmt.first is not None and stmt.first.free & varying:
+                        barrier = next(s for s in _all(stmt.body) if isinstance(s, Barrier))
+                        self.fail(f"stands in 'for {stmt.var.value}', which begins at "
+                                  f"'{expr_text(stmt.first)}' and so ends at another time in each "
+                                  "lane: a barrier is for all lanes", barrier)
+                    self.barriers(stmt.body, varying, (*inside, stmt))
+        for stmt in self.kernel.body:
+            if isinstance(stmt, Barrier):
+                self.fail("stands outside of all lanes", stmt)
+
+    # ---- what lanes share
+
+    def races(self, body: tuple[Stmt, ...]) -> None:
+        """No two lanes touch an element between two barriers, unless both load it.
+
+        Loops with barriers are gone through twice, so that the end of one round meets the
+        beginning of the next. Places that depend on data are left to the run.
+        """
+        pending: list[_Access] = []
+        for access in self.accesses(body, {}, ()):
+            if access is None:
+                pending.clear()
+                continue
+            for before in pending:
+                if before.buffer == access.buffer and (before.stores or access.stores):
+                    self.apart(before, access)
+            if access.stores:
+                self.apart(access, access)
+            pending.append(access)
+
+    def accesses(self, body: tuple[Stmt, ...], known: dict[str, Expr],
+                 loops: tuple[tuple[For, int], ...]) -> Iterator[_Access | None]:
+        """Loads and stores of what lanes share, in order; None at a barrier."""
+        changing = {v.value for s in _all(body) for v in mutated(s)}
+        for stmt in body:
+            for x in expressions(stmt):
+                for e in E.walk(x):
+                    if e.op == "load" and e.value in self.shared:
+                        yield self.access(stmt, str(e.value), e.indices, False, known, loops)
+            if isinstance(stmt, Barrier):
+                yield None
+            elif isinstance(stmt, Let) and stmt.var.value not in changing:
+                known = {**known, stmt.var.value: _with(stmt.value, known)}
+            elif isinstance(stmt, Store) and stmt.buffer in self.shared:
+                yield self.access(stmt, stmt.buffer, stmt.indices, True, known, loops)
+            elif isinstance(stmt, For):
+                rounds = 2 if any(isinstance(s, Barrier) for s in _all(stmt.body)) else 1
+                for k in range(min(rounds, stmt.trips)):
+                    yield from self.accesses(stmt.body, known, (*loops, (stmt, k)))
+
+    def access(self, stmt: Stmt, buffer: str, indices: tuple[Expr, ...], stores: bool,
+               known: dict[str, Expr], loops: tuple[tuple[For, int], ...]) -> _Access:
+        at = E.index(0)
+        for d, i in zip(self.buffers[buffer].shape, indices):
+            at = at * d + _with(i, known)
+        inner = tuple((f if f.first is None else
+                       For(f.var, f.kind, f.body, _with(f.first, known), f.step), k)
+                      for f, k in loops)
+        return _Access(stmt, buffer, at, stores, inner)
+
+    def apart(self, first: _Access, second: _Access) -> None:
+        """Fails where one lane stores to a place that another touches."""
+        if any(e.op == "load" for a in (first, second) for e in E.walk(a.at)):
+            return
+        common = list(itertools.takewhile(
+            lambda pair: pair[0][0].var is pair[1][0].var and pair[0][1] == pair[1][1]
+            and any(isinstance(s, Barrier) for s in _all(pair[0][0].body)),
+            zip(first.loops, second.loops)))
+        together = [f for (f, _), _ in common if f.plain]
+        turns = [sorted({0, f.extent // 2, f.extent - 1}) for f in together]
+        for values in itertools.product(*turns):
+            fixed = {f.var.value: n for f, n in zip(together, values)}
+            a, b = self.touched(first, fixed), self.touched(second, fixed)
+            for place in a.keys() & b.keys():
+                lanes = {*a[place], *b[place]}
+                if len(lanes) > 1:
+                    one, other = sorted(lanes)[:2]
+                    verb = "stores to" if first.stores else "loads"
+                    text = statement_text(first.stmt)
+                    self.fail(f"lane {other} touches element {place} of '{first.buffer}', which "
+                              f"lane {one} {verb} in '{text}': a barrier is missing between them",
+                              second.stmt)
+
+    def touched(self, access: _Access, fixed: dict[str, int]) -> dict[int, tuple[int, int]]:
+        """Place -> the least and the greatest lane that touches it."""
+        loops = [f for f, _ in access.loops if f.var.value not in fixed]
+        count = math.prod(f.extent for f in self.lanes)
+        rank = 1 + len(loops)
+        at = np.arange(count).reshape(-1, *(1,) * len(loops))
+        values: dict[str, np.ndarray] = {n: np.asarray(v) for n, v in fixed.items()}
+        values |= {f.var.value: np.zeros((), np.int64) for f in self.groups}
+        rest = count
+        for f in self.lanes:
+            rest //= f.extent
+            values[f.var.value] = at // rest % f.extent
+        held: np.ndarray = np.ones((1,) * rank, bool)
+        room = max(1, TRIED // count)
+        for k, f in enumerate(loops):
+            turns = np.arange(f.trips) if f.trips <= room else np.unique(
+                [0, 1, f.trips // 2, f.trips - 1])
+            room = max(1, room // len(turns))
+            first = index_values(f.first, values) if f.first is not None else 0
+            now = first + f.step * turns.reshape((1,) * (k + 1) + (-1,) + (1,) * (rank - k - 2))
+            held = held & (now < f.extent)
+            values[f.var.value] = np.minimum(now, f.extent - 1)
+        guard = access.stmt.guard if isinstance(access.stmt, Store) else None
+        if guard is not None and guard.free <= values.keys() and not _loads(guard):
+            held = held & index_values(guard, values)
+        place, lane, held = np.broadcast_arrays(index_values(access.at, values), at, held)
+        order = np.lexsort((lane[held], place[held]))
+        places, lanes = place[held][order], lane[held][order]
+        found, begin = np.unique(places, return_index=True)
+        ends = [*begin[1:], len(places)]
+        return {int(p): (int(lanes[i]), int(lanes[j - 1])) for p, i, j in zip(found, begin, ends)}
+
+    # ---- vectors
+
+    def vectors(self, loop: For) -> None:
+        """Each element that depends on the lane of a vector lies beside the one before it, and the
+        first of them where a whole number of vectors lies before it."""
+        steps = {f.var: _step(f) for f in _loops(self.kernel.body)}
+        width, lane = loop.extent, loop.var
+        for stmt in loop.body:
+            places = [(e.value, e.indices) for x in expressions(stmt) for e in E.walk(x)
+                      if e.op == "load"]
+            if isinstance(stmt, Store):
+                places.append((stmt.buffer, stmt.indices))
+            for buffer, indices in places:
+                at = _flat(self.buffers[buffer], indices)
+                terms, constant = E.linear(at)
+                stride = terms.pop(lane, 0)
+                if lane.value not in at.free:
+                    continue
+                if stride != 1 or any(lane.value in a.free for a in terms):
+                    self.fail(f"lanes of 'for {lane.value} @vec' do not lie side by side in "
+                              f"'{buffer}'", stmt)
+                apart = math.gcd(constant, *(k * steps.get(a, 1) for a, k in terms.items()))
+                if apart % width:
+                    self.fail(f"'{buffer}' is touched {width} elements at a time at "
+                              f"'{expr_text(at)}': that is no multiple of {width}", stmt)
+
+
+def _step(loop: For) -> int:
+    """A number that the loop's variable is always a multiple of."""
+    if loop.first is None:
+        return loop.step
+    terms, constant = E.linear(loop.first)
+    return math.gcd(loop.step, constant, *terms.values())
+
+
+def _flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
+    at = E.index(0)
+    for d, i in zip(buffer.shape, indices):
+        at = at * d + i
+    return at
+
+
+def _with(x: Expr, known: dict[str, Expr]) -> Expr:
+    """x with what is known of variables in their place."""
+    if not x.free & known.keys():
+        return x
+    done: dict[Expr, Expr] = {}
+    for e in E.walk(x):
+        args = [done[a] for a in e.args]
+        done[e] = known.get(e.value, e) if e.op == "var" else E.make(
+            e.op, args, e.dtype, e.value, e.extent, e.guarded)
+    return done[x]
+
+
+def _loads(x: Expr) -> bool:
+    return any(e.op == "load" for e in E.walk(x))
+
+
+def _all(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, For):
+            yield from _all(stmt.body)
+
+
+def _loops(body: tuple[Stmt, ...]) -> Iterator[For]:
+    return (s for s in _all(body) if isinstance(s, For))
