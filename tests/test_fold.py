@@ -27,7 +27,7 @@ from jitcl.ir.parser import parse_kernel
 from jitcl.ir.printer import print_kernel
 from jitcl.ir.sampling import sample_kernel
 from jitcl.ir.types import TensorType
-from jitcl.ir.verify import verify_kernel
+from jitcl.ir.verify_kernel import verify_kernel
 from jitcl.ops import OPS
 from jitcl.ops.core import Index, Loader, Op
 from tests import devices, strategies

@@ -13,7 +13,8 @@ from jitcl.ir.graph import Data, Graph, Node, Origin, const, graph_input
 from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store
 from jitcl.ir.parser import parse_graph, parse_kernel
 from jitcl.ir.types import Layout, Sym, TensorType
-from jitcl.ir.verify import verify_graph, verify_kernel
+from jitcl.ir.verify import verify_graph
+from jitcl.ir.verify_kernel import verify_kernel
 from tests import strategies
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -16,7 +16,9 @@ from jitcl.codegen.plan import KernelSource
 from jitcl.devices.select import open_device
 from jitcl.errors import DeviceError
 from jitcl.ir.graph import Node, graph_input
+from jitcl.ir.parser import parse_kernel
 from jitcl.ir.types import TensorType
+from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.ops.builder import GraphBuilder
 from jitcl.target.profiles import PROFILES, find_profile
 from tests.generated import clang
@@ -134,8 +136,13 @@ def test_dump_shows_the_code_of_a_profile(model, tmp_path):
     told = json.loads(done.stdout)
     assert told["device"] == "profile:adreno-530"
     assert told["steps"][0]["kernel"].startswith("jitcl_")
+    (path,) = (tmp_path / "out" / "scheduled").iterdir()
+    kernel = parse_kernel(path.read_text())
+    verify_schedule(kernel)
+    assert [b.role for b in kernel.arrays] == ["local", "local"]
     (path,) = (tmp_path / "out" / "kernels").iterdir()
-    assert "volatile int lanes = get_local_size(0);" in path.read_text()
+    text = path.read_text()
+    assert "int lane = get_local_id(0);" in text and "get_local_size" not in text
 
 
 def test_run_tells_why_it_can_not(model):

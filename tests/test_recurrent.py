@@ -23,7 +23,7 @@ from jitcl.ir.parser import parse_kernel
 from jitcl.ir.printer import print_kernel
 from jitcl.ir.sampling_scan import sample_scan
 from jitcl.ir.types import TensorType
-from jitcl.ir.verify import verify_kernel
+from jitcl.ir.verify_kernel import verify_kernel
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder, reference
 from jitcl.ops.recurrent import ACTIVATIONS

@@ -15,7 +15,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.parser import parse_graph, parse_kernel
 from jitcl.ir.printer import print_kernel
 from jitcl.ir.types import TensorType
-from jitcl.ir.verify import verify_kernel
+from jitcl.ir.verify_kernel import verify_kernel
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder, infer
 from tests import devices

@@ -198,19 +198,26 @@ def text_of(node: Node, target: Target) -> str:
 
 def target_of(**fields: object) -> Target:
     return Target(
-        "opencl", "device", device_type="gpu", local_is_real=True, max_work_group=256, **fields
+        "opencl", "device", device_type="gpu", local_is_real=True, max_work_group=256,
+        max_work_item_sizes=(256, 256, 64), **fields
     )  # type: ignore[arg-type]
 
 
 def test_text_is_readable() -> None:
-    text = text_of(G.mul(G.add(x(8), x(8, name="z")), x(8)), target_of())
-    assert "__kernel void entry(\n    __global const float *restrict x0,    // f32[8]\n" in text
-    assert "    if (i0 >= 8) return;\n    y[i0] = x0[i0] * x1[i0];\n" in text
+    text = text_of(G.mul(G.add(x(9), x(9, name="z")), x(9)), target_of())
+    assert "__kernel void entry(\n    __global const float *restrict x0,    // f32[9]\n" in text
+    assert "    if (i0 >= 9) return;\n    y[i0] = x0[i0] * x1[i0];\n" in text
 
 
 def test_literals_carry_their_type() -> None:
     text = text_of(G.mul(x(8), G.const(np.float32(1e-5))), target_of())
     assert "x0[i0] * 1e-05f" in text
+
+
+def test_sizes_of_groups_are_written_out() -> None:
+    """Adreno's compiler fails where get_local_size() is folded into a loop."""
+    text = text_of(G.reduce_sum(x(4, 1000), axes=(1,), keepdims=False), target_of())
+    assert "get_local_id" in text and "get_local_size" not in text
 
 
 def test_small_groups_where_local_memory_is_emulated() -> None:

@@ -40,6 +40,7 @@ Files of -o DIR:
                          constants lie beside it in .jitcl.npz
   kernels/007-conv_4.py  source of launch 7's kernel (.cl for OpenCL), what it does above it
   loops/conv_4.jitcl     the kernel before it was scheduled, as kernel IR
+  scheduled/conv_4.jitcl for a GPU: the same spread over work-groups and work-items
   steps.txt              launches: kernel, buffers, parameters, geometry
   memory.txt, memory.svg where each buffer lives, and when
   groups.dot             which kernel reads what, for Graphviz: dot -Tsvg groups.dot

@@ -10,6 +10,7 @@ from jitcl.cli.lowered import FUSE, LoweredModel
 from jitcl.cli.overview import buffer_text, launch_text, unshared_bytes
 from jitcl.codegen.generate import COMMENT
 from jitcl.codegen.plan import KernelSource, Step
+from jitcl.codegen.schedule_gpu import schedule_gpu
 from jitcl.codegen.text import amount
 from jitcl.errors import OptionError
 from jitcl.ir.graph import Graph
@@ -55,10 +56,15 @@ def _save(graph: Graph, path: Path) -> None:
 
 def _texts(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
     yield from _kernels(lowered, folder / "kernels")
+    target = lowered.model.device.target
+    gpu = target.kind == "opencl" and target.device_type != "cpu"
     for g in lowered.groups:
         if g.steps:
-            text = print_kernel(g.kernel_ir().kernel)
-            yield folder / "loops" / f"{g.name}.jitcl", text
+            kernel = g.kernel_ir().kernel
+            yield folder / "loops" / f"{g.name}.jitcl", print_kernel(kernel)
+            if gpu and not any(lowered.kernels[s.kernel].template for s in g.steps):
+                text = print_kernel(schedule_gpu(kernel, target))
+                yield folder / "scheduled" / f"{g.name}.jitcl", text
     yield folder / "steps.txt", steps_text(lowered)
     yield folder / "memory.txt", memory_text(lowered)
     yield folder / "memory.svg", memory_svg(lowered.plan)

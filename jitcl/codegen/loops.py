@@ -93,7 +93,8 @@ def _conditions(guard: Expr) -> Iterator[Expr]:
 def rewrite(stmt: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
     """The statement with `fn` applied to each expression that it, or one inside it, evaluates."""
     if isinstance(stmt, For):
-        return For(stmt.var, stmt.kind, tuple(rewrite(s, fn) for s in stmt.body))
+        first = None if stmt.first is None else fn(stmt.first)
+        return changed(stmt, body=tuple(rewrite(s, fn) for s in stmt.body), first=first)
     if isinstance(stmt, Let):
         return Let(stmt.var, fn(stmt.value))
     if isinstance(stmt, Accum):

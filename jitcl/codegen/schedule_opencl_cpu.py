@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 
 from jitcl import dtypes
+from jitcl.codegen.opencl_expressions import ADD, LOGIC
 from jitcl.codegen.opencl_helpers import CTYPE
 from jitcl.codegen.render_numba import common_guard, guard_range
-from jitcl.codegen.render_opencl import ADD, LOGIC, OpenClRenderer
+from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_cpu import schedule_cpu
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E

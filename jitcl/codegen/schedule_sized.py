@@ -14,13 +14,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitcl.codegen.loops import flatten, inline_lets, merge_loops
 from jitcl.codegen.render_numba import NumbaRenderer, outer_loops, render_kernel
 from jitcl.codegen.render_numba import parallel_nest as nest_of
 from jitcl.codegen.render_opencl import OpenClRenderer
-from jitcl.codegen.schedule_opencl import decoded, parallel_nest
+from jitcl.codegen.schedule_gpu import parallel_nest, spread
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.graph import Node
@@ -82,15 +82,12 @@ def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
     """For OpenCL devices: a work-item an iteration of the outer parallel loops."""
     space = sizes_of(kernel)[0].space
     plain = simple(kernel)
-    r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
     nest, inner = parallel_nest(plain)
     total = math.prod(f.extent for f in nest)
-    name = nest[0].var.value if len(nest) == 1 else "p"
-    lines = [f"    {r.index} {name} = get_global_id(0);", f"    if ({name} >= {total}) return;"]
-    if len(nest) > 1:
-        lines += decoded(r, nest, name, "    ")
-    text = r.kernel_text(entry, [*lines, *r.block(inner, 1)])
+    plain = replace(plain, body=spread(nest, "item", inner, axes=1))
+    r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
     local = min(GROUP, target.max_work_group)
+    text = r.scheduled(entry, (local,))
     items = (total + local - 1) // local * local
     return Sized(text, tuple(space.atom(n) for n in parameters(text)), (items,), (local,))
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 
+from jitcl.codegen.opencl_expressions import ATOM, CHOICE, LOGIC, MUL, UNARY, Text
 from jitcl.codegen.render import flat
-from jitcl.codegen.render_opencl import ATOM, CHOICE, LOGIC, MUL, UNARY, OpenClRenderer, Text
+from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E

@@ -20,7 +20,7 @@ from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.parser import parse_kernel
-from jitcl.ir.verify import verify_kernel
+from jitcl.ir.verify_kernel import verify_kernel
 from jitcl.target import Target
 
 TARGET = Target(kind="reference", name="NumPy interpreter", driver=np.__version__,

@@ -92,6 +92,7 @@ class _Run:
         self.sizes: list[int] = []
         self.env: dict[str, tuple[np.ndarray, int]] = {}           # name -> value, axes it has
         self.plans: dict[int, bool] = {}
+        self.guard: np.ndarray | None = None                       # of the store that is evaluated
         self.whole = 0                       # > 0: inside a sequential axis, where order matters
 
     # ---- statements
@@ -215,11 +216,13 @@ class _Run:
         self.env[var.value] = value, rank
 
     def store(self, stmt: Store) -> None:
-        value = self.value(stmt.value, stmt)
         mask = None if stmt.guard is None else self.value(stmt.guard, stmt)
         running = self.running()
         if running is not None:
             mask = running if mask is None else mask & running
+        self.guard = mask
+        value = self.value(stmt.value, stmt)
+        self.guard = None
         at = [self.value(i, stmt) for i in stmt.indices]
         place = self.address(stmt.buffer, at, mask, stmt)
         self.met(self.place.stored, stmt.buffer, place, mask, stmt)
@@ -286,6 +289,8 @@ class _Run:
     def met(self, check: Callable[..., str], buffer: str, place: np.ndarray,
             mask: np.ndarray | None, stmt: Stmt) -> None:
         """JitclError where lanes meet at a place without a barrier between them."""
+        if self.guard is not None:           # what a guarded store reads where it stores nothing
+            mask = self.guard if mask is None else mask & self.guard
         fault = check(buffer, place, mask, self.variable)
         if fault:
             raise JitclError(f"kernel '{self.kernel.name}': '{statement_text(stmt)}' {fault}: "

@@ -22,7 +22,7 @@ from jitcl.ir.interpreter import index_values
 from jitcl.ir.kernel import Barrier, Buffer, For, Kernel, Let, Stmt, Store, expressions, mutated
 from jitcl.ir.lanes import work_loops
 from jitcl.ir.printer import expr_text, statement_text
-from jitcl.ir.verify import verify_kernel
+from jitcl.ir.verify_kernel import verify_kernel
 
 AXES = 3                       # of an NDRange
 TRIED = 1 << 16                # lanes and turns of loops for which a place is computed
@@ -64,10 +64,13 @@ class _ScheduleCheck:
     def run(self, local_memory: int | None) -> None:
         self.work_items()
         self.local(local_memory)
-        if self.lanes and self.lanes[-1].kind == "lane":
-            body = self.lanes[-1].body
-            self.barriers(body, {f.var.value for f in self.lanes})
-            self.races(body)
+        shared = bool(self.lanes) and self.lanes[-1].kind == "lane"
+        body = self.lanes[-1].body if shared else ()
+        for stmt in _all(self.kernel.body):
+            if isinstance(stmt, Barrier) and not any(stmt is s for s in _all(body)):
+                self.fail("stands outside of all lanes", stmt)
+        self.barriers(body, {f.var.value for f in self.lanes})
+        self.races(body)
         for loop in _loops(self.kernel.body):
             if loop.kind == "vec":
                 self.vectors(loop)
@@ -99,23 +102,18 @@ class _ScheduleCheck:
 
     # ---- barriers
 
-    def barriers(self, body: tuple[Stmt, ...], varying: set[str],
-                 inside: tuple[For, ...] = ()) -> None:
+    def barriers(self, body: tuple[Stmt, ...], varying: set[str]) -> None:
         """Every loop around a barrier begins and ends in step."""
         for stmt in body:
             if isinstance(stmt, Let) and stmt.value.free & varying:
                 varying = varying | {stmt.var.value}
-            elif isinstance(stmt, For):
-                if any(isinstance(s, Barrier) for s in _all(stmt.body)):
-                    if stmt.first is not None and stmt.first.free & varying:
-                        barrier = next(s for s in _all(stmt.body) if isinstance(s, Barrier))
-                        self.fail(f"stands in 'for {stmt.var.value}', which begins at "
-                                  f"'{expr_text(stmt.first)}' and so ends at another time in each "
-                                  "lane: a barrier is for all lanes", barrier)
-                    self.barriers(stmt.body, varying, (*inside, stmt))
-        for stmt in self.kernel.body:
-            if isinstance(stmt, Barrier):
-                self.fail("stands outside of all lanes", stmt)
+            elif isinstance(stmt, For) and any(isinstance(s, Barrier) for s in _all(stmt.body)):
+                if stmt.first is not None and stmt.first.free & varying:
+                    barrier = next(s for s in _all(stmt.body) if isinstance(s, Barrier))
+                    self.fail(f"stands in 'for {stmt.var.value}', which begins at "
+                              f"'{expr_text(stmt.first)}' and so ends at another time in each "
+                              "lane: a barrier is for all lanes", barrier)
+                self.barriers(stmt.body, varying)
 
     # ---- what lanes share
 

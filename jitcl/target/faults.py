@@ -19,15 +19,6 @@ ADRENO: tuple[Quirk, ...] = (
         links=("llama.cpp PR 26436",),
     ),
     Quirk(
-        id="adreno-constant-registers",
-        when=When(vendor="qualcomm"),
-        effect={"volatile_group_size": True},
-        why="the compiler fails an assertion ('constant registers < 2') where get_local_size() "
-        "is folded into a loop",
-        seen_on="Adreno",
-        links=("GenieX issue 1284", "GenieX issue 1438"),
-    ),
-    Quirk(
         id="adreno-builtin-names",
         when=When(vendor="qualcomm", architectures=ADRENO_OLD),
         effect={"kernel_prefix": "jitcl_"},

@@ -48,7 +48,6 @@ class Target:
     max_members: int = 48                  # nodes fused into one kernel
     max_concat: int = 0                    # inputs that one kernel concatenates; 0 = any number
     reduction_group: int = 256             # work-items that share a reduction, at most
-    volatile_group_size: bool = False      # get_local_size() must not be taken for a constant
     kernel_prefix: str = ""                # before each kernel's name
 
     # how programs are built

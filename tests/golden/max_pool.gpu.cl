@@ -2,7 +2,7 @@
 // from the graph
 // x0 f32[1,16,14,14] -> y f32[1,16,7,7]
 // 3.14 kFLOP, 15.7 kB; generated loops
-// launch: 896 by 128
+// launch: 8x7x16 by 8x1x16
 
 #ifndef JITCL_MAX_F32
 #define JITCL_MAX_F32
@@ -12,15 +12,14 @@ float jitcl_max_f32(float a, float b)
 }
 #endif
 
-__kernel void max_pool_750b3873c2(
+__kernel void max_pool_bfda56f4bb(
     __global const float *restrict x0,    // f32[1,16,14,14]
     __global float *restrict y)    // f32[1,16,7,7]
 {
-    int p = get_global_id(0);
-    if (p >= 784) return;
-    int i0 = p / 49;
-    int i1 = p / 7 % 7;
-    int i2 = p % 7;
+    int i0 = get_global_id(2);
+    int i1 = get_global_id(1);
+    int i2 = get_global_id(0);
+    if (i2 >= 7) return;
     float acc0 = -INFINITY;
     for (int r0 = 0; r0 < 2; ++r0) {
         for (int r1 = 0; r1 < 2; ++r1) {

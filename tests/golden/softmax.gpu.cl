@@ -12,39 +12,51 @@ float jitcl_max_f32(float a, float b)
 }
 #endif
 
-__kernel void reduce_max_sub_exp_reduce_sum_f65b8a4abb(
+__kernel void reduce_max_sub_exp_reduce_sum_74b58e4eb5(
     __global const float *restrict x0,    // f32[8,100]
     __global float *restrict y)    // f32[8,100]
 {
     __local float part_acc0[128];
     __local float part_acc1[128];
+    int i0 = get_group_id(0);
     int lane = get_local_id(0);
-    int lanes = get_local_size(0);
-    int p = get_group_id(0);
-    int i0 = p;
     float acc0 = -INFINITY;
-    for (int r0 = lane; r0 < 100; r0 += lanes) {
-        acc0 = jitcl_max_f32(acc0, x0[i0 * 100 + r0]);
-    }
+    if (lane < 100) acc0 = jitcl_max_f32(acc0, x0[i0 * 100 + lane]);
     part_acc0[lane] = acc0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int step = lanes / 2; step > 0; step /= 2) {
-        if (lane < step) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + step]);
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    acc0 = part_acc0[0];
+    if (lane < 64) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 64]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 32) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 32]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 16) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 16]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 8) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 8]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 4) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 4]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 2) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 2]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 1) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 1]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float acc0_all = part_acc0[0];
     float acc1 = 0.0f;
-    for (int r1 = lane; r1 < 100; r1 += lanes) {
-        acc1 += exp(x0[i0 * 100 + r1] - acc0);
-    }
+    if (lane < 100) acc1 += exp(x0[i0 * 100 + lane] - acc0_all);
     part_acc1[lane] = acc1;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int step = lanes / 2; step > 0; step /= 2) {
-        if (lane < step) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + step];
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    acc1 = part_acc1[0];
-    for (int i1 = lane; i1 < 100; i1 += lanes) {
-        y[i0 * 100 + i1] = exp(x0[i0 * 100 + i1] - acc0) * (1.0f / acc1);
-    }
+    if (lane < 64) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 64];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 16) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 16];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 4) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 4];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < 1) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 1];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float acc1_all = part_acc1[0];
+    if (lane < 100) y[i0 * 100 + lane] = exp(x0[i0 * 100 + lane] - acc0_all) * (1.0f / acc1_all);
 }

@@ -1,0 +1,294 @@
+"""Schedules for GPUs: kernels in, kernels out, and the whole op table run in the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from jitcl import dtypes
+from jitcl.codegen.generate import generate
+from jitcl.codegen.schedule_gpu import schedule_gpu
+from jitcl.errors import JitclError, VerifyError
+from jitcl.ir.interpreter import run_kernel
+from jitcl.ir.kernel import Kernel, scanned
+from jitcl.ir.parser import parse_kernel
+from jitcl.ir.printer import print_kernel
+from jitcl.ir.sampling import sample_places
+from jitcl.ir.sampling_scan import sample_scan_places
+from jitcl.ir.verify_schedule import verify_schedule
+from jitcl.ops import OPS
+from jitcl.passes.decompose import Decompose
+from jitcl.passes.fuse import fuse
+from jitcl.target import Target
+from jitcl.target.profiles import find_profile
+from tests.generated.kernels import GPU, op_graphs
+
+H200 = dataclasses.replace(GPU, name="NVIDIA H200", vendor="NVIDIA", compute_units=132, fp64=True,
+                           local_memory=48 << 10, max_work_group=1024,
+                           max_work_item_sizes=(1024, 1024, 64))
+TARGETS = {"mali-g52": find_profile("mali-g52").target,
+           "mali-g610": find_profile("mali-g610").target,
+           "adreno-740": find_profile("adreno-740").target, "h200": H200}
+
+
+def scheduled(text: str, target: Target = H200) -> str:
+    """The body of a kernel for a GPU."""
+    kernel = schedule_gpu(parse_kernel(text), target)
+    verify_schedule(kernel, target.local_memory)
+    assert print_kernel(parse_kernel(print_kernel(kernel))) == print_kernel(kernel)
+    return "\n".join(print_kernel(kernel).splitlines()[1:-1])
+
+
+# ---- text in, text out
+
+def test_an_element_a_work_item() -> None:
+    assert scheduled("""
+kernel @k(in x: f32[4,33], in b: f32[33], out y: f32[4,33]) {
+  for i < 4 @parallel { for j < 33 @parallel { y[i, j] = x[i, j] + b[j] } }
+}""") == """\
+  for i < 4 @item {
+    for j < 33 @item {
+      y[i, j] = x[i, j] + b[j]
+    }
+  }"""
+
+
+def test_more_loops_than_axes_are_merged() -> None:
+    assert scheduled("""
+kernel @k(in x: f32[2,3,4,5], out y: f32[2,3,4,5]) {
+  for a < 2 @parallel { for b < 3 @parallel { for c < 4 @parallel { for d < 5 @parallel {
+    y[a, b, c, d] = x[a, b, c, d]
+  } } } }
+}""") == """\
+  for p_a < 6 @item {
+    for c < 4 @item {
+      for d < 5 @item {
+        let a: index = p_a / 3
+        let b: index = p_a % 3
+        y[a, b, c, d] = x[a, b, c, d]
+      }
+    }
+  }""".replace("p_a / 3", "floordiv(p_a, 3)")
+
+
+def test_axes_are_no_longer_than_drivers_take() -> None:
+    assert "for p_a < 700000 @item" in scheduled("""
+kernel @k(in x: f32[70000,10], out y: f32[70000,10]) {
+  for a < 70000 @parallel { for b < 10 @parallel { y[a, b] = x[a, b] } }
+}""")
+
+
+def test_of_very_many_elements_a_work_item_takes_several() -> None:
+    assert scheduled("""
+kernel @k(in x: f32[16000000], out y: f32[16000000]) {
+  for i < 16000000 @parallel { y[i] = x[i] * 2.0 }
+}""") == """\
+  for first_i < 2000000 @item {
+    for i < 16000000 @loop from first_i by 2000000 {
+      y[i] = x[i] * 2.0
+    }
+  }"""
+
+
+ROW = """
+kernel @k(in x: f32[8,100], out y: f32[8,100]) {
+  for i < 8 @parallel {
+    let acc: f32 = 1.0
+    for r < 100 @loop { acc add= x[i, r] }
+    for j < 100 @parallel { y[i, j] = x[i, j] / acc }
+  }
+}"""
+SHARED = """\
+  for i < 8 @group {
+    for lane < 4 @lane {
+      let acc: f32 = select(lane == 0, 1.0, 0.0)
+      for r < 100 @loop from lane by 4 {
+        acc add= x[i, r]
+      }
+      part_acc[lane] = acc
+      barrier
+      for some2_acc < 2 @loop from lane by 4 {
+        part_acc[some2_acc] = part_acc[some2_acc] + part_acc[some2_acc + 2]
+      }
+      barrier
+      for some1_acc < 1 @loop from lane by 4 {
+        part_acc[some1_acc] = part_acc[some1_acc] + part_acc[some1_acc + 1]
+      }
+      barrier
+      let acc_all: f32 = part_acc[0]
+      for j < 100 @loop from lane by 4 {
+        y[i, j] = x[i, j] / acc_all
+      }
+    }
+  }"""
+FOUR = dataclasses.replace(H200, max_work_group=4)
+
+
+def test_a_row_a_work_group() -> None:
+    assert scheduled(ROW, FOUR) == SHARED
+
+
+def test_without_local_memory_a_row_is_a_work_items() -> None:
+    target = dataclasses.replace(H200, local_works=False)
+    assert scheduled(ROW, target).startswith("  for i < 8 @item {\n    let acc: f32 = 1.0\n")
+
+
+def test_a_chain_a_work_group() -> None:
+    assert scheduled("""
+kernel @k(in x: f32[2,5,8], scan y: f32[2,5,8]) {
+  for n < 2 @parallel {
+    for j < 8 @parallel { y[n, 0, j] = x[n, 0, j] }
+    for t < 4 @loop { for k < 8 @parallel { y[n, t + 1, k] = y[n, t, k] + x[n, t, k] } }
+  }
+}""") == """\
+  for n < 2 @group {
+    for lane < 32 @lane {
+      for j < 8 @loop from lane by 32 {
+        y[n, 0, j] = x[n, 0, j]
+      }
+      barrier
+      for t < 4 @loop {
+        for k < 8 @loop from lane by 32 {
+          y[n, t + 1, k] = y[n, t, k] + x[n, t, k]
+        }
+        barrier
+      }
+    }
+  }"""
+
+
+# ---- faults that are planted
+
+def kernel_of(body: str, head: str = "in x: f32[8,100], out y: f32[8,100], local part_acc: f32[4]"
+              ) -> Kernel:
+    return parse_kernel(f"kernel @k({head}) {{\n{body}\n}}")
+
+
+PLANTED = {
+    "a barrier is removed": (
+        re.sub("barrier\n", "", SHARED, count=1), "a barrier is missing"),
+    "the last barrier is removed": (
+        "barrier\n".join(SHARED.split("barrier\n")[:-1]) + SHARED.split("barrier\n")[-1],
+        "a barrier is missing"),
+    "an index is swapped": (
+        SHARED.replace("part_acc[some2_acc + 2]", "part_acc[some2_acc + 1]"),
+        "a barrier is missing"),
+    "all lanes store to one place": (
+        SHARED.replace("part_acc[lane] = acc", "part_acc[0] = acc"), "lane 3 touches element 0"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_lanes_that_meet_without_a_barrier(name: str) -> None:
+    """By the verifier, and by the interpreter of a kernel that was not verified."""
+    text, message = PLANTED[name]
+    kernel = kernel_of(text)
+    assert text != SHARED
+    with pytest.raises(VerifyError, match=message):
+        verify_schedule(kernel)
+    x = np.random.default_rng(0).random((8, 100), np.float32)
+    with pytest.raises(JitclError, match="a barrier is missing"):
+        run_kernel(kernel, {"x": x, "y": np.zeros_like(x)})
+
+
+def test_what_is_not_planted_passes() -> None:
+    kernel = kernel_of(SHARED)
+    verify_schedule(kernel, 16)
+    x = np.random.default_rng(0).random((8, 100), np.float32)
+    y = np.zeros_like(x)
+    run_kernel(kernel, {"x": x, "y": y})
+    np.testing.assert_allclose(y, x / (1 + x.sum(-1, keepdims=True)), rtol=1e-5)
+
+
+WRONG = [
+    ("for i < 4 @group { for lane < 8 @lane { for r < 9 @loop from lane by 8 { barrier } "
+     "y[i, lane] = 0.0 } }",
+     "'barrier': stands in 'for r', which begins at 'lane' and so ends at another time in each "
+     "lane: a barrier is for all lanes"),
+    ("for i < 4 @group { for lane < 8 @lane { let a: index = lane + 1  "
+     "for r < 9 @loop from a by 8 { barrier } y[i, lane] = 0.0 } }",
+     "which begins at 'a' and so ends at another time in each lane"),
+    ("for i < 8 @item { y[i, 0] = 0.0  barrier }", "'barrier': stands outside of all lanes"),
+    ("for i < 4 @loop { for j < 8 @item { y[i, j] = 0.0 } }",
+     "stands inside: loops of kind 'item' are the outermost"),
+    ("for i < 4 @item { for j < 8 @lane { y[i, j] = 0.0 } }",
+     "loops of kinds item, lane: wanted items alone, or groups around lanes"),
+    ("for a < 1 @item { for b < 1 @item { for c < 1 @item { for d < 1 @item { y[a, d] = 0.0 } } } "
+     "}", "4 loops over work-items: an NDRange has 3 axes"),
+    ("for i < 8 @item { for v < 4 @vec { y[i, v + 2] = x[i, v + 2] } }",
+     "'x' is touched 4 elements at a time at '100 * i + v + 2': that is no multiple of 4"),
+    ("for i < 8 @item { for v < 8 @vec { y[i, v] = x[i, v] } }", "that is no multiple of 8"),
+    ("for i < 8 @item { for v < 4 @vec { y[i, 2 * v] = 0.0 } }",
+     "lanes of 'for v @vec' do not lie side by side in 'y'"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG)
+def test_what_is_refused(body: str, message: str) -> None:
+    kernel = kernel_of(body, "in x: f32[8,100], out y: f32[8,100]")
+    with pytest.raises(VerifyError) as e:
+        verify_schedule(kernel)
+    text = str(e.value).replace("i * 100", "100 * i")
+    assert message in text
+
+
+def test_local_memory_is_what_the_device_has() -> None:
+    with pytest.raises(VerifyError) as e:
+        verify_schedule(kernel_of(SHARED), 15)
+    assert str(e.value) == "kernel 'k': local arrays take 16 bytes, the device has 15"
+
+
+def test_vectors_that_are_aligned() -> None:
+    verify_schedule(kernel_of("for i < 8 @item { for j < 100 @loop from 4 * i by 32 { "
+                              "for v < 4 @vec { y[i, v] = x[i, v] } } }",
+                              "in x: f32[8,100], out y: f32[8,100]"))
+
+
+# ---- the op table
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("device", TARGETS)
+def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
+    """Each kernel of each row, scheduled, against the kernel as it was lowered: bit for bit, or
+    within the bounds of what order sums may have.
+    """
+    target = TARGETS[device]
+    found = op_graphs(target).get(name)
+    if found is None:
+        pytest.skip("the device has none of these element types")
+    graph, feeds = found
+    graph = Decompose().run(graph)
+    made = generate(graph, fuse(graph, target), target, templates=False)
+    plan = made.plan
+    arrays = {k: dtypes.from_bits(a, plan.buffers[k].dtype) for k, a in plan.constants.items()}
+    for spec in plan.inputs:
+        arrays[spec.buffer] = feeds[spec.name].reshape(plan.buffers[spec.buffer].shape)
+    for step in plan.steps:
+        lowered = made.kernels[step.group]
+        assert lowered is not None
+        spec = plan.buffers[step.buffers[-1]]
+        fed = {b.name: arrays[k].reshape(b.shape)
+               for b, k in zip(lowered.kernel.buffers, step.buffers[:-1])}
+        arrays[step.buffers[-1]] = compare(lowered.kernel, fed, target).reshape(spec.shape)
+
+
+def compare(kernel: Kernel, fed: dict[str, np.ndarray], target: Target) -> np.ndarray:
+    """What the unscheduled kernel gives, after the scheduled one gave the same."""
+    done = schedule_gpu(kernel, target)
+    verify_schedule(done, target.local_memory)
+    y = kernel.buffers[-1]
+    want, got = (np.zeros(y.shape, dtypes.to_numpy(y.dtype)) for _ in range(2))
+    run_kernel(kernel, {**fed, y.name: want})
+    run_kernel(done, {**fed, y.name: got})
+    differs = np.flatnonzero(dtypes.as_bits(got) != dtypes.as_bits(want))
+    if len(differs):
+        sample = (sample_scan_places(kernel, fed, differs, 0) if scanned(kernel)
+                  else sample_places(kernel, fed, differs))
+        off = np.abs(got.reshape(-1)[sample.positions].astype(np.float64) - sample.mid)
+        assert len(sample.positions) == len(differs)
+        assert (off <= sample.radius).all() or np.isnan(off[~(off <= sample.radius)]).all()
+    return want
