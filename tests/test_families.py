@@ -17,9 +17,10 @@ import pytest
 import jitcl
 from jitcl.ir.sizes import Size, Space, at
 from jitcl.ir.types import Sym
-from jitcl.runtime.families import Families, Family, expression, symbolic
+from jitcl.runtime.families import Families, Family
 from jitcl.runtime.ladder import opening, reopen
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.symbols import expression, symbolic
 from tests.devices import present
 
 DEVICES = [s for s in present() if s != "reference"]

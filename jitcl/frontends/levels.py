@@ -22,7 +22,8 @@ from jitcl.frontends.values import Signature
 # Where a scope lies: from the main graph down, (node, attribute) of each body that is entered.
 Hops = tuple[tuple[str, str], ...]
 # index of an output of the part | {"seq": [Form]} | {"none": 1} | {"cut": [index, count, axis]}
-# | {"same": name of an input} | {"const": [dtype, shape, elements]}
+# | {"same": name of an input} | {"const": [dtype, shape, elements]} | {"plain": the same, of what
+# constants alone decide}
 Form = Any
 
 

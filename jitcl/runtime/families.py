@@ -6,6 +6,8 @@
     run 4.. past 6, 7, ..        members of the family: nothing is compiled
 
 What has changed between runs becomes a symbol, what has not (and what is 0 or 1) stays a number.
+So do elements of inputs whose values decide shapes; those that a part of the model computed (how
+long a text will sound) are symbols from the first run on.
 The model is compiled once more with `ir/sizes.py` in place of these dimensions; the plan that comes
 out holds for all shapes that fulfil the guards met on the way. It is loaded for a capacity, a power
 of two above what is fed, and for a larger one when that is outgrown: the same kernels, larger
@@ -18,7 +20,6 @@ says why.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import OrderedDict
@@ -37,15 +38,16 @@ from jitcl.errors import (
     DeviceLostError,
     JitclError,
     KernelFault,
+    NeedsValue,
     OutOfMemoryError,
 )
 from jitcl.ir.indices import IndexCheck
-from jitcl.ir.sizes import LOWEST, Size, SizePinned, Space, at, everywhere, has_size, hint
-from jitcl.ir.types import Sym
+from jitcl.ir.sizes import Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.symbols import VALUE, Dims, elements, pattern_of, symbolic
 
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
@@ -58,10 +60,10 @@ NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth havin
 REPEATS = 4                     # runs of one shape after which it gets them
 REMEMBERED = 64                 # shapes whose runs are counted
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
+WORK_ENOUGH = "they are work enough for kernels of their own"
 VARIANTS = 4                    # families of one pattern: each has met other guards
-PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
+FEW = 16                        # elements of an input by value that may be symbols
 
-Dims = tuple[int, ...]
 FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisations may do better
 # SizePinned in disguise: `array[n]`, `np.pad(x, n)` and `islice(x, n)` hide what n.__index__ raises
 DISGUISED = (IndexError, TypeError, ValueError)
@@ -199,13 +201,22 @@ class Families:
     _last: Mapping[str, Dims] = field(default_factory=dict)
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
     _hopeless: dict[str, str] = field(default_factory=dict)         # pattern -> why
+    vary: set[str] = field(default_factory=set)     # inputs whose values change from run to run
 
-    def member(self, shapes: Mapping[str, Dims], key: Callable[[], Key], patience: Patience
-               ) -> Member | None:
-        """A family's plan at these shapes, where there is a family for them or it is time for one.
-        `key`: of the specialisation for the shapes, which `ladder.alone` says something of.
+    def member(self, shapes: Mapping[str, Dims], values: Mapping[str, np.ndarray],
+               key: Callable[[], Key], patience: Patience) -> Member | None:
+        """A family's plan at these shapes, and values of inputs that decide shapes, where there is
+        a family for them or it is time for one. `key`: of the specialisation for them, which
+        `ladder.alone` says something of.
         """
         self.ladder.alone = ""
+        if any(v.size > FEW for v in values.values()):
+            return None
+        return self._member({**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist())
+                                          for n, v in values.items()}}, key, patience)
+
+    def _member(self, shapes: Mapping[str, Dims], key: Callable[[], Key], patience: Patience
+                ) -> Member | None:
         for number in reversed(self.kept):
             family = self.kept[number]
             values = family.values(shapes)
@@ -231,20 +242,29 @@ class Families:
         """Remember what was fed."""
         for name, dims in shapes.items():
             before = self._last.get(name, dims)
-            self._changed.update((name, a) for a, (d, e) in enumerate(zip(dims, before)) if d != e)
+            vary = name.endswith(VALUE) and name.removesuffix(VALUE) in self.vary
+            self._changed.update(
+                (name, a) for a, (d, e) in enumerate(zip(dims, before)) if d != e or vary)
         if len(self._seen) < ENOUGH:
             self._seen[tuple(sorted(shapes.items()))] = None
         self._last = dict(shapes)
 
     def _due(self) -> bool:
         """Whether shapes go on changing, and there can be families."""
-        return len(self._seen) >= ENOUGH and config.get("families") and (
+        enough = len(self._seen) >= ENOUGH or any(n + VALUE in self._last for n in self.vary)
+        return enough and config.get("families") and (
             self.ladder.device.target.kind != "reference")
+
+    def _symbolic(self, space: Space, shapes: Mapping[str, Dims]) -> dict[str, Dims]:
+        """Symbols for what has changed, of shapes and of values."""
+        values = [elements(t, len(shapes[t.name + VALUE])) for t in self.inputs
+                  if t.name + VALUE in shapes]
+        return symbolic(space, [*self.inputs, *values], shapes, self._changed)
 
     def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
         """A new family that these shapes belong to."""
         space = Space()
-        sized = symbolic(space, self.inputs, shapes, self._changed)
+        sized = self._symbolic(space, shapes)
         pattern = pattern_of(sized)
         if not space.atoms:
             return None
@@ -253,7 +273,7 @@ class Families:
             return None
         why = f"there are {VARIANTS} plans for many shapes, and these fit none of them"
         for variant in range(VARIANTS):
-            parts = {**key.parts, "shapes": pattern, "family": str(variant)}
+            parts = {**key.parts, "shapes": pattern, "values": "", "family": str(variant)}
             family_key = Key(parts, key.subject)
             family = self._stored(self.ladder.cache.get_mmap("plan", family_key), sized)
             if family is None:
@@ -305,18 +325,19 @@ class Families:
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels
                 space = Space()
-                sized = symbolic(space, self.inputs, shapes, self._changed)
+                sized = self._symbolic(space, shapes)
                 continue
-            except DeviceLostError:
+            except (DeviceLostError, NeedsValue):
                 raise
             except (SizePinned, JitclError, *DISGUISED) as error:
                 why = said(error, space)
                 free_frames(error)
                 break
             if found is not None:
-                ladder.cache.put("plan", key, serial.encode(plan))
+                ladder.cache.put("plan", key, serial.encode(plan, {
+                    n: [*map(serial.size_row, dims)] for n, dims in sized.items()}))
                 return found
-            why = "they are work enough for kernels of their own"
+            why = WORK_ENOUGH
             break
         self._refuse(pattern, why)
         return None
@@ -324,16 +345,14 @@ class Families:
     def _stored(self, stored: Any, sized: Mapping[str, Dims]) -> Family | None:
         """What the cache holds; None where it can't be used."""
         try:
-            plan = serial.decode(stored)[0] if stored is not None else None
+            plan, rows = serial.decode(stored) if stored is not None else (None, {})
+            if plan is None or plan.space is None or self.ladder.rejected(plan):
+                return None
+            shapes = {n: tuple(serial.size_of(d, plan.space) for d in row)
+                      for n, row in rows.items()}
         except CacheError:
             return None
-        if plan is None or plan.space is None or self.ladder.rejected(plan):
-            return None
-        by_name = {t.name: t.shape for t in plan.inputs}
-        missing = {n: dims for n, dims in sized.items() if n not in by_name}
-        if any(type(d) is Size for dims in missing.values() for d in dims):
-            return None
-        return Family(plan, {n: by_name.get(n, dims) for n, dims in sized.items()}, True)
+        return Family(plan, shapes, True) if shapes.keys() == sized.keys() else None
 
     def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience,
                tried: Generated | None = None) -> Member | None:
@@ -380,77 +399,25 @@ def said(error: Exception, space: Space) -> str:
     return f"{type(error).__name__}: {line}" if isinstance(error, DISGUISED) else line
 
 
-def pattern_of(sized: Mapping[str, Dims]) -> str:
-    """What of the inputs' shapes is a number and what a symbol."""
-    return json.dumps({n: [str(d) for d in dims] for n, dims in sorted(sized.items())})
-
-
-def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
-             changed: set[tuple[str, int]]) -> dict[str, Dims]:
-    """The shapes with symbols for what has changed between runs: one for each name that the model
-    has for a dimension, sums of these for names that are sums ("past + new"). Names are hints:
-    dimensions of one name that differ are symbols of their own.
-    """
-    known: dict[str, int] = {}
-    found: dict[tuple[str, int], int] = {}
-    places = [(t.name, axis, dim) for t in inputs if t.name in shapes
-              for axis, dim in enumerate(t.shape)]
-    sizes: dict[Any, set[int]] = {}
-    for name, axis, dim in places:
-        sizes.setdefault(dim, set()).add(shapes[name][axis])
-    for name, axis, dim in places:
-        value = shapes[name][axis]
-        if isinstance(dim, Sym) and dim.name.isidentifier() and len(sizes[dim]) == 1:
-            moves = any((n, a) in changed for n, a, d in places if d == dim)
-            fixed = not moves or value < LOWEST
-            found[name, axis] = known[dim.name] = value if fixed else space.symbol(dim.name, value)
-    for name, axis, dim in places:
-        value = shapes[name][axis]
-        if (name, axis) in found:
-            continue
-        found[name, axis] = value
-        if isinstance(dim, Sym) and (name, axis) in changed and value >= LOWEST:
-            total = expression(dim.name, known)
-            agrees = total is not None and hint(total) == value
-            alone = dim.name if len(sizes[dim]) == 1 else f"{dim.name} of {name}.{axis}"
-            found[name, axis] = (
-                total if agrees and total is not None else space.symbol(alone, value))
-    return {n: tuple(found.get((n, a), d) for a, d in enumerate(dims))
-            for n, dims in shapes.items()}
-
-
-def expression(text: str, known: Mapping[str, int]) -> int | None:
-    """The value of a dimension's name that is a sum or product of other names: "past + 2 * new";
-    None where it is no such thing.
-    """
-    total, term, sign, place = 0, 1, 1, 0
-    while place < len(text.rstrip()):
-        part = PART.match(text, place)
-        if part is None or (part[2] not in known and not part[2].isdigit()):
-            return None
-        value = known[part[2]] if part[2] in known else int(part[2])
-        if part[1] == "*" and place:
-            term = term * value
-        elif (part[1] is None) == (place == 0):
-            total = total + term * sign if place else 0
-            term, sign = value, -1 if part[1] == "-" else 1
-        else:
-            return None
-        place = part.end()
-    return total + term * sign if place else None
-
-
 def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
                ) -> tuple[Plan, Generated | None]:
     """(the plan for sizes, all of it at the hints where kernels are to be tried). Raises
     SizePinned, and what compilation raises.
     """
     from jitcl.codegen.concrete import concrete
+    from jitcl.codegen.flops import group_flops
+    from jitcl.codegen.schedule_sized import group_is_sized
+    from jitcl.ops.sizes import array_of
     from jitcl.passes.precision import half_arithmetic
     from jitcl.runtime.lowering import Lowering
 
     device = ladder.device
-    lowering = Lowering(ladder.source, sized, {}, device, ladder.options)
+    shapes = {n: dims for n, dims in sized.items() if not n.endswith(VALUE)}
+    values = {n: array_of(sized[n + VALUE]).reshape(dims) for n, dims in shapes.items()
+              if n + VALUE in sized}
+    lowering = Lowering(ladder.source, shapes, values, device, ladder.options)
+    if sum(hint(group_flops(g)) for g in lowering.groups if group_is_sized(g)) > HEAVY:
+        raise SizePinned(WORK_ENOUGH)
     generated = lowering.generate(host=False)
     plan = replace(generated.plan, space=space)
     space.sealed = True
@@ -473,4 +440,4 @@ def _grows(space: Space, size: Any) -> bool:
                for a in inside)
 
 
-__all__ = ["Families", "Family", "Member", "expression", "symbolic"]
+__all__ = ["Families", "Family", "Member"]

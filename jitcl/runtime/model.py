@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +316,11 @@ class Model:
         with self._lock:
             self._remember(name)
 
+    def computed(self, names: Collection[str]) -> None:
+        """These inputs are computed by other parts of a model: they change from run to run."""
+        self._families.vary.update(
+            t.name for t in self.inputs if t.name in names and dtypes.is_int(t.dtype))
+
     # ---- as a program
 
     def _make_program(self) -> bool:
@@ -384,10 +389,10 @@ class Model:
     def _member(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray],
                 patience: Patience) -> Specialisation | None:
         """A plan for many shapes at these, where there is one or it is time for one."""
-        if values or patience.failed:
+        if patience.failed:
             return None
         shapes = {n: a.shape for n, a in arrays.items()}
-        return self._families.member(shapes, lambda: self._key(arrays, values), patience)
+        return self._families.member(shapes, values, lambda: self._key(arrays, values), patience)
 
     def _identity(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
         """(inputs whose values decide shapes, what the specialisation is kept under)."""

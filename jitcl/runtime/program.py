@@ -9,7 +9,7 @@ decide shapes. It is found by an import attempt once, and kept in memory and in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from jitcl import dtypes, forking
 from jitcl.errors import JitclError, NeedsValue, NotOneGraph, UnsupportedError
 from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where, digest
-from jitcl.frontends.values import signature
+from jitcl.frontends.values import plain, signature
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Sym
 from jitcl.runtime import control
@@ -91,6 +91,7 @@ class Program:
         self._lock = forking.rlock()
         self._levels: OrderedDict[Any, Level] = OrderedDict()
         self._at_any_shape: dict[Any, Level] = {}
+        self._met: set[Any] = set()             # ranks of which a level was looked for
         self._by_value: dict[tuple[str, str], list[str]] = {}
         self._parts: OrderedDict[str, Model] = OrderedDict()
 
@@ -99,29 +100,32 @@ class Program:
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str]) -> Env:
         """Values of the outputs by name; none of them shares memory with what is fed."""
         trace: Trace = {}
-        found = self.run_scope(Where(), dict(feeds), outputs, trace)
+        found = self.run_scope(Where(), dict(feeds), outputs, trace, set())
         self.last = tuple(trace.values())
         fed = list(feeds.values())
         return {name: _own(value, fed) for name, value in zip(outputs, found)}
 
-    def run_scope(self, where: Where, env: Env, outputs: Sequence[str], trace: Trace) -> list[Any]:
+    def run_scope(self, where: Where, env: Env, outputs: Sequence[str], trace: Trace,
+                  computed: set[str]) -> list[Any]:
         """The outputs of a graph or body, for the values of its inputs and captures (`env`, which
-        is used up).
+        is used up). computed: those of them that are others in each run, not only where others are
+        fed; grows by what is computed here.
         """
         state: State | None = START
         while state is not None:
             level = self._level(where, state, env)
             try:
-                ran = self._run_part(where, level, env)
+                ran = self._run_part(where, level, env, computed)
             except NotOneGraph:                 # found at other shapes, and not so at these
                 level = self._level(where, state, env, exact=True)
-                ran = self._run_part(where, level, env)
+                ran = self._run_part(where, level, env, computed)
             trace[where, state.left] = ran
             for step in level.steps:
-                for name, value in zip(step.outputs, self._run_step(where, level, step, env,
-                                                                    trace)):
+                values = self._run_step(where, level, step, env, trace, computed)
+                for name, value in zip(step.outputs, values):
                     if name:
                         env[name] = value
+                        computed.add(name)
             for name in level.drop:
                 env.pop(name, None)
             state = level.after
@@ -136,7 +140,7 @@ class Program:
         except NeedsValue:
             return
         if level.part is not None and level.part.count:
-            model = self._part(Where(), level, level.part)
+            model = self._part(Where(), level, level.part, ())
             model.prepare({n: arrays[n].shape for n, _, _ in level.part.inputs})
             self.last = (Ran(Where(), level, model, model.last),)
 
@@ -145,17 +149,17 @@ class Program:
         level = self._level(Where(), START, dict(arrays))
         if level.part is None or not level.part.count:
             return None, {}
-        return (self._part(Where(), level, level.part),
+        return (self._part(Where(), level, level.part, ()),
                 {n: arrays[n] for n, _, _ in level.part.inputs})
 
-    def _run_part(self, where: Where, level: Level, env: Env) -> Ran:
+    def _run_part(self, where: Where, level: Level, env: Env, computed: set[str]) -> Ran:
         """Run what is compiled, and name its results in `env`."""
         arrays: list[np.ndarray] = []
         ran, part = Ran(where, level), level.part
         if part is None:
             return ran
         if part.count:
-            model = self._part(where, level, part)
+            model = self._part(where, level, part, computed)
             feeds = {name: env[name] for name, _, _ in part.inputs}
             results, special = model.run_specialised(feeds)
             arrays = [results[f"out{i}"] for i in range(part.count)]
@@ -163,10 +167,11 @@ class Program:
                       {n: feeds[n] for n in part.by_value})
         made = {name: _formed(form, arrays, env) for name, form in part.outputs}
         env.update(made)
+        computed.update(name for name, form in part.outputs if isinstance(form, int))
         return ran
 
     def _run_step(self, where: Where, level: Level, step: HostStep, env: Env,
-                  trace: Trace) -> Sequence[Any]:
+                  trace: Trace, computed: set[str]) -> Sequence[Any]:
         operands = [self._value(where, level, n, env) if n else None for n in step.inputs]
         move = MOVES.get(step.op_type)
         if move is not None and not step.domain:
@@ -180,7 +185,8 @@ class Program:
             found = dict(step.bodies)[name]
             inner = {n: env[n] for n in found.captures if n in env}
             inner.update(zip(found.inputs, given))
-            return self.run_scope(found.where, inner, found.outputs, trace)
+            changing = {*found.inputs, *computed.intersection(found.captures)}
+            return self.run_scope(found.where, inner, found.outputs, trace, changing)
 
         return drive(step, operands, body)
 
@@ -211,12 +217,13 @@ class Program:
                 key = (place, tuple((n, _seen(v)) for n, v in env.items()),
                        tuple((n, np.asarray(v).tobytes()) for n, v in values.items()))
                 level = self._levels.get(key)
-                if level is None and not values:
-                    ranks = place, tuple((n, _rank(v)) for n, v in env.items())
-                    level = None if exact else self._at_any_shape.get(ranks)
+                ranks = place, tuple((n, _rank(v)) for n, v in env.items())
+                if level is None and not exact:
+                    level = self._at_any_shape.get(ranks)
                 if level is None:
+                    general = bool(values) or ranks in self._met
                     try:
-                        level = self._found(where, state, env, values)
+                        level = self._found(where, state, env, values, exact, general)
                     except NeedsValue as error:
                         by_value.append(error.input_name)
                         self._store(Key({**self._key(place), "of": "values"}, ""), by_value)
@@ -224,7 +231,8 @@ class Program:
                             raise
                         continue
                     self._levels[key] = level
-                    if not values and holds_at_any_shape(level):
+                    self._met.add(ranks)
+                    if holds_at_any_shape(level):
                         self._at_any_shape[ranks] = level
                     while len(self._levels) > MAX_LEVELS:
                         self._levels.popitem(last=False)
@@ -233,20 +241,27 @@ class Program:
             raise UnsupportedError(self._ruled_out(level))
         return level
 
-    def _found(self, where: Where, state: State, env: Env,
-               values: Mapping[str, np.ndarray]) -> Level:
-        """A level from the cache, or by an import attempt."""
+    def _found(self, where: Where, state: State, env: Env, values: Mapping[str, np.ndarray],
+               exact: bool, general: bool) -> Level:
+        """A level from the cache, or by an import attempt. exact, general: as in `_level` and
+        `Partition.level`.
+        """
         seen = {n: signature(v) for n, v in env.items()}
-        key = Key({
-            **self._key((where.digest, state.digest)), "of": "level",
-            "seen": digest(sorted(seen.items())),
+        place = {**self._key((where.digest, state.digest)), "of": "level"}
+        here = Key({
+            **place, "seen": digest(sorted(seen.items())),
             "values": digest(sorted((n, v.dtype.str, v.tolist()) for n, v in values.items())),
         }, f"model {self.source.name}")
-        stored = self.cache.get("model", key)
-        if stored is not None:
-            return Level.decode(bytes(stored))
-        level: Level = self.source.partition.level(where, state, seen, values)
-        self.cache.put("model", key, level.encode())
+        ranks = [(n, s[0], len(s[1]) if plain(s) else None) for n, s in sorted(seen.items())]
+        anywhere = Key({**place, "seen": digest(ranks), "values": "any"}, here.subject)
+        for key in (here,) if exact else (anywhere, here):
+            stored = self.cache.get("model", key)
+            if stored is not None:
+                return Level.decode(bytes(stored))
+        level: Level = self.source.partition.level(where, state, seen, values,
+                                                   general and not exact)
+        holds = holds_at_any_shape(level) and not exact
+        self.cache.put("model", anywhere if holds else here, level.encode())
         return level
 
     def _key(self, place: tuple[str, str]) -> dict[str, str]:
@@ -277,7 +292,7 @@ class Program:
             "  Replace these nodes when exporting, declare the ops (see CONTRIBUTING.md), or leave "
             "strict out."])
 
-    def _part(self, where: Where, level: Level, part: Part) -> Model:
+    def _part(self, where: Where, level: Level, part: Part, computed: Collection[str]) -> Model:
         source = PartSource(self.source, where, level.here, part)
         with self._lock:
             model = self._parts.pop(source.digest, None)
@@ -285,6 +300,7 @@ class Program:
                 model = self._make(source)
                 for name in part.by_value:
                     model.decides(name)
+                model.computed(computed)
             self._parts[source.digest] = model
             while len(self._parts) > MAX_PARTS:
                 self._parts.popitem(last=False)
@@ -306,12 +322,13 @@ def _rank(value: Any) -> Any:
 
 
 def holds_at_any_shape(level: Level) -> bool:
-    """Whether a level that was found at some shapes is right at others: no constant that may come
-    of a shape is written into it, no node that may be a mere copy at one shape is left out, and no
-    call was expanded for operands of a type. Its part is checked when it is imported for a shape.
+    """Whether a level that was found at some shapes and values is right at others: no constant that
+    may come of these is written into it, no node that may be a mere copy at one shape is left out,
+    and no call was expanded for operands of a type. Its part is checked when it is imported for a
+    shape.
     """
     forms = [form for _, form in level.part.outputs] if level.part is not None else []
-    if any(not isinstance(f, int) and "cut" not in f for f in forms):
+    if any(not isinstance(f, int) and "cut" not in f and "plain" not in f for f in forms):
         return False
     return not level.here.expanded and all(not s.bodies for s in level.steps)
 
@@ -329,8 +346,9 @@ def _formed(form: Form, arrays: Sequence[np.ndarray], env: Env) -> Any:
         size = int(arrays[count].reshape(-1)[0])
         return np.ascontiguousarray(
             arrays[at][(slice(None),) * axis + (slice(0, size),)])
-    if "const" in form:
-        dtype, shape, elements = form["const"]
+    constant = form.get("const") or form.get("plain")
+    if constant:
+        dtype, shape, elements = constant
         return np.array(elements, dtypes.to_numpy(dtype)).reshape(shape)
     return None
 

@@ -25,7 +25,7 @@ from jitcl.errors import (
     NotOneGraph,
     UnsupportedError,
 )
-from jitcl.frontends.onnx import external, functions, opsets, tensors
+from jitcl.frontends.onnx import deciding, external, functions, opsets, tensors
 from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
@@ -34,15 +34,12 @@ from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Sized, Value
 from jitcl.frontends.onnx.sequences import RULES as SEQUENCES
 from jitcl.frontends.onnx.training import RULES as TRAINING
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input, spread_origin, toposort
+from jitcl.ir.sizes import has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
 from jitcl.ops.core import Bounded
 from jitcl.ops.training import DOMAIN as TRAINING_DOMAIN
 
-MAX_VALUE_ELEMENTS = 4096  # larger inputs do not become part of a specialisation's key
-# What is computed from an input, rather than read from it, is worth a specialisation for each value
-# only where it is small and looks like a size; else the model is cut there.
-MAX_DERIVED_ELEMENTS = {True: 16, False: 4}  # integers, floats
 # (domain, op type) -> a rule that sees more than operands: bodies, sequences, names in sight
 SPECIAL: dict[tuple[str, str], Callable[..., Sequence[Value | None] | None]] = {
     **{("", op_type): rule for op_type, rule in (CONTROL | SEQUENCES).items()},
@@ -57,21 +54,22 @@ def import_model(
 ) -> Graph:
     """The graph of a model at concrete input shapes (elements an axis).
 
-    Inputs named in `values` are constants of the graph and none of its inputs. Raises InputError
-    where shapes do not fit the model, NeedsValue where the value of an input decides shapes (give
-    it in `values`), NotOneGraph listing all that no graph can hold, and ShapeError, TypeError_ or
-    ModelError naming the node that does not fit.
+    `values` are what some inputs hold; only shapes are made of them: what else reads these inputs
+    reads them when the graph runs. Raises InputError where shapes do not fit the model, NeedsValue
+    where the value of an input decides shapes (give it in `values`), NotOneGraph listing all that
+    no graph can hold, and ShapeError, TypeError_ or ModelError naming the node that does not fit.
     """
     return Importer(model, dict(values or {})).run(dict(shapes))
 
 
 class Importer:
-    """One import. `types`: of inputs that are there, for messages."""
+    """One import. `values`: of inputs, by name, as far as they decide shapes."""
 
     def __init__(self, model: OnnxModel, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.model, self.fixed = model, values
         self.g = builder.GraphBuilder()
-        self.memo: dict[Node, np.ndarray[Any, Any]] = {}
+        self.memo: dict[Node, np.ndarray[Any, Any]] = {}  # of nodes that no input decides
+        self.decided: dict[Node, np.ndarray[Any, Any]] = {}  # of inputs, and what they decide
         self.origins: dict[Node, Origin] = {}
         self.problems = Problems()
         self.located: JitclError | None = None  # an error that already names its node
@@ -98,7 +96,8 @@ class Importer:
                     f"{self.model.source}: output '{name}' is no tensor, but {_what(node)}"
                 )
             found.append((name, node))
-        return Graph(graph.name or "model", tuple(inputs), tuple(found), self.origins)
+        return Graph(graph.name or "model", self.read_by(inputs, [n for _, n in found]),
+                     tuple(found), self.origins)
 
     # ---- values
 
@@ -113,19 +112,31 @@ class Importer:
         inputs: list[Node] = []
         values: dict[str, Value | None] = {}
         for name, type in declared.items():
-            if name in self.fixed:
-                array = np.asarray(self.fixed[name], dtypes.to_numpy(type.dtype))
-                _fits(name, type, array.shape)
-                values[name] = const(array)
-            elif name in shapes or name in self.model.inputs:
+            if name in self.fixed or name in shapes or name in self.model.inputs:
                 shape = shapes.get(name)
-                if shape is None:
+                if name in self.fixed:
+                    shape = np.shape(self.fixed[name])
+                elif shape is None:
                     shape = _static(name, type)
                 _fits(name, type, shape)
-                node = graph_input(name, TensorType(type.dtype, tuple(shape)))
-                values[name] = node
+                values[name] = node = self.input(name, TensorType(type.dtype, tuple(shape)))
                 inputs.append(node)
         return inputs, values
+
+    def input(self, name: str, type: TensorType) -> Node:
+        """An input of the graph; its value, where that is given, is known to `evaluate`."""
+        node = graph_input(name, type)
+        if name in self.fixed:
+            array = np.asarray(self.fixed[name])
+            if not has_size(tuple(array.flat)):  # but the number itself
+                array = array.astype(dtypes.to_numpy(type.dtype))
+            self.decided[node] = array
+        return node
+
+    def read_by(self, inputs: Iterable[Node], outputs: Iterable[Node]) -> tuple[Node, ...]:
+        """The inputs, without those that only decided shapes."""
+        read = {*toposort([*outputs])}
+        return tuple(n for n in inputs if n not in self.decided or n in read)
 
     def _initialiser(self, name: str) -> Value | None:
         if name not in self.model.initialisers:
@@ -137,37 +148,22 @@ class Importer:
         may be read once it is, UnsupportedError where a large input is it."""
         if node.op == "const":
             return node.data
-        try:
-            return builder.evaluate(node, self.memo)
-        except NeedsValue as error:
-            self._weigh(node, error)
-            raise
+        if node in self.memo:
+            return self.memo[node]
+        varying = deciding.varying(node)
+        operands = [n for v in self._operands for n in tensors_in(v)]
+        computed = self._inside or any(n.op not in ("const", "input") for n in operands)
+        deciding.weigh(varying, read=node.op == "input" or not computed)
+        return builder.evaluate(node, self.decided if varying else self.memo)
 
     def known(self, node: Node) -> np.ndarray[Any, Any] | None:
-        """A node's value where no input decides it, else None."""
+        """A node's value where no input decides it whose value is not known, else None."""
         if any(n is MISSING for n in toposort([node])):
             return None
         try:
-            return builder.evaluate(node, self.memo)
-        except NeedsValue:
+            return self.evaluate(node)
+        except (NeedsValue, UnsupportedError):
             return None
-
-    def _weigh(self, node: Node, error: NeedsValue) -> None:
-        """Raise unless the value of the input is worth a specialisation."""
-        type = next(n.type for n in toposort([node]) if n.attr("name") == error.input_name)
-        computed = any(
-            n.op not in ("const", "input") for v in self._operands for n in tensors_in(v)
-        )
-        read = node.op == "input" or not (computed or self._inside)
-        most = MAX_VALUE_ELEMENTS
-        if not read:
-            most = MAX_DERIVED_ELEMENTS[not dtypes.is_float(type.dtype)]
-        if type.size <= most:
-            return
-        shown = f"input '{error.input_name}' {type}, which has {type.size} elements here"
-        if read:
-            raise UnsupportedError(f"its parameters depend on the data of {shown}") from error
-        raise Cut(f"its parameters depend on the data of {shown}") from error
 
     # ---- nodes
 

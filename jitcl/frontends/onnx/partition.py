@@ -37,7 +37,8 @@ from jitcl.frontends.onnx.scope import (
 )
 from jitcl.frontends.onnx.units import Body, Unit, Units, captured
 from jitcl.frontends.values import Signature, described, plain
-from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
+from jitcl.ir.graph import Graph, Node, Origin
+from jitcl.ir.sizes import has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops.core import Bounded
 
@@ -66,15 +67,14 @@ class _Attempt(Importer):
         super().__init__(body.model, values)
         self.failures: dict[str, Failure] = {}
         self.sized: list[str] = []
+        self.plain: set[str] = set()        # names that constants alone decide
         self.names: dict[str, Value | None] = {}
         self.inputs: dict[str, Node] = {}
         for name, found in env.items():
             if not plain(found):
                 self.names[name] = Opaque(described(found), tuple(found))
-            elif name in values:
-                self.names[name] = const(values[name])
             else:
-                node = graph_input(name, TensorType(found[0], tuple(found[1])))
+                node = self.input(name, TensorType(found[0], tuple(found[1])))
                 self.names[name] = self.inputs[name] = node
         self._body, self._all = body, units
         self._unit: Unit | None = None
@@ -89,6 +89,9 @@ class _Attempt(Importer):
             scope = Scope(self.names, lambda n: self._body.constant(n, self._all), unit.opsets,
                           prefix=unit.prefix, origin=unit.origin)
             self.node(proto, scope, needed)
+            if all(n in self.plain or self._body.constant(n, self._all) is not None
+                   for n in reads(proto) if n):
+                self.plain.update(proto.output)
         return kept
 
     def failed(self, proto: NodeProto, origin: Origin, error: UnsupportedError, scope: Scope,
@@ -127,17 +130,20 @@ class _Outputs:
 
     flat: dict[Node, int] = field(default_factory=dict)
 
-    def form(self, value: Value | None) -> Form:
+    def form(self, value: Value | None, written: str) -> Form:
+        """written: how a small constant is: "const", "plain" where no shape decides it, "" as any
+        tensor that the part gives.
+        """
         if isinstance(value, Seq):
-            return {"seq": [self.form(v) for v in value.items]}
+            return {"seq": [self.form(v, written) for v in value.items]}
         if isinstance(value, Sized):
             return {"cut": [self._number(value.padded), self._number(value.count), value.axis]}
         if not isinstance(value, Node):
             return {"none": 1}
         if value.op == "input":
             return {"same": value.attr("name")}
-        if value.op == "const" and value.type.size <= INLINE_ELEMENTS:
-            return {"const": [value.type.dtype, list(value.type.dims),
+        if value.op == "const" and value.type.size <= INLINE_ELEMENTS and written:
+            return {written: [value.type.dtype, list(value.type.dims),
                               value.data.reshape(-1).tolist()]}
         return self._number(value)
 
@@ -160,10 +166,11 @@ class Partition:
     # ---- what runs ask for
 
     def level(self, where: Where, state: State, env: Mapping[str, Signature],
-              values: Mapping[str, np.ndarray[Any, Any]]) -> Level:
+              values: Mapping[str, np.ndarray[Any, Any]], general: bool = False) -> Level:
         """The next level of a scope. env: what is there, by name; values: of inputs that decide
-        shapes. Raises NeedsValue for another such input, UnsupportedError where nothing, not even
-        onnx.reference, can run a node.
+        shapes; general: what is a constant at these shapes and values is given by the part like
+        any tensor, so that the level holds at others. Raises NeedsValue for another such input,
+        UnsupportedError where nothing, not even onnx.reference, can run a node.
         """
         with self._lock:
             body = self._body(where)
@@ -175,14 +182,14 @@ class Partition:
                 needed = attempt.import_units(left, body.outputs)
                 expanded = self._expansions(body, attempt, needed, state)
                 if not expanded:
-                    return self._level(body, state, units, attempt, needed, env, values)
+                    return self._level(body, state, units, attempt, needed, env, values, general)
                 state = expanded
 
     def graph(self, where: Where, state: State, part: Part, shapes: Mapping[str, Any],
               values: Mapping[str, np.ndarray[Any, Any]]) -> Graph:
         """A part as a graph, for these shapes of its inputs."""
         with self._lock:
-            if all(type(d) is int for dims in shapes.values() for d in dims):
+            if not has_size((*shapes.values(), *(tuple(v.flat) for v in values.values()))):
                 known = self._graphs.pop(_graph_key(where, state, part, shapes, values), None)
                 if known is not None:
                     return known
@@ -197,7 +204,8 @@ class Partition:
                 origin = units.nodes[place].shown
                 raise NotOneGraph(f"node '{origin.name}' ({origin.op_type}): {failure.error}")
             outputs = _Outputs()
-            forms = tuple((name, outputs.form(attempt.names[name])) for name in names)
+            forms = tuple((name, outputs.form(attempt.names[name], _written(form)))
+                          for name, form in part.outputs)
             if forms != part.outputs:       # what folds at one size may not where it is a symbol
                 raise NotOneGraph(f"{self.model.source}: a part has other results at these shapes")
             return _graph(attempt, part, outputs, body)
@@ -254,7 +262,7 @@ class Partition:
 
     def _level(self, body: Body, state: State, units: Units, attempt: _Attempt,
                needed: Sequence[Unit], env: Mapping[str, Signature],
-               values: Mapping[str, np.ndarray[Any, Any]]) -> Level:
+               values: Mapping[str, np.ndarray[Any, Any]], general: bool) -> Level:
         imported: list[Unit] = []
         failing: list[Unit] = []
         later: list[Unit] = []
@@ -281,7 +289,7 @@ class Partition:
             raise UnsupportedError(f"{self.model.source}: no node can be run:\n{rows}")
         self._check_host(failing, attempt)
         wanted = _wanted([*failing, *later], body.outputs)
-        part = self._part(body, attempt, imported, wanted, env, values, state)
+        part = self._part(body, attempt, imported, wanted, env, values, state, general)
         after = State(tuple(u.place for u in later), state.expanded) if later else None
         made_now = {o for u in (*imported, *failing) for o in u.proto.output if o}
         keep = _wanted(later, body.outputs)
@@ -311,13 +319,14 @@ class Partition:
 
     def _part(self, body: Body, attempt: _Attempt, imported: Sequence[Unit], wanted: set[str],
               env: Mapping[str, Signature], values: Mapping[str, np.ndarray[Any, Any]],
-              state: State) -> Part | None:
+              state: State, general: bool) -> Part | None:
         """What was imported, as far as later nodes or the outputs read it."""
         names = [o for u in imported for o in u.proto.output if o in wanted]
         if not names:
             return None
-        outputs = _Outputs()
-        forms = tuple((n, outputs.form(attempt.names[n])) for n in dict.fromkeys(names))
+        outputs, other = _Outputs(), "" if general else "const"
+        forms = tuple((n, outputs.form(attempt.names[n], "plain" if n in attempt.plain else other))
+                      for n in dict.fromkeys(names))
         read = {n for u in imported for n in reads(u.proto)}
         inputs = tuple((n, env[n][0], len(env[n][1])) for n in env
                        if n in read and plain(env[n]))
@@ -356,10 +365,18 @@ class Partition:
 
 
 def _graph(attempt: _Attempt, part: Part, outputs: _Outputs, body: Body) -> Graph:
-    inputs = tuple(attempt.inputs[n] for n, _, _ in part.inputs if n in attempt.inputs)
+    inputs = attempt.read_by(
+        [attempt.inputs[n] for n, _, _ in part.inputs if n in attempt.inputs], outputs.flat)
     name = body.graph.name or "model"
     return Graph(name, inputs, tuple(zip(output_names(part.count), outputs.flat)),
                  attempt.origins)
+
+
+def _written(form: Form) -> str:
+    """How a form has it that constants are written."""
+    while isinstance(form, dict) and form.get("seq"):
+        form = form["seq"][0]
+    return next((how for how in ("plain", "const") if isinstance(form, dict) and how in form), "")
 
 
 def output_names(count: int) -> list[str]:
