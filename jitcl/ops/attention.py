@@ -32,6 +32,7 @@ def _attention_ref(
     *,
     scale: float,
     softcap: float = 0.0,
+    guarded: bool = True,
 ) -> Array:
     repeats = q.shape[1] // k.shape[1]
     ks, vs = (np.repeat(wide(a), repeats, axis=1) for a in (k, v))
@@ -41,7 +42,7 @@ def _attention_ref(
     if bias is not None:
         scores = scores + wide(bias)
     highest = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
+    weights = np.exp(scores - np.where(np.isneginf(highest) & guarded, 0, highest))
     total = weights.sum(axis=-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(wide(sink).reshape(-1, 1, 1) - highest)
@@ -72,6 +73,7 @@ def _attention_ref(
             F32(4),
             scale=0.5,
         ),
+        sample(F32(1, 2, 9, 8), F32(1, 2, 6, 8), F32(1, 2, 6, 8), scale=0.35, guarded=False),
     ],
 )
 def attention(
@@ -84,9 +86,10 @@ def attention(
     *,
     scale: float,
     softcap: float = 0.0,
+    guarded: bool = True,
 ) -> Node:
     """softmax(cap(scale * q @ k') + bias) @ v (Vaswani et al., 2017). A row of which all is -inf
-    gives 0.
+    gives 0 where it is `guarded`, else NaN.
 
     q [batch, heads, queries, size], k [batch, shared heads, keys, size], v [batch, shared heads,
     keys, value size], bias broadcasts to [batch, heads, queries, keys]. `softcap` c: c *
@@ -119,7 +122,7 @@ def attention(
     if sink is not None:
         grouped = (1, shared, repeats, 1, 1) if repeats > 1 else (1, heads, 1, 1)
         sink = g.reshape(g.cast(sink, to=kind), shape=grouped)
-    y = g.matmul(_softmax(g, scores, sink), valued)
+    y = g.matmul(_softmax(g, scores, sink, guarded), valued)
     if repeats > 1:
         y = g.reshape(y, shape=(batch, heads, queries, v.type.dims[3]))
     return g.cast(y, to=q.type.dtype)
@@ -134,20 +137,23 @@ def _by_group(g: GraphBuilder, bias: Node, shared: int, repeats: int) -> Node:
     return g.reshape(bias, shape=(batch, *groups, queries, keys))
 
 
-def _softmax(g: GraphBuilder, scores: Node, sink: Node | None = None) -> Node:
-    """Softmax along the last axis, of which a sink takes its part; zeros where a whole row is
-    -inf."""
+def _softmax(g: GraphBuilder, scores: Node, sink: Node | None, guarded: bool) -> Node:
+    """Softmax along the last axis, of which a sink takes its part."""
+    if sink is None and not guarded:
+        return g.softmax(scores, axis=-1)
     highest = g.reduce_max(scores, axes=(-1,), keepdims=True)
     if sink is not None:
         highest = g.max(highest, sink)
-    lowest = g.const(-math.inf, scores.type.dtype)
-    weights = g.exp(
-        g.sub(scores, g.where(g.equal(highest, lowest), g.const(0, scores.type.dtype), highest))
-    )
+    kind, shift = scores.type.dtype, highest
+    if guarded:
+        shift = g.where(g.equal(highest, g.const(-math.inf, kind)), g.const(0, kind), highest)
+    weights = g.exp(g.sub(scores, shift))
     total = g.reduce_sum(weights, axes=(-1,), keepdims=True)
     if sink is not None:
         total = g.add(total, g.exp(g.sub(sink, highest)))
-    return g.div(weights, g.where(g.equal(total, 0.0), g.const(1, scores.type.dtype), total))
+    if guarded:
+        total = g.where(g.equal(total, 0.0), g.const(1, kind), total)
+    return g.div(weights, total)
 
 
 # ---- import

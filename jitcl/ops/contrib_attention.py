@@ -2,7 +2,8 @@
 biases, rotary positions, past keys and values, masks.
 
 Heads are B N S H: batch, heads, sequence, size of a head. A padding mask adds
-`mask_filter_value` (finite) as onnxruntime's does; causality and windows mask with -inf.
+`mask_filter_value` (finite) as onnxruntime's does; causality and windows mask with -inf. A row
+of which all is -inf is NaN there, and here.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _attended(g: GraphBuilder, node: Any, q: Node, k: Node, v: Node, mask: Node 
     if node.attrs.get("unidirectional", 0):
         found.append(_causal(g, queries, keys, kind))
     bias = _sum(g, found, kind)
-    y = g.attention(q, k, v, *([] if bias is None else [bias]), scale=_scale(node, size))
+    y = g.attention(q, k, v, *([] if bias is None else [bias]), scale=_scale(node, size),
+                    guarded=False)
     return joined_heads(g, y)
 
 
@@ -251,14 +253,16 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
     k, v = (_appended(g, p, x, begin, total, first) for p, x in ((past_k, k), (past_v, v)))
     keys = [g.slice(x, starts=(0,), ends=(total,), axes=(2,)) if x.type.dims[2] > total else x
             for x in (k, v)]
-    bias = _window(g, node, begin, count, queries, total, stats_type(q.type.dtype))
+    kind = stats_type(q.type.dtype)
+    given = g.const(0, kind)
     if extra is not None:
-        given = g.slice(extra, starts=(0,), ends=(total,), axes=(-1,))
-        bias = g.add(bias, g.cast(given, to=bias.type.dtype))
+        given = g.cast(g.slice(extra, starts=(0,), ends=(total,), axes=(-1,)), to=kind)
+    allowed = _window(g, node, begin, count, queries, total)
+    bias = g.where(allowed, given, g.const(-math.inf, kind))
     if sink is None and node.attrs.get("smooth_softmax", 0) == 1:
         sink = g.const(np.zeros(q.type.dims[1]), stats_type(q.type.dtype))
     y = g.attention(q, *keys, bias, *([] if sink is None else [sink]), scale=_scale(node, size),
-                    softcap=float(node.attrs.get("softcap", 0.0)))
+                    softcap=float(node.attrs.get("softcap", 0.0)), guarded=False)
     return (joined_heads(g, y), k, v)[:max(1, node.n_outputs)]
 
 
@@ -310,17 +314,15 @@ def _appended(g: GraphBuilder, past: Node | None, new: Node, begin: Node, total:
     return g.cache_update(past, new, begin, axis=2)
 
 
-def _window(g: GraphBuilder, node: Any, begin: Node, count: Node, queries: int, keys: int,
-            kind: str) -> Node:
-    """Causality, the local window and the rows' own lengths as one bias [B, 1, S, T]."""
+def _window(g: GraphBuilder, node: Any, begin: Node, count: Node, queries: int, keys: int) -> Node:
+    """Which keys a query sees by causality, the local window and its row's length [B, 1, S, T]."""
     batch = begin.type.dims[0]
     column = counting(g, keys)
     place = g.add(g.reshape(begin, shape=(batch, 1, 1, 1)), counting(g, queries, (-1, 1)))
     if not node.attrs.get("causal", 1):
-        within = g.less(column, g.reshape(count, shape=(batch, 1, 1, 1)))
-        return _where_allowed(g, within, kind)
+        return g.less(column, g.reshape(count, shape=(batch, 1, 1, 1)))
     allowed = g.less_or_equal(column, place)
     width = int(node.attrs.get("local_window_size", -1))
     if width >= 0:
         allowed = g.and_(allowed, g.less(g.sub(place, column), width))
-    return _where_allowed(g, allowed, kind)
+    return allowed

@@ -386,8 +386,7 @@ OPERATIONS = {
     public(name): make(name, arity, generate, result)
     for name, (arity, generate, result) in TABLE.items()
 } | {
-    name: make(name, arity, _elementary(name), doc=str(elementary.F32[name].__doc__))
-    for name, arity in (("exp_base", 1), ("exp_less", 2))
+    "exp_less": make("exp_less", 2, _elementary("exp_less"), doc=str(elementary.exp_less.__doc__))
 }
 
 
