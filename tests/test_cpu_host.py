@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jitcl import config
 from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import host, probe_target
 from jitcl.devices.cpu.compiler import _Codegen
@@ -71,6 +72,19 @@ def test_without_sysfs_it_is_as_a_target_has_it(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_CPU0", tmp_path / "none")
     monkeypatch.setattr(host.os, "sysconf", lambda name: 0)
     assert probe_target().cache_bytes == Target.cache_bytes
+
+
+# -- cores -------------------------------------------------------------------------------------
+
+
+def test_cores_that_the_process_may_not_use_do_not_count(monkeypatch):
+    """A container of four cores sees all of its host's: with those, Winograd's weights would seem
+    to come too late for every layer of ResNet-50."""
+    monkeypatch.setattr(host.os, "cpu_count", lambda: 192)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {3, 5, 8, 9}, raising=False)
+    assert probe_target().compute_units == 4
+    with config.override(threads=1):
+        assert probe_target().compute_units == 4
 
 
 # -- features of aarch64 -----------------------------------------------------------------------

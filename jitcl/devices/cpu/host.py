@@ -162,8 +162,8 @@ def _operations() -> str:
 
 
 def probe_target() -> Target:
-    """The host as a Target. The thread count is no part of it: kernels serve any number of
-    threads.
+    """The host as a Target, with the cores that this process may use. The thread count is no part
+    of it: kernels serve any number of threads.
     """
     width, registers = _width()
     have = features(absent_feature(width))
@@ -174,7 +174,7 @@ def probe_target() -> Target:
         vendor=llvm.get_process_triple().split("-")[0],
         driver=versions(),
         device_type="cpu",
-        compute_units=os.cpu_count() or 1,
+        compute_units=config.usable_cores(),
         vector_width=width,
         max_vector_width=16,
         registers=registers,
