@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from jitcl import forking, ownership
 from jitcl.devices.fault_file import DamagedFile, Record, decode, encode, replace_file
+from jitcl.devices.shortage import shortage
 from jitcl.target import Target
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ REMOVABLE = frozenset(("half", "half_storage", "local", "barrier", "image", "vec
                        "int4", "int8", "subgroup"))
 # kinds that say something of this kernel's size or of that moment, and nothing of its features
 KERNEL_ONLY = frozenset(("resources", "lost"))
+# kinds that a lack of disk, memory or files may look like
+SYSTEMS_TOO = frozenset(("crash", "hang", "refused", "resources"))
 
 log = logging.getLogger("jitcl.faults")
 
@@ -94,6 +97,8 @@ class FaultDatabase:
         self._lock = forking.rlock()
         self._epoch = 0
         self._faults: dict[tuple[str, str, str], Fault] = {}
+        self._passing: dict[tuple[str, str, str], Fault] = {}   # of this process alone
+        self.shortage = ""                             # what the system lacked at one of those
         self._good: set[str] = set()
         self._proven: frozenset[str] = frozenset()     # features that probes found good
         self._trusted = False                          # whether that settles more than refusals
@@ -111,7 +116,7 @@ class FaultDatabase:
         """All faults, the oldest first."""
         with self._lock:
             self._refresh()
-            return tuple(_by_age(self._faults.values()))
+            return tuple(_by_age([*self._faults.values(), *self._passing.values()]))
 
     @property
     def good(self) -> frozenset[str]:
@@ -166,13 +171,26 @@ class FaultDatabase:
             self._derive()
 
     def record(self, *faults: Fault) -> None:
-        """Remember faults, for other processes and later ones too."""
+        """Remember faults, for other processes and later ones too; for this process alone where the
+        system lacked something (`shortage`): what failed is tried again by the next.
+        """
         if not faults:
             return
-        now = time.time()
+        # after those that are known, whatever the clock says: the last is the last
+        now = max(time.time(), max((f.when + 0.001 for f in self.faults), default=0.0))
         kept = [dataclasses.replace(
             f, when=f.when or now, log=f.log[-LOG_KEPT:], features=tuple(sorted(f.features)),
             signature=" ".join(f.signature.split())[:SIGNATURE_KEPT]) for f in faults]
+        short = shortage(*(text for f in kept if f.kind in SYSTEMS_TOO for text in (
+            f.signature, f.log)))
+        if short and all(f.kind in SYSTEMS_TOO for f in kept):
+            with self._lock:
+                self.shortage = short
+                self._passing.update({f.key: f for f in kept})
+                self._derive()
+            log.info("not remembered, as the system is short of something (%s): %s", short,
+                     ", ".join(f.entry for f in kept))
+            return
         self._change(lambda: self._faults.update({f.key: f for f in kept}))
 
     def found_good(self, features: Iterable[str]) -> None:
@@ -192,6 +210,8 @@ class FaultDatabase:
             nonlocal count
             count = len(self._faults)
             self._faults.clear()
+            self._passing.clear()
+            self.shortage = ""
             self._epoch += 1
         self._change(forget)
         return count
@@ -217,6 +237,7 @@ class FaultDatabase:
         for i, fault in enumerate(newest[:-LOGS_KEPT]):
             newest[i] = dataclasses.replace(fault, log="")
         self._faults = {f.key: f for f in newest}
+        newest = _by_age([*newest, *self._passing.values()])
         self._by_entry = {f.entry: f for f in newest}
         sets = {self._blame(f): f for f in reversed(newest)}
         sets.pop(frozenset(), None)

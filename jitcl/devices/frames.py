@@ -5,9 +5,11 @@ For pipes between a process and its own children, never for files or for what ot
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 import sys
+import tempfile
 from typing import Any, BinaryIO
 
 HEAD = struct.Struct("<Q")
@@ -20,6 +22,14 @@ def child_command(module: str) -> list[str]:
     """
     return [sys.executable, "-c", "import sys; sys.path = [p for p in sys.path if p]; "
             f"from {module} import main; main()"]
+
+
+def unnamed_file() -> BinaryIO:
+    """A file for what a child prints: in memory where the system has that, so that no disk is full.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("jitcl-stderr"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def packed(value: Any) -> bytes:

@@ -210,7 +210,9 @@ class KernelCache:
                 except OSError:                # gone since the scan
                     continue
                 path = Path(file.path)
-                yield Entry(name, path.parent.name, path.stem, stat.st_size, stat.st_mtime, path)
+                # a use in the future was noted by a clock that went wrong: it says nothing
+                used = stat.st_mtime if stat.st_mtime < time.time() + STALE_S else 0.0
+                yield Entry(name, path.parent.name, path.stem, stat.st_size, used, path)
 
     def _with_head(self, e: Entry) -> Entry:
         try:

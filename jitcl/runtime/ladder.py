@@ -266,10 +266,12 @@ class Ladder:
                     lowering = Lowering(self.source, shapes, values, device, self.options)
         special = Specialisation(plan, executable, device, seen, False, rung,
                                  steps_down(generated, plan), fallback, alone=self.alone)
-        self.cache.put("plan", key, serial.encode(plan, _beside(special)))
+        shortage = self.device.faults.shortage if self.device.faults is not None else ""
+        if not shortage:                # else the next process makes a better one
+            self.cache.put("plan", key, serial.encode(plan, _beside(special)))
         new = [f for f in self._known_faults()
                if f.entry in ran or (f.entry in tried and f not in before)]
-        line = told(self.device.name, special.stepped, new, rung, fallback)
+        line = told(self.device.name, special.stepped, new, rung, fallback, shortage)
         if line:
             log.warning("%s", line)
         return special

@@ -18,6 +18,7 @@ from jitcl import __version__, config, dtypes, forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Device, Progress
 from jitcl.devices.select import open_device
+from jitcl.devices.shortage import telling
 from jitcl.errors import (
     DeviceLostError,
     InputError,
@@ -44,6 +45,7 @@ from jitcl.runtime.stepped import Fallback
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+@telling
 def compile(
     model: Any,
     *,
@@ -92,6 +94,7 @@ def compile(
     return result
 
 
+@telling
 def open_model(
     model: Any,
     *,
@@ -153,6 +156,7 @@ class Model:
 
     # ---- running
 
+    @telling
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Output name -> array, for input name -> array. Inputs are checked and copied; raises
         InputError. Strings are arrays of `str`, sequences lists, empty optionals None, maps dicts.
@@ -226,6 +230,7 @@ class Model:
             raise InputError(f"input '{min(twice)}' was passed twice: by position and by name")
         return self.run({**feeds, **kwargs})
 
+    @telling
     def bind(self, shapes: Shapes | None = None) -> Bound:
         """Arrays to fill and to read, and a run on them: see `Bound`. Any number of them may be.
 
@@ -239,6 +244,7 @@ class Model:
             return Bound(self, arrays, None)
         return Bound(self, arrays, special.executable.bind(), special.checks)
 
+    @telling
     def prepare(self, shapes: Shapes) -> None:
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the
         first run.

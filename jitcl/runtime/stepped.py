@@ -84,16 +84,17 @@ def steps_down(generated: Generated, plan: Plan) -> tuple[SteppedDown, ...]:
 
 
 def told(device: str, stepped: Sequence[SteppedDown], new: Sequence[Fault], rung: str,
-         fallback: Fallback | None) -> str:
+         fallback: Fallback | None, shortage: str = "") -> str:
     """One line for the user: what failed, what runs otherwise, where it is remembered; "" where
-    all is as it should be.
+    all is as it should be. `shortage`: what the system lacked, so that nothing is remembered.
     """
     parts = []
     if fallback is not None:
         parts.append(f"out of memory ({fallback.why}); {MEMORY_SAYS[rung]}")
     if stepped:
         parts.append(f"{_failed(stepped, new)}; {runs(stepped)}")
-        parts.append("remembered: `jitcl devices` shows it, `jitcl cache retry` tries again")
+        parts.append(f"not remembered, as the system is to blame: {shortage}" if shortage else
+                     "remembered: `jitcl devices` shows it, `jitcl cache retry` tries again")
     if not parts:
         return ""
     return f"{device}: " + "; ".join(" ".join(p.split()) for p in parts)

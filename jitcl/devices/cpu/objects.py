@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ _IDLE_SECONDS = 20.0
 
 
 # -------------------------------------------------------------------------------------------- build
+class _Died(BuildError):
+    """A build process ended before it had answered."""
+
+
 class _Worker:
     """One build process. Never a fork of this one, nor a re-import of the caller's __main__."""
 
@@ -63,7 +68,7 @@ class _Worker:
         if answer is None:
             if forking.ending():
                 raise SystemExit
-            raise BuildError(
+            raise _Died(
                 f"kernel '{source.entry}': the build process died, status {self.process.wait()}\n"
                 f"  Out of memory, or a crash of LLVM; free memory, or use fewer cores."
             )
@@ -84,7 +89,8 @@ class _Worker:
         self.process.returncode = 0             # not ours to wait for
 
     def close(self) -> None:
-        self.process.stdin.close()  # type: ignore[union-attr]
+        with suppress(OSError):  # it ended in the middle of a job
+            self.process.stdin.close()  # type: ignore[union-attr]
         self.process.wait()
         self.process.stdout.close()  # type: ignore[union-attr]
 
@@ -103,13 +109,22 @@ class _Workers:
             self.timer.cancel()
         wanted = max(1, min(config.usable_cores(), (kernels + 1) // 2, _MOST_WORKERS))
         while len(self.processes) < wanted:
-            self.processes.append(_Worker())
+            try:
+                self.processes.append(_Worker())
+            except OSError:             # no memory, no files: fewer do
+                if not self.processes:
+                    raise
+                break
         return self.processes[:wanted]
 
     def rest(self) -> None:
         self.timer = threading.Timer(_IDLE_SECONDS, self.close)
         self.timer.daemon = True
         self.timer.start()
+
+    def kill(self) -> None:
+        while self.processes:
+            self.processes.pop().kill()
 
     def close(self) -> None:
         with self.lock:
@@ -153,12 +168,16 @@ def compile_kernels(
         return {}
     pool = _workers
     with pool.lock:
-        workers = pool.take(len(pending))
         try:
-            return _build_all(pending, workers, progress, host.absent_feature(lanes))
+            try:
+                workers = pool.take(len(pending))
+                return _build_all(pending, workers, progress, host.absent_feature(lanes))
+            except _Died:               # of too little memory for all of them, most likely
+                pool.kill()
+                workers = pool.take(1)
+                return _build_all(pending, workers, progress, host.absent_feature(lanes))
         except BaseException:  # a worker may be in the middle of an answer: start afresh
-            while pool.processes:
-                pool.processes.pop().kill()
+            pool.kill()
             raise
         finally:
             pool.rest()

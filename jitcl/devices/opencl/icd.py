@@ -32,17 +32,20 @@ LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib64",
 )
 SCRATCH = "pocl-scratch"
+SMALL, LARGE = 1 << 16, 64 << 20        # bytes of drivers' lists; of the kernels of a process
 
 log = logging.getLogger("jitcl.opencl")
 _lock = forking.lock()
 _done = False
 
 
-def writable(name: str) -> Path:
-    """`<cache root>/<name>`, created; a temporary folder where that can't be written."""
+def writable(name: str, room: int = 0) -> Path:
+    """`<cache root>/<name>`, created; a temporary folder where that can't be written, or has no
+    `room` for so many bytes. Raises OSError where there is none either.
+    """
     try:
         path = ownership.below(ownership.cache_root(), name)
-        if os.access(path, os.W_OK):
+        if os.access(path, os.W_OK) and shutil.disk_usage(path).free >= room:
             return path
     except OSError as error:
         log.debug("cannot use the folder '%s' of the cache: %s", name, error)
@@ -58,8 +61,12 @@ def setup() -> None:
     global _done
     with _lock:
         if not _done:
-            _name_vendors()
-            _prepare_pocl()
+            for prepare, who in ((_name_vendors, "drivers from pip"), (_prepare_pocl, "PoCL")):
+                try:
+                    prepare()
+                except OSError as error:
+                    log.warning("there is no folder for the files of %s, which may be missing or "
+                                "fail: %s. JITCL_CACHE_DIR and TMPDIR name folders.", who, error)
             _done = True
 
 
@@ -110,7 +117,7 @@ def _name_vendors() -> None:
         value = os.environ.get(name)
         if value and Path(value).name != OURS:  # ours, inherited from a parent process: refreshed
             return
-    folder = writable(OURS)
+    folder = writable(OURS, SMALL)
     wanted = {f"system-{p.name}": p.read_text() for p in sorted(SYSTEM_VENDORS.glob("*.icd"))}
     wanted |= {"intel-pip.icd": f"{intel}\n"} if intel else {}
     wanted |= {"nvidia.icd": f"{nvidia}\n"} if nvidia else {}
@@ -146,7 +153,7 @@ def _prepare_pocl() -> None:
     inherited = os.environ.get("POCL_CACHE_DIR")
     if inherited and Path(inherited).parent.name != SCRATCH:
         return  # the user's own setting, not a parent process's
-    parent = writable(SCRATCH)
+    parent = writable(SCRATCH, LARGE)
     _sweep(parent)
     scratch = Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
     os.environ["POCL_CACHE_DIR"] = str(scratch)

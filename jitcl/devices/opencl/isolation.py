@@ -19,7 +19,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jitcl import config, forking, ownership
-from jitcl.devices.frames import HEAD, child_command, packed, unpacked
+from jitcl.devices.frames import HEAD, child_command, packed, unnamed_file, unpacked
 from jitcl.devices.opencl.platform import Found
 from jitcl.errors import DeviceError
 
@@ -225,8 +224,11 @@ class _Worker:
         _check_possible()
         self.owner: object = None            # of the job that it does
         self.aborted = False
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the process)
-        held, self.lifeline = os.pipe()
+        try:
+            self.errors = unnamed_file()
+            held, self.lifeline = os.pipe()
+        except OSError as error:
+            raise _no_process(error) from error
         try:
             self.process = subprocess.Popen(
                 [*command, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -236,8 +238,7 @@ class _Worker:
         except OSError as error:
             os.close(self.lifeline)
             self.errors.close()
-            raise WorkerFault("refused", "start", "", f"no process can be started: {error}",
-                              _ADVICE) from error
+            raise _no_process(error) from error
         finally:
             os.close(held)
         self._stage, self._entry = "start", ""
@@ -392,6 +393,12 @@ def impossible() -> str:
     if not hasattr(os, "waitid"):
         return "worker processes need Linux, or another system with waitid()"
     return ""
+
+
+def _no_process(error: OSError) -> WorkerFault:
+    return WorkerFault("refused", "start", "", f"no process can be started: {error}",
+                       "  The system lacks memory, processes or files that may be opened "
+                       "(`ulimit -a`).")
 
 
 def _check_possible() -> None:

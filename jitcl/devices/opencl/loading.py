@@ -27,6 +27,7 @@ from jitcl.devices.opencl.building import RefusedBuild
 from jitcl.devices.opencl.programs import ProgramStore, batches
 from jitcl.devices.opencl.trial_plans import run_once
 from jitcl.devices.pending import Pending
+from jitcl.devices.shortage import shortage
 from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ class Loading:
             self.build_proven()
             died = self._died_over()
             missing = self._acceptable(k for k in self.wanted if k not in self.store)
-            alone = {k: s for k, s in missing.items() if trust.isolated(
+            short = shortage() if missing and self.care.isolation != "never" else ""
+            if short:                           # PoCL ends the process that it can't link in
+                log.info("kernels are built in a worker process: %s", short)
+            alone = {k: s for k, s in missing.items() if short or trust.isolated(
                 self.care.isolation, s.features, self.device.target, s.entry in died)}
             self.tell()
             if missing.keys() - alone.keys() or self.trials:

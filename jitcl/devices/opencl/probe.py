@@ -135,12 +135,19 @@ class _Record:
 
     def ask(self) -> list[Answer]:
         """Probe, and keep the answers."""
+        from jitcl.devices.opencl.probes.record import SHORT
         from jitcl.devices.opencl.probes.survey import survey
 
         begin = time.perf_counter()
         answers = survey(self.found)
         seconds = time.perf_counter() - begin
         config.say(1, f"{self.found}: probed in {seconds:.1f} s: jitcl devices --probe")
+        short = next((a.evidence for a in answers if a.kind == SHORT), "")
+        if short:
+            log.warning("%s: what it can do could not be asked, as the system is short of "
+                        "something (%s); it is used without, and asked again at the next start",
+                        self.found.name, short)
+            return answers
         fatal = [a for a in answers if a.kind in FATAL]
         if fatal:
             log.warning("%s: %s; what they ask for is kept away from it (jitcl devices --probe)",

@@ -20,6 +20,7 @@ from jitcl.devices.opencl.isolation import WorkerFault, isolated
 from jitcl.devices.opencl.loading import BINARIES, Loading, chosen, first_line
 from jitcl.devices.opencl.trial_plans import step_plan
 from jitcl.devices.opencl.worker import Job, Tried
+from jitcl.devices.shortage import killed
 from jitcl.errors import OutOfMemoryError
 from jitcl.target.target import Target
 
@@ -131,6 +132,9 @@ class Proving:
         except WorkerFault as fault:
             if fault.kind == "memory":
                 return Outcome(no_memory=fault.log)
+            if fault.kind == "crash" and killed(fault.signature):
+                return Outcome(no_memory=f"{self.device.name}: a worker process was ended from "
+                               f"outside ({fault.signature}), as the system does without memory")
             return Outcome(faults=self._faults_of(attempt, fault))
         wrong = ""
         if attempt.trial is not None and self.loading.trials:

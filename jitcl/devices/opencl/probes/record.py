@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 GOOD, WRONG, REFUSED = "good", "wrong", "refused"
 CRASH, HANG, SKIPPED = "crash", "hang", "skipped"
-KINDS = (GOOD, WRONG, REFUSED, CRASH, HANG, SKIPPED)
+SHORT = "short"                     # the system lacked something: nothing is known
+KINDS = (GOOD, WRONG, REFUSED, CRASH, HANG, SKIPPED, SHORT)
 
 
 @dataclass(frozen=True)

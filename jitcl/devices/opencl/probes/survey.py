@@ -11,7 +11,16 @@ from jitcl import config
 from jitcl.devices.opencl.isolation import Isolated, WorkerFault, isolated
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probes import PROBES, run_probe
-from jitcl.devices.opencl.probes.record import CRASH, HANG, REFUSED, SKIPPED, Answer
+from jitcl.devices.opencl.probes.record import (
+    CRASH,
+    HANG,
+    REFUSED,
+    SHORT,
+    SKIPPED,
+    WRONG,
+    Answer,
+)
+from jitcl.devices.shortage import shortage
 
 WORKERS = 2
 SECONDS = 20.0                      # that a group of probes may take
@@ -79,7 +88,8 @@ class _Survey:
     def _ask_all(self, groups: list[list[str]]) -> list[Answer]:
         groups = [g for g in groups if g]
         if self.pool is None:                   # one thread: some simulators know but one
-            return [a for g in groups for a in _answers(run_probe(self.found, "+".join(g)))]
+            return [a for g in groups for a in _no_fault_of_the_system(
+                _answers(run_probe(self.found, "+".join(g))))]
         with ThreadPoolExecutor(WORKERS) as threads:
             return [a for answers in threads.map(self._ask_worker, groups) for a in answers]
 
@@ -93,6 +103,8 @@ class _Survey:
             seconds = min(SECONDS, float(config.get("build_seconds")))
             reply = self.pool.call(("probe", "+".join(names)), seconds)
         except WorkerFault as fault:
+            if short := shortage(fault.signature, fault.log):
+                return [Answer(n, SHORT, short) for n in names]
             if fault.stage == "start":
                 raise
             self.died += fault.kind in (CRASH, HANG)
@@ -102,11 +114,18 @@ class _Survey:
             kind = fault.kind if fault.kind in (CRASH, HANG) else REFUSED
             return [Answer(names[0], kind, told + fault.signature)]
         self.survived += 1
-        return _answers(reply)
+        return _no_fault_of_the_system(_answers(reply))
 
 
 def _answers(reply: dict[str, list[dict[str, object]]]) -> list[Answer]:
     return [Answer.from_dict(row) for row in reply["answers"]]
+
+
+def _no_fault_of_the_system(answers: list[Answer]) -> list[Answer]:
+    """Answers, those that were not good as SHORT where the system lacks something."""
+    bad = [a for a in answers if a.kind in (REFUSED, WRONG)]
+    short = shortage(*(a.evidence for a in bad)) if bad else ""
+    return [Answer(a.probe, SHORT, short) if short and a in bad else a for a in answers]
 
 
 @contextlib.contextmanager
