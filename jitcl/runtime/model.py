@@ -45,7 +45,6 @@ from jitcl.runtime.stepped import Fallback
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@telling
 def compile(
     model: Any,
     *,

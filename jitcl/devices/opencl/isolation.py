@@ -30,6 +30,7 @@ from typing import Any
 from jitcl import config, forking, ownership
 from jitcl.devices.frames import HEAD, child_command, packed, unnamed_file, unpacked
 from jitcl.devices.opencl.platform import Found
+from jitcl.devices.shortage import CODES
 from jitcl.errors import DeviceError
 
 MOST_WORKERS = 4
@@ -396,9 +397,9 @@ def impossible() -> str:
 
 
 def _no_process(error: OSError) -> WorkerFault:
-    return WorkerFault("refused", "start", "", f"no process can be started: {error}",
-                       "  The system lacks memory, processes or files that may be opened "
-                       "(`ulimit -a`).")
+    lacking = ("  The system lacks memory, processes or files that may be opened (`ulimit -a`)."
+               if error.errno in CODES else _ADVICE)
+    return WorkerFault("refused", "start", "", f"no process can be started: {error}", lacking)
 
 
 def _check_possible() -> None:
