@@ -83,6 +83,7 @@ def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
     space = sizes_of(kernel)[0].space
     plain = simple(kernel)
     nest, inner = parallel_nest(plain)
+    nest = nest or [For(E.var("item", extent=1), "parallel", ())]       # of one element
     total = math.prod(f.extent for f in nest)
     plain = replace(plain, body=spread(nest, "item", inner, axes=1))
     r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
