@@ -22,8 +22,8 @@ from jitcl.devices.frames import child_command, read_frame, write_frame
 from jitcl.errors import DeviceError, JitclError
 
 _SAID = 400                 # characters of a dead engine's last line
-# OpenBLAS takes them for the CPU that it finds, which halves its speed: engines run as they would
-# for somebody who has set neither.
+# OpenBLAS takes them in place of what it finds, at up to half of its speed: engines run as they
+# would for somebody who has set neither.
 _DROPPED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
