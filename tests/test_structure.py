@@ -162,6 +162,20 @@ def test_frontends_and_passes_do_not_know_each_other():
     assert ("frontends", "passes") not in pairs
 
 
+def family(module: str) -> str:
+    """"opencl" or "cpu" of a template's module, "" of what all share."""
+    parts = module.split(".")
+    folder = parts[2] if parts[:2] == ["jitcl", "templates"] and len(parts) > 2 else ""
+    return next((f for f in ("opencl", "cpu") if folder == f or folder.endswith(f"_{f}")), "")
+
+
+def test_templates_of_one_language_do_not_know_those_of_another():
+    assert family("jitcl.templates.conv_cpu.template") == "cpu"
+    assert family("jitcl.templates.opencl.tiling") == "opencl"
+    assert [str(i) for i in all_imports() if family(i.module) and family(i.target)
+            and family(i.module) != family(i.target)] == []
+
+
 def test_each_library_is_imported_in_its_place_only():
     assert [str(i) for i in all_imports() if leaves_confinement(i)] == []
 

@@ -83,7 +83,7 @@ def _kernels(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
 def kernel_text(step: Step, source: KernelSource, first: str, name: str) -> str:
     """Head comment, launch and source of one step's kernel, or where that source is."""
     mark = COMMENT[source.language]
-    launch = launch_text(step)
+    launch = launch_text(step, source)
     head = step.head + (f"{mark} launch: {launch}\n" if launch else "")
     if source.options:
         head += f"{mark} build options: {' '.join(source.options)}\n"
@@ -99,8 +99,9 @@ def steps_text(lowered: LoweredModel) -> str:
     for k, step in enumerate(plan.steps):
         lines.append(f"{k} {step.name}: {step.kernel}")
         lines.append(f"    {amount(step.flops, 'FLOP')}, {amount(step.bytes, 'B')}")
-        if launch_text(step):
-            lines.append(f"    launch {launch_text(step)}")
+        launch = launch_text(step, lowered.kernels[step.kernel])
+        if launch:
+            lines.append(f"    launch {launch}")
         for b in step.buffers:
             spec = plan.buffers[b]
             way = "writes" if b in step.writes else "reads "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl.cli.console import duration, table
 from jitcl.cli.lowered import FUSE, LoweredModel
-from jitcl.codegen.plan import BufferSpec, Plan, Step
+from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step
 from jitcl.codegen.text import amount
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def geometry(step: Step) -> str:
     return f"{'x'.join(map(str, step.global_size))} by {local}"
 
 
-def launch_text(step: Step) -> str:
-    """Launch geometry, and the integer parameters behind the buffers."""
-    params = f"params {', '.join(map(str, step.params))}" if step.params else ""
+def launch_text(step: Step, source: KernelSource) -> str:
+    """Launch geometry, and the integer parameters behind the buffers: "each 1, tasks 64"."""
+    params = ", ".join(f"{name} {value}" for name, value in zip(source.params, step.params))
     return "; ".join(filter(None, (geometry(step), params)))
 
 

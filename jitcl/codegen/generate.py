@@ -204,7 +204,7 @@ class _Generator:
         if variant.rung.name:
             head += f"{mark} written {variant.rung.says}, since the driver fails: {variant.why}\n"
         self.steps.append(Step(
-            launch.name, kernel.entry, buffers, emitted.params, emitted.global_size,
+            launch.name, kernel.entry, buffers, tuple(emitted.params.values()), emitted.global_size,
             emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
             variant.rung.name))
 

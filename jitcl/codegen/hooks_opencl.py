@@ -175,7 +175,7 @@ class OpenClHooks(Hooks):
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
         done = schedule(kernel, ENTRY, self.target)
-        return Emitted("arranged", done.body, arguments, (copy,), (), done.global_size,
+        return Emitted("arranged", done.body, arguments, (copy,), {}, done.global_size,
                        done.local_size)
 
     def apart(self) -> tuple[Scratch, OpenClHooks, Emitted]:

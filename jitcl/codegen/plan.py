@@ -37,6 +37,7 @@ class KernelSource:
     language: Language
     options: tuple[str, ...] = ()           # build options (OpenCL)
     template: str = ""                      # "" = generated loops
+    params: tuple[str, ...] = ()            # names of the integer arguments behind the buffers
 
     @property
     def features(self) -> frozenset[str]:

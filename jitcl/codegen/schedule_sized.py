@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jitcl.codegen.loops import flatten, inline_lets, merge_loops
@@ -38,7 +39,7 @@ class Sized:
     """A kernel's text; `params` are what it takes behind its buffers."""
 
     body: str
-    params: tuple[int, ...]
+    params: Mapping[str, int]
     global_size: tuple[int, ...] = ()
     local_size: tuple[int, ...] = ()
 
@@ -75,7 +76,7 @@ def sized_for_cpu(kernel: Kernel, entry: str) -> Sized:
     space = sizes_of(kernel)[0].space
     plain = share(simple(kernel), addresses=False)
     text = render_kernel(plain, entry, renderer=SizedRenderer)
-    return Sized(text, tuple(space.atom(n) for n in parameters(text)))
+    return Sized(text, {f"size{n}": space.atom(n) for n in parameters(text)})
 
 
 def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
@@ -90,7 +91,7 @@ def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
     local = min(GROUP, target.max_work_group)
     text = r.scheduled(entry, (local,))
     items = (total + local - 1) // local * local
-    return Sized(text, tuple(space.atom(n) for n in parameters(text)), (items,), (local,))
+    return Sized(text, {f"size{n}": space.atom(n) for n in parameters(text)}, (items,), (local,))
 
 
 class SizedRenderer(NumbaRenderer):

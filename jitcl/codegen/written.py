@@ -106,7 +106,7 @@ class Writer:
         digest = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:10]
         entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
         body = text.replace(ENTRY, entry)
-        return KernelSource(entry, body, self.language, options, template)
+        return KernelSource(entry, body, self.language, options, template, tuple(emitted.params))
 
     def _options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
         """Build options: the kernel's own, the target's, none to optimise where that is wrong, and

@@ -9,8 +9,8 @@ the `.j2` files beside it are the kernel's text. Fused prologues and epilogues r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +55,7 @@ class Emitted:
     body: str  # text with ENTRY for the function's name
     arguments: tuple[Argument, ...]
     writes: tuple[Argument, ...]
-    params: tuple[int, ...] = ()
+    params: Mapping[str, int] = field(default_factory=dict)      # behind the buffers, in order
     global_size: tuple[int, ...] = ()
     local_size: tuple[int, ...] = ()
     options: tuple[str, ...] = ()

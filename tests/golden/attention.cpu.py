@@ -58,7 +58,7 @@ def arranged_0092746842(args, tid, nthreads):
 # from the graph
 # x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
 # 387 kFLOP, 30.4 kB; template attention_cpu
-# launch: params 2, 40, 24, 4, 1344, 192, 832, 1, 24, 960
+# launch: batch 2, m_count 40, depth 24, m_tiles 4, k_image 1344, k_panel 192, v_image 832, q_heads 1, q_head 24, q_image 960
 
 from math import inf, nan
 from jitcl.devices.cpu.scheduling import in_memory, in_order

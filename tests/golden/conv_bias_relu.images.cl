@@ -2,7 +2,7 @@
 // from the graph
 // x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
 // 0 FLOP, 28.9 kB; template conv_opencl
-// launch: 256 by 64; params 1, 256, 14, 14, 16, 16, 1, 1, 1, 1, 1, 1, 1, 1
+// launch: 256 by 64; each 1, rows 256, height 14, width 14, oh 16, ow 16, kh 1, kw 1, sh 1, sw 1, dh 1, dw 1, top 1, left 1
 
 __kernel void patches_22e749fd68(
     __global const float *restrict x,
@@ -33,7 +33,7 @@ int each, int rows, int height, int width, int oh, int ow, int kh, int kw, int s
 // from the graph
 // x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
 // 1.82 MFLOP, 60 kB; template conv_opencl
-// launch: 256 by 64; params 1, 224, 8, 28, 0, 32, 16, 3, 3, 14, 14, 56, 4, 16, 16, 1, 256, 4096, 1, 4608, 576
+// launch: 256 by 64; each 1, tasks 224, m_tiles 8, n_tiles 28, m_inner 0, m_count 32, c_count 16, kh 3, kw 3, oh 14, ow 14, vectors 56, row_vectors 4, h_step 16, ky_step 16, dw 1, plane 256, x_image 4096, groups 1, wt_group 4608, wt_tile 576
 
 #ifndef JITCL_MAX_F32X4
 #define JITCL_MAX_F32X4

@@ -21,7 +21,7 @@ def arranged_5fe3d391d1(args, tid, nthreads):
 # from the graph
 # x0 f32[1,16,14,14], x1 f32[16,1,3,3] -> y f32[1,16,14,14]
 # 56.4 kFLOP, 29.5 kB; template depthwise_cpu
-# launch: params 1, 16, 2, 14, 14, 1, 2048, 0, 128, 3, 128, 0, 1568, 14, 14
+# launch: n_count 1, channels 16, kbs 2, oh 14, ow 14, column_tiles 1, a_block 2048, a_first 0, a_row 128, taps 3, tap_row 128, y_first 0, y_block 1568, y_width 14, y_height 14
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import lane_tile

@@ -19,7 +19,7 @@ def arranged_a2b9dd76bd(args, tid, nthreads):
 # from the graph
 # x0 f32[1,16,28,28], x1 f32[16,16,1,1] -> y f32[1,16,28,28; NCHW8c]
 # 401 kFLOP, 101 kB; template conv_cpu
-# launch: params 1, 16, 2, 1, 1, 784, 1, 157, 12544, 0, 0, 2, 32, 1, 1, 8, 8, 6272, 224, 8, 256, 0, 6272, 28, 28, 1, 12544, 0, 0
+# launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, n0 2, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 6272, s1 224, s2 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
@@ -125,7 +125,7 @@ def relu_0649baff1f(args, tid, nthreads):
 # from the graph
 # x0 f32[1,16,28,28; NCHW8c], x1 f32[16,16,1,1], x2 f32[1,16,28,28; NCHW8c] -> y f32[1,16,28,28; NCHW8c]
 # 426 kFLOP, 152 kB; template conv_cpu
-# launch: params 1, 16, 2, 1, 1, 784, 1, 157, 12544, 0, 0, 2, 32, 1, 1, 8, 8, 6272, 224, 8, 256, 0, 6272, 28, 28, 1, 12544, 0, 0
+# launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, n0 2, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 6272, s1 224, s2 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile

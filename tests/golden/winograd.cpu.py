@@ -21,7 +21,7 @@ def arranged_ad8806fe78(args, tid, nthreads):
 # from the graph
 # x0 f32[1,16,28,28], x1 f32[24,16,3,3], x2 f32[24,1,1] -> y f32[1,24,28,28; NCHW8c]
 # 5.46 MFLOP, 188 kB; template winograd_cpu
-# launch: params 49, 7, 49, 3, 28, 28, 2, 336, 14400, 7200, 0, 240, 1, 24, 3, 3, 8, 128, 0, 6272, 28, 28
+# launch: tiles 49, tile_columns 7, total 49, blocks 3, oh 28, ow 28, cbs 2, position 336, a_image 14400, a_block 7200, a_first 0, a_row 240, n_count 1, channels 24, kbs 3, kgs 3, last 8, wt_position 128, y_first 0, y_block 6272, y_width 28, y_height 28
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile

@@ -21,7 +21,7 @@ def arranged_3f4898e90d(args, tid, nthreads):
 # from the graph
 # x0 f32[1,32,28,28], x1 f32[40,32,3,3], x2 f32[40,1,1] -> y f32[1,40,28,28; NCHW8c]
 # 0 FLOP, 357 kB; template winograd_cpu
-# launch: params 49, 7, 49, 5, 28, 28, 4, 336, 28800, 7200, 0, 240
+# launch: tiles 49, tile_columns 7, total 49, blocks 5, oh 28, ow 28, cbs 4, position 336, a_image 28800, a_block 7200, a_first 0, a_row 240
 
 from math import inf, nan
 from jitcl.devices.cpu.vector import *
@@ -111,7 +111,7 @@ def transformed_c9e6d15fbc(args, tid, nthreads):
 # from the graph
 # x0 f32[1,32,28,28], x1 f32[40,32,3,3], x2 f32[40,1,1] -> y f32[1,40,28,28; NCHW8c]
 # 18.1 MFLOP, 552 kB; template winograd_cpu
-# launch: params 49, 7, 49, 5, 28, 28, 4, 336, 1, 40, 5, 5, 8, 256, 0, 6272, 28, 28
+# launch: tiles 49, tile_columns 7, total 49, blocks 5, oh 28, ow 28, cbs 4, position 336, n_count 1, channels 40, kbs 5, kgs 5, last 8, wt_position 256, y_first 0, y_block 6272, y_width 28, y_height 28
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile

@@ -207,7 +207,7 @@ def stored_queries(scores: Writer, rows: int) -> Queries | None:
 
 
 def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries | None
-            ) -> tuple[int, ...]:
+            ) -> dict[str, int]:
     """The values of PARAMS."""
     s, r = a.scores, a.result
     k_panel, v_panel = s.k * tile.blocks * width, r.k * v_tile.blocks * width
@@ -219,4 +219,4 @@ def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries 
         "q_heads": stored.heads if stored else 1, "q_head": stored.head if stored else 0,
         "q_image": stored.image if stored else 0,
     }
-    return tuple(values[name] for name in PARAMS)
+    return {name: values[name] for name in PARAMS}

@@ -17,6 +17,7 @@ from jitcl.ir.group import Group
 from jitcl.passes.gates import gated
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import alike, operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
@@ -62,46 +63,6 @@ PIECES = 4  # that the weights of a single pixel come in, for the threads
 WIDE = 8  # groups of output channels that use an input from memory before the next is read
 WIDE_TILES = 16  # of each of those groups: 224 KiB of sums
 WIDE_BYTES = 2 << 20  # an input larger than this is read from memory, or from a slow last cache
-
-
-@dataclass(frozen=True)
-class ConvShape:
-    """A convolution as numbers. A 1-D one has one row."""
-
-    n: int
-    c: int  # input channels
-    k: int
-    size: tuple[int, int]  # input height and width
-    out: tuple[int, int]
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]  # top, left, bottom, right
-    groups: int
-
-
-def shape_of(node: Node) -> ConvShape:
-    """The numbers of a conv node of 1 or 2 spatial axes."""
-    x, w = (i.type.dims for i in node.inputs[:2])
-    one = len(x) == 3
-
-    def two(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-        return (missing, values[0]) if one else (values[0], values[1])
-
-    pads = node.attr("pads")
-    four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
-    return ConvShape(
-        x[0],
-        x[1],
-        w[0],
-        two(x[2:], 1),
-        two(node.type.dims[2:], 1),
-        two(w[2:], 1),
-        two(node.attr("strides"), 1),
-        two(node.attr("dilations"), 1),
-        four,
-        node.attr("group"),
-    )
 
 
 def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: int) -> np.ndarray:
@@ -269,7 +230,7 @@ class Writer:
             offset_at=2 + len(operands) if zero else None,
             y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
-            params=PARAMS if self.gate is None else (*PARAMS, "gate_image"),
+            params=self.param_names(),
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             NB=tile.blocks,
@@ -364,7 +325,7 @@ class Writer:
         kbs: int,
         kgs: int,
         flat: bool,
-    ) -> tuple[int, ...]:
+    ) -> dict[str, int]:
         s, lanes = self.s, self.lanes
         _, blocks, height, width = physical
         row, block = width * lanes, height * width * lanes
@@ -412,5 +373,9 @@ class Writer:
             "y_top": y_top,
             "y_left": y_left,
         }
-        gate_image = () if self.gate is None else (math.prod(self.gate.type.physical[1:]),)
-        return (*(values[name] for name in PARAMS), *gate_image)
+        if self.gate is not None:
+            values["gate_image"] = math.prod(self.gate.type.physical[1:])
+        return {name: values[name] for name in self.param_names()}
+
+    def param_names(self) -> tuple[str, ...]:
+        return PARAMS if self.gate is None else (*PARAMS, "gate_image")

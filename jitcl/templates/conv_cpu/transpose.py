@@ -16,7 +16,8 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Emitted
-from jitcl.templates.conv_cpu.template import FEW_CHANNELS, ConvShape, Phase, Writer, padded_input
+from jitcl.templates.conv_cpu.template import FEW_CHANNELS, Phase, Writer, padded_input
+from jitcl.templates.convolution import ConvShape
 
 
 class ConvTransposeCpu:

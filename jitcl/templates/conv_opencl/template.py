@@ -18,7 +18,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
-from jitcl.templates.conv_cpu.template import ConvShape, shape_of
+from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.gemm_opencl.product import (
     Operand,
     Product,
@@ -200,5 +200,5 @@ class _Writer:
         stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
         arguments: tuple[Argument, ...] = (x, weights, *epilogue.nodes, hooks.group.root)
         return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
-                                 tuple(params[name] for name in PARAMS), sizes, local,
+                                 {name: params[name] for name in PARAMS}, sizes, local,
                                  images=image)]

@@ -10,7 +10,8 @@ import numpy as np
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
-from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
+from jitcl.templates.conv_cpu.template import padded_input
+from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
@@ -132,5 +133,5 @@ class DepthwiseCpu:
         }
         packed = Packed(w, f"depthwise {width}", partial(pack_filters, width=width))
         arguments: tuple[Argument, ...] = (a, packed, *operands, group.root)
-        params = tuple(values[name] for name in PARAMS)
+        params = {name: values[name] for name in PARAMS}
         return [*before, Emitted(f"depthwise_{columns}", body, arguments, (group.root,), params)]

@@ -9,7 +9,7 @@ import numpy as np
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, Packed
-from jitcl.templates.conv_cpu.template import shape_of
+from jitcl.templates.convolution import shape_of
 from jitcl.templates.opencl.window import Windows, emit_windows, suitable, vector_width
 
 

@@ -300,7 +300,7 @@ class Writer:
 
     def params(
         self, tile: Tile, nbs: int, k_block: int, rows_of_a: Rows | None, wide: bool
-    ) -> tuple[int, ...]:
+    ) -> dict[str, int]:
         s, rows = self.s, tile.rows * tile.columns
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
@@ -323,7 +323,7 @@ class Writer:
             "b_panel": tile.blocks * self.width if wide else panel,
             "row_steps": max(0, (k_block // rows).bit_length() - 1),
         }
-        return tuple(values[name] for name in PARAMS)
+        return {name: values[name] for name in PARAMS}
 
     def rows(self, height: int) -> tuple[Argument, Emitted]:
         """a in tiles of `height` rows side by side, [batch][m_tiles][K][height]."""

@@ -80,7 +80,7 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
         a_period=a.period, b_image=b.image, b_panel=p.k * tile.span)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
-                                    tuple(values[name] for name in PARAMS), sizes, local,
+                                    {name: values[name] for name in PARAMS}, sizes, local,
                                     images=(*a_image, *b_image))]
 
 

@@ -220,13 +220,13 @@ class _Writer:
         y: Argument = root if whole else Scratch(
             f"parts of {root.type}", "f32", (self.splits, total))
         stem = f"gemm_tiled_{t.bm}x{t.bn}"
-        product = Emitted(stem, body, (*nodes, y), (y,), (),
+        product = Emitted(stem, body, (*nodes, y), (y,), {},
                           (self.splits * self.groups * t.items,), (t.items,))
         if whole:
             return [product]
         body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue, **sizes)
         group = min(JOIN, hooks.target.max_work_group)
-        joined = Emitted("join", body, (y, *epilogue.nodes, root), (root,), (),
+        joined = Emitted("join", body, (y, *epilogue.nodes, root), (root,), {},
                          (-(-total // group) * group,), (group,))
         return [product, joined]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitcl.ir.graph import Node
 from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
-from jitcl.templates.conv_cpu.template import ConvShape
+from jitcl.templates.convolution import ConvShape
 from jitcl.templates.opencl.tiling import launch
 
 PARAMS = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
@@ -49,8 +49,8 @@ def patches(hooks: Any, x: Node, s: ConvShape, window: Window, combine: str = "a
     body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=ctype, params=PARAMS,
                         fill=fill(combine, ctype))
     each, sizes, local = launch(rows, hooks.target)
-    params = (each, rows, *s.size, *out, *kernel, *window.strides, *window.dilations, s.pads[0],
-              s.pads[1])
+    values = (each, rows, *s.size, *out, *kernel, *window.strides, *window.dilations, *s.pads[:2])
+    params = dict(zip(PARAMS, values, strict=True))
     return copy, Emitted("patches", body, (x, copy), (copy,), params, sizes, local)
 
 
@@ -69,5 +69,5 @@ def whole_planes(hooks: Any, x: Node, s: ConvShape, combine: str = "add"
     body = hooks.render("opencl/padded.cl.j2", entry=ENTRY, type=ctype, params=PADDED,
                         fill=fill(combine, ctype))
     each, sizes, local = launch(planes, hooks.target)
-    params = (each, planes, *s.size, *size, s.pads[0], s.pads[1])
+    params = dict(zip(PADDED, (each, planes, *s.size, *size, *s.pads[:2]), strict=True))
     return [Emitted("padded", body, (x, copy), (copy,), params, sizes, local)], copy, size

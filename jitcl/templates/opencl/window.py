@@ -9,7 +9,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted
-from jitcl.templates.conv_cpu.template import ConvShape
+from jitcl.templates.convolution import ConvShape
 from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
 from jitcl.templates.opencl.planes import padded, whole_planes
 from jitcl.templates.opencl.tiling import WIDTHS, launch
@@ -83,4 +83,4 @@ def emit_windows(p: Windows, hooks: Any) -> list[Emitted]:
     weights = () if p.weights is None else (p.weights,)
     arguments: tuple[Argument, ...] = (planes, *weights, *epilogue.nodes, hooks.group.root)
     return [*before, Emitted(f"{p.kind}_{kh}x{kw}x{width}", body, arguments, (hooks.group.root,),
-                             tuple(values[name] for name in PARAMS), sizes, local)]
+                             {name: values[name] for name in PARAMS}, sizes, local)]

@@ -60,7 +60,7 @@ class PoolCpu:
             scalar_lines=scalar,
         )
         values = pool_params(node, group.root, width)
-        params = tuple(values[name] for name in PARAMS)
+        params = {name: values[name] for name in PARAMS}
         return [Emitted(node.op, body, (x, *operands, group.root), (group.root,), params)]
 
 

@@ -8,7 +8,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Emitted
-from jitcl.templates.conv_cpu.template import ConvShape
+from jitcl.templates.convolution import ConvShape
 from jitcl.templates.opencl.window import Windows, emit_windows, suitable, vector_width
 
 KINDS = {"max_pool": "max", "average_pool": "mean"}

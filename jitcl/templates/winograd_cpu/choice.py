@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitcl.target import Target
-from jitcl.templates.conv_cpu.template import ConvShape
+from jitcl.templates.convolution import ConvShape
 from jitcl.templates.cpu.tiling import Tile, choose_tile, step_cycles
 from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms
 

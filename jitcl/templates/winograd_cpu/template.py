@@ -17,7 +17,8 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
-from jitcl.templates.conv_cpu.template import ConvShape, padded_input, shape_of
+from jitcl.templates.conv_cpu.template import padded_input
+from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.winograd_cpu.choice import Blocking, choices
 from jitcl.templates.winograd_cpu.transforms import Transforms, relative_error
@@ -113,7 +114,7 @@ class _Writer:
         """The step that transforms all data."""
         names = (*TILES, *DATA)
         body = self.render("data", names, [])
-        params = tuple(values[name] for name in names)
+        params = {name: values[name] for name in names}
         return Emitted("transformed", body, (a, data), (data,), params)
 
     def products(self, source: Argument, values: dict[str, int]) -> Emitted:
@@ -135,7 +136,7 @@ class _Writer:
         arguments: tuple[Argument, ...] = (source, packed, *operands, self.group.root)
         outputs = f"{1 if b.rows else b.outputs}x{b.outputs}"
         stem = f"winograd_{outputs}_{b.tile.columns}x{b.tile.blocks}"
-        params = tuple(values[name] for name in names)
+        params = {name: values[name] for name in names}
         return Emitted(stem, body, arguments, (self.group.root,), params)
 
     def render(self, file: str, names: tuple[str, ...], operands: list[Node], **more: Any) -> str:

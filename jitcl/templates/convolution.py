@@ -1,0 +1,47 @@
+"""A convolution as numbers, for the templates of every device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitcl.ir.graph import Node
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """A convolution as numbers. A 1-D one has one row."""
+
+    n: int
+    c: int  # input channels
+    k: int
+    size: tuple[int, int]  # input height and width
+    out: tuple[int, int]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]  # top, left, bottom, right
+    groups: int
+
+
+def shape_of(node: Node) -> ConvShape:
+    """The numbers of a conv node of 1 or 2 spatial axes."""
+    x, w = (i.type.dims for i in node.inputs[:2])
+    one = len(x) == 3
+
+    def two(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+        return (missing, values[0]) if one else (values[0], values[1])
+
+    pads = node.attr("pads")
+    four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
+    return ConvShape(
+        x[0],
+        x[1],
+        w[0],
+        two(x[2:], 1),
+        two(node.type.dims[2:], 1),
+        two(w[2:], 1),
+        two(node.attr("strides"), 1),
+        two(node.attr("dilations"), 1),
+        four,
+        node.attr("group"),
+    )
