@@ -10,6 +10,7 @@ import pytest
 import jitcl
 from jitcl import config
 from jitcl.codegen.generate import generate
+from jitcl.codegen.written import Writer
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Chain
@@ -19,6 +20,7 @@ from jitcl.passes.base import run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
+from jitcl.runtime.memory import plan_memory
 
 DEVICE = CpuDevice()
 g = GraphBuilder()
@@ -244,3 +246,25 @@ def test_scores_take_no_memory():
     assert max(b.nbytes for b in generated.plan.buffers) < 8 * 512 * 512 * 4
     flops = sum(s.flops for s in generated.plan.steps)
     assert flops > 2 * 8 * 512 * 512 * (64 + 64)             # both products are counted
+
+
+def test_a_chain_that_no_template_writes_is_its_groups(monkeypatch):
+    """As on a lower rung of the ladder, where a chain was made for the first."""
+    y, inputs = attention((1, 2, 32, 32, 16, 16))
+    graph = run_passes(Graph("a", tuple(inputs), (("y", y),)), pipeline(DEVICE.target, Options()))
+    made = []
+
+    def chain(self: Writer, group: Chain) -> object:
+        made.append(group)
+        return written(self, group) if len(made) == 1 else None
+
+    written = Writer.chain
+    monkeypatch.setattr(Writer, "chain", chain)
+    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    assert len(made) == 2 and len(plan.steps) >= 3
+    assert not any(k.template == "attention_cpu" for k in plan.kernels)
+    rng = np.random.default_rng(0)
+    feeds = [rng.standard_normal(n.type.dims).astype(np.float32) for n in inputs]
+    plan = plan_memory(plan, DEVICE.memory_mode, alignment=DEVICE.target.alignment)
+    (got,) = DEVICE.load(plan).run(feeds)
+    np.testing.assert_allclose(got, expected(*feeds), rtol=1e-4, atol=1e-5)

@@ -104,13 +104,13 @@ class Ladder:
         if not writer.target.packed_weights:
             group = unpack(group, self.unpacked)
         if not rung.split:
-            yield writer.write(group, name, memo)
+            yield from writer.write(group, name, memo)
             return
         for k, node in enumerate(group.members):
             whole = Group(node, frozenset(), node if node is group.anchor else None)
             if node is group.root or node.type.size:
                 part = name if node is group.root else f"{name}_{node.op}_{k}"
-                yield writer.write(whole, part, memo)
+                yield from writer.write(whole, part, memo)
 
     def _refused(self, rung: Rung, parts: tuple[Written, ...]) -> Refusal | None:
         """The first kernel that is known to fail."""

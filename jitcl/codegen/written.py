@@ -54,14 +54,22 @@ class Writer:
     def language(self) -> Language:
         return LANGUAGE[self.target.kind]
 
-    def write(self, group: Group, name: str, memo: Memo) -> Written:
-        """The kernels of a template where one accepts the group, else generated loops; `memo` keeps
-        what is lowered for other writers.
+    def write(self, group: Group, name: str, memo: Memo) -> tuple[Written, ...]:
+        """The group's kernels; those of each of its parts, where it is a chain that no template
+        writes. `memo` keeps what is lowered for other writers.
         """
-        if isinstance(group, Chain):
-            found = self.chain(group)
-            assert found is not None, "a chain is made where a template writes it"
-            return Written(group, self._launches(group, name, found[0], found[1]))
+        if not isinstance(group, Chain):
+            return (self._one(group, name, memo),)
+        found = self.chain(group)
+        if found is not None:
+            return (Written(group, self._launches(group, name, found[0], found[1])),)
+        *before, last = group.parts
+        names = [f"{name}_{(part.anchor or part.root).op}_{k}" for k, part in enumerate(before)]
+        return tuple(self._one(part, own, memo)
+                     for part, own in zip((*before, last), (*names, name)))
+
+    def _one(self, group: Group, name: str, memo: Memo) -> Written:
+        """The kernels of a template where one accepts the group, else generated loops."""
         for template in TEMPLATES if self.templates and not group_is_sized(group) else ():
             if template.language != self.language:
                 continue
