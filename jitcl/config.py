@@ -210,7 +210,7 @@ def variable(name: str) -> Variable:
 def _parse(var: Variable, text: str, origin: str) -> Any:
     try:
         return var.parse(text)
-    except ValueError:
+    except (ValueError, OverflowError, RuntimeError):   # of numbers; of the home of ~nobody
         raise OptionError(
             f"{origin}: got '{text}', wanted {var.allowed}\n"
             f"  It sets: {var.help}\n"

@@ -47,7 +47,7 @@ repeat on a quiet machine what you want to publish.
               help="A device to time, as `jitcl run` takes it; repeatable.  [default: auto]")
 @model_options_but_device
 @input_option
-@click.option("--seed", default=0, show_default=True,
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
               help="Seed of the random numbers for inputs that are not given.")
 @picture_options
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True,

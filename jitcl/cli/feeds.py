@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.cli.options import Shape, full_shapes, named_shapes, only_input
 from jitcl.errors import InputError
+from jitcl.ir.files import check_regular
 from jitcl.ir.types import Dim
+from jitcl.runtime.arrays import as_array
 
 if TYPE_CHECKING:
     from jitcl.frontends.values import ValueType
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+# what reading a damaged .npy or .npz raises; NotImplementedError: an archive packed otherwise
+UNREADABLE = (ValueError, EOFError, MemoryError, NotImplementedError, OverflowError, SyntaxError,
+              TypeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -137,18 +143,19 @@ def _read(value: str, tensor: Tensor, scaling: Scaling) -> np.ndarray:
     if tensor.value is not None:
         return _from_json(value, tensor, tensor.value)
     try:
-        return np.asarray(json.loads(value), dtypes.to_numpy(tensor.dtype))
-    except (ValueError, TypeError, OverflowError):
+        numbers = json.loads(value)
+    except (ValueError, RecursionError):
         raise InputError(
             f"-i {tensor.name}={value}: wanted a file (.npy, .npz, or a picture: "
             f"{', '.join(PICTURES)}), or numbers such as [1, 2, 3]") from None
+    return as_array(numbers, tensor.dtype, f"-i {tensor.name}: input {tensor}")
 
 
 def _from_json(value: str, tensor: Tensor, type: ValueType) -> Any:
     """Strings, sequences, optionals and maps: lists, null and objects of JSON."""
     try:
         return _built(json.loads(value), type)
-    except (ValueError, TypeError, OverflowError, AttributeError):
+    except (ValueError, TypeError, OverflowError, AttributeError, RecursionError):
         raise InputError(f"-i {tensor.name}={value}: wanted {type} as JSON: strings in quotes, a "
                          "list for a sequence, null for an empty optional") from None
 
@@ -165,10 +172,10 @@ def _built(raw: Any, type: ValueType) -> Any:
 
 def _load(path: Path) -> Any:
     try:
-        return np.load(path, allow_pickle=False)
+        return np.load(check_regular(path), allow_pickle=False)
     except OSError as e:
         raise InputError(f"cannot read '{path}': {e.strerror or e}") from e
-    except (ValueError, EOFError, zipfile.BadZipFile) as e:
+    except UNREADABLE as e:
         raise InputError(f"'{path}' holds no arrays as numpy.save writes them: {e}") from e
 
 
@@ -179,7 +186,7 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     with loaded:
         try:
             return dict(loaded.items())
-        except (ValueError, zipfile.BadZipFile) as e:
+        except (OSError, *UNREADABLE) as e:
             raise InputError(f"'{path}' holds arrays that cannot be read: {e}") from e
 
 
@@ -217,15 +224,15 @@ def _read_picture(path: Path, tensor: Tensor, scaling: Scaling) -> np.ndarray:
                          "  Wanted [N,C,H,W] or [N,H,W,C] with 1, 3 or 4 channels.")
     height, width, channels = (tensor.shape[a] for a in axes)
     try:
-        with Image.open(path) as image:
+        with Image.open(check_regular(path)) as image:
             size = (width if isinstance(width, int) else image.width,
                     height if isinstance(height, int) else image.height)
             picture = image.convert(MODES[channels if isinstance(channels, int) else 3])
             if size != image.size:
                 picture = picture.resize(size, Image.Resampling.BILINEAR)
             pixels = np.asarray(picture)
-    except UnidentifiedImageError:
-        raise InputError(f"'{path}' is no picture that Pillow can read") from None
+    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as e:
+        raise InputError(f"'{path}' is no picture that Pillow can read: {e}") from None
     except OSError as e:
         raise InputError(f"cannot read '{path}': {e.strerror or e}") from e
     x = scaling.apply(pixels.reshape(*pixels.shape[:2], -1), dtypes.to_numpy(tensor.dtype))

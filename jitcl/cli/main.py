@@ -7,8 +7,12 @@ traceback, as every other error does. Subcommands import what they need when the
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
-from typing import Any
+import os
+import sys
+from typing import Any, NoReturn
 
 import click
 
@@ -18,6 +22,7 @@ from jitcl.cli.cache import cache
 from jitcl.cli.devices import devices
 from jitcl.cli.dump import dump
 from jitcl.cli.run import run
+from jitcl.devices.shortage import system_error
 from jitcl.errors import JitclError, OptionError
 
 EPILOG = """\b
@@ -54,6 +59,11 @@ class Commands(click.Group):
             if _debug():
                 raise
             raise Failure(error) from error
+        except MemoryError as error:
+            told = system_error(error)
+            if told is None or _debug():
+                raise
+            raise Failure(told) from error
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -87,5 +97,31 @@ for _command in (run, bench, dump, devices, cache):
 
 
 def main() -> None:
-    """Entry point of the command."""
-    cli(prog_name="jitcl")
+    """Entry point of the command. What is written and does not arrive (a full disk, a pipe that is
+    closed) is told in one line, or not at all where nobody reads on.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:       # closed by the caller, who wants none of it
+            handle = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(handle, "w", encoding="utf-8"))
+    if hasattr(sys.stdout, "reconfigure"):   # names that the terminal has no letters for
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            cli(prog_name="jitcl")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if _debug() and error.filename is not None:
+            raise
+        _refused(error)
+
+
+def _refused(error: OSError) -> NoReturn:
+    """End with status 1, saying what the system refused; without a file's name it is the output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for Python's own end
+    if error.errno != errno.EPIPE:
+        what = "write to standard output" if error.filename is None else f"use '{error.filename}'"
+        with contextlib.suppress(OSError):
+            click.echo(f"jitcl.JitclError: cannot {what}: {error.strerror or error}", err=True)
+    sys.exit(1)

@@ -31,7 +31,7 @@ class ShapeType(click.ParamType):
         if isinstance(value, tuple):
             return value
         name, _, dims = value.rpartition("=")
-        if not re.fullmatch(r"(\d+([,x]\d+)*)?", dims):
+        if not re.fullmatch(r"([0-9]{1,18}([,x][0-9]{1,18})*)?", dims):
             self.fail(f"'{value}' is no shape: write NAME=1,3,224,224", param, ctx)
         return name, tuple(int(d) for d in re.split("[,x]", dims) if d)
 
@@ -123,6 +123,8 @@ def open_with(model: Path, device: str, precision: str, memory: str, tuning: str
 
 def named_shapes(model: Model, shapes: Sequence[Shape]) -> dict[str, tuple[int, ...]]:
     """--shape options by input name; InputError where a name is missing, unknown or given twice."""
+    from jitcl.runtime.inputs import check_shape
+
     found: dict[str, tuple[int, ...]] = {}
     for name, dims in shapes:
         name = name or only_input(model, "--shape NAME=DIMS")
@@ -139,6 +141,7 @@ def named_shapes(model: Model, shapes: Sequence[Shape]) -> dict[str, tuple[int, 
                                          for w, d in zip(want, dims)):
             raise InputError(f"--shape {name}={','.join(map(str, dims))} does not fit "
                              f"input {by_name[name]}")
+        check_shape(by_name[name], dims)
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.cli.feeds import picture_axes
 from jitcl.errors import InputError
+from jitcl.ir.files import read_regular
 
 MIN_CLASSES = 5              # vectors of so many elements show their best
 MIN_PIXELS = 8               # height and width from which an output may be a picture
@@ -74,8 +75,8 @@ def best(array: Any, count: int = 5) -> list[tuple[int, float]]:
 def read_labels(path: Path) -> list[str]:
     """One name of a class a line."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
+        return read_regular(path).decode("utf-8").splitlines()
+    except (OSError, ValueError) as e:       # ValueError: not UTF-8, or a zero byte in the name
         raise InputError(f"cannot read labels '{path}': {e}") from e
 
 

@@ -41,7 +41,8 @@ Examples:
 @model_options
 @input_option
 @click.option("--random", is_flag=True, help="Random numbers for inputs that are not given.")
-@click.option("--seed", default=0, show_default=True, help="Seed of --random.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
+              help="Seed of --random.")
 @picture_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT",
               help="Save outputs: OUT.npz, OUT.npy (one output), or a folder of .npy files.")

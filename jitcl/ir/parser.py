@@ -20,6 +20,7 @@ import numpy as np
 from lark.exceptions import VisitError
 
 from jitcl.errors import ParseError
+from jitcl.ir.files import check_regular, read_regular
 from jitcl.ir.graph import Graph
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.kernel_reader import KernelReader
@@ -71,13 +72,13 @@ def load_graph(path: str | os.PathLike[str], *, known_ops: Collection[str] | Non
     side = side_file(path)
     if side.exists():
         try:
-            with np.load(side, allow_pickle=False) as arrays:
+            with np.load(check_regular(side), allow_pickle=False) as arrays:
                 constants = dict(arrays.items())
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
             raise ParseError(f"'{side}' holds the constants of '{path}' and is damaged ({e}): "
                              "write the graph again") from e
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except UnicodeDecodeError as e:
         raise ParseError(f"'{path}' is no text: byte {e.start} is not UTF-8") from e
     return parse_graph(text, constants=constants, known_ops=known_ops, infer=infer,

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from jitcl import dtypes
 from jitcl.errors import JitclError
 
+MOST_AXES = 32                  # of a tensor: NumPy before 2.0 has no more
+MOST_BYTES = 1 << 47            # of a tensor: what a process can address at most
+
 
 @dataclass(frozen=True)
 class Sym:

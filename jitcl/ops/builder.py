@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import JitclError, NeedsValue, ShapeError, TypeError_
 from jitcl.ir.graph import Data, Node, const, toposort
-from jitcl.ir.types import TensorType
+from jitcl.ir.sizes import has_size
+from jitcl.ir.types import MOST_AXES, MOST_BYTES, TensorType
 from jitcl.ops.core import OPS, Op
 
 Operand = Node | int | float | bool
+MOST_COMPUTED = 1 << 31         # bytes of a value that import computes
 
 
 def lookup(name: str) -> Op:
@@ -30,10 +33,25 @@ def lookup(name: str) -> Op:
 def infer(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> TensorType:
     """The result type of an op on operand types."""
     try:
-        return lookup(op).infer(*types, **attrs)
+        found = lookup(op).infer(*types, **attrs)
+        if not has_size(found.shape):
+            _check_shape(found)
+        return found
     except (ShapeError, TypeError_) as error:
         operands = ", ".join(map(str, types))
         raise type(error)(f"{op}({operands}): {error}") from None
+
+
+def _check_shape(type: TensorType) -> None:
+    """ShapeError for sizes below 0, and for more than any machine holds."""
+    dims = [d for d in type.shape if isinstance(d, int)]
+    if len(dims) > MOST_AXES:
+        raise ShapeError(f"it would make a tensor of {len(dims)} axes; {MOST_AXES} is the most")
+    if any(d < 0 for d in dims):
+        raise ShapeError(f"it would make {type}: sizes are 0 or more")
+    if math.prod(dims) * dtypes.itemsize(type.dtype) > MOST_BYTES:
+        raise ShapeError(f"it would make {type}: more than any machine holds "
+                         f"({MOST_BYTES >> 40} TiB)")
 
 
 class GraphBuilder:
@@ -89,12 +107,21 @@ def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.nda
             raise NeedsValue(n.attr("name"), "an op's parameters are computed from it")
         else:
             arrays = [memo[i] for i in n.inputs]
+            if not has_size(n.type.shape):
+                affordable(n.type)
             if n.op == "sizes" or any(a.dtype == object for a in arrays):
                 from jitcl.ops.sizes import arithmetic
                 memo[n] = arithmetic(n, lookup(n.op).ref, *arrays)
             else:
                 memo[n] = reference(n, *arrays)
     return memo[node]
+
+
+def affordable(type: TensorType) -> None:
+    """ShapeError for more than import should compute with NumPy."""
+    if type.nbytes > MOST_COMPUTED:
+        raise ShapeError(f"{type} would be computed while the model is read: {type.nbytes >> 20} "
+                         f"MiB, {MOST_COMPUTED >> 20} MiB is the most")
 
 
 def reference(node: Node, *arrays: np.ndarray) -> np.ndarray:
@@ -127,4 +154,5 @@ def is_const(node: Node) -> bool:
     return node.op == "const"
 
 
-__all__ = ["Data", "GraphBuilder", "evaluate", "freeze", "infer", "is_const", "lookup", "reference"]
+__all__ = ["Data", "GraphBuilder", "affordable", "evaluate", "freeze", "infer", "is_const",
+           "lookup", "reference"]

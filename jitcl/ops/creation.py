@@ -13,7 +13,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.sizes import has_size, whole
 from jitcl.ir.types import TensorType
-from jitcl.ops.builder import GraphBuilder
+from jitcl.ops.builder import GraphBuilder, affordable
 from jitcl.ops.core import (
     F32,
     I64,
@@ -27,6 +27,8 @@ from jitcl.ops.core import (
     sample,
 )
 from jitcl.ops.movement import ints
+
+FEW = 1 << 16                   # numbers of a range that are kept as a constant
 
 
 @onnx_rule("ConstantOfShape")
@@ -61,8 +63,15 @@ def _range(g: GraphBuilder, node: Any) -> Node:
     if not delta or not np.isfinite([start, limit, delta]).all():
         raise ShapeError(f"a range from {start} to {limit} by {delta} has no end: "
                          f"wanted finite numbers, delta not 0")
-    wide = np.float64 if dtypes.is_float(dtype) else np.int64
+    if not dtypes.is_float(dtype):
+        first, last, step = (int(v) for v in (start, limit, delta))
+        count = max(0, -((first - last) // step))
+        if count > FEW:                      # made where it is read
+            return g.cast(g.arange(start=first, delta=step, count=count), to=dtype)
+        return g.const([first + i * step for i in range(count)], dtype)
+    wide = np.float64
     count = max(0, int(np.ceil((wide(limit) - wide(start)) / wide(delta))))
+    affordable(TensorType("f64", (count,)))
     return g.const(wide(start) + np.arange(count) * wide(delta), dtype)
 
 
@@ -72,6 +81,7 @@ def _eye_like(g: GraphBuilder, node: Any) -> Node:
     if x.type.rank != 2:
         raise ShapeError(f"EyeLike needs a matrix, got {x.type}")
     to = onnx_dtype(node.attrs["dtype"]) if "dtype" in node.attrs else x.type.dtype
+    affordable(x.type.with_(dtype="f64"))
     return g.const(np.eye(x.type.dims[0], x.type.dims[1], k=node.attrs.get("k", 0)), to)
 
 

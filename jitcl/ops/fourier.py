@@ -20,7 +20,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
-from jitcl.ops.builder import GraphBuilder
+from jitcl.ops.builder import GraphBuilder, affordable
 from jitcl.ops.core import (
     F16,
     F32,
@@ -91,6 +91,7 @@ def _product(g: GraphBuilder, x: Node, table: Array, columns: int, parts: int) -
 def _transform(g: GraphBuilder, x: Node, n: int, sign: int, bins: int, scale: float = 1.0) -> Node:
     """The first `bins` of n: [rows, m <= n, 1 or 2] -> [rows, bins, 2], times `scale`."""
     _, m, parts = x.type.dims
+    affordable(TensorType("f64", (n, 16)))   # tables of several times n complex numbers
     if m * parts * bins * 2 <= (TABLE if _factor(n) > 1 else PRIME_TABLE):
         return _product(g, x, _table(m, bins, n, sign, (parts, 2)) * scale, bins, 2)
     x = _lengthened(g, x, n)
@@ -365,6 +366,7 @@ def mel_weights(bins: int, length: int, rate: int, low: float, high: float) -> A
     """[length // 2 + 1, bins]: triangles over a spectrum, evenly apart on the mel scale,
     mel(f) = 2595 log10(1 + f / 700) (O'Shaughnessy, 1987), with corners at whole bins."""
     start, end = (2595 * math.log10(1 + f / 700) for f in (low, high))
+    affordable(TensorType("f64", (length // 2 + 1, bins)))
     mel = np.linspace(start, end, bins + 2, endpoint=False)
     hertz = 700 * (10 ** (mel / 2595) - 1)
     corners = np.floor((length + 1) * hertz / rate)

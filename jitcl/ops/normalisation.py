@@ -335,11 +335,13 @@ def lrn(
 
 @onnx_rule("LRN")
 def _lrn(g: GraphBuilder, node: Any) -> Node:
-    a = node.attrs
+    a, x = node.attrs, node.inputs[0]
+    size = int(a["size"])
+    window = min(size, 2 * x.type.dims[1] + size % 2)    # wider ones see all channels, too
     return g.lrn(
-        node.inputs[0],
-        size=int(a["size"]),
-        alpha=float(a.get("alpha", 1e-4)),
+        x,
+        size=window,
+        alpha=float(a.get("alpha", 1e-4)) * window / size,
         beta=float(a.get("beta", 0.75)),
         bias=float(a.get("bias", 1.0)),
     )

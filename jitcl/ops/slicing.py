@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import ShapeError, TypeError_
+from jitcl.errors import ModelError, ShapeError, TypeError_
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
@@ -121,8 +121,13 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
     sizes = node.static(1)
     if sizes is None:
         count = node.attrs.get("num_outputs", node.n_outputs)
+        if count < node.n_outputs:
+            raise ModelError(f"num_outputs is {count}, but it has {node.n_outputs} outputs")
         each = -(-whole // count)
-        sizes = [min(each, max(0, whole - k * each)) for k in range(count)]
+        sizes = [min(each, max(0, whole - k * each)) for k in range(min(count, whole + 1))]
+        sizes += [0] * (node.n_outputs - len(sizes))
+    if min(ints(sizes), default=0) < 0:
+        raise ShapeError(f"split sizes {list(ints(sizes))}: sizes are 0 or more")
     if sum(ints(sizes)) != whole:
         raise ShapeError(f"split sizes {list(ints(sizes))} do not add up to axis {axis} "
                          f"of {x.type}")
@@ -135,6 +140,9 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
 
 
 # ---- concat and pad
+
+FEW_PARTS = 64
+
 
 def _concat_type(*xs: TensorType, axis: int) -> TensorType:
     axis = norm_axis(axis, xs[0].rank)
@@ -156,15 +164,29 @@ def concat(s: KernelBuilder, ix: Index, *xs: Loader, axis: int) -> Expr:
     """Operands one after another along an axis."""
     axis = norm_axis(axis, len(ix))
     end = s.out.dims[axis]
-    value: Expr | None = None
-    for x in reversed(xs):                             # the last operand is the innermost 'else'
+    parts: list[tuple[int, Expr]] = []                 # (where it ends, elements), the last first
+    for x in reversed(xs):
         start = end - x.shape[axis]
         if start < end:
             here = ix[axis] - start
-            part = x(*ix[:axis], here, *ix[axis + 1:], guard=s.inside(here, x.shape[axis]))
-            value = part if value is None else s.select(ix[axis] < end, part, value)
+            parts.append((end, x(*ix[:axis], here, *ix[axis + 1:],
+                                 guard=s.inside(here, x.shape[axis]))))
         end = start
-    return value if value is not None else s.const(0, xs[0].dtype)
+    return _chosen(s, ix[axis], parts) if parts else s.const(0, xs[0].dtype)
+
+
+def _chosen(s: KernelBuilder, at: Expr, parts: Sequence[tuple[int, Expr]]) -> Expr:
+    """The part that an index lies in. Few are told apart one by one, the last part being the
+    innermost 'else'; many by halves, as compilers nest expressions to a depth of 200 at most.
+    """
+    if len(parts) > FEW_PARTS:
+        half = len(parts) // 2
+        return s.select(at < parts[half][0], _chosen(s, at, parts[half:]),
+                        _chosen(s, at, parts[:half]))
+    value = parts[0][1]
+    for end, part in parts[1:]:
+        value = s.select(at < end, part, value)
+    return value
 
 
 @onnx_rule("Concat")

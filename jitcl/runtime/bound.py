@@ -17,6 +17,7 @@ from jitcl.devices.base import Binding
 from jitcl.errors import InputError
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.types import Sym
+from jitcl.runtime.arrays import as_array, plain
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.source import Tensor
 
@@ -46,7 +47,9 @@ class Bound:
         checks: Sequence[IndexCheck] = (),
     ) -> None:
         self.model, self.in_place = model, binding is not None
-        self.inputs = Inputs(model.inputs, {**arrays, **(binding.inputs if binding else {})})
+        bound = binding.inputs if binding else {}
+        self.inputs = Inputs(model.inputs, {
+            n: bound[n] if n in bound else np.array(a) for n, a in {**arrays, **bound}.items()})
         self._results = dict(binding.outputs) if binding else {}
         self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
                           if n in self._results}
@@ -79,16 +82,29 @@ class Inputs(Mapping[str, np.ndarray]):
         self.arrays = dict(arrays)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        self._known(name)
         return self.arrays[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.arrays.get(name, default)
+
+    def _known(self, name: Any) -> None:
+        if not isinstance(name, str) or name not in self.arrays:
+            raise InputError(f"there is no input '{name}'; bound are {', '.join(self.arrays)}")
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Copy values in; InputError where name, dtype or shape are others."""
-        if name not in self.arrays:
-            raise InputError(f"there is no input '{name}'; bound are {', '.join(self.arrays)}")
-        array, given = self.arrays[name], np.asarray(value)
+        self._known(name)
+        array, tensor = self.arrays[name], self._tensors[name]
+        given = plain(value, f"input {tensor}")
+        if isinstance(value, (bool, int, float, list, tuple)) and given.shape == array.shape:
+            given = as_array(value, tensor.dtype, f"input {tensor}")
         if given.dtype != array.dtype or given.shape != array.shape:
             raise InputError(
-                f"input {self._tensors[name]}: got {given.dtype}{list(given.shape)}, bound is "
+                f"input {tensor}: got {given.dtype}{list(given.shape)}, bound is "
                 f"{array.dtype}{list(array.shape)}\n  bind() once more for other shapes.")
         array[...] = given
 
@@ -99,12 +115,12 @@ class Inputs(Mapping[str, np.ndarray]):
         return len(self.arrays)
 
 
-def not_bound(inputs: Sequence[Tensor], shapes: Mapping[str, Any]) -> InputError:
-    """Why these inputs can't be bound, where `shapes` are known beside theirs."""
+def not_bound(inputs: Sequence[Tensor], shapes: Mapping[str, Any], door: str) -> InputError:
+    """Why `door` (bind, prepare) can't go on, where `shapes` are known beside theirs."""
     for t in inputs:
         if t.value is not None:
-            return InputError(f"bind: input {t} is no array: feed it to run()")
+            return InputError(f"{door}: input {t} is no array: feed it to run()")
     unknown = [str(t) for t in inputs if not t.optional and t.name not in shapes
                and any(isinstance(d, Sym) for d in t.shape)]
-    return InputError(f"bind: the model leaves the shape of {', '.join(unknown)} open\n"
+    return InputError(f"{door}: the model leaves the shape of {', '.join(unknown)} open\n"
                       "  Pass shapes={name: shape}.")

@@ -26,6 +26,7 @@ from pathlib import Path
 from jitcl import config, forking, ownership
 from jitcl.errors import CacheError
 from jitcl.runtime import digests, entry, locks
+from jitcl.runtime.arguments import folder_of
 from jitcl.runtime.entry import Buffer, DamagedEntry
 from jitcl.target import Target
 
@@ -461,7 +462,7 @@ def _unlink(path: Path) -> int:
 
 def kernel_cache(root: str | Path | None = None) -> KernelCache:
     """The process's cache at a directory: one object, so that its counters count everything."""
-    path = ownership.cache_root() if root is None else ownership.usable(Path(root))
+    path = ownership.cache_root() if root is None else ownership.usable(folder_of(root))
     return _shared_cache(path, config.get("cache_size"))
 
 

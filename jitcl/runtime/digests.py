@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jitcl import ownership
+from jitcl.ir.files import MOST_BYTES, check_regular
 
 SETTLED_NS = 3_000_000_000    # file systems tell times by up to 2 s
 CHUNK = 1 << 20
@@ -34,8 +35,9 @@ def digest(data: bytes) -> str:
 
 def file_digest(path: Path, root: Path | None) -> str:
     """The digest of a file's bytes; read again only where its size or times differ from those that
-    are remembered under `root` (None: always). Raises OSError.
+    are remembered under `root` (None: always). Raises OSError, also for what is no regular file.
     """
+    check_regular(path, MOST_BYTES)
     before = _stat(path)
     note = None if root is None else _note(path, root)
     known = None if note is None else _remembered(note, before)

@@ -264,7 +264,10 @@ class Families:
     def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
         """A new family that these shapes belong to."""
         space = Space()
-        sized = self._symbolic(space, shapes)
+        try:
+            sized = self._symbolic(space, shapes)
+        except SizePinned:                      # larger than a size may be
+            return None
         pattern = pattern_of(sized)
         if not space.atoms:
             return None

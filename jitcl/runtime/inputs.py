@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,9 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import InputError
-from jitcl.ir.types import Sym, TensorType
+from jitcl.ir.types import MOST_BYTES, Sym, TensorType
+from jitcl.runtime.arguments import shapes_of
+from jitcl.runtime.arrays import as_array
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.values import check_value
 
@@ -42,17 +45,7 @@ class Again:
 def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The fed values in the order of the inputs; InputError where one does not fit. Names of
     dimensions are hints: two of one name may differ, as in onnxruntime."""
-    if not isinstance(feeds, Mapping):
-        raise InputError(
-            f"run() takes a dict of input name -> array, got {type(feeds).__name__}; "
-            f"call the model itself to pass arrays by position"
-        )
-    known = {t.name: t for t in inputs}
-    for name in feeds:
-        if name not in known:
-            raise InputError(
-                f"there is no input '{name}'; the inputs are {', '.join(map(str, inputs))}"
-            )
+    feeds = feeds_of(feeds, inputs)
     arrays = {}
     for t in inputs:
         if t.name in feeds and t.value is not None:
@@ -68,17 +61,24 @@ def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str,
     return arrays
 
 
-def _check(t: Tensor, value: Any) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as e:
-        raise InputError(f"input {t}: got a {type(value).__name__} that is no array: {e}") from e
-    want = dtypes.to_numpy(t.dtype)
-    if array.dtype != want:
+def feeds_of(feeds: Any, inputs: Sequence[Tensor]) -> Mapping[str, Any]:
+    """InputError unless it is a dict by names of the inputs."""
+    if not isinstance(feeds, Mapping):
         raise InputError(
-            f"input {t}: got dtype {array.dtype}, wanted {want}; "
-            f"convert it with array.astype({_spelled(t.dtype)})"
+            f"run() takes a dict of input name -> array, got {type(feeds).__name__}; "
+            f"call the model itself to pass arrays by position"
         )
+    known = {t.name for t in inputs}
+    for name in feeds:
+        if name not in known:
+            raise InputError(
+                f"there is no input '{name}'; the inputs are {', '.join(map(str, inputs))}"
+            )
+    return feeds
+
+
+def _check(t: Tensor, value: Any) -> np.ndarray:
+    array = as_array(value, t.dtype, f"input {t}")
     if array.ndim != len(t.shape):
         raise InputError(f"input {t}: got {array.ndim} axes {array.shape}, wanted {len(t.shape)}")
     for axis, (got, dim) in enumerate(zip(array.shape, t.shape)):
@@ -89,15 +89,10 @@ def _check(t: Tensor, value: Any) -> np.ndarray:
     return array
 
 
-def _spelled(dtype: str) -> str:
-    """The dtype as `astype` takes it."""
-    name = dtypes.numpy_name(dtype)
-    return name if "." in name else f"'{name}'"
-
-
 def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     """A shape to compile for, as ints; InputError where it is none or does not fit the input."""
-    dims = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    dims = tuple(shape) if isinstance(shape, (tuple, list)) else (
+        tuple(shape.tolist()) if isinstance(shape, np.ndarray) and shape.ndim == 1 else (shape,))
     for axis, d in enumerate(dims):
         if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
             raise InputError(
@@ -108,13 +103,17 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     for axis, (got, want) in enumerate(zip(dims, t.shape)):
         if isinstance(want, int) and got != want:
             raise InputError(f"shapes: axis {axis} of input {t} is {got}, the model says {want}")
+    if math.prod(int(d) for d in dims) * dtypes.itemsize(t.dtype) > MOST_BYTES:
+        raise InputError(f"shapes: {dims} of input {t} is more than any machine holds: "
+                         f"{MOST_BYTES >> 40} TiB is the most")
     return tuple(int(d) for d in dims)
 
 
 def fixed_shapes(
-    inputs: Sequence[Tensor], shapes: Mapping[str, Any]
+    inputs: Sequence[Tensor], shapes: Mapping[str, Any] | None
 ) -> dict[str, tuple[int, ...]] | None:
     """All input shapes, from the model and from `shapes`; None while one is unknown."""
+    shapes = shapes_of(shapes)
     known = {t.name for t in inputs}
     for name in shapes:
         if name not in known:
@@ -131,4 +130,4 @@ def fixed_shapes(
     return found
 
 
-__all__ = ["Again", "check_feeds", "check_shape", "fixed_shapes"]
+__all__ = ["Again", "check_feeds", "check_shape", "feeds_of", "fixed_shapes"]

@@ -16,8 +16,7 @@ import numpy as np
 
 from jitcl import __version__, config, dtypes, forking
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Device, Progress
-from jitcl.devices.select import open_device
+from jitcl.devices.base import Device, DeviceInfo, Progress
 from jitcl.devices.shortage import telling
 from jitcl.errors import (
     DeviceLostError,
@@ -25,16 +24,17 @@ from jitcl.errors import (
     KernelFault,
     NeedsValue,
     NotOneGraph,
-    OptionError,
     OutOfMemoryError,
 )
 from jitcl.passes.options import Options
+from jitcl.runtime.arguments import device_of, isolation_of, progress_of, strict_of
+from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound, not_bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.digests import stamp
 from jitcl.runtime.families import Families, Member
 from jitcl.runtime.indices import check_computed, check_indices
-from jitcl.runtime.inputs import Again, check_feeds, fixed_shapes
+from jitcl.runtime.inputs import Again, check_feeds, feeds_of, fixed_shapes
 from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
@@ -48,7 +48,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def compile(
     model: Any,
     *,
-    device: str | Device = "auto",
+    device: str | Device | DeviceInfo | None = "auto",
     precision: str = "high",
     memory: str = "normal",
     tuning: str = "none",
@@ -62,7 +62,7 @@ def compile(
 
     model: path of an .onnx or .jitcl file, bytes, an onnx.ModelProto, or a jitcl Graph.
     device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]",
-    "reference".
+    "reference", or one of `jitcl.devices()`.
     precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
     where possible.
     memory: "low", "normal" or "high". tuning: "none"; there is no search yet, other values raise.
@@ -97,7 +97,7 @@ def compile(
 def open_model(
     model: Any,
     *,
-    device: str | Device = "auto",
+    device: str | Device | DeviceInfo | None = "auto",
     precision: str = "high",
     memory: str = "normal",
     tuning: str = "none",
@@ -108,13 +108,10 @@ def open_model(
 ) -> Model:
     """`compile` without compiling: that waits for `prepare`, or for the first run."""
     options = Options(precision, memory, tuning)
-    if isolation not in (None, *config.ISOLATION):
-        raise OptionError(
-            f"isolation: got {isolation!r}, wanted one of {', '.join(config.ISOLATION)}, or None "
-            "for JITCL_ISOLATION"
-        )
-    chosen = open_device(device) if isinstance(device, str) else device
-    source = open_source(model, kernel_cache(cache_dir).root)
+    isolation, strict = isolation_of(isolation), strict_of(strict)
+    progress, root = progress_of(progress), kernel_cache(cache_dir).root
+    chosen = device_of(device)
+    source = open_source(model, root)
     return Model(source, chosen, options, strict, cache_dir, progress, isolation)
 
 
@@ -235,10 +232,7 @@ class Model:
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
         """
-        fixed = self.fixed_shapes(shapes)
-        if fixed is None:
-            raise not_bound(self.inputs, shapes or {})
-        arrays, special = self._compiled_for(fixed)
+        arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
         if special is None:
             return Bound(self, arrays, None)
         return Bound(self, arrays, special.executable.bind(), special.checks)
@@ -248,16 +242,23 @@ class Model:
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the
         first run.
         """
-        self._compiled_for(shapes)
+        self._compiled_for(self._all_shapes(shapes, "prepare"))
+
+    def _all_shapes(self, shapes: Shapes | None, door: str) -> dict[str, tuple[int, ...]]:
+        """`fixed_shapes`, all of which must be known; `door`: who asks."""
+        fixed = self.fixed_shapes(shapes)
+        if fixed is None:
+            raise not_bound(self.inputs, shapes or {}, door)
+        return fixed
 
     def _compiled_for(
         self, shapes: Shapes
     ) -> tuple[dict[str, np.ndarray], Specialisation | None]:
-        """Zeros of these shapes, and what would run them; None where that waits for the first run,
-        or is a program.
+        """Zeros of these shapes, which take no memory, and what would run them; None where that
+        waits for the first run, or is a program.
         """
         arrays = {
-            t.name: np.zeros(shapes[t.name], dtypes.to_numpy(t.dtype))
+            t.name: np.broadcast_to(np.zeros((), dtypes.to_numpy(t.dtype)), shapes[t.name])
             for t in self.inputs
             if t.name in shapes
         }
@@ -277,7 +278,7 @@ class Model:
 
     def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
         """All input shapes, from the model and from `shapes`; None while one is unknown."""
-        return fixed_shapes(self.inputs, shapes or {})
+        return fixed_shapes(self.inputs, shapes)
 
     def report(self) -> Report:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
@@ -290,6 +291,7 @@ class Model:
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its
         key missed. Elements matter only of inputs that decide shapes."""
+        feeds = {n: plain(v, f"input '{n}'") for n, v in feeds_of(feeds, self.inputs).items()}
         if self.program is not None:
             part, inputs = self.program.first_part(feeds)
             if part is not None:

@@ -16,11 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import InputError, ModelError
+from jitcl.errors import InputError, ModelError, ParseError
 from jitcl.frontends.values import ValueType
+from jitcl.ir.files import read_regular
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Dim, Sym, TensorType
 from jitcl.runtime.digests import digest, file_digest
+
+MOST_BESIDE = 1 << 36           # bytes of a text graph's constants
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,9 @@ def parse(text: str) -> Graph:
     from jitcl.ops import OPS
     from jitcl.ops.builder import infer
 
+    if not isinstance(text, str):
+        raise ParseError(f"parse() takes the text of a graph, got {type(text).__name__}\n"
+                         "  Of a file: jitcl.compile(path), or parse(path.read_text()).")
     return parse_graph(text, known_ops=OPS, infer=infer)
 
 
@@ -194,7 +200,7 @@ def open_source(model: Any, root: Path | None = None) -> Source:
     if isinstance(model, (bytes, bytearray, memoryview)):
         data = bytes(model)
         return OnnxSource(data, "model", digest(data))
-    if hasattr(model, "SerializeToString"):
+    if type(model).__name__ == "ModelProto" and hasattr(model, "SerializeToString"):
         data = model.SerializeToString(deterministic=True)
         return OnnxSource(model, model.graph.name or "model", digest(data))
     raise ModelError(
@@ -207,15 +213,19 @@ def _open_path(path: Path, root: Path | None) -> Source:
     try:
         if path.suffix != ".jitcl":
             return OnnxSource(path, path.stem, file_digest(path, root))
-        data = path.read_bytes()
-    except OSError as e:
-        raise ModelError(f"cannot read model '{path}': {e.strerror or e}") from e
+        data = read_regular(path)
+    except (OSError, ValueError) as e:       # ValueError: no name that a file can have
+        reason = getattr(e, "strerror", None) or e
+        raise ModelError(f"cannot read model {str(path)!r}: {reason}") from e
     from jitcl.ir.parser import load_graph
     from jitcl.ir.printer import side_file
     from jitcl.ops import OPS
     from jitcl.ops.builder import infer
 
     side = side_file(path)
-    extra = side.read_bytes() if side.exists() else b""
-    graph = load_graph(path, known_ops=OPS, infer=infer)
+    try:
+        extra = read_regular(side, MOST_BESIDE) if side.exists() else b""
+        graph = load_graph(path, known_ops=OPS, infer=infer)
+    except OSError as e:
+        raise ModelError(f"cannot read '{e.filename}': {e.strerror or e}") from e
     return GraphSource(graph, path.stem, digest(data + extra))

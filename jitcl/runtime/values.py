@@ -12,6 +12,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import InputError
 from jitcl.frontends.values import ValueType, is_text, texts
+from jitcl.runtime.arrays import as_array, plain
 
 if TYPE_CHECKING:
     from jitcl.runtime.source import Tensor
@@ -36,23 +37,22 @@ def check_value(t: Tensor, type: ValueType, value: Any, where: str = "") -> Any:
             raise InputError(f"input {t}{where}: got {_kind(value)}, wanted a dict")
         return dict(value)
     if type.kind == "unknown":
-        return value if value is None or isinstance(value, (list, dict)) else np.asarray(value)
+        return (value if value is None or isinstance(value, (list, dict))
+                else plain(value, f"input {t}{where}"))
     return _tensor(t, type, value, where)
 
 
 def _tensor(t: Tensor, type: ValueType, value: Any, where: str) -> np.ndarray:
     if value is None or isinstance(value, dict):
         raise InputError(f"input {t}{where}: got {_kind(value)}, wanted an array")
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as e:
-        raise InputError(f"input {t}{where}: got {_kind(value)} that is no array: {e}") from e
-    if type.dtype == "string":
-        array = _strings(t, array, where)
+    if type.dtype in dtypes.STORED:
+        array = as_array(value, type.dtype, f"input {t}{where}")
     else:
-        want = dtypes.to_numpy(type.dtype) if type.dtype in dtypes.STORED else np.dtype(type.dtype)
-        if array.dtype != want:
-            raise InputError(f"input {t}{where}: got dtype {array.dtype}, wanted {want}")
+        array = plain(value, f"input {t}{where}")
+        if type.dtype == "string":
+            array = _strings(t, array, where)
+        elif array.dtype != np.dtype(type.dtype):
+            raise InputError(f"input {t}{where}: got dtype {array.dtype}, wanted {type.dtype}")
     if type.shape is None:
         return array
     if array.ndim != len(type.shape):

@@ -23,6 +23,9 @@ def check_opsets(proto: ModelProto, name: str) -> None:
     """ModelError for an opset that the installed onnx does not know, or none for ONNX's own ops."""
     newest = onnx.defs.onnx_opset_version()
     for opset in proto.opset_import:
+        if opset.domain in OWN and opset.version < 1:
+            raise ModelError(f"{name}: says that its ops are of opset {opset.version}; ONNX's are "
+                             f"numbered from 1 to {newest}\n  Export the model again.")
         if opset.domain in OWN and opset.version > newest:
             raise ModelError(
                 f"{name}: uses opset {opset.version}; the installed onnx {onnx.__version__} "

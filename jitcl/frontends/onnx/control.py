@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import GraphProto, NodeProto
 
-from jitcl.errors import UnsupportedError
+from jitcl.errors import ModelError, UnsupportedError
 from jitcl.frontends.onnx.model import constant, unreadable
 from jitcl.frontends.onnx.scope import MISSING, Scope, Value, tensors_in
 from jitcl.ir.graph import Node, const
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 32  # longer loops are not unrolled
 MAX_NODES = 2048  # nor those that would become more nodes than this
+MOST_UNROLLED = 20_000  # nodes of bodies in one import, after which no further loop is unrolled
 
 Values = list["Value | None"]
 Rule = Callable[["Importer", NodeProto, Values, dict[str, Any], Scope], "Values | None"]
@@ -41,6 +42,7 @@ def loop(
 ) -> Values:
     """Loop with a known trip count and conditions, unrolled."""
     body: GraphProto = attrs["body"]
+    _same(body, max(2, len(inputs)), len(proto.output) + 1)
     trips = None
     if inputs[0] is not None:
         count = im.known(_tensor(inputs[0], "its trip count"))
@@ -52,7 +54,7 @@ def loop(
     rows: list[list[Node]] = [[] for _ in body.output[1 + len(state) :]]
     step = 0
     while going and (trips is None or step < trips):
-        _bound(step + 1 if trips is None else trips, body)
+        _bound(im, step + 1 if trips is None else trips, body)
         given = [const(np.int64(step)), const(np.bool_(True)), *state]
         found = run_body(im, body, given, scope)
         if any(n is MISSING for v in found for n in tensors_in(v)):
@@ -75,13 +77,16 @@ def scan(
         raise UnsupportedError("Scan of opset 8, with a batch axis")
     body: GraphProto = attrs["body"]
     many = int(attrs["num_scan_inputs"])
+    _same(body, len(inputs), len(proto.output))
+    if many > len(inputs):
+        raise ModelError(f"attribute 'num_scan_inputs' is {many}, but it has {len(inputs)} inputs")
     tensors = [_tensor(x, "an input of it") for x in inputs]
     state: Values = list(tensors[: len(tensors) - many])
     over = tensors[len(tensors) - many :]
     axes = [norm_axis(a, x.type.rank) for a, x in zip(
         attrs.get("scan_input_axes") or (0,) * many, over)]
     steps = over[0].type.dims[axes[0]]
-    _bound(steps, body)
+    _bound(im, steps, body)
     if not steps:
         raise UnsupportedError("it makes no step, so that the shape of its results is not known")
     backwards = attrs.get("scan_input_directions") or (0,) * many
@@ -121,8 +126,19 @@ def run_body(
     inner = Scope(values, find, scope.opsets, scope.bound, scope, scope.prefix, scope.origin,
                   scope.depth + 1)
     names = [v.name for v in graph.output]
+    im.unrolled += len(graph.node)
     im.nodes(graph.node, names, inner)
     return [inner.find(name)[1] for name in names]
+
+
+def _same(body: GraphProto, inputs: int, outputs: int) -> None:
+    """ModelError where a body takes or gives another number of values than its node. (Outputs that
+    nobody reads may be left out of a node.)
+    """
+    if len(body.input) != inputs or len(body.output) < outputs:
+        raise ModelError(
+            f"its body '{body.name}' takes {len(body.input)} values and gives {len(body.output)}, "
+            f"but the node has {inputs} for it and wants {outputs}")
 
 
 def _tensor(value: Value | None, what: str) -> Node:
@@ -141,8 +157,12 @@ def _condition(im: Importer, value: Value | None) -> bool:
     return bool(known.reshape(-1)[0])
 
 
-def _bound(steps: int, body: GraphProto) -> None:
-    if steps > MAX_STEPS or steps * len(body.node) > MAX_NODES:
+def _bound(im: Importer, steps: int, body: GraphProto) -> None:
+    """UnsupportedError for a loop that is better not unrolled. Bodies of bodies multiply: what they
+    have become so far counts, too.
+    """
+    many = steps > MAX_STEPS or steps * len(body.node) > MAX_NODES
+    if many or im.unrolled > MOST_UNROLLED:
         raise UnsupportedError(
             f"its {steps} steps of {len(body.node)} nodes are too many to be unrolled")
 

@@ -15,6 +15,7 @@ from onnx import TensorProto, external_data_helper
 from jitcl import forking
 from jitcl.errors import ModelError
 from jitcl.frontends.onnx import slim
+from jitcl.ir.files import open_regular
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -55,14 +56,14 @@ class File:
 
     def __init__(self, path: Path, open: bool = False) -> None:
         self.path = path
-        self._file: BinaryIO | None = path.open("rb") if open else None
+        self._file: BinaryIO | None = open_regular(path) if open else None
         self._lock = forking.lock()
         self.size, self._changed = self._state(self._file)
 
     def read(self, start: int, count: int, what: str) -> np.ndarray[Any, Any]:
         """`count` bytes; ModelError naming what they are of where the file was written to."""
         if self._file is None:
-            with self.path.open("rb") as file:
+            with open_regular(self.path, None) as file:
                 return self._read(file, start, count, what)
         with self._lock:
             return self._read(self._file, start, count, what)

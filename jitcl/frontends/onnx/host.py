@@ -11,7 +11,7 @@ from onnx import NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from jitcl.errors import ModelError
-from jitcl.frontends.onnx import host_ml, tensors
+from jitcl.frontends.onnx import functions, host_ml, integrity, tensors
 from jitcl.frontends.onnx.model import constant
 from jitcl.frontends.values import is_text, signature, texts
 
@@ -31,6 +31,14 @@ def evaluator(node: NodeProto, opsets: Mapping[str, int], name: str) -> Run:
 
     It raises ModelError, naming the node and its operands, where the implementation fails.
     """
+    words = {a.name: helper.get_attribute_value(a) for a in node.attribute
+             if a.type in (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)}
+    try:
+        integrity.check_attributes(node, functions.domain_of(node), {
+            k: tuple(s.decode("utf-8", "replace") for s in v) if isinstance(v, list)
+            else v.decode("utf-8", "replace") for k, v in words.items()}, host=True)
+    except ModelError as error:
+        raise ModelError(f"node '{name}' ({node.op_type}): {error}") from error
     found, problem = _evaluator_or_error(node, opsets)
     if found is None:
         raise ModelError(f"node '{name}' ({node.op_type}): can't run on the host: {problem}")

@@ -25,7 +25,7 @@ from jitcl.errors import (
     NotOneGraph,
     UnsupportedError,
 )
-from jitcl.frontends.onnx import deciding, external, functions, opsets, tensors
+from jitcl.frontends.onnx import deciding, external, functions, integrity, opsets, tensors
 from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
@@ -74,6 +74,7 @@ class Importer:
         self.problems = Problems()
         self.located: JitclError | None = None  # an error that already names its node
         self.functions = {(f.domain, f.name, f.overload): f for f in model.proto.functions}
+        self.unrolled = 0  # nodes of bodies so far
         self._operands: tuple[Value | None, ...] = ()  # of the node of the graph that is imported
         self._inside = False  # whether a node of a body is imported for it
 
@@ -270,6 +271,8 @@ class Importer:
             return (constant_node(attributes, self.model.base, where),)
         plain = functions.rounded_defaults(proto, opset, inputs)
         plain |= {a.name: tensors.attribute(a, self.model.base, where) for a in attributes}
+        with self._naming(proto, domain, opset, inputs, origin.name):
+            integrity.check_attributes(proto, domain, plain)
         special = SPECIAL.get((domain, proto.op_type))
         if special is not None:
             with self._naming(proto, domain, opset, inputs, origin.name):

@@ -17,7 +17,7 @@ from onnx import ModelProto
 from jitcl import dtypes
 from jitcl.errors import ModelError, NotOneGraph
 from jitcl.forking import cached_property
-from jitcl.frontends.onnx import checking, external, functions, tensors
+from jitcl.frontends.onnx import checking, external, functions, integrity, tensors
 from jitcl.frontends.onnx.labels import labels_apart
 from jitcl.frontends.onnx.scope import Opaque
 from jitcl.frontends.values import ValueType
@@ -195,6 +195,7 @@ def load(source: str | Path | bytes | ModelProto) -> OnnxModel:
         del data                             # given bytes are as large as the weights are
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: holds no graph; it is not an ONNX model, or only a part of one")
+    integrity.check(proto, name)
     checking.check_opsets(proto, name)
     model = OnnxModel(labels_apart(_sorted(proto, name)), name, base)
     for name_of, tensor in model.initialisers.items():
@@ -264,7 +265,7 @@ def _parse(data: bytes, name: str) -> ModelProto:
         ) from error
     if proto.ir_version < 3 and proto.ir_version and not proto.opset_import:
         proto.opset_import.append(onnx.helper.make_opsetid("", 1))  # there was only one then
-    if not proto.ir_version or not proto.opset_import:
+    if proto.ir_version < 1 or not proto.opset_import:
         raise ModelError(
             f"{name}: is not an ONNX model: it has no IR version or no opset\n"
             f"  jitcl reads ONNX files (.onnx) and its own text (.jitcl)."

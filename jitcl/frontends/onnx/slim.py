@@ -18,6 +18,9 @@ from typing import BinaryIO
 
 from onnx import GraphProto, ModelProto, TensorProto
 
+from jitcl.errors import ModelError
+
+MOST_FIELDS = 1 << 21                   # of a file: each takes up to 100 times its bytes
 LARGE = 1 << 16                         # bytes of a tensor that is left in the file
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5        # wire types
 GRAPH = ModelProto.GRAPH_FIELD_NUMBER
@@ -31,67 +34,77 @@ class Malformed(Exception):
 
 def read(path: Path, file: BinaryIO) -> bytes:
     """The encoded ModelProto in an open file, its large initialisers as external data of `path`;
-    all of the file where it can't be taken apart. Raises OSError.
+    all of the file where it can't be taken apart. Raises OSError; ModelError for too many parts.
     """
     size = os.fstat(file.fileno()).st_size
     try:
-        return b"".join(_model(file, size, path.name))
+        return b"".join(_Parts(file, path).model(size))
     except Malformed:
         file.seek(0)
         return file.read()
 
 
-def _model(file: BinaryIO, end: int, name: str) -> Iterator[bytes]:
-    for field, _start, stop, head in _fields(file, end):
-        if field != GRAPH:
-            yield head + _rest(file, stop)
-            continue
-        graph = b"".join(_graph(file, stop, name))
-        yield _tag(GRAPH, BYTES) + _varint(len(graph)) + graph
+class _Parts:
+    """What is read of one file, in pieces."""
 
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path, self.seen = file, path, 0
 
-def _graph(file: BinaryIO, end: int, name: str) -> Iterator[bytes]:
-    for field, start, stop, head in _fields(file, end):
-        if field != INITIALIZER or stop - start <= LARGE:
-            yield head + _rest(file, stop)
-            continue
-        tensor = b"".join(_tensor(file, stop, name))
-        yield _tag(INITIALIZER, BYTES) + _varint(len(tensor)) + tensor
+    def model(self, end: int) -> Iterator[bytes]:
+        for field, _start, stop, head in self.fields(end):
+            if field != GRAPH:
+                yield head + _rest(self.file, stop)
+                continue
+            graph = b"".join(self.graph(stop))
+            yield _tag(GRAPH, BYTES) + _varint(len(graph)) + graph
 
+    def graph(self, end: int) -> Iterator[bytes]:
+        for field, start, stop, head in self.fields(end):
+            if field != INITIALIZER or stop - start <= LARGE:
+                yield head + _rest(self.file, stop)
+                continue
+            tensor = b"".join(self.tensor(stop))
+            yield _tag(INITIALIZER, BYTES) + _varint(len(tensor)) + tensor
 
-def _tensor(file: BinaryIO, end: int, name: str) -> Iterator[bytes]:
-    for field, start, stop, head in _fields(file, end):
-        if field != RAW_DATA or stop - start <= LARGE:
-            yield head + _rest(file, stop)
-            continue
-        stand_in = TensorProto(data_location=TensorProto.EXTERNAL)
-        for key, value in (("location", name), ("offset", start), ("length", stop - start)):
-            stand_in.external_data.add(key=key, value=str(value))
-        yield stand_in.SerializeToString()
-        file.seek(stop)
+    def tensor(self, end: int) -> Iterator[bytes]:
+        for field, start, stop, head in self.fields(end):
+            if field != RAW_DATA or stop - start <= LARGE:
+                yield head + _rest(self.file, stop)
+                continue
+            stand_in = TensorProto(data_location=TensorProto.EXTERNAL)
+            for key, value in (("location", self.path.name), ("offset", start),
+                               ("length", stop - start)):
+                stand_in.external_data.add(key=key, value=str(value))
+            yield stand_in.SerializeToString()
+            self.file.seek(stop)
 
-
-def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """(number, where its value begins, where it ends, what stands before the value) of each field
-    up to `end`; the file is at the value then, and must be at its end when the next is asked for.
-    """
-    while (begin := file.tell()) < end:
-        tag = _number(file)
-        field, wire = tag >> 3, tag & 7
-        if wire == VARINT:
-            size = 0
-            _number(file)
-        elif wire == BYTES:
-            size = _number(file)
-        elif wire in (FIXED32, FIXED64):
-            size = 4 if wire == FIXED32 else 8
-        else:
-            raise Malformed
-        start = file.tell()
-        if start + size > end:
-            raise Malformed
-        file.seek(begin)
-        yield field, start, start + size, file.read(start - begin)
+    def fields(self, end: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """(number, where its value begins, where it ends, what stands before the value) of each
+        field up to `end`; the file is at the value then, and must be at its end when the next is
+        asked for.
+        """
+        file = self.file
+        while (begin := file.tell()) < end:
+            tag = _number(file)
+            field, wire = tag >> 3, tag & 7
+            if wire == VARINT:
+                size = 0
+                _number(file)
+            elif wire == BYTES:
+                size = _number(file)
+            elif wire in (FIXED32, FIXED64):
+                size = 4 if wire == FIXED32 else 8
+            else:
+                raise Malformed
+            start = file.tell()
+            if start + size > end or not field:
+                raise Malformed
+            self.seen += 1
+            if self.seen > MOST_FIELDS:
+                raise ModelError(f"{self.path}: has more than {MOST_FIELDS} nodes and tensors; it "
+                                 "is no model, or was written by a faulty exporter")
+            file.seek(begin)
+            yield field, start, start + size, file.read(start - begin)
 
 
 def _rest(file: BinaryIO, stop: int) -> bytes:

@@ -42,7 +42,9 @@ _DTYPES: dict[int, str] = {
     TensorProto.UINT2: "u2",
 }
 FEW = 1 << 10  # elements of less than a byte that are taken apart at once: zero points and the like
+MOST_DENSE = 1 << 31  # bytes of a sparse tensor with its zeros
 KEPT = 1 << 16  # bytes of a tensor that are kept once they are read from a file
+NAMES = {code: name.lower() for name, code in TensorProto.DataType.items() if code}
 ELEM_TYPES = {short: number for number, short in _DTYPES.items()}
 
 
@@ -53,8 +55,7 @@ def dtype_of(elem_type: int) -> str | None:
 
 def dtype_name(elem_type: int) -> str:
     """ONNX's own name of a data type, for messages."""
-    known = {v: k for k, v in TensorProto.DataType.items()}
-    return str(known.get(elem_type, f"type {elem_type}")).lower()
+    return NAMES.get(elem_type, f"type {elem_type}")
 
 
 def to_node(tensor: TensorProto, base: external.Folder | None, what: str,
@@ -143,6 +144,10 @@ def to_dense(sparse: onnx.SparseTensorProto, base: external.Folder | None, what:
              ) -> np.ndarray[Any, Any]:
     """A sparse tensor (COO, linear or coordinate indices) with its zeros filled in."""
     values, indices = to_array(sparse.values, base, what), to_array(sparse.indices, base, what)
+    nbytes = math.prod(sparse.dims) * values.itemsize
+    if nbytes > MOST_DENSE or min(sparse.dims, default=0) < 0:
+        raise ModelError(f"{what}: a sparse tensor of shape {list(sparse.dims)} takes {nbytes} "
+                         f"bytes in full, which jitcl makes it; {MOST_DENSE} is the most")
     dense = np.zeros(tuple(sparse.dims), values.dtype)
     try:
         if indices.ndim == 1:

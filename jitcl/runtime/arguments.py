@@ -1,0 +1,101 @@
+"""What callers pass to the API, checked where it comes in: an error says which argument, what was
+got and what was wanted. Elements that are fed: `arrays`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jitcl import config
+from jitcl.errors import DeviceError, InputError, OptionError
+from jitcl.target import Target
+
+if TYPE_CHECKING:
+    from jitcl.devices.base import Device, Progress
+
+
+def shown(value: Any) -> str:
+    """A wrong value in a message: small plain ones as they are written, others by their type."""
+    if isinstance(value, (str, bytes, int, float, type(None))) and len(repr(value)) <= 80:
+        return repr(value)
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def device_of(given: Any) -> Device:
+    """The device of `device=`: text, a row of `jitcl.devices()`, an open device, None for "auto".
+    """
+    from jitcl.devices.base import DeviceInfo
+    from jitcl.devices.select import open_device
+
+    if isinstance(given, DeviceInfo):
+        given = given.spec
+    if given is None or isinstance(given, str):
+        return open_device("auto" if given is None else given)
+    if isinstance(getattr(given, "target", None), Target) and hasattr(given, "load"):
+        found: Device = given
+        return found
+    raise DeviceError(
+        f"device: got {shown(given)}, wanted text such as 'auto', 'cpu' or 'opencl:0', or one of "
+        "jitcl.devices()")
+
+
+def isolation_of(given: Any) -> str | None:
+    """OptionError unless it is one of config.ISOLATION, or None."""
+    if given is None or (isinstance(given, str) and given in config.ISOLATION):
+        return given
+    raise OptionError(
+        f"isolation: got {shown(given)}, wanted one of {', '.join(config.ISOLATION)}, or None "
+        "for JITCL_ISOLATION")
+
+
+def strict_of(given: Any) -> bool:
+    """OptionError unless it is True or False: "no" would count as true."""
+    if type(given).__name__ in ("bool", "bool_"):
+        return bool(given)
+    raise OptionError(f"strict: got {shown(given)}, wanted True or False")
+
+
+def progress_of(given: Any) -> Progress | None:
+    """OptionError unless it can be called as progress(done, total, what), or is None."""
+    if given is None:
+        return None
+    wanted = "wanted a function progress(done, total, what), or None"
+    if not callable(given):
+        raise OptionError(f"progress: got {shown(given)}, {wanted}")
+    try:
+        inspect.signature(given).bind(0, 1, "")
+    except TypeError as error:
+        raise OptionError(f"progress: {error}; {wanted}") from error
+    except ValueError:                       # some that are written in C do not say what they take
+        pass
+    return given  # type: ignore[no-any-return]
+
+
+def folder_of(given: Any, what: str = "cache_dir") -> Path:
+    """A directory's path, which need not be there; OptionError for what is none."""
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
+        raise OptionError(f"{what}: got {shown(given)}, wanted the path of a directory")
+    text = os.fspath(given)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:      # half a character
+        raise OptionError(f"{what}: {text!r} is no path here: {error}") from error
+    if "\0" in text or not text:
+        raise OptionError(f"{what}: {text!r} is no path"
+                          + (": it has a zero byte in it" if text else ""))
+    return Path(text)
+
+
+def shapes_of(given: Any, what: str = "shapes") -> Mapping[str, Any]:
+    """InputError unless it is a dict by input names; {} for None."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return given
+    raise InputError(f"{what}: got {shown(given)}, wanted a dict of input name -> shape, such as "
+                     "{'image': (1, 3, 224, 224)}")
