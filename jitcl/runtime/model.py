@@ -27,6 +27,7 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.passes.options import Options
+from jitcl.runtime import signature
 from jitcl.runtime.arguments import device_of, isolation_of, progress_of, strict_of
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound, not_bound
@@ -136,7 +137,7 @@ class Model:
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._last: Specialisation | None = None
         self._again: Again | None = None            # of _last, where the next run may be alike
-        meta = self._meta()
+        meta = signature.load(source, self.cache)
         self.inputs: tuple[Tensor, ...] = meta["inputs"]
         self.outputs: tuple[Tensor, ...] = meta["outputs"]
         self._beside: tuple[str, ...] = meta["beside"]
@@ -340,7 +341,7 @@ class Model:
         with self._lock:
             if self.program is None:
                 program = Program(source, self.cache, self.strict, self._part)
-                self._store_meta({**self._known(), "program": True})
+                self._store(program=True)
                 self.program, self._again = program, None
         return True
 
@@ -458,44 +459,13 @@ class Model:
 
     # ---- what is known of the model before it is parsed
 
-    def _meta_key(self) -> Key:
-        return Key(
-            {"model": self.source.digest, "code": code_version()}, f"model {self.source.name}"
-        )
-
-    def _meta(self) -> dict[str, Any]:
-        stored = self.cache.get("model", self._meta_key())
-        if stored is not None:
-            raw = json.loads(stored)
-            return {
-                "inputs": tuple(Tensor.of_row(r) for r in raw["inputs"]),
-                "by_value": raw["by_value"],
-                "outputs": tuple(Tensor.of_row(r) for r in raw["outputs"]),
-                "beside": tuple(raw["beside"]),
-                "program": raw["program"],
-            }
-        inputs, outputs, beside = self.source.signature()
-        meta = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": [],
-                "program": False}
-        self._store_meta(meta)
-        return meta
-
-    def _known(self) -> dict[str, Any]:
-        return {"inputs": self.inputs, "outputs": self.outputs, "beside": self._beside,
-                "by_value": self._by_value, "program": self.program is not None}
+    def _store(self, **changes: Any) -> None:
+        known = {"inputs": self.inputs, "outputs": self.outputs, "beside": self._beside,
+                 "by_value": self._by_value, "program": self.program is not None}
+        signature.store(self.source, self.cache, {**known, **changes})
 
     def _remember(self, name: str) -> None:
         """From now on the value of this input is part of the key, in later processes too."""
         if name not in self._by_value:
             self._by_value.append(name)
-            self._store_meta(self._known())
-
-    def _store_meta(self, meta: Mapping[str, Any]) -> None:
-        raw = {
-            "inputs": [t.row() for t in meta["inputs"]],
-            "outputs": [t.row() for t in meta["outputs"]],
-            "beside": list(meta["beside"]),
-            "by_value": list(meta["by_value"]),
-            "program": meta["program"],
-        }
-        self.cache.put("model", self._meta_key(), json.dumps(raw).encode())
+            self._store()

@@ -1,0 +1,50 @@
+"""What is known of a model before it is parsed, kept in the cache: its inputs and outputs, files
+beside it, inputs whose values decide shapes, whether it runs as a program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.source import Source, Tensor
+
+
+def load(source: Source, cache: DeviceCache) -> dict[str, Any]:
+    """The signature from the cache, or of the source, which is parsed then."""
+    stored = cache.get("model", _key(source))
+    if stored is not None:
+        raw = json.loads(stored)
+        return {
+            "inputs": tuple(Tensor.of_row(r) for r in raw["inputs"]),
+            "by_value": raw["by_value"],
+            "outputs": tuple(Tensor.of_row(r) for r in raw["outputs"]),
+            "beside": tuple(raw["beside"]),
+            "program": raw["program"],
+        }
+    inputs, outputs, beside = source.signature()
+    found = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": [],
+             "program": False}
+    store(source, cache, found)
+    return found
+
+
+def store(source: Source, cache: DeviceCache, found: Mapping[str, Any]) -> None:
+    """Keep what `load` gives, with what was found out since."""
+    raw = {
+        "inputs": [t.row() for t in found["inputs"]],
+        "outputs": [t.row() for t in found["outputs"]],
+        "beside": list(found["beside"]),
+        "by_value": list(found["by_value"]),
+        "program": found["program"],
+    }
+    cache.put("model", _key(source), json.dumps(raw).encode())
+
+
+def _key(source: Source) -> Key:
+    return Key({"model": source.digest, "code": code_version()}, f"model {source.name}")
+
+
+__all__ = ["load", "store"]
