@@ -181,10 +181,11 @@ def test_a_wrong_array_is_named(device):
 
 def test_the_cache_serves_kernels_again(cache, device):
     plan = chain(2)
-    built: list[str] = []
-    device.load(plan, cache, lambda done, total, entry: built.append(entry))
-    device.load(plan, cache, lambda done, total, entry: built.append(entry))
-    assert built == ["inc"]
+    told: list[tuple[int, int, str]] = []
+    device.load(plan, cache, lambda *now: told.append(now))
+    device.load(plan, cache, lambda *now: told.append(now))
+    assert told == [(0, 1, "building kernels"), (1, 1, "building kernels"),
+                    (1, 1, "loading the model")]
 
 
 def test_threads_meet_only_where_data_depends():

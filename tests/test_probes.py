@@ -222,7 +222,7 @@ from jitcl.devices.opencl.probes import survey
 found = list_devices()[{index}]
 counted = []
 asked = survey.survey
-survey.survey = lambda found: counted.append(found) or asked(found)
+survey.survey = lambda found, *more: counted.append(found) or asked(found, *more)
 target = probe_target(found)
 kept = json.loads(next(p for p in __import__("pathlib").Path({cache!r}).glob(
     "opencl-probes/*.json")).read_text())
@@ -346,7 +346,7 @@ def test_a_real_crash_of_pocl(tmp_path):
 
 def answers_of(count: list[Found]) -> Any:
     """A survey that only counts how often it is made."""
-    def counted(found: Found) -> list[Answer]:
+    def counted(found: Found, progress: object) -> list[Answer]:
         count.append(found)
         return [answer("fp64"), answer("vec4"), answer("image", image_pixels=4096)]
     return counted
@@ -399,10 +399,10 @@ def test_two_at_once_ask_once(first, private, monkeypatch):
     count: list[Found] = []
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(found: Found) -> list[Answer]:
+    def slow(found: Found, progress: object) -> list[Answer]:
         inside.set()
         assert go_on.wait(30)
-        return answers_of(count)(found)
+        return answers_of(count)(found, progress)
 
     monkeypatch.setattr(survey, "survey", slow)
     targets: list[Target] = []

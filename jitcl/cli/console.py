@@ -58,18 +58,19 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def progress_bar(quiet: bool = False) -> Iterator[Progress | None]:
-    """A progress callback that draws a bar on stderr while kernels are built; None if unwatched."""
+    """A progress callback that draws a bar on stderr while a model is compiled; None if unwatched.
+    """
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    columns = (TextColumn("building kernels"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())
     with Progress(*columns, console=console(sys.stderr), transient=True) as bars:
-        task = bars.add_task("", total=None)
+        task = bars.add_task("", visible=False)         # until there is something to count
 
         def progress(done: int, total: int, what: str) -> None:
-            bars.update(task, completed=done, total=total, description=what)
+            bars.update(task, completed=done, total=total, description=what, visible=True)
         yield progress
 
 

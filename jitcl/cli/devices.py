@@ -40,14 +40,15 @@ def devices(probe: bool, as_json: bool) -> None:
         return
     import dataclasses
 
-    from jitcl.cli.console import console, print_json, table
+    from jitcl.cli.console import console, print_json, progress_bar, table
     from jitcl.cli.faults import fault_rows, fault_table
     from jitcl.codegen.text import amount
     from jitcl.devices.select import devices as all_devices
     from jitcl.devices.select import resolve_auto
     from jitcl.target.profiles import PROFILES
 
-    found = all_devices()
+    with progress_bar(quiet=as_json) as progress:
+        found = all_devices(progress)
     auto, why = resolve_auto()
     if as_json:
         print_json({"auto": auto, "why": why, "devices": [

@@ -17,14 +17,15 @@ SHOWN = {"good": "yes", "wrong": "no: wrong values", "refused": "no: refused", "
 
 def show_probes(as_json: bool) -> None:
     """Probe all OpenCL devices anew, remember the answers, and print them."""
-    from jitcl.cli.console import console, print_json
+    from jitcl.cli.console import console, print_json, progress_bar
     from jitcl.devices.opencl import list_devices
     from jitcl.devices.opencl.probe import probe_anew
 
     shown = []
     for found in list_devices():
         begin = time.perf_counter()
-        answers = probe_anew(found)
+        with progress_bar(quiet=as_json) as progress:
+            answers = probe_anew(found, progress)
         seconds = time.perf_counter() - begin
         shown.append(device_dict(found, answers, seconds))
         if not as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from jitcl.codegen.plan import Plan, Shapes
+from jitcl.devices.progress import Progress, Tally
 from jitcl.target import Target
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from jitcl.devices.faults import Fault, FaultDatabase
     from jitcl.target.quirks import Quirk
 
-Progress = Callable[[int, int, str], None]  # (kernels done, kernels in all, what was just done)
+__all__ = ["Binding", "Cache", "Device", "DeviceInfo", "Executable", "Progress", "Tally"]
 
 
 class Cache(Protocol):
@@ -73,7 +74,7 @@ class Device(Protocol):
     def memory_mode(self) -> Literal["arena", "slots"]: ...  # how temporaries are best placed
 
     def load(
-        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
         care: Care | None = None,
     ) -> Executable:
         """Build what the cache lacks, allocate, upload constants.

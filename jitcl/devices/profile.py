@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NoReturn
 
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError
@@ -29,7 +29,7 @@ class ProfileDevice:
     def reopen(self) -> None:
         """Nothing: nothing was opened."""
 
-    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
              care: Care | None = None) -> NoReturn:
         """Always a DeviceError: there is no such device here."""
         raise DeviceError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Cache, Progress
+from jitcl.devices.base import Binding, Cache, Progress, Tally
 from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
 from jitcl.errors import DeviceError, OutOfMemoryError
@@ -39,21 +39,21 @@ class ReferenceDevice:
     def reopen(self) -> None:
         """Nothing: there is nothing to lose."""
 
-    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+    def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
              care: Care | None = None) -> ReferenceExecutable:
         """Parses and verifies the kernels and allocates all buffers; nothing is built or cached.
 
         DeviceError for kernels in another language, OutOfMemoryError with what was needed.
         """
         kernels: dict[str, Kernel] = {}
-        for source in plan.kernels:
-            if source.language != "jitcl":
-                raise DeviceError(f"kernel '{source.entry}' is written in {source.language}: the "
-                                  "reference device runs text IR (language jitcl)")
-            kernels[source.entry] = parse_kernel(source.body, source=source.entry)
-            verify_kernel(kernels[source.entry])
-            if progress is not None:
-                progress(len(kernels), len(plan.kernels), source.entry)
+        with Tally.of(progress).part(len(plan.kernels), "building kernels") as part:
+            for source in plan.kernels:
+                if source.language != "jitcl":
+                    raise DeviceError(f"kernel '{source.entry}' is written in {source.language}: "
+                                      "the reference device runs text IR (language jitcl)")
+                kernels[source.entry] = parse_kernel(source.body, source=source.entry)
+                verify_kernel(kernels[source.entry])
+                part.step()
         try:
             return ReferenceExecutable(plan, kernels)
         except MemoryError:

@@ -7,17 +7,19 @@ from __future__ import annotations
 import logging
 
 from jitcl import config
-from jitcl.devices.base import Device, DeviceInfo
+from jitcl.devices.base import Device, DeviceInfo, Progress, Tally
 from jitcl.errors import DeviceError
 
 log = logging.getLogger("jitcl.devices")
 
 
-def open_device(spec: str = "auto") -> Device:
-    """The device that `spec` names. DeviceError lists what there is for an unknown one."""
+def open_device(spec: str = "auto", progress: Progress | Tally | None = None) -> Device:
+    """The device that `spec` names. DeviceError lists what there is for an unknown one. `progress`
+    is told of probes, where a device was never seen before.
+    """
     spec = spec.strip()
     if spec == "auto":
-        spec, why = resolve_auto()
+        spec, why = resolve_auto(progress)
         log.info("device 'auto' is '%s': %s", spec, why)
         config.say(1, f"device 'auto' is '{spec}': {why}")
     kind, _, rest = spec.partition(":")
@@ -28,7 +30,7 @@ def open_device(spec: str = "auto") -> Device:
     if kind == "opencl":
         from jitcl.devices.opencl import open_device as open_opencl
 
-        return open_opencl(spec)
+        return open_opencl(spec, progress)
     if kind == "reference" and not rest:
         from jitcl.devices.reference import ReferenceDevice
 
@@ -45,7 +47,7 @@ def open_device(spec: str = "auto") -> Device:
     )
 
 
-def resolve_auto() -> tuple[str, str]:
+def resolve_auto(progress: Progress | Tally | None = None) -> tuple[str, str]:
     """(device, why): JITCL_DEVICE if it is set, else the first GPU, else the CPU path."""
     wanted = str(config.get("device"))
     if wanted != "auto":
@@ -57,7 +59,7 @@ def resolve_auto() -> tuple[str, str]:
         if found.kind == "gpu":
             from jitcl.devices.opencl.probe import probe_target
 
-            if probe_target(found).dependable:
+            if probe_target(found, progress).dependable:
                 return found.spec, f"the first GPU, {found.name}"
             refused.append(found.name)
     if refused:
@@ -65,26 +67,29 @@ def resolve_auto() -> tuple[str, str]:
     return "cpu", "there is no OpenCL GPU, and the CPU path is faster than OpenCL on a CPU"
 
 
-def devices() -> list[DeviceInfo]:
-    """All devices of this machine: OpenCL ones first, then the CPU path and the reference."""
+def devices(progress: Progress | Tally | None = None) -> list[DeviceInfo]:
+    """All devices of this machine: OpenCL ones first, then the CPU path and the reference.
+
+    progress: called as progress(done, total, what is under way) where a device is probed.
+    """
     from jitcl.devices.cpu.device import probe_target
     from jitcl.devices.reference import TARGET
 
     return [
-        *_opencl(),
+        *_opencl(Tally.of(progress)),
         DeviceInfo("cpu", probe_target(), "generated Numba code"),
         DeviceInfo("reference", TARGET, "NumPy interpreter of the kernels; slow, for checking"),
     ]
 
 
-def _opencl() -> list[DeviceInfo]:
+def _opencl(tally: Tally) -> list[DeviceInfo]:
     from jitcl.devices.faults import fault_database
     from jitcl.devices.opencl import list_devices
     from jitcl.devices.opencl.probe import examine, probe_target
 
     found = []
     for f in list_devices():
-        target = probe_target(f)
+        target = probe_target(f, tally)
         found.append(DeviceInfo(f.spec, target, f"OpenCL, {f.platform}", examine(f)[1],
                                 fault_database(target).faults))
     return found

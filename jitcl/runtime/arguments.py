@@ -15,7 +15,7 @@ from jitcl.errors import DeviceError, InputError, OptionError
 from jitcl.target import Target
 
 if TYPE_CHECKING:
-    from jitcl.devices.base import Device, Progress
+    from jitcl.devices.base import Device, Tally
 
 
 def shown(value: Any) -> str:
@@ -26,7 +26,7 @@ def shown(value: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def device_of(given: Any) -> Device:
+def device_of(given: Any, tally: Tally | None = None) -> Device:
     """The device of `device=`: text, a row of `jitcl.devices()`, an open device, None for "auto".
     """
     from jitcl.devices.base import DeviceInfo
@@ -35,7 +35,7 @@ def device_of(given: Any) -> Device:
     if isinstance(given, DeviceInfo):
         given = given.spec
     if given is None or isinstance(given, str):
-        return open_device("auto" if given is None else given)
+        return open_device("auto" if given is None else given, tally)
     if isinstance(getattr(given, "target", None), Target) and hasattr(given, "load"):
         found: Device = given
         return found
@@ -60,10 +60,12 @@ def strict_of(given: Any) -> bool:
     raise OptionError(f"strict: got {shown(given)}, wanted True or False")
 
 
-def progress_of(given: Any) -> Progress | None:
-    """OptionError unless it can be called as progress(done, total, what), or is None."""
-    if given is None:
-        return None
+def tally_of(given: Any) -> Tally:
+    """A count of what `progress=` is told; OptionError unless that can be called as
+    progress(done, total, what), or is None.
+    """
+    if given is None or isinstance(given, Tally):
+        return Tally.of(given)
     wanted = "wanted a function progress(done, total, what), or None"
     if not callable(given):
         raise OptionError(f"progress: got {shown(given)}, {wanted}")
@@ -73,7 +75,7 @@ def progress_of(given: Any) -> Progress | None:
         raise OptionError(f"progress: {error}; {wanted}") from error
     except ValueError:                       # some that are written in C do not say what they take
         pass
-    return given  # type: ignore[no-any-return]
+    return Tally(given)
 
 
 def folder_of(given: Any, what: str = "cache_dir") -> Path:

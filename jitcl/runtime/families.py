@@ -323,7 +323,8 @@ class Families:
         ladder, why = self.ladder, f"the driver failed on {ATTEMPTS} variants of the plan for many"
         for _ in range(ATTEMPTS):
             try:
-                plan, tried = sized_plan(ladder, space, sized)
+                with ladder.tally.part(1, "generating kernels for many shapes"):
+                    plan, tried = sized_plan(ladder, space, sized)
                 found = self._first(Family(plan, sized), shapes, patience, tried)
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels

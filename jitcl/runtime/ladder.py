@@ -23,9 +23,10 @@ import numpy as np
 
 from jitcl import config, forking
 from jitcl.codegen.plan import LANGUAGE, Plan
-from jitcl.devices.base import Device, Executable, Progress
+from jitcl.devices.base import Device, Executable, Tally
 from jitcl.devices.care import Care
 from jitcl.devices.faults import Fault
+from jitcl.devices.progress import Part
 from jitcl.errors import (
     BuildError,
     CacheError,
@@ -133,7 +134,7 @@ class Ladder:
     options: Options
     strict: bool
     cache: DeviceCache
-    progress: Progress | None = None
+    tally: Tally = field(default_factory=lambda: Tally(None))
     isolation: str | None = None                # None: JITCL_ISOLATION
     alone: str = ""                             # of the next specialisation
     _host: Device | None = field(default=None, repr=False)
@@ -238,18 +239,29 @@ class Ladder:
         """Generate and load until it loads, from a rung of MEMORY_RUNGS on; then store the plan,
         and tell the user in one line where kernels stepped down.
         """
+        with self.tally.part(3, "reading the model") as part:
+            return self._compile(key, shapes, values, patience, rung, fallback, part)
+
+    def _compile(
+        self, key: Key, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray],
+        patience: Patience, rung: str, fallback: Fallback | None, part: Part,
+    ) -> Specialisation:
         from jitcl.runtime.lowering import Lowering
 
         before, tried = self._known_faults(), set[str]()
         ran = patience.failed                           # kernels that led here, if any
         device = self.host() if rung == "cpu" else self.device
         lowering = Lowering(self.source, shapes, values, device, self.options)
+        part.step()
         while True:
+            part.now("generating kernels")
             generated, plan = lowering.plan(
                 "low" if rung in ("low", "streamed") else None,
                 rung == "streamed", host=not self.strict)
             tried.update(k.entry for k in plan.kernels)
             seen = opening(device)
+            if part.left > 1:
+                part.step()
             try:
                 executable = self._load(device, plan, generated)
                 break
@@ -303,7 +315,7 @@ class Ladder:
             cache = self.cache.cache.for_target(device.target)
         trials = _trials(device, generated, tried or plan)
         care = Care(self.isolation or config.get("isolation"), trials)
-        return device.load(plan, cache, self.progress, care)
+        return device.load(plan, cache, self.tally, care)
 
     def _known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()

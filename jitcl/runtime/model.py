@@ -16,7 +16,7 @@ import numpy as np
 
 from jitcl import __version__, config, dtypes, forking
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Device, DeviceInfo, Progress
+from jitcl.devices.base import Device, DeviceInfo, Progress, Tally
 from jitcl.devices.shortage import telling
 from jitcl.errors import (
     DeviceLostError,
@@ -28,7 +28,7 @@ from jitcl.errors import (
 )
 from jitcl.passes.options import Options
 from jitcl.runtime import signature
-from jitcl.runtime.arguments import device_of, isolation_of, progress_of, strict_of
+from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound, not_bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
@@ -73,7 +73,9 @@ def compile(
     isolation: when OpenCL kernels are built in a process of their own: "always", "untrusted" (on
     drivers, and for features, that are not known good) or "never"; None: JITCL_ISOLATION.
     cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
-    progress: called as progress(done, total, what) while kernels are built.
+    progress: called as progress(done, total, what is under way) while a device is probed, and the
+    model is read and its kernels built, checked and loaded, now and in later runs. done <= total,
+    and both are equal when that is done; the total grows when it turns out that more is to be done.
 
     Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
     """
@@ -105,15 +107,15 @@ def open_model(
     strict: bool = False,
     isolation: str | None = None,
     cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | Tally | None = None,
 ) -> Model:
     """`compile` without compiling: that waits for `prepare`, or for the first run."""
     options = Options(precision, memory, tuning)
     isolation, strict = isolation_of(isolation), strict_of(strict)
-    progress, root = progress_of(progress), kernel_cache(cache_dir).root
-    chosen = device_of(device)
+    tally, root = tally_of(progress), kernel_cache(cache_dir).root
+    chosen = device_of(device, tally)
     source = open_source(model, root)
-    return Model(source, chosen, options, strict, cache_dir, progress, isolation)
+    return Model(source, chosen, options, strict, cache_dir, tally, isolation)
 
 
 class Model:
@@ -126,13 +128,14 @@ class Model:
         options: Options,
         strict: bool,
         cache_dir: str | Path | None,
-        progress: Progress | None,
+        progress: Progress | Tally | None,
         isolation: str | None = None,
     ) -> None:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
-        self._ladder = Ladder(source, device, options, strict, self.cache, progress, isolation)
-        self._open = (cache_dir, progress, isolation)
+        tally = Tally.of(progress)
+        self._ladder = Ladder(source, device, options, strict, self.cache, tally, isolation)
+        self._open = (cache_dir, tally, isolation)
         self._lock = forking.rlock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._last: Specialisation | None = None

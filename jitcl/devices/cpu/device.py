@@ -16,7 +16,7 @@ import numpy as np
 
 from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Cache, Progress
+from jitcl.devices.base import Binding, Cache, Progress, Tally
 from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
@@ -92,7 +92,7 @@ class CpuDevice:
         """Nothing: cores are never lost."""
 
     def load(
-        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
         care: Care | None = None,
     ) -> CpuExecutable:
         """Builds what the cache lacks, links it and allocates every buffer. `care` is for drivers.
@@ -108,7 +108,9 @@ class CpuDevice:
                 f"the plan needs {needed / 2**20:.0f} MiB, this machine {have / 2**20:.0f}\n"
                 f"  Use a smaller input or memory='low'."
             )
-        objects = cached_kernels(plan.kernels, cache, self.target, progress)
+        tally = Tally.of(progress)
+        objects = cached_kernels(plan.kernels, cache, self.target, tally)
+        tally.now("loading the model")
         try:
             executor = _executor(self.target, cache)
             return CpuExecutable(plan, objects, executor, self.target.vector_width)

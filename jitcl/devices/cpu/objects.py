@@ -26,7 +26,7 @@ import llvmlite.binding as llvm
 
 from jitcl import config, forking
 from jitcl.codegen.plan import KernelSource
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.cpu import host
 from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.frames import child_command, read_frame, write_frame
@@ -155,7 +155,7 @@ forking.at_end(lambda: _workers.end())
 
 
 def compile_kernels(
-    sources: Sequence[KernelSource], progress: Progress | None = None, lanes: int = 0
+    sources: Sequence[KernelSource], progress: Progress | Tally | None = None, lanes: int = 0
 ) -> dict[str, bytes]:
     """Builds all kernels in build processes; entry -> blob. Raises BuildError for the first that
     fails.
@@ -184,7 +184,8 @@ def compile_kernels(
 
 
 def _build_all(
-    pending: list[KernelSource], workers: list[_Worker], progress: Progress | None, absent: str
+    pending: list[KernelSource], workers: list[_Worker], progress: Progress | Tally | None,
+    absent: str,
 ) -> dict[str, bytes]:
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for worker in workers:
@@ -199,14 +200,14 @@ def _build_all(
             idle.put(worker)
 
     done: dict[str, bytes] = {}
-    with ThreadPoolExecutor(len(workers)) as threads:
+    with (Tally.of(progress).part(len(pending), "building kernels") as part,
+          ThreadPoolExecutor(len(workers)) as threads):
         futures = [threads.submit(build, source) for source in pending]
         try:
             for future in as_completed(futures):
                 entry, blob = future.result()
                 done[entry] = blob
-                if progress is not None:
-                    progress(len(done), len(pending), entry)
+                part.step()
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
@@ -223,7 +224,7 @@ def cached_kernels(
     sources: Iterable[KernelSource],
     cache: Cache | None,
     target: Target,
-    progress: Progress | None = None,
+    progress: Progress | Tally | None = None,
 ) -> dict[str, bytes]:
     """Blobs of all kernels: those that the cache has from there, the rest built and put there."""
     found: dict[str, bytes] = {}

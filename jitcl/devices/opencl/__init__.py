@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jitcl.devices.base import Progress, Tally
     from jitcl.devices.opencl.device import OpenClDevice
     from jitcl.devices.opencl.platform import Found
 
@@ -22,13 +23,13 @@ def list_devices() -> tuple[Found, ...]:
     return find_devices()
 
 
-def open_device(spec: str = "opencl") -> OpenClDevice:
+def open_device(spec: str = "opencl", progress: Progress | Tally | None = None) -> OpenClDevice:
     """The device that `spec` names: 'opencl', 'opencl:0', 'opencl:0:1', 'opencl:pocl',
-    'opencl:intel:epyc'.
+    'opencl:intel:epyc'. `progress` is told of probes, where the device was never seen before.
 
     Raises DeviceError, listing what there is, where the spec fits none or several platforms.
     """
     from jitcl.devices.opencl.device import OpenClDevice
     from jitcl.devices.opencl.platform import select
 
-    return OpenClDevice(select(spec))
+    return OpenClDevice(select(spec), progress=progress)

@@ -8,7 +8,7 @@ import pyopencl as cl
 
 from jitcl import forking
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.care import Care, configured
 from jitcl.devices.faults import FaultDatabase, fault_database
 from jitcl.devices.opencl.errors import lost_error, translated
@@ -33,12 +33,14 @@ class OpenClDevice:
     memory_mode: Literal["slots"] = "slots"  # sub-buffers are where old drivers fail
 
     def __init__(self, found: Found, target: Target | None = None,
-                 faults: FaultDatabase | None = None) -> None:
+                 faults: FaultDatabase | None = None,
+                 progress: Progress | Tally | None = None) -> None:
         """`target` and `faults` are what a parent process knows; found out where they aren't given.
         """
         self.found = found
         with translated(f"opening {found}"):
-            self.target: Target = probe_target(found) if target is None else target
+            self.target: Target = (
+                probe_target(found, progress) if target is None else target)
         self._open()
         self.store = ProgramStore(self.context, found.handle, self.target)
         self.faults = fault_database(self.target) if faults is None else faults
@@ -93,7 +95,7 @@ class OpenClDevice:
         return tuple(self.handle.max_work_item_sizes)
 
     def load(
-        self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
+        self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
         care: Care | None = None,
     ) -> LoadedPlan:
         """Build or load the plan's kernels, allocate its buffers, upload its constants.
@@ -116,9 +118,11 @@ class OpenClDevice:
         if self.forked:
             raise lost_error(f"{self.name}: {FORKED}")
         self.check_memory(plan)
-        programs = Loading(self, plan, cache, progress, care or configured()).programs()
+        tally = Tally.of(progress)
+        programs = Loading(self, plan, cache, tally, care or configured()).programs()
+        tally.now("loading the model")
         kind = StreamedExecutable if plan.streamed else OpenClExecutable
-        return kind(self, plan, programs, cache, progress)
+        return kind(self, plan, programs, cache, tally)
 
     @property
     def reloads(self) -> bool:

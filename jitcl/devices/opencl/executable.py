@@ -12,7 +12,7 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
 from jitcl.devices.opencl.loaded import Action, LoadedPlan, StepTime
@@ -33,7 +33,7 @@ class OpenClExecutable(LoadedPlan):
     memory: ResidentMemory
 
     def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | None = None) -> None:
+                 cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
         super().__init__(device, plan, programs, cache, progress)
         self.memory = ResidentMemory(device, plan, {
             *(b for action in self._launches for b in action.buffers),

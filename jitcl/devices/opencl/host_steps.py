@@ -19,7 +19,7 @@ import pyopencl as cl
 
 from jitcl import dtypes
 from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, TensorSpec
-from jitcl.devices.base import Cache, Executable, Progress
+from jitcl.devices.base import Cache, Executable, Progress, Tally
 from jitcl.devices.opencl.memory import Memory
 from jitcl.target import Target
 
@@ -31,7 +31,7 @@ class HostSection:
     """Neighbouring steps on the CPU path, loaded. `start` runs them when all before is done."""
 
     def __init__(self, plan: Plan, numbers: Sequence[int], target: Target, cache: Cache | None,
-                 progress: Progress | None) -> None:
+                 progress: Progress | Tally | None) -> None:
         from jitcl.devices.cpu import CpuDevice
 
         steps = [plan.steps[n] for n in numbers]
@@ -68,7 +68,7 @@ class HostSection:
 
 
 def host_sections(device: OpenClDevice, plan: Plan, cache: Cache | None,
-                  progress: Progress | None) -> dict[int, HostSection]:
+                  progress: Progress | Tally | None) -> dict[int, HostSection]:
     """The sections of a plan, by the numbers of their first steps."""
     entries = {k.entry for k in plan.kernels if k.language == "numba"}
     if not entries:

@@ -14,7 +14,7 @@ import pyopencl as cl
 
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Cache, Progress
+from jitcl.devices.base import Binding, Cache, Progress, Tally
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
 from jitcl.devices.opencl.launches import Launch, ended, prepared
@@ -50,7 +50,7 @@ class LoadedPlan(ABC):
     memory: Memory
 
     def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | None = None) -> None:
+                 cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
         self.device, self.plan = device, plan
         self._lock = forking.lock()
         self._context = device.context

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl import config
 from jitcl.codegen.plan import KernelSource, Plan
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.care import Care, Trial
 from jitcl.devices.faults import Fault
 from jitcl.devices.opencl import trust
@@ -27,6 +27,7 @@ from jitcl.devices.opencl.building import RefusedBuild
 from jitcl.devices.opencl.programs import ProgramStore, batches
 from jitcl.devices.opencl.trial_plans import run_once
 from jitcl.devices.pending import Pending
+from jitcl.devices.progress import Part
 from jitcl.devices.shortage import shortage
 from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
 
@@ -43,9 +44,9 @@ class Loading:
     """The work of `OpenClDevice.load` on kernels; used once."""
 
     def __init__(self, device: OpenClDevice, plan: Plan, cache: Cache | None,
-                 progress: Progress | None, care: Care) -> None:
+                 progress: Progress | Tally | None, care: Care) -> None:
         self.device, self.plan, self.cache = device, plan, cache
-        self.progress, self.care = progress, care
+        self.tally, self.care = Tally.of(progress), care
         self.store: ProgramStore = device.store
         self.faults = device.faults
         self.pending = Pending(None if care.isolation == "never" else device.faults.path)
@@ -56,7 +57,6 @@ class Loading:
         self.trials = care.trials if config.get("checks") else ()
         self.failed: dict[str, str] = {}    # entry -> what happened, in full
         self.proven: list[str] = []         # keys of kernels that workers have survived
-        self.told = -1
 
     def programs(self) -> dict[str, Any]:
         """A built program per kernel, by entry name. Raises KernelFault."""
@@ -70,17 +70,26 @@ class Loading:
                 log.info("kernels are built in a worker process: %s", short)
             alone = {k: s for k, s in missing.items() if short or trust.isolated(
                 self.care.isolation, s.features, self.device.target, s.entry in died)}
-            self.tell()
-            if missing.keys() - alone.keys() or self.trials:
-                self._here({k: s for k, s in missing.items() if k not in alone}, set(alone))
-            if alone:
-                self._in_workers(alone)
+            self._make(missing, alone)
             if died:
                 self.pending.settle(died)
-            self.tell()
             if self.failed:
                 raise self._fault()
             return {s.entry: self.store[k] for k, s in self.wanted.items()}
+
+    def _make(self, missing: dict[str, KernelSource], alone: dict[str, KernelSource]) -> None:
+        """Build what is missing, those `alone` in worker processes first, and check results. Each
+        kernel counts once, each program that is kept, and each trial twice: it is prepared and run.
+        """
+        built = batches({k: s for k, s in missing.items() if k not in alone},
+                        self.device.target.program_kernels)
+        trials = self._trials_here(set(alone))
+        units = len(missing) + len(built) + 2 * len(trials)
+        with self.tally.part(units, "building kernels") as part:
+            if built or trials:
+                self._here(built, trials, part)
+            if alone:
+                self._in_workers(alone, part)
 
     def _died_over(self) -> frozenset[str]:
         """Kernels of this plan that an earlier process died over; the store has them no more."""
@@ -108,12 +117,6 @@ class Loading:
                 kept[key] = source
         return kept
 
-    def tell(self) -> None:
-        done = sum(k in self.store for k in self.wanted)
-        if self.progress is not None and self.told not in (done, len(self.wanted)):
-            self.progress(done, len(self.wanted), "building kernels")
-            self.told = done
-
     def _fault(self) -> KernelFault:
         shown = [f"kernel '{entry}': {text}" for entry, text in self.failed.items()]
         more = len(shown) - SHOWN
@@ -124,33 +127,39 @@ class Loading:
             + "\n  This is recorded: compile again, and other variants are taken. "
             "`jitcl devices` shows what is known of the driver.")
 
-    def _in_workers(self, alone: dict[str, KernelSource]) -> None:
+    def _in_workers(self, alone: dict[str, KernelSource], part: Part) -> None:
         from jitcl.devices.opencl.proving import Proving  # a warm start does without it
 
-        Proving(self, alone).run()
+        part.now("trying kernels in worker processes")
+        Proving(self, alone, part).run()
         self.build_proven()
 
     # ---- in this process
 
-    def _here(self, sources: dict[str, KernelSource], elsewhere: set[str]) -> None:
-        """Build kernels, run the trials of those whose results were not compared yet, keep what
-        is right.
-        """
+    def _trials_here(self, elsewhere: set[str]) -> list[Trial]:
+        """The trials of kernels of this process whose results were not compared yet."""
         unchecked = {k for k in self.wanted if k not in elsewhere and k not in self.store.checked}
         here = [t for t in self.trials if not elsewhere.intersection(self._keys_of(t))]
-        trials = chosen(here, unchecked, self.key_of)
-        with preparing([t for t, _ in trials]):
-            for batch in batches(sources, self.device.target.program_kernels):
+        return [t for t, _ in chosen(here, unchecked, self.key_of)]
+
+    def _here(self, built: list[dict[str, KernelSource]], trials: list[Trial], part: Part) -> None:
+        """Build kernels, run trials, keep what is right."""
+        with preparing(trials, part):
+            for batch in built:
                 with self.pending.over(s.entry for s in batch.values()):
                     self.build(batch, "")
-                self.tell()
-        for trial, _ in trials:
+                part.step(len(batch))
+        part.now("checking results")
+        for trial in trials:
             if all(k in self.store for k in self._keys_of(trial)):
                 unsure = (self.wanted[k].entry for k in self.suspects(trial.entries))
                 with self.pending.over(unsure):
                     self._try_here(trial)
-        good = [k for k in sources if k in self.store]
-        self.store.keep(good, self.cache, trust.maker(self.care.isolation, self.device.target))
+            part.step()
+        part.now("keeping programs")
+        good = [k for batch in built for k in batch if k in self.store]
+        self.store.keep(good, self.cache, trust.maker(self.care.isolation, self.device.target),
+                        part.step)
 
     def _keys_of(self, trial: Trial) -> list[str]:
         return [self.key_of[e] for e in trial.entries if e in self.key_of]
@@ -176,9 +185,10 @@ class Loading:
         """
         sources = {k: self.wanted[k] for k in self.proven if k not in self.store}
         size = self.device.target.program_kernels if self.device.target.trusted else 1
-        for batch in batches(sources, size):
-            self.build(batch, "worker")
-            self.tell()
+        with self.tally.part(len(sources), "building kernels") as part:
+            for batch in batches(sources, size):
+                self.build(batch, "worker")
+                part.step(len(batch))
         self.store.keep((k for k in sources if k in self.store), self.cache, "worker")
         self.proven.clear()
 
@@ -240,8 +250,10 @@ class Loading:
 
 
 @contextmanager
-def preparing(trials: Sequence[Trial]) -> Iterator[None]:
-    """Prepare trials in a thread, while the block has the driver build: it needs one core."""
+def preparing(trials: Sequence[Trial], part: Part) -> Iterator[None]:
+    """Prepare trials in a thread, while the block has the driver build: it needs one core. Behind
+    the block, those that are prepared count.
+    """
     if not trials:
         yield
         return
@@ -249,19 +261,21 @@ def preparing(trials: Sequence[Trial]) -> Iterator[None]:
 
     stopped = threading.Event()
 
-    def work() -> None:
-        for trial in trials:
-            if not stopped.is_set():
-                trial.prepare()
+    def prepare(trial: Trial) -> None:
+        if not stopped.is_set():
+            trial.prepare()
 
     with ThreadPoolExecutor(1, "jitcl-trials") as threads:
-        prepared = threads.submit(work)
+        prepared = [threads.submit(prepare, trial) for trial in trials]
         try:
             yield
+            part.now("computing what results must be")
+            for future in prepared:
+                future.result()
+                part.step()
         except BaseException:
             stopped.set()
             raise
-    prepared.result()
 
 
 def chosen(trials: Iterable[Trial], wanted: set[str],

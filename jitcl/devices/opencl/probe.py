@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyopencl as cl
 
 from jitcl import config, ownership
+from jitcl.devices.base import Progress, Tally
 from jitcl.devices.opencl import icd, pocl
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.remembered import FATAL, FOLDER
@@ -45,28 +46,29 @@ LOCK_SECONDS = 90.0                     # that another process may take to probe
 log = logging.getLogger("jitcl.opencl")
 
 
-def probe_target(found: Found) -> Target:
+def probe_target(found: Found, progress: Progress | Tally | None = None) -> Target:
     """The device as code generation sees it: limits, probed features, quirks and JITCL_TARGET
     applied.
     """
-    target, quirks = examine(found)
+    target, quirks = examine(found, progress)
     for quirk in quirks:
         log.info("%s: quirk %s: %s", found.name, quirk.id, quirk.fields)
         target = quirk.apply(target)
     return overridden(target, str(config.get("target")))
 
 
-def examine(found: Found) -> tuple[Target, tuple[Quirk, ...]]:
+def examine(found: Found, progress: Progress | Tally | None = None
+            ) -> tuple[Target, tuple[Quirk, ...]]:
     """The device with its probed features as they are, and the quirks that hold for it."""
     base = _limits(found)
-    fields = _Record(found, base).fields()
+    fields = _Record(found, base).fields(Tally.of(progress))
     target = dataclasses.replace(base, **fields)
     return target, applying(found.driver, target)
 
 
-def probe_anew(found: Found) -> list[Answer]:
+def probe_anew(found: Found, progress: Progress | Tally | None = None) -> list[Answer]:
     """Ask the device everything, whatever is remembered; the answers are kept."""
-    return _Record(found, _limits(found)).ask()
+    return _Record(found, _limits(found)).ask(Tally.of(progress))
 
 
 def fields_of(answers: list[Answer]) -> dict[str, Any]:
@@ -124,22 +126,22 @@ class _Record:
         digest = hashlib.sha256(f"{VERSION} {base.key}".encode()).hexdigest()[:24]
         self.path = icd.writable(FOLDER) / f"{digest}.json"
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self, tally: Tally) -> dict[str, Any]:
         """Fields of Target, from the file; a missing or damaged one is made by probing."""
         fields = self._read()
         if fields is not None:
             return fields
         with self._locked():                # another process may be probing just now
             fields = self._read()
-            return fields_of(self.ask()) if fields is None else fields
+            return fields_of(self.ask(tally)) if fields is None else fields
 
-    def ask(self) -> list[Answer]:
+    def ask(self, tally: Tally) -> list[Answer]:
         """Probe, and keep the answers."""
         from jitcl.devices.opencl.probes.record import SHORT
         from jitcl.devices.opencl.probes.survey import survey
 
         begin = time.perf_counter()
-        answers = survey(self.found)
+        answers = survey(self.found, tally)
         seconds = time.perf_counter() - begin
         config.say(1, f"{self.found}: probed in {seconds:.1f} s: jitcl devices --probe")
         short = next((a.evidence for a in answers if a.kind == SHORT), "")

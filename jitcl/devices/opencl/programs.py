@@ -22,7 +22,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -168,9 +168,11 @@ class ProgramStore:
 
     # ---- into the cache
 
-    def keep(self, keys: Iterable[str], cache: Cache | None, by: str) -> None:
+    def keep(self, keys: Iterable[str], cache: Cache | None, by: str,
+             each: Callable[[], None] | None = None) -> None:
         """Remember kernels that were built from source in this process, with the binaries that
-        the driver gives of their programs.
+        the driver gives of their programs. `each` is called for each program: PoCL takes longer to
+        give it than to build it.
         """
         if cache is None:
             return
@@ -183,6 +185,8 @@ class ProgramStore:
             binary = binary_of(self._programs[held[0]]) if usable else b""
             if binary or by == "worker":
                 self.keep_binary(held, cache, by, binary)
+            if each is not None:
+                each()
 
     def keep_binary(self, keys: list[str], cache: Cache | None, by: str, binary: bytes) -> None:
         """Remember kernels with the binary that holds them, b"" for none."""

@@ -20,6 +20,7 @@ from jitcl.devices.opencl.isolation import WorkerFault, isolated
 from jitcl.devices.opencl.loading import BINARIES, Loading, chosen, first_line
 from jitcl.devices.opencl.trial_plans import step_plan
 from jitcl.devices.opencl.worker import Job, Tried
+from jitcl.devices.progress import Part
 from jitcl.devices.shortage import killed
 from jitcl.errors import OutOfMemoryError
 from jitcl.target.target import Target
@@ -59,8 +60,9 @@ class Outcome:
 class Proving:
     """The part of a loading that happens in workers; used once."""
 
-    def __init__(self, loading: Loading, alone: dict[str, KernelSource]) -> None:
-        self.loading, self.alone = loading, alone
+    def __init__(self, loading: Loading, alone: dict[str, KernelSource], part: Part) -> None:
+        """`part` counts the kernels."""
+        self.loading, self.alone, self.part = loading, alone, part
         self.device = loading.device
         self.pool = isolated(loading.device.found)
 
@@ -93,7 +95,7 @@ class Proving:
                             said = outcome.no_memory
                         else:
                             self._finish(attempt, outcome)
-                    self.loading.tell()
+                            self.part.step(len(attempt.keys))
             except BaseException:           # interrupted, or no worker can be had
                 self.pool.abort(self)
                 raise

@@ -20,7 +20,7 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan, lifetimes
-from jitcl.devices.base import Cache, Progress
+from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.opencl.loaded import LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import StreamedMemory
 
@@ -34,7 +34,7 @@ class StreamedExecutable(LoadedPlan):
     memory: StreamedMemory
 
     def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | None = None) -> None:
+                 cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
         super().__init__(device, plan, programs, cache, progress)
         self.memory = StreamedMemory(device, plan)
         count = len(self._launches)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jitcl import config
+from jitcl.devices.base import Progress, Tally
 from jitcl.devices.opencl.isolation import Isolated, WorkerFault, isolated
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probes import PROBES, run_probe
@@ -20,6 +21,7 @@ from jitcl.devices.opencl.probes.record import (
     WRONG,
     Answer,
 )
+from jitcl.devices.progress import Part
 from jitcl.devices.shortage import shortage
 
 WORKERS = 2
@@ -43,7 +45,7 @@ GROUPS = (                          # probes of one program; what compilers die 
 HOPELESS = 4                        # groups that took their worker down, none was survived
 
 
-def survey(found: Found) -> list[Answer]:
+def survey(found: Found, progress: Progress | Tally | None = None) -> list[Answer]:
     """The answers of all probes, in the order of PROBES. Raises WorkerFault where no worker process
     can be had.
 
@@ -51,8 +53,8 @@ def survey(found: Found) -> list[Answer]:
     """
     if config.get("isolation") == "never":
         with _quiet_stderr():
-            return _Survey(found, None).answers()
-    return _Survey(found, isolated(found)).answers()
+            return _Survey(found, None).answers(Tally.of(progress))
+    return _Survey(found, isolated(found)).answers(Tally.of(progress))
 
 
 class _Survey:
@@ -65,33 +67,40 @@ class _Survey:
         self.known = {p.name: Answer(p.name, SKIPPED, reason)
                       for p in PROBES.values() if (reason := p.skip(found))}
 
-    def answers(self) -> list[Answer]:
-        waiting = [g for g in GROUPS if any(n in PROBES for n in g)]
+    def answers(self, tally: Tally) -> list[Answer]:
+        waiting: list[tuple[str, ...]] = [g for g in GROUPS if any(n in PROBES for n in g)]
+        with tally.part(len(waiting), f"probing {self.found.name}") as part:
+            self._ask_in_turn(waiting, part)
+        return [self.known[name] for name in PROBES]
+
+    def _ask_in_turn(self, waiting: list[tuple[str, ...]], part: Part) -> None:
+        """All groups, each when what it needs is known."""
         while waiting:
             ready = [g for g in waiting if not self._missing(g)]
             waiting = [g for g in waiting if g not in ready]
-            for answer in self._ask_all([[n for n in g if n not in self.known] for g in ready]):
-                self.known[answer.probe] = answer
+            for answers in self._ask_all([[n for n in g if n not in self.known] for g in ready]):
+                self.known |= {a.probe: a for a in answers}
+                part.step()
             for group in list(waiting):
                 lacking = [n for n in self._missing(group) if n in self.known]
                 if lacking:
                     waiting.remove(group)
                     self.known |= {n: Answer(n, SKIPPED, f"'{lacking[0]}' is missing")
                                    for n in group}
-        return [self.known[name] for name in PROBES]
 
     def _missing(self, group: Sequence[str]) -> list[str]:
         """What the group's probes need and no good answer shows."""
         return [need for name in group for need in PROBES[name].needs
                 if need not in self.known or not self.known[need].good]
 
-    def _ask_all(self, groups: list[list[str]]) -> list[Answer]:
+    def _ask_all(self, groups: list[list[str]]) -> Iterator[list[Answer]]:
         groups = [g for g in groups if g]
         if self.pool is None:                   # one thread: some simulators know but one
-            return [a for g in groups for a in _no_fault_of_the_system(
-                _answers(run_probe(self.found, "+".join(g))))]
+            for group in groups:
+                yield _no_fault_of_the_system(_answers(run_probe(self.found, "+".join(group))))
+            return
         with ThreadPoolExecutor(WORKERS) as threads:
-            return [a for answers in threads.map(self._ask_worker, groups) for a in answers]
+            yield from threads.map(self._ask_worker, groups)
 
     def _ask_worker(self, names: Sequence[str]) -> list[Answer]:
         """The answers of a group of probes; where it takes the worker down, of each by itself."""
