@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitcl import config
+from jitcl.devices.progress import Tally
 from jitcl.errors import DeviceError, InputError, OptionError
 from jitcl.target import Target
 
 if TYPE_CHECKING:
-    from jitcl.devices.base import Device, Tally
+    from jitcl.devices.base import Device
 
 
 def shown(value: Any) -> str:
