@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jitcl.runtime.cache import DeviceCache, KernelCache, Key
@@ -29,5 +30,5 @@ class Memory:
     def get(self, kind: str, key: str) -> bytes | None:
         return self.data.get((kind, key))
 
-    def put(self, kind: str, key: str, data: bytes) -> None:
+    def put(self, kind: str, key: str, data: bytes, *, provides: Sequence[str] = ()) -> None:
         self.data[kind, key] = bytes(data)

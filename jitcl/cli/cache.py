@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  jitcl cache ls                             models; --all for kernels, too
+  jitcl cache ls                             models; --all for kernels and weights, too
   jitcl cache size --json
   jitcl cache clear --device pocl            entries of one device, by part of its name
   jitcl cache retry                          try again what failed on drivers
@@ -51,22 +52,29 @@ def cache() -> None:
 @cache.command()
 @_dir
 @_device
-@click.option("--all", "every", is_flag=True, help="List kernels one by one, too.")
+@click.option("--all", "every", is_flag=True, help="List kernels and weights one by one, too.")
 @json_option
 def ls(cache_dir: Path | None, device: str | None, every: bool, as_json: bool) -> None:
-    """List entries, device by device, the most recently used first. JSON lists every entry."""
+    """List entries, device by device, the most recently used first, and who uses the kernels and
+    weights. JSON lists every entry.
+    """
     from jitcl.cli.console import console, print_json
+    from jitcl.runtime.pruning import users
     kept = _open(cache_dir)
     entries = kept.ls(_one(kept, device))
+    by_name = users(kept.ls())
+    users_of = {e.path: _users(by_name, e) for e in entries}
     if as_json:
         print_json([{"device": e.device, "kind": e.kind, "subject": e.subject, "digest": e.digest,
                      "bytes": e.nbytes, "used": e.used, "damaged": e.damaged or None,
-                     "path": str(e.path), "parts": dict(e.parts)} for e in entries])
+                     "path": str(e.path), "parts": dict(e.parts), "uses": list(e.uses),
+                     "used_by": [f"{u.kind}/{u.digest}" for u in users_of[e.path]]}
+                    for e in entries])
         return
     out = console()
     out.print(kept.root)
     for name in dict.fromkeys(e.device for e in entries):
-        out.print(_entries(name, [e for e in entries if e.device == name], every))
+        out.print(_entries(name, [e for e in entries if e.device == name], every, users_of))
     for database in _databases(cache_dir, device):
         if database.faults:
             count = len(database.faults)
@@ -74,8 +82,26 @@ def ls(cache_dir: Path | None, device: str | None, every: bool, as_json: bool) -
                       f"{'are' if count > 1 else 'is'} remembered; `jitcl devices` shows them")
 
 
-def _entries(device: str, entries: list[Entry], every: bool) -> Table:
-    """One device's entries; those without a subject (kernels) in one row a kind, unless `every`."""
+def _users(by_name: Mapping[str, list[Entry]], e: Entry) -> list[Entry]:
+    """The entries that use one, each once."""
+    found = {u.path: u for name in e.names for u in by_name.get(name, ())}
+    return list(found.values())
+
+
+def _used_by(users: Iterable[Entry]) -> str:
+    """"3 plans of model a, model b"; for kernels and weights that no model here uses, that."""
+    plans = {u.path: u.subject for u in users}
+    if not plans:
+        return "used by no plan"
+    subjects = ", ".join(sorted(set(plans.values())))
+    return f"used by {len(plans)} plan{'s' * (len(plans) > 1)} of {subjects}"
+
+
+def _entries(device: str, entries: list[Entry], every: bool,
+             users_of: Mapping[Path, list[Entry]]) -> Table:
+    """One device's entries; those without a subject (kernels, weights) in one row a kind, unless
+    `every`.
+    """
     from jitcl.cli.console import table
     from jitcl.codegen.text import amount
     rows = table(device, "used", "size", "kind", "entry", right=("size",))
@@ -84,11 +110,14 @@ def _entries(device: str, entries: list[Entry], every: bool) -> Table:
         if not (e.subject or e.damaged or every):
             kernels.setdefault(e.kind, []).append(e)
             continue
-        what = f"damaged: {e.damaged}" if e.damaged else e.subject or e.digest
+        what = e.subject or f"{' '.join(e.provides) or e.digest}, {_used_by(users_of[e.path])}"
+        what += f" for {e.parts['shapes']}" if "shapes" in e.parts else ""
+        what = f"damaged: {e.damaged}" if e.damaged else what
         rows.add_row(_time(e), amount(e.nbytes, "B"), e.kind, what)
     for kind, some in kernels.items():
         rows.add_row(_time(some[0]), amount(sum(e.nbytes for e in some), "B"), kind,
-                     f"{len(some)} entries")
+                     f"{len(some)} entries, "
+                     + _used_by(u for e in some for u in users_of[e.path]))
     return rows
 
 

@@ -120,6 +120,7 @@ class Plan:
     buffers: tuple[BufferSpec, ...]
     slots: tuple[int, ...]                  # bytes of each temporary allocation
     constants: dict[int, np.ndarray] = field(default_factory=dict)  # buffer -> packed physical data
+    weights: dict[int, str] = field(default_factory=dict)   # of constants that plans share: digest
     streamed: bool = False                  # a buffer lives from its first to its last use
     checks: tuple[IndexCheck, ...] = ()     # of indices, by the runtime
     space: Space | None = None              # of a plan for many shapes: its integers are sizes

@@ -3,9 +3,10 @@
     <root>/pocl-3.0--amd-epyc--<target.key>/<kind>/<digest>.jitcl
 
 A `Key` is a set of named parts (source, options, code version ...); its digest names the file, and
-its parts are kept in the file's header, so that `why` can say which part missed. Damaged or foreign
-files are noticed when read, counted, dropped and built anew. A directory that cannot be written
-costs one warning; the process then goes on with what it keeps in memory.
+its parts are kept in the file's header, so that `why` can say which part missed. The header says,
+too, what an entry uses of others (a plan its weights and kernels): nothing goes before its users.
+Damaged or foreign files are noticed when read, counted, dropped and built anew. A directory that
+cannot be written costs one warning; the process then goes on with what it keeps in memory.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jitcl import config, forking, ownership
 from jitcl.errors import CacheError
-from jitcl.runtime import digests, entry, locks
+from jitcl.runtime import digests, entry, locks, pruning
 from jitcl.runtime.arguments import folder_of
-from jitcl.runtime.entry import Buffer, DamagedEntry
+from jitcl.runtime.entry import Buffer, DamagedEntry, Entry
 from jitcl.target import Target
 
 SUFFIX = ".jitcl"
@@ -92,34 +94,24 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """An entry on disk. `nbytes` is the file's size, `used` the time of its last use (seconds)."""
-
-    device: str              # name of the device's directory
-    kind: str
-    digest: str
-    nbytes: int
-    used: float
-    path: Path
-    subject: str = ""
-    parts: Mapping[str, str] = field(default_factory=dict)
-    damaged: str = ""        # what is wrong with the header
-
-
-@dataclass(frozen=True)
 class Why:
-    """The answer of `why`: a hit, or the nearest entry and the parts that differ from it."""
+    """The answer of `why`: a hit, or the nearest entry and the parts that differ from it; or that
+    weights of the entry are gone.
+    """
 
     kind: str
     subject: str
     hit: bool
     nearest: Entry | None = None
     differs: tuple[tuple[str, str, str], ...] = ()   # (part, wanted now, stored then)
+    gone: int = 0
 
     def __str__(self) -> str:
         name = f"{self.kind} of {self.subject or '(no subject)'}"
         if self.hit:
             return f"{name}: in the cache"
+        if self.gone:
+            return f"{name}: in the cache, but {self.gone} of its weights are not; built anew"
         if self.nearest is None:
             return f"{name}: never built, or evicted; no entry has this subject"
         age = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.nearest.used))
@@ -174,7 +166,7 @@ class KernelCache:
 
     def ls(self, device: str | None = None) -> list[Entry]:
         """Entries with subject and parts, most recently used first."""
-        return [self._with_head(e) for e in sorted(self._files(device), key=lambda e: -e.used)]
+        return [e.with_head() for e in sorted(self._files(device), key=lambda e: -e.used)]
 
     def size(self, device: str | None = None) -> int:
         """Bytes on disk."""
@@ -215,14 +207,6 @@ class KernelCache:
                 used = stat.st_mtime if stat.st_mtime < time.time() + STALE_S else 0.0
                 yield Entry(name, path.parent.name, path.stem, stat.st_size, used, path)
 
-    def _with_head(self, e: Entry) -> Entry:
-        try:
-            head = entry.read_head(e.path)
-        except (OSError, DamagedEntry) as error:
-            return Entry(e.device, e.kind, e.digest, e.nbytes, e.used, e.path, damaged=str(error))
-        return Entry(e.device, e.kind, e.digest, e.nbytes, e.used, e.path,
-                     head.get("subject", ""), head.get("parts", {}))
-
     def _tidy(self, device: str, older_than_s: float) -> None:
         """Remove leftovers of processes that died, and directories that became empty."""
         for file in list(_scan(self.root / device)):
@@ -244,12 +228,10 @@ class KernelCache:
             self._estimate = None if known is None else known + nbytes
             if self._estimate is not None and self._estimate <= self.limit:
                 return
-            files = sorted(self._files(), key=lambda e: e.used)
-            total = sum(e.nbytes for e in files)
+            total = self.size()
             if total > self.limit:
-                for e in files[:-1]:
-                    if total <= self.limit * KEEP:
-                        break
+                files = [e.with_head() for e in self._files()]
+                for e in pruning.doomed(files, int(self.limit * KEEP)):
                     self.stats.add("evicted", _unlink(e.path))
                     total -= e.nbytes
                 for device in self.devices():
@@ -306,22 +288,40 @@ class DeviceCache:
         """
         return self._find(kind, key, mapped=True, first=True)
 
-    def put(self, kind: str, key: Key | str, data: Buffer | list[Buffer]) -> None:
-        """Store a payload (a list is stored as one). Never raises for a directory that refuses."""
+    def has_room(self, nbytes: int) -> bool:
+        """Whether entries of so many bytes stay in the directory together."""
+        return nbytes < self.cache.limit * KEEP
+
+    def touch(self, kind: str, key: Key | str) -> bool:
+        """Note a use of what was read before; False where the entry is gone."""
+        path = self._path(kind, key)
+        try:
+            os.utime(path)
+        except OSError:
+            return path in self.cache._memory or path.exists()      # read-only
+        return True
+
+    def put(self, kind: str, key: Key | str, data: Buffer | list[Buffer], *,
+            uses: Sequence[str] = (), provides: Sequence[str] = ()) -> None:
+        """Store a payload (a list is stored as one). Never raises for a directory that refuses.
+
+        uses: what this one is worth less without: other entries, "kind/digest", and names that
+        they provide.
+        """
         path, cache = self._path(kind, key), self.cache
         chunks = [memoryview(c).cast("B") for c in (data if isinstance(data, list) else [data])]
         nbytes = sum(len(c) for c in chunks)
-        if nbytes >= cache.limit * KEEP:
+        if not self.has_room(nbytes):
             cache._warn_once("large", f"an entry of {nbytes} bytes does not fit into a cache of "
                              f"{cache.limit}: kept in memory. JITCL_CACHE_SIZE sets the bound.")
             cache._keep_in_memory(path, chunks)
             return
         parts = key.shown() if isinstance(key, Key) else {}
-        subject = key.subject if isinstance(key, Key) else ""
+        head: dict[str, Any] = dict(self._identity(path), parts=parts, uses=list(uses))
+        head.update(subject=key.subject if isinstance(key, Key) else "", provides=list(provides))
         try:
             self._make_directory(path)
-            written = entry.write(
-                path, dict(self._identity(path), subject=subject, parts=parts), chunks, cache._key)
+            written = entry.write(path, head, chunks, cache._key)
         except OSError as error:
             cache.stats.add("failed_writes")
             cache._warn_once("write", f"cannot write to the kernel cache {cache.root}: "
@@ -374,8 +374,10 @@ class DeviceCache:
 
         Entries of this device come first; in another device's, the device is a part that differs.
         """
-        if self._read(self._path(kind, key), mapped=True) is not None:
-            return Why(kind, key.subject, hit=True)
+        path = self._path(kind, key)
+        if self._read(path, mapped=True) is not None:
+            gone = self._gone(path)
+            return Why(kind, key.subject, hit=not gone, gone=gone)
         wanted = {**key.shown(), "device": self.name}
         best: tuple[int, float, Why] | None = None
         for e in self.cache.ls():
@@ -389,6 +391,15 @@ class DeviceCache:
             if best is None or rank < best[:2]:
                 best = (*rank, Why(kind, key.subject, False, e, differs))
         return Why(kind, key.subject, hit=False) if best is None else best[2]
+
+    def _gone(self, path: Path) -> int:
+        """How many of the entries that one uses are not there."""
+        try:
+            uses = entry.read_head(path).get("uses", ())
+        except (OSError, DamagedEntry):         # it is in memory
+            return 0
+        paths = [self.directory / (name + SUFFIX) for name in uses if "/" in name]
+        return sum(not p.exists() and p not in self.cache._memory for p in paths)
 
     def _path(self, kind: str, key: Key | str) -> Path:
         digest = key.digest if isinstance(key, Key) else key

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jitcl import ownership
 from jitcl.errors import CacheError
+from jitcl.runtime.mapping import mapped as map_file
 
 MAGIC = b"JITCLENT"
 VERSION = 2
@@ -40,6 +41,38 @@ Buffer = bytes | bytearray | memoryview
 
 class DamagedEntry(CacheError):
     """An entry's file is not what it should be. Never leaves the cache: the entry is dropped."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry on disk. `nbytes` is the file's size, `used` the time of its last use (seconds);
+    `uses` and `provides` are names, by which entries need one another.
+    """
+
+    device: str              # name of the device's directory
+    kind: str
+    digest: str
+    nbytes: int
+    used: float
+    path: Path
+    subject: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    damaged: str = ""        # what is wrong with the header
+    uses: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return f"{self.kind}/{self.digest}", *self.provides
+
+    def with_head(self) -> Entry:
+        """With all that the file's header says."""
+        try:
+            head = read_head(self.path)
+        except (OSError, DamagedEntry) as error:
+            return replace(self, damaged=str(error))
+        return replace(self, subject=head.get("subject", ""), parts=head.get("parts", {}),
+                       uses=tuple(head.get("uses", ())), provides=tuple(head.get("provides", ())))
 
 
 def _payload_offset(header_bytes: int, payload_bytes: int) -> int:
@@ -112,9 +145,7 @@ def check(view: memoryview, identity: dict[str, str], key: bytes = b"") -> memor
 def read(path: Path, mapped: bool = False) -> memoryview:
     """A file's bytes, read-only; `mapped` maps instead of copying. Raises OSError."""
     with _trusted(path) as file:
-        if mapped and os.fstat(file.fileno()).st_size >= _FIXED.size:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return memoryview(file.read())
+        return map_file(file) if mapped else memoryview(file.read())
 
 
 def read_head(path: Path) -> dict[str, Any]:

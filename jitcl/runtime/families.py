@@ -325,6 +325,7 @@ class Families:
             try:
                 with ladder.tally.part(1, "generating kernels for many shapes"):
                     plan, tried = sized_plan(ladder, space, sized)
+                plan = ladder.weights.shared(plan)
                 found = self._first(Family(plan, sized), shapes, patience, tried)
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels
@@ -338,8 +339,8 @@ class Families:
                 free_frames(error)
                 break
             if found is not None:
-                ladder.cache.put("plan", key, serial.encode(plan, {
-                    n: [*map(serial.size_row, dims)] for n, dims in sized.items()}))
+                ladder.store(key, plan, {
+                    n: [*map(serial.size_row, dims)] for n, dims in sized.items()})
                 return found
             why = WORK_ENOUGH
             break
@@ -349,7 +350,7 @@ class Families:
     def _stored(self, stored: Any, sized: Mapping[str, Dims]) -> Family | None:
         """What the cache holds; None where it can't be used."""
         try:
-            plan, rows = serial.decode(stored) if stored is not None else (None, {})
+            plan, rows = serial.decode(stored, self.ladder.weights.find) if stored else (None, {})
             if plan is None or plan.space is None or self.ladder.rejected(plan):
                 return None
             shapes = {n: tuple(serial.size_of(d, plan.space) for d in row)

@@ -40,6 +40,7 @@ from jitcl.runtime import serial
 from jitcl.runtime.cache import DeviceCache, Key
 from jitcl.runtime.source import Source
 from jitcl.runtime.stepped import Fallback, SteppedDown, steps_down, told
+from jitcl.runtime.weights import Weights, needs
 
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated  # a warm start needs no compiler
@@ -139,6 +140,14 @@ class Ladder:
     alone: str = ""                             # of the next specialisation
     _host: Device | None = field(default=None, repr=False)
 
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.cache)
+
+    def store(self, key: Key, plan: Plan, extra: Any = None) -> None:
+        """Have the cache hold a plan that has loaded."""
+        self.cache.put("plan", key, serial.encode(plan, extra), uses=needs(plan))
+
     # ---- from the cache, or compiled
 
     def specialise(
@@ -161,9 +170,9 @@ class Ladder:
         try:
             if stored is None:
                 return None
-            plan, extra = serial.decode(stored)
+            plan, extra = serial.decode(stored, self.weights.find)
         except CacheError:
-            return None  # another version's layout: compile again
+            return None  # another version's layout, or its weights are gone: compile again
         if self.strict and self._on_host(plan):
             return None
         fallback = Fallback(**extra["fallback"]) if extra["fallback"] else None
@@ -258,6 +267,7 @@ class Ladder:
             generated, plan = lowering.plan(
                 "low" if rung in ("low", "streamed") else None,
                 rung == "streamed", host=not self.strict)
+            plan = self.weights.shared(plan)
             tried.update(k.entry for k in plan.kernels)
             seen = opening(device)
             if part.left > 1:
@@ -280,7 +290,7 @@ class Ladder:
                                  steps_down(generated, plan), fallback, alone=self.alone)
         shortage = self.device.faults.shortage if self.device.faults is not None else ""
         if not shortage:                # else the next process makes a better one
-            self.cache.put("plan", key, serial.encode(plan, _beside(special)))
+            self.store(key, plan, _beside(special))
         new = [f for f in self._known_faults()
                if f.entry in ran or (f.entry in tried and f not in before)]
         line = told(self.device.name, special.stepped, new, rung, fallback, shortage)

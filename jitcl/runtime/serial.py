@@ -4,9 +4,10 @@
     8   u64  bytes of the JSON           24       JSON: {"schema", "plan", "constants", "extra"}
                                          ...      constants, each on a 64-byte boundary
 
-A plan read from a mapped cache entry uses the constants where they are: nothing is copied. Nothing
-in the bytes is executed. `schema` holds the fields' names: a plan that was written by another
-version of jitcl is refused (the cache's keys hold the code version, so it never happens there).
+A plan read from a mapped cache entry uses the constants where they are: nothing is copied. Those
+that plans share (`Plan.weights`) are named by their digests and lie elsewhere. Nothing in the
+bytes is executed. `schema` holds the fields' names: a plan that was written by another version of
+jitcl is refused (the cache's keys hold the code version, so it never happens there).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import math
 import operator
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,13 +47,16 @@ def encode(plan: Plan, extra: Any = None) -> list[bytes | bytearray | memoryview
     pieces: list[bytes | bytearray | memoryview] = []
     offset = 0
     for buffer, array in plan.constants.items():
-        data = _little_endian(array, buffer)
+        data = little_endian(array, buffer)
+        if buffer in plan.weights:
+            places.append([buffer, data.dtype.str, list(data.shape), plan.weights[buffer]])
+            continue
         places.append([operator.index(buffer), data.dtype.str, list(data.shape), offset])
         padding = bytes(-data.nbytes % ALIGN)
         pieces += [data.reshape(-1).view(np.uint8).data, padding]
         offset += data.nbytes + len(padding)
     fields = {f.name: _plain(getattr(plan, f.name), f.name)
-              for f in dataclasses.fields(plan) if f.name not in ("constants", "space")}
+              for f in dataclasses.fields(plan) if f.name not in ("constants", "space", "weights")}
     document = {"schema": _SCHEMA, "plan": fields, "constants": places, "extra": extra,
                 "space": space_rows(plan.space) if plan.space is not None else None}
     try:
@@ -68,11 +73,13 @@ def dumps(plan: Plan, extra: Any = None) -> bytes:
     return b"".join(encode(plan, extra))
 
 
-def decode(data: bytes | memoryview) -> tuple[Plan, Any]:
-    """(plan, extra). Constants are read-only views into `data`, which they keep alive.
+def decode(data: bytes | memoryview, shared: Callable[[str], np.ndarray[Any, Any]] | None = None
+           ) -> tuple[Plan, Any]:
+    """(plan, extra). Constants are read-only views into `data`, which they keep alive; those that
+    plans share are views of what `shared` gives for their digests: bytes, as an array.
 
     They are aligned to 64 bytes if `data` is, as every mapped cache entry is. Raises CacheError for
-    bytes that are not a plan of this version.
+    bytes that are not a plan of this version, and what `shared` does.
     """
     view = memoryview(data).toreadonly()
     if len(view) < _FIXED.size or bytes(view[:8]) != MAGIC:
@@ -81,20 +88,26 @@ def decode(data: bytes | memoryview) -> tuple[Plan, Any]:
     document = json.loads(bytes(view[_FIXED.size:_FIXED.size + length]))
     if document["schema"] != _SCHEMA:
         raise CacheError("the plan was written by another version of jitcl: clear the cache")
-    constants = {}
+    constants, weights = {}, {}
     for buffer, dtype, shape, offset in document["constants"]:
         kind = np.dtype(dtype)
         count = math.prod(shape)
+        if isinstance(offset, str):
+            if shared is None:
+                raise CacheError("the plan's weights lie elsewhere")
+            weights[buffer] = offset
+            constants[buffer] = shared(offset).view(kind).reshape(shape)
+            continue
         constants[buffer] = (
             np.frombuffer(view, kind, count, start + offset) if count else np.empty(0, kind)
         ).reshape(shape)
         constants[buffer].flags.writeable = False
     space = space_of(document["space"]) if document["space"] is not None else None
     fields = {name: _restored(value, space) for name, value in document["plan"].items()}
-    return Plan(**fields, constants=constants, space=space), document["extra"]
+    return Plan(**fields, constants=constants, weights=weights, space=space), document["extra"]
 
 
-def _little_endian(array: np.ndarray[Any, Any], buffer: int) -> np.ndarray[Any, Any]:
+def little_endian(array: np.ndarray[Any, Any], buffer: int) -> np.ndarray[Any, Any]:
     """The array, C-contiguous and little-endian. bfloat16 and low types come as their bits."""
     data = np.asarray(array, order="C")
     if data.dtype.kind not in "biufc":

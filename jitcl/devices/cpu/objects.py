@@ -238,7 +238,8 @@ def cached_kernels(
     built = compile_kernels(missing, progress, target.vector_width)
     if cache is not None:
         for source in missing:
-            cache.put("cpu-object", build_key(source, target), built[source.entry])
+            cache.put("cpu-object", build_key(source, target), built[source.entry],
+                      provides=[source.entry])
     return {**found, **built}
 
 

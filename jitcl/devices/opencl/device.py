@@ -15,6 +15,7 @@ from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
 from jitcl.devices.opencl.loading import BINARIES, Loading
+from jitcl.devices.opencl.memory import Uploaded
 from jitcl.devices.opencl.platform import Found, check_fork
 from jitcl.devices.opencl.probe import probe_target
 from jitcl.devices.opencl.programs import ProgramStore
@@ -43,6 +44,7 @@ class OpenClDevice:
                 probe_target(found, progress) if target is None else target)
         self._open()
         self.store = ProgramStore(self.context, found.handle, self.target)
+        self.uploaded = Uploaded()
         self.faults = fault_database(self.target) if faults is None else faults
         self.reopened = 0                   # how often the device was lost
 
@@ -67,6 +69,7 @@ class OpenClDevice:
         """A new context; what was loaded in the old one is lost."""
         lost = not self.forked
         self._open()
+        self.uploaded = Uploaded()
         counters = self.store.counters
         self.store = ProgramStore(self.context, self.found.handle, self.target)
         self.store.counters = counters

@@ -51,7 +51,8 @@ class LoadedPlan(ABC):
 
     def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
-        self.device, self.plan = device, plan
+        self.device, self.plan, self.programs = device, plan, programs
+        device.store.enlist(self)
         self._lock = forking.lock()
         self._context = device.context
         self._closed = False

@@ -75,6 +75,7 @@ class Loading:
                 self.pending.settle(died)
             if self.failed:
                 raise self._fault()
+            self.store.trim(list(self.wanted))
             return {s.entry: self.store[k] for k, s in self.wanted.items()}
 
     def _make(self, missing: dict[str, KernelSource], alone: dict[str, KernelSource]) -> None:
@@ -157,7 +158,7 @@ class Loading:
                     self._try_here(trial)
             part.step()
         part.now("keeping programs")
-        good = [k for batch in built for k in batch if k in self.store]
+        good = {k: s for batch in built for k, s in batch.items() if k in self.store}
         self.store.keep(good, self.cache, trust.maker(self.care.isolation, self.device.target),
                         part.step)
 
@@ -189,7 +190,7 @@ class Loading:
             for batch in batches(sources, size):
                 self.build(batch, "worker")
                 part.step(len(batch))
-        self.store.keep((k for k in sources if k in self.store), self.cache, "worker")
+        self.store.keep({k: s for k, s in sources.items() if k in self.store}, self.cache, "worker")
         self.proven.clear()
 
     def _try_here(self, trial: Trial) -> None:

@@ -7,12 +7,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyopencl as cl
 
+from jitcl import forking
 from jitcl.codegen.plan import BufferSpec, Plan
 from jitcl.devices.opencl.errors import translated
 from jitcl.errors import DeviceError
@@ -24,14 +28,40 @@ SMALLEST = 16  # bytes of an allocation: a buffer may not be empty, and a pixel 
 PIXEL = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.FLOAT)
 
 
+@dataclass(eq=False)
+class Weight:
+    """A constant on the device, for as long as a plan holds it."""
+
+    buffer: Any
+
+
+@dataclass
+class Uploaded:
+    """The constants that plans share on one context: digest -> what is uploaded."""
+
+    found: weakref.WeakValueDictionary[str, Weight] = field(
+        default_factory=weakref.WeakValueDictionary)
+    lock: threading.Lock = field(default_factory=forking.lock)
+
+    def take(self, digest: str, upload: Callable[[], Any]) -> Weight:
+        with self.lock:
+            weight = self.found.get(digest)
+            if weight is None:
+                weight = self.found[digest] = Weight(upload())
+            return weight
+
+
 class Memory:
-    """Buffers by their number in the plan. Whatever it holds, `release` gives back."""
+    """Buffers by their number in the plan. Whatever it holds, `release` gives back; constants that
+    other plans use, too, with the last of these.
+    """
 
     def __init__(self, device: OpenClDevice, plan: Plan) -> None:
         self.device, self.plan = device, plan
         self._buffers: dict[int, Any] = {}
         self._images: dict[int, Any] = {}
         self._slots: dict[int, Any] = {}
+        self._weights: dict[int, Weight] = {}       # those of the buffers that are shared
 
     def __getitem__(self, index: int) -> Any:
         return self._buffers[index]
@@ -48,11 +78,21 @@ class Memory:
 
     def release(self) -> None:
         """Give all memory back; the driver waits for launches that use it."""
+        self._forget(list(self._buffers))
         kinds = self._images, self._buffers, self._slots  # parts before what they are part of
         for memory in dict.fromkeys(m for held in kinds for m in held.values()):
             _release(memory)
         for held in kinds:
             held.clear()
+
+    def _forget(self, indices: Iterable[int]) -> None:
+        """Let go of what is shared: its last holder gives it back."""
+        for index in indices:
+            if index in self._weights:
+                image = self._images.pop(index, None)
+                if image is not None:
+                    _release(image)
+                del self._buffers[index], self._weights[index]
 
     def _allocate(self, nbytes: int, what: str) -> Any:
         doing = f"{self.device.name}: allocating {nbytes} bytes for {what}"
@@ -64,6 +104,15 @@ class Memory:
         spec = self.plan.buffers[index]
         if index not in self.plan.constants:
             return self._allocate(spec.nbytes, f"buffer '{spec.name}'")
+        digest = self.plan.weights.get(index)
+        if digest is None:
+            return self._upload(index)
+        self._weights[index] = self.device.uploaded.take(digest, lambda: self._upload(index))
+        return self._weights[index].buffer
+
+    def _upload(self, index: int) -> Any:
+        """A constant in an allocation of its own."""
+        spec = self.plan.buffers[index]
         data = np.ascontiguousarray(self.plan.constants[index]).reshape(-1).view(np.uint8)
         if data.nbytes != spec.nbytes:
             raise DeviceError(
@@ -125,6 +174,7 @@ class StreamedMemory(Memory):
 
     def leave(self, indices: Sequence[int]) -> None:
         """Release buffers that no launch in flight uses."""
+        self._forget(indices)
         for index in indices:
             for held in (self._images, self._buffers):
                 memory = held.pop(index, None)

@@ -22,7 +22,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ from jitcl.devices.opencl.building import (
 from jitcl.target.target import Target
 
 KERNEL_KIND, PROGRAM_KIND = "opencl-kernel", "opencl-program"
+SPARE = 8                                   # programs kept that no loaded plan uses
 SHARED_MACRO = re.compile(r"^\s*#\s*define\s+(?!JITCL_)", re.M)
 
 Sources = Mapping[str, KernelSource]        # by key
@@ -96,6 +98,7 @@ class ProgramStore:
         self.lock = forking.rlock()
         self.checked: set[str] = set()      # kernels whose results were compared
         self._programs: dict[str, Any] = {}  # kernel key -> cl program that holds it
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()   # loaded plans: `programs` of each
 
     def key(self, source: KernelSource) -> str:
         """Digest of what a kernel is built from: text, options, device and driver."""
@@ -107,6 +110,23 @@ class ProgramStore:
 
     def __getitem__(self, key: str) -> Any:
         return self._programs[key]
+
+    def enlist(self, user: Any) -> None:
+        """A loaded plan, whose `programs` are in use as long as it lives."""
+        with self.lock:
+            self._users.add(user)
+
+    def trim(self, keys: Sequence[str]) -> None:
+        """Let go of programs that no loaded plan uses, and none that will (`keys`), but for those
+        used last: of Intel's runtime a program takes 4 MB, and each new shape makes some.
+        """
+        for key in keys:
+            self._programs[key] = self._programs.pop(key)       # at the end: used last
+        used = {id(p) for user in self._users for p in user.programs.values()}
+        used.update(id(self._programs[key]) for key in keys)
+        spare = {id(p): None for p in reversed(self._programs.values()) if id(p) not in used}
+        gone = set(list(spare)[SPARE:])
+        self.drop([k for k, p in self._programs.items() if id(p) in gone], None)
 
     def drop(self, keys: Iterable[str], cache: Cache | None) -> None:
         """Forget kernels that turned out to be wrong."""
@@ -168,7 +188,7 @@ class ProgramStore:
 
     # ---- into the cache
 
-    def keep(self, keys: Iterable[str], cache: Cache | None, by: str,
+    def keep(self, sources: Sources, cache: Cache | None, by: str,
              each: Callable[[], None] | None = None) -> None:
         """Remember kernels that were built from source in this process, with the binaries that
         the driver gives of their programs. `each` is called for each program: PoCL takes longer to
@@ -176,27 +196,29 @@ class ProgramStore:
         """
         if cache is None:
             return
-        holders: dict[int, list[str]] = {}
-        for key in keys:
-            holders.setdefault(id(self._programs[key]), []).append(key)
+        holders: dict[int, dict[str, str]] = {}
+        for key, source in sources.items():
+            holders.setdefault(id(self._programs[key]), {})[key] = source.entry
         for held in holders.values():
             # what a driver makes that is not known good, it gets back only after a worker did
             usable = self.target.cached_binaries and (self.target.trusted or by == "unproven")
-            binary = binary_of(self._programs[held[0]]) if usable else b""
+            binary = binary_of(self._programs[next(iter(held))]) if usable else b""
             if binary or by == "worker":
                 self.keep_binary(held, cache, by, binary)
             if each is not None:
                 each()
 
-    def keep_binary(self, keys: list[str], cache: Cache | None, by: str, binary: bytes) -> None:
-        """Remember kernels with the binary that holds them, b"" for none."""
+    def keep_binary(self, keys: Mapping[str, str], cache: Cache | None, by: str, binary: bytes
+                    ) -> None:
+        """Remember kernels (key -> entry) with the binary that holds them, b"" for none."""
         if cache is None:
             return
         digest = hashlib.sha256("\0".join(keys).encode()).hexdigest()[:40] if binary else ""
         if binary:
-            cache.put(PROGRAM_KIND, digest, sealed(binary))
-        for key in keys:
-            cache.put(KERNEL_KIND, key, Kept(digest, by, key in self.checked).written())
+            cache.put(PROGRAM_KIND, digest, sealed(binary), provides=list(keys.values()))
+        for key, entry in keys.items():
+            kept = Kept(digest, by, key in self.checked)
+            cache.put(KERNEL_KIND, key, kept.written(), provides=[entry])
 
 
 def sealed(binary: bytes) -> bytes:

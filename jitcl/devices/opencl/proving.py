@@ -216,6 +216,6 @@ class Proving:
         for key, source in attempt.keys.items():
             binary = tried.binaries.get(source.entry, b"")
             if binary and loading.store.adopt({key: source}, binary):
-                loading.store.keep_binary([key], loading.cache, "worker", binary)
+                loading.store.keep_binary({key: source.entry}, loading.cache, "worker", binary)
             else:
                 loading.proven.append(key)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jitcl.devices.opencl.device import OpenClDevice
 
 LOG_KEPT = 4000
+PROGRAMS = 64                # kept for the next jobs: neighbours launch the same kernels
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Session:
         outputs: tuple[np.ndarray, ...] = ()
         if job.plan is not None:
             outputs = self.launch(device, job.plan, programs, job.inputs)
+        while len(self._programs) > PROGRAMS:
+            del self._programs[next(iter(self._programs))]      # the oldest
         return Tried(binaries, outputs, refused)
 
     def device(self, target: Target) -> OpenClDevice:

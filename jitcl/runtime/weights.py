@@ -1,0 +1,104 @@
+"""Weights by content: once in the cache and once in memory, however many plans use them.
+
+    plan for 3 rows    {"constants": [[1, "<f4", [64, 64], "5d41..."]]}  ─┐
+    plan for 5 rows    {"constants": [[1, "<f4", [64, 64], "5d41..."]]}  ─┴─►  weights/5d41....jitcl
+
+Constants of some size leave their plan, packed ones as they are packed. A plan names them by the
+digest of their bytes; entries of the cache are called after it. In a process, plans use the same
+mapped bytes, and a device uploads them once (devices/opencl/memory.py).
+
+A plan whose weights are damaged or gone is no plan any more: it is compiled anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jitcl import forking
+from jitcl.codegen.plan import Plan
+from jitcl.errors import CacheError
+from jitcl.runtime.cache import DeviceCache
+from jitcl.runtime.serial import ALIGN, little_endian
+
+KIND = "weights"
+LEAST = 16 << 10                # bytes below which a constant is not worth a file of its own
+
+Bytes = np.ndarray[Any, Any]    # of u8, read-only
+
+_alive: weakref.WeakValueDictionary[str, Bytes] = weakref.WeakValueDictionary()
+_lock = forking.lock()
+
+
+def needs(plan: Plan) -> list[str]:
+    """What a plan's entry of the cache uses of others: its weights, and its kernels by name."""
+    return [f"{KIND}/{digest}" for digest in dict.fromkeys(plan.weights.values())] + [
+        k.entry for k in plan.kernels]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Those of a device's cache."""
+
+    cache: DeviceCache
+
+    def shared(self, plan: Plan) -> Plan:
+        """The plan with its large constants in the cache, and read from there; as it is where they
+        don't fit into the cache.
+        """
+        large = {b: a for b, a in plan.constants.items() if a.nbytes >= LEAST}
+        if not self.cache.has_room(sum(a.nbytes for a in large.values())):
+            return plan
+        constants, weights = dict(plan.constants), dict(plan.weights)
+        for buffer, array in large.items():
+            data = little_endian(array, buffer).reshape(-1).view(np.uint8)
+            weights[buffer] = hashlib.sha256(data.data).hexdigest()[:40]
+            kept = self._kept(weights[buffer], data)
+            constants[buffer] = kept.view(array.dtype).reshape(array.shape)
+        return replace(plan, constants=constants, weights=weights)
+
+    def find(self, digest: str) -> Bytes:
+        """Bytes of this digest; CacheError where they are damaged or gone."""
+        with _lock:
+            found = _alive.get(digest)
+        if found is not None:
+            self.cache.touch(KIND, digest)
+            return found
+        view = self.cache.get_mmap(KIND, digest)
+        if view is None:
+            raise CacheError(f"weights {digest} are not in the cache any more")
+        return _one(digest, view)
+
+    def _kept(self, digest: str, data: Bytes) -> Bytes:
+        """The bytes as the cache has them from now on."""
+        with _lock:
+            found = _alive.get(digest)
+        if found is not None and self.cache.touch(KIND, digest):
+            return found
+        view = self.cache.get_mmap(KIND, digest)
+        if view is None:
+            self.cache.put(KIND, digest, data.data)
+            view = self.cache.get_mmap(KIND, digest)
+        return _one(digest, data.data if view is None else view)
+
+
+def _one(digest: str, view: memoryview) -> Bytes:
+    """The process's array of these bytes: this one, unless there is one already. Arrays of a plan
+    are views of it and keep it alive.
+    """
+    array = np.frombuffer(view, np.uint8)
+    if array.ctypes.data % ALIGN:                   # not mapped: the cache is not written to disk
+        raw = np.empty(array.size + ALIGN, np.uint8)
+        skip = -raw.ctypes.data % ALIGN
+        raw[skip:skip + array.size] = array
+        array = np.frombuffer(raw[skip:skip + array.size].data, np.uint8)
+    array.flags.writeable = False
+    with _lock:
+        return _alive.setdefault(digest, array)
+
+
+__all__ = ["KIND", "Weights", "needs"]
