@@ -87,9 +87,9 @@ def same(got: Any, want: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
 
 
 def agrees(proto: onnx.ModelProto, feeds: Mapping[str, Any], spec: str = "cpu",
-           others: Sequence[Any] = (by_reference, by_onnxruntime)) -> jitcl.Model:
+           others: Sequence[Any] = (by_reference, by_onnxruntime), **options: Any) -> jitcl.Model:
     """jitcl gives what the others give; the model, for what else there is to ask."""
-    made = opened(proto, spec)
+    made = opened(proto, spec, **options)
     got = list(made.run(feeds).values())
     for other in others:
         same(got, other(proto, feeds))

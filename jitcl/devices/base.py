@@ -27,6 +27,22 @@ class Cache(Protocol):
     def put(self, kind: str, key: Any, data: Any, *, provides: Sequence[str] = ()) -> None: ...
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """How runs of a plan follow each other. Inputs and outputs are numbered as in the plan; a
+    source is an output, or ~i for what input i was in that run.
+
+    rows: inputs that are given with an axis before theirs: each run reads the next row.
+    carried: (input, source): what it is in the next run.
+    stacked: sources of which every run's value is kept, along an axis before theirs.
+    """
+
+    runs: int                                   # 1 at least
+    rows: tuple[int, ...]
+    carried: tuple[tuple[int, int], ...]
+    stacked: tuple[int, ...]
+
+
 class Executable(Protocol):
     """A loaded plan. Thread-safe: concurrent runs take turns."""
 
@@ -35,6 +51,12 @@ class Executable(Protocol):
 
         shapes: of this run, where the plan is the largest member of a family; nothing in it may be
         larger than the plan's.
+        """
+
+    def repeat(self, inputs: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
+               ) -> list[np.ndarray]:
+        """Runs that follow each other without the host between them: the outputs of the last one,
+        what each carried input would be next, what is stacked. `shapes` as `run` takes it.
         """
 
     def bind(self) -> Binding | None:

@@ -13,9 +13,10 @@ import numpy as np
 
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Cache, Progress, Tally
+from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.repeated import one_by_one
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.kernel import Kernel
@@ -92,6 +93,10 @@ class ReferenceExecutable:
                 run_kernel(kernel, {b.name: self._memory[i].reshape(b.shape)
                                     for b, i in zip(kernel.buffers, step.buffers)})
             return [self._memory[s.buffer].reshape(s.shape).copy() for s in self.plan.outputs]
+
+    def repeat(self, inputs: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
+               ) -> list[np.ndarray]:
+        return one_by_one(lambda given: self.run(given, shapes), inputs, how)
 
     def bind(self) -> Binding | None:
         """None: inputs and outputs are copied."""

@@ -104,9 +104,31 @@ class Body:
     types: tuple[Any, ...]
 
 
+# what a value is behind a step of a loop: an output of the body's part, or what a name was before
+Source = int | str
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """A Loop or Scan whose body is one part, with state of fixed shapes, and no condition that data
+    decides: its steps follow each other on the device. here: as in Level. state: each formal input
+    of state, and what it is for the next step. rows: formal inputs of which each step has its own.
+    stacked: results of each step. types: of these, in one step.
+    """
+
+    here: State
+    part: Part
+    state: tuple[tuple[str, Source], ...]
+    rows: tuple[str, ...]
+    stacked: tuple[Source, ...]
+    types: tuple[Signature, ...] = field(hash=False)
+
+
 @dataclass(frozen=True)
 class HostStep:
-    """A node that runs on the host. `bodies`: of control flow, by attribute's name."""
+    """A node that runs on the host. `bodies`: of control flow, by attribute's name. repeats: of a
+    loop that runs on the device all the same.
+    """
 
     node: str
     name: str
@@ -117,6 +139,7 @@ class HostStep:
     domain: str = ""
     attrs: dict[str, Any] = field(default_factory=dict, hash=False)
     bodies: tuple[tuple[str, Body], ...] = ()
+    repeats: Repeats | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +157,11 @@ class Level:
     never: tuple[tuple[str, str, str], ...]
     after: State | None                             # None: nothing is left
 
+    @property
+    def hosted(self) -> tuple[HostStep, ...]:
+        """The steps that really run on the host."""
+        return tuple(s for s in self.steps if s.repeats is None)
+
     def encode(self) -> bytes:
         raw = asdict(self)
         raw["here"] = self.here.raw()
@@ -141,6 +169,8 @@ class Level:
         for step, row in zip(self.steps, raw["steps"]):
             for (_, body), (_, found) in zip(step.bodies, row["bodies"]):
                 found["where"] = body.where.raw()
+            if step.repeats is not None:
+                row["repeats"]["here"] = step.repeats.here.raw()
         return json.dumps(raw).encode()
 
     @staticmethod
@@ -149,9 +179,7 @@ class Level:
         part = raw["part"]
         return Level(
             State.of_raw(raw["here"]),
-            None if part is None else Part(
-                tuple(part["nodes"]), tuple((n, d, r) for n, d, r in part["inputs"]),
-                tuple((n, f) for n, f in part["outputs"]), part["count"], tuple(part["by_value"])),
+            None if part is None else _part(part),
             tuple(_step(row) for row in raw["steps"]),
             tuple(raw["drop"]), _rows(raw["waits"]), _rows(raw["never"]),
             None if raw["after"] is None else State.of_raw(raw["after"]))
@@ -161,13 +189,25 @@ def _rows(raw: list[Any]) -> tuple[tuple[str, str, str], ...]:
     return tuple((a, b, c) for a, b, c in raw)
 
 
+def _part(raw: dict[str, Any]) -> Part:
+    return Part(tuple(raw["nodes"]), tuple((n, d, r) for n, d, r in raw["inputs"]),
+                tuple((n, f) for n, f in raw["outputs"]), raw["count"], tuple(raw["by_value"]))
+
+
 def _step(raw: dict[str, Any]) -> HostStep:
     bodies = tuple(
         (name, Body(Where.of_raw(b["where"]), tuple(b["inputs"]), tuple(b["outputs"]),
                     tuple(b["captures"]), tuple(b["types"])))
         for name, b in raw["bodies"])
     return HostStep(raw["node"], raw["name"], raw["op_type"], raw["why"], tuple(raw["inputs"]),
-                    tuple(raw["outputs"]), raw["domain"], raw["attrs"], bodies)
+                    tuple(raw["outputs"]), raw["domain"], raw["attrs"], bodies,
+                    None if raw["repeats"] is None else _repeats(raw["repeats"]))
+
+
+def _repeats(raw: dict[str, Any]) -> Repeats:
+    return Repeats(State.of_raw(raw["here"]), _part(raw["part"]),
+                   tuple((a, b) for a, b in raw["state"]), tuple(raw["rows"]),
+                   tuple(raw["stacked"]), tuple(raw["types"]))
 
 
 def digest(*parts: Any) -> str:
@@ -176,4 +216,5 @@ def digest(*parts: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-__all__ = ["Body", "Form", "HostStep", "Level", "Part", "Signature", "State", "Where", "digest"]
+__all__ = ["Body", "Form", "HostStep", "Level", "Part", "Repeats", "Signature", "Source", "State",
+           "Where", "digest"]

@@ -24,13 +24,12 @@ def _if(step: HostStep, operands: Sequence[Any], body: RunBody) -> list[Any]:
 
 def _loop(step: HostStep, operands: Sequence[Any], body: RunBody) -> list[Any]:
     """While the condition holds, for at most the trip count; either may be left out."""
-    trips = None if operands[0] is None else int(np.asarray(operands[0]).reshape(-1)[0])
-    going = _flag(operands[1]) if len(operands) > 1 and operands[1] is not None else True
+    count, going = trips(operands)
     state = list(operands[2:])
     many = len(step.outputs) - len(state)
     rows: list[list[Any]] = [[] for _ in range(_results(step, "body") - 1 - len(state))]
     at = 0
-    while going and (trips is None or at < trips):
+    while going and (count is None or at < count):
         found = body("body", [np.array(at, np.int64), np.array(True), *state])
         going, state = _flag(found[0]), found[1 : 1 + len(state)]
         for row, value in zip(rows, found[1 + len(state) :]):
@@ -40,23 +39,49 @@ def _loop(step: HostStep, operands: Sequence[Any], body: RunBody) -> list[Any]:
     return [*state, *(_stacked(step, r, t) for r, t in zip(rows, types))][: len(state) + many]
 
 
+def trips(operands: Sequence[Any]) -> tuple[int | None, bool]:
+    """A Loop's trip count, None for none, and whether it begins."""
+    count = None if operands[0] is None else max(0, int(np.asarray(operands[0]).reshape(-1)[0]))
+    return count, _flag(operands[1]) if len(operands) > 1 and operands[1] is not None else True
+
+
 def _scan(step: HostStep, operands: Sequence[Any], body: RunBody) -> list[Any]:
     if step.attrs["opset"] < 9:
         return _batched_scan(step, operands, body)
+    state = list(operands[: len(operands) - int(step.attrs["num_scan_inputs"])])
+    state, rows = _scanned(step, state, scanned_rows(step, operands), body)
+    types = dict(step.bodies)["body"].types[len(state) :]
+    return [*state, *placed(step, [_stacked(step, row, t) for row, t in zip(rows, types)])]
+
+
+def scanned_rows(step: HostStep, operands: Sequence[Any]) -> list[np.ndarray]:
+    """What a Scan goes along, the steps' axis first, in their order. Raises ModelError where there
+    are not as many steps of each.
+    """
     many = int(step.attrs["num_scan_inputs"])
-    state, over = list(operands[: len(operands) - many]), operands[len(operands) - many :]
+    over = operands[len(operands) - many :]
     axes = step.attrs.get("scan_input_axes") or (0,) * many
     backwards = step.attrs.get("scan_input_directions") or (0,) * many
     inputs = [np.moveaxis(np.asarray(x), a, 0) for x, a in zip(over, axes)]
-    state, rows = _scanned(step, state, [x[::-1] if back else x
-                                         for x, back in zip(inputs, backwards)], body)
-    flips = step.attrs.get("scan_output_directions") or (0,) * len(rows)
-    places = step.attrs.get("scan_output_axes") or (0,) * len(rows)
-    types = dict(step.bodies)["body"].types[len(state) :]
-    stacked = [_stacked(step, row[::-1] if flip else row, t)
-               for row, flip, t in zip(rows, flips, types)]
-    return [*state, *(np.ascontiguousarray(np.moveaxis(x, 0, at))
-                      for x, at in zip(stacked, places))]
+    _steps(step, inputs)
+    return [x[::-1] if back else x for x, back in zip(inputs, backwards)]
+
+
+def placed(step: HostStep, stacked: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """A Scan's stacked results in the order and on the axis that it asks for."""
+    flips = step.attrs.get("scan_output_directions") or (0,) * len(stacked)
+    places = step.attrs.get("scan_output_axes") or (0,) * len(stacked)
+    return [np.ascontiguousarray(np.moveaxis(x[::-1] if flip else x, 0, at))
+            for x, flip, at in zip(stacked, flips, places)]
+
+
+def _steps(step: HostStep, inputs: Sequence[np.ndarray]) -> int:
+    """How many there are."""
+    steps = {len(x) for x in inputs}
+    if len(steps) != 1:
+        raise ModelError(f"node '{step.name}' (Scan): its inputs have {sorted(steps)} steps, "
+                         "wanted the same number")
+    return steps.pop()
 
 
 def _batched_scan(step: HostStep, operands: Sequence[Any], body: RunBody) -> list[Any]:
@@ -81,12 +106,8 @@ def _batched_scan(step: HostStep, operands: Sequence[Any], body: RunBody) -> lis
 def _scanned(step: HostStep, state: list[Any], inputs: Sequence[np.ndarray], body: RunBody
              ) -> tuple[list[Any], list[list[Any]]]:
     """The state after the steps along axis 0 of the inputs, and what each step gave."""
-    steps = {len(x) for x in inputs}
-    if len(steps) != 1:
-        raise ModelError(f"node '{step.name}' (Scan): its inputs have {sorted(steps)} steps, "
-                         "wanted the same number")
     rows: list[list[Any]] = [[] for _ in range(_results(step, "body") - len(state))]
-    for at in range(steps.pop()):
+    for at in range(_steps(step, inputs)):
         found = body("body", [*state, *(np.ascontiguousarray(x[at]) for x in inputs)])
         state, results = found[: len(state)], found[len(state) :]
         for row, value in zip(rows, results):
@@ -121,4 +142,4 @@ def _padded(x: np.ndarray, longest: int) -> np.ndarray:
 
 DRIVERS: Mapping[str, Driver] = {"If": _if, "Loop": _loop, "Scan": _scan}
 
-__all__ = ["DRIVERS", "RunBody"]
+__all__ = ["DRIVERS", "RunBody", "placed", "scanned_rows", "trips"]

@@ -31,7 +31,7 @@ import numpy as np
 
 from jitcl import config
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Executable
+from jitcl.devices.base import Binding, Executable, Repeat
 from jitcl.errors import (
     BuildError,
     CacheError,
@@ -93,6 +93,10 @@ class _Resized:
 
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         return self.executable.run(inputs, shapes or self.shapes)
+
+    def repeat(self, inputs: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
+               ) -> list[np.ndarray]:
+        return self.executable.repeat(inputs, how, shapes or self.shapes)
 
     def bind(self) -> Binding | None:
         """None: arrays of the next shapes would be others."""

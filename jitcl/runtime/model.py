@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.stepped import Fallback
 
 Shapes = Mapping[str, tuple[int, ...]]
+Compute = Callable[[Specialisation], list[np.ndarray]]
 
 
 def compile(
@@ -174,25 +175,36 @@ class Model:
         assert self.program is not None
         return self.program.run(arrays, [t.name for t in self.outputs])
 
-    def run_specialised(
-        self, feeds: Mapping[str, Any]
-    ) -> tuple[dict[str, np.ndarray], Specialisation]:
+    def run_specialised(self, feeds: Mapping[str, Any]
+                        ) -> tuple[dict[str, np.ndarray], Specialisation]:
         """The outputs, and what computed them; for models that are one graph."""
         return self._run(check_feeds(self.inputs, feeds))
 
-    def _run(
-        self, arrays: Mapping[str, np.ndarray], special: Specialisation | None = None
-    ) -> tuple[dict[str, np.ndarray], Specialisation]:
+    def _run(self, arrays: Mapping[str, np.ndarray], special: Specialisation | None = None
+             ) -> tuple[dict[str, np.ndarray], Specialisation]:
         """The outputs, and what computed them: `special` at first, where the caller knows it."""
+        def compute(special: Specialisation) -> list[np.ndarray]:
+            if special.checks:
+                check_indices(special.checks, arrays, self.source.called)
+            return special.executable.run([arrays[name] for name in special.plan.input_names])
+
+        values, special = self.apply(arrays, compute, special)
+        if self._again is None:
+            self._expect_again(special, arrays)
+        results = dict(zip(special.plan.output_names, values))
+        check_computed(special.checks, results)
+        return results, special
+
+    def apply(self, arrays: Mapping[str, np.ndarray], compute: Compute,
+              special: Specialisation | None = None) -> tuple[list[np.ndarray], Specialisation]:
+        """What `compute` makes of the specialisation for checked inputs, and that one; of a smaller
+        one, or of other kernels, where it fails."""
         patience = Patience()
         while True:
             if special is None or special.stale:
                 special = self._specialise(arrays, patience)
-            if special.checks:
-                check_indices(special.checks, arrays, self.source.called)
-            wanted = [arrays[name] for name in special.plan.input_names]
             try:
-                values = special.executable.run(wanted)
+                return compute(special), special
             except KernelFault as error:
                 patience.kernels_failed(self.device, special.plan, error)
                 self._drop(special)
@@ -211,19 +223,12 @@ class Model:
             except DeviceLostError as error:
                 patience.device_lost(special.device, special.opening, error)
                 special = None
-            else:
-                if self._again is None:
-                    self._expect_again(special, arrays)
-                results = dict(zip(special.plan.output_names, values))
-                check_computed(special.checks, results)
-                return results, special
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
         if len(args) > len(self.inputs):
-            raise InputError(
-                f"{len(args)} arrays were passed to a model with {len(self.inputs)} inputs"
-            )
+            raise InputError(f"{len(args)} arrays were passed to a model with "
+                             f"{len(self.inputs)} inputs")
         feeds = dict(zip((t.name for t in self.inputs), args))
         twice = feeds.keys() & kwargs.keys()
         if twice:

@@ -16,14 +16,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes, forking
-from jitcl.errors import JitclError, NeedsValue, NotOneGraph, UnsupportedError
-from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where, digest
+from jitcl.errors import (
+    JitclError,
+    NeedsValue,
+    NotOneGraph,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from jitcl.frontends.levels import (
+    Form,
+    HostStep,
+    Level,
+    Part,
+    Repeats,
+    State,
+    Where,
+    digest,
+)
 from jitcl.frontends.values import plain, signature
 from jitcl.ir.graph import Graph
 from jitcl.ir.types import Sym
 from jitcl.runtime import control
 from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.control import placed
 from jitcl.runtime.moves import MOVES
+from jitcl.runtime.repeated import Steps, compute, steps_of
 from jitcl.runtime.source import OnnxSource, Source, Tensor
 
 if TYPE_CHECKING:
@@ -176,6 +193,8 @@ class Program:
         move = MOVES.get(step.op_type)
         if move is not None and not step.domain:
             return [move(step.name, operands)]
+        if step.repeats is not None:
+            return self._repeated(step, step.repeats, operands, env, trace, computed)
         drive = control.DRIVERS.get(step.op_type) if step.bodies else None
         if drive is None:
             run = self.source.partition.host(where, level.here, step)
@@ -189,6 +208,34 @@ class Program:
             return self.run_scope(found.where, inner, found.outputs, trace, changing)
 
         return drive(step, operands, body)
+
+    def _repeated(self, step: HostStep, repeats: Repeats, operands: Sequence[Any], env: Env,
+                  trace: Trace, computed: set[str]) -> Sequence[Any]:
+        """The results of a loop, of one call for all of its steps."""
+        try:
+            steps = steps_of(step, operands, repeats)
+            state, stacked = steps.none(repeats)
+            if steps.count:
+                state, stacked = self._all_steps(step, repeats, steps, env, trace, computed)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"node '{step.name}' ({step.op_type}): there is no memory for the results of all "
+                f"its steps ({error})\n  Make the loop shorter.") from error
+        return [*state, *(placed(step, stacked) if step.op_type == "Scan" else stacked)]
+
+    def _all_steps(self, step: HostStep, repeats: Repeats, steps: Steps, env: Env, trace: Trace,
+                   computed: set[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The state behind a loop's steps, and what is stacked of them."""
+        body, part = dict(step.bodies)["body"], repeats.part
+        inner = {**{n: env[n] for n in body.captures if n in env}, **steps.first}
+        level = Level(repeats.here, part, (), (), (), (), None)
+        model = self._part(body.where, level, part, {*body.inputs, *computed})
+        feeds = {name: inner[name] for name, _, _ in part.inputs}
+        run = compute(repeats, steps, inner, model.source.called)
+        results, special = model.apply(feeds, run)
+        trace[body.where, None] = Ran(body.where, level, model, special,
+                                      {n: a.shape for n, a in feeds.items()})
+        return results[: len(repeats.state)], results[len(repeats.state) :]
 
     def _value(self, where: Where, level: Level, name: str, env: Env) -> Any:
         return env[name] if name in env else self.constant(where, level.here, name)
@@ -237,7 +284,7 @@ class Program:
                     while len(self._levels) > MAX_LEVELS:
                         self._levels.popitem(last=False)
                 break
-        if self.strict and level.steps:
+        if self.strict and level.hosted:
             raise UnsupportedError(self._ruled_out(level))
         return level
 
@@ -284,7 +331,7 @@ class Program:
         self.cache.put("model", key, json.dumps(list(names)).encode())
 
     def _ruled_out(self, level: Level) -> str:
-        rows = [(s.name, s.op_type, s.why) for s in level.steps] + list(level.never)
+        rows = [(s.name, s.op_type, s.why) for s in level.hosted] + list(level.never)
         count = f"{len(rows)} node" + ("s" if len(rows) > 1 else "")
         return "\n".join([
             f"{self.source.name}: {count} would run on the host, which strict=True rules out",

@@ -33,7 +33,8 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran]) -> Report:
                 stepped_down=(*total.stepped_down, *part.stepped_down),
                 memory=total.memory or part.memory, memory_why=total.memory_why or part.memory_why)
         for step in r.level.steps:
-            rows.append(Row("host", depth, step.name, step.op_type, step.why))
+            kind = "host" if step.repeats is None else "loop"
+            rows.append(Row(kind, depth, step.name, step.op_type, step.why))
         for node, op, why in r.level.waits:
             rows.append(Row("cut", depth, node, op, why))
     hosted = tuple((row.node, row.op_type, row.why) for row in rows if row.kind == "host")

@@ -30,8 +30,9 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a program. kind: "part" (compiled), "host" (a node that runs there, or control flow
-    that it drives) or "cut" (a node that waited for a value). depth: of the body it is in. sizes,
+    """A line of a program. kind: "part" (compiled), "loop" (of the compiled part behind it), "host"
+    (a node that runs there, or control flow that it drives) or "cut" (a node that waited for a
+    value). depth: of the body it is in. sizes,
     alone: of a part, as in Report.
     """
 
@@ -54,6 +55,8 @@ class Row:
                     f"{amount(self.flops, 'FLOP')}, peak memory {amount(self.peak_bytes, 'B')}"
                     + (f"; {shapes}" if shapes else ""))
         where = f"'{self.node}' ({self.op_type}): {self.why}"
+        if self.kind == "loop":
+            return f"loop: '{self.node}' ({self.op_type}): its steps follow without the host"
         return f"cut at {where}" if self.kind == "cut" else f"host: {where}"
 
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Cache, Progress, Tally
+from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
+from jitcl.devices.cpu.repetition import Table, moves
 from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.faults import FaultDatabase
@@ -238,6 +239,30 @@ class CpuExecutable:
                 self._executor.run(self._job, self._threads())
             return [direct[i] if i in direct else view.copy()
                     for i, view in enumerate(self._outputs)]
+
+    def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
+               ) -> list[np.ndarray]:
+        """As `Executable.repeat` says. Inputs and rows are copied."""
+        with self._lock:
+            if shapes is not None:
+                self._resize(shapes)
+            rows = [np.ascontiguousarray(arrays[i]) for i in how.rows]
+            first = list(arrays)
+            for i, x in zip(how.rows, rows):
+                if len(x) != how.runs:
+                    raise InputError(f"input '{self.plan.inputs[i].name}': got {len(x)} rows for "
+                                     f"{how.runs} runs")
+                first[i] = x[0]
+            self._take(first)
+            for i, places in self._direct.items():
+                self._point(places, self._outputs[i].ctypes.data)
+            views = [self._outputs[s] if s >= 0 else self._inputs[~s] for s in how.stacked]
+            stacked = [np.empty((how.runs, *v.shape), v.dtype) for v in views]
+            copied = moves(how, rows, self._inputs, self._outputs, stacked)
+            copy, threads = self._executor.kernels["jitcl_copy"], self._threads()
+            Table(self._steps, copy, copied, how.runs, self._short).run(
+                lambda job: self._executor.run(job, threads))
+            return [*(x.copy() for x in copied.results), *stacked]
 
     def _fresh(self, i: int) -> np.ndarray:
         """A new array that output i is written to."""

@@ -176,10 +176,17 @@ def jitcl_launch(args, tid, nthreads):
             call_yield(peek(args, 7))
             spins = 0
 '''
+_COPY = '''
+from jitcl.devices.cpu.native import *
+
+def jitcl_copy(args, tid, nthreads):
+    """args: address of memmove, to, from, bytes."""
+    call_system(peek(args, 0), peek(args, 1), peek(args, 2), peek(args, 3))
+'''
 RUNTIME = tuple(
     KernelSource(entry=entry, body=text, language="numba")
     for entry, text in (("jitcl_steps", _STEPS), ("jitcl_worker", _POOL), ("jitcl_part", _POOL),
-                        ("jitcl_launch", _POOL))
+                        ("jitcl_launch", _POOL), ("jitcl_copy", _COPY))
 )
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98, "i686": 240}
 _SPINS = 3000  # 50 to 100 microseconds awake between runs

@@ -12,17 +12,19 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan
-from jitcl.devices.base import Cache, Progress, Tally
+from jitcl.devices.base import Cache, Progress, Repeat, Tally
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
 from jitcl.devices.opencl.loaded import Action, LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import ResidentMemory
+from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
 
 if TYPE_CHECKING:
     from jitcl.devices.opencl.device import OpenClDevice
 
 REPEATS = 16  # launches of one step that are timed together
+IN_FLIGHT = 512  # commands of runs that follow each other
 
 __all__ = ["HostSection", "Launch", "OpenClExecutable", "StepTime", "fit_work_group"]
 
@@ -62,6 +64,31 @@ class OpenClExecutable(LoadedPlan):
         for action in self._launches:
             self._awaited(action, self.queue)
         return self._download([])
+
+    def _repeated(self, arrays: Sequence[np.ndarray], how: Repeat, careful: bool
+                  ) -> list[np.ndarray]:
+        """All runs are enqueued behind each other; rows and what is stacked lie on the device."""
+        if self.memory.released:
+            self._bind()
+        first = [x[0] if i in how.rows else x for i, x in enumerate(arrays)]
+        with self._idle():
+            ended(self.queue, self._upload(self._check(first)))
+        with Repetition(self.memory, self.plan, how) as repetition:
+            repetition.upload(self.queue, [arrays[i] for i in how.rows])
+            events: list[Any] = []
+            for number in range(how.runs):
+                events += repetition.before(self.queue, number)
+                if careful:
+                    for action in self._launches:
+                        self._awaited(action, self.queue)
+                else:
+                    events += self._enqueue(self.queue)
+                events += repetition.behind(self.queue, number)
+                if len(events) > IN_FLIGHT:
+                    ended(self.queue, events)
+                    events.clear()
+            ended(self.queue, events)
+            return repetition.download(self.queue)
 
     def _upload(self, sources: list[np.ndarray]) -> list[Any]:
         """Start copying the inputs; returns the copies' events. One that is dropped is waited for.
@@ -107,7 +134,7 @@ class OpenClExecutable(LoadedPlan):
         """
         sources = self._check(arrays)
         with self._turn("profiling a model"):
-            self._settled(sources)
+            self._ran(sources)
             measure = self._event_times if self.device.target.trusted_events else self._wall_times
             return self._times(measure(runs))
 

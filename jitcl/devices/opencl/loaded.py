@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ import pyopencl as cl
 
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
-from jitcl.devices.base import Binding, Cache, Progress, Tally
+from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
 from jitcl.devices.opencl.launches import Launch, ended, prepared
 from jitcl.devices.opencl.memory import Memory
 from jitcl.devices.opencl.run_faults import StepFailed, blamed, log
+from jitcl.devices.repeated import one_by_one
 from jitcl.errors import (
     DeviceError,
     DeviceLostError,
@@ -94,7 +95,21 @@ class LoadedPlan(ABC):
         with self._turn("running a model"):
             if shapes is not None:
                 self._resize(shapes)
-            return self._settled(self._check(arrays))
+            sources = self._check(arrays)
+            return self._ran(sources)
+
+    def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
+               ) -> list[np.ndarray]:
+        """As `Executable.repeat` says. Raises what `run` does."""
+        with self._turn("running a model"):
+            if shapes is not None:
+                self._resize(shapes)
+            return self._settled(lambda careful: self._repeated(arrays, how, careful))
+
+    def _repeated(self, arrays: Sequence[np.ndarray], how: Repeat, careful: bool
+                  ) -> list[np.ndarray]:
+        """Run by run."""
+        return one_by_one(lambda given: self._pass(self._check(given), careful), arrays, how)
 
     def bind(self) -> Binding | None:
         """None: inputs and outputs are copied to the device and back."""
@@ -136,29 +151,33 @@ class LoadedPlan(ABC):
                 self.memory.release()  # room for the plan that takes this one's place
                 raise
 
-    def _settled(self, sources: list[np.ndarray]) -> list[np.ndarray]:
-        """The results of a run that succeeded; where one fails at a step that the driver does not
-        name, it is found out.
+    def _ran(self, sources: list[np.ndarray]) -> list[np.ndarray]:
+        """The results of a run."""
+        return self._settled(lambda careful: self._pass(sources, careful))
+
+    def _settled(self, run: Callable[[bool], list[np.ndarray]]) -> list[np.ndarray]:
+        """The results of a run (`run(careful)`, as `_pass`) that succeeded; where one fails at a
+        step that the driver does not name, it is found out.
         """
         if self._careful:
-            results = self._pass(sources, careful=True)
+            results = run(True)
             self._careful = False
             return results
         try:
-            return self._pass(sources, careful=False)
+            return run(False)
         except cl.Error as error:
             if out_of_memory(error) or error.code in LOST_CODES:
                 raise
-            return self._found_out(sources, error)
+            return self._found_out(run, error)
 
-    def _found_out(self, sources: list[np.ndarray], error: Any) -> list[np.ndarray]:
+    def _found_out(self, run: Callable[[bool], list[np.ndarray]], error: Any) -> list[np.ndarray]:
         """Run again step by step: whichever fails is to blame. If none does, that was the run."""
         said = f"{self.device.name}: {code_name(error.code)} while a model ran"
         with suppress(cl.Error):  # which is known
             self.queue.finish()
         self.queue = self._new_queue()  # the old one may refuse whatever follows a failure
         try:
-            results = self._pass(sources, careful=True)
+            results = run(True)
         except cl.Error as again:
             if out_of_memory(again):
                 raise
@@ -237,7 +256,7 @@ class LoadedPlan(ABC):
         """
         sources = self._check(arrays)
         with self._turn("timing a model"):
-            self._settled(sources)
+            self._ran(sources)
             seconds = []
             for _ in range(runs):
                 begin = time.perf_counter()

@@ -81,7 +81,7 @@ class Memory:
         self._forget(list(self._buffers))
         kinds = self._images, self._buffers, self._slots  # parts before what they are part of
         for memory in dict.fromkeys(m for held in kinds for m in held.values()):
-            _release(memory)
+            release(memory)
         for held in kinds:
             held.clear()
 
@@ -91,10 +91,11 @@ class Memory:
             if index in self._weights:
                 image = self._images.pop(index, None)
                 if image is not None:
-                    _release(image)
+                    release(image)
                 del self._buffers[index], self._weights[index]
 
-    def _allocate(self, nbytes: int, what: str) -> Any:
+    def room(self, nbytes: int, what: str) -> Any:
+        """An allocation of so many bytes, which the caller releases."""
         doing = f"{self.device.name}: allocating {nbytes} bytes for {what}"
         with translated(doing, allocating=True):
             return cl.Buffer(self.device.context, cl.mem_flags.READ_WRITE, max(nbytes, SMALLEST))
@@ -103,7 +104,7 @@ class Memory:
         """An allocation for one buffer alone; with its data where it is a constant."""
         spec = self.plan.buffers[index]
         if index not in self.plan.constants:
-            return self._allocate(spec.nbytes, f"buffer '{spec.name}'")
+            return self.room(spec.nbytes, f"buffer '{spec.name}'")
         digest = self.plan.weights.get(index)
         if digest is None:
             return self._upload(index)
@@ -148,7 +149,7 @@ class ResidentMemory(Memory):
         """A temporary's place in its slot."""
         if spec.slot not in self._slots:
             what = f"temporary memory {spec.slot}"
-            self._slots[spec.slot] = self._allocate(self.plan.slots[spec.slot], what)
+            self._slots[spec.slot] = self.room(self.plan.slots[spec.slot], what)
         slot = self._slots[spec.slot]
         if spec.offset == 0 or spec.nbytes == 0:
             return slot  # a kernel may see more bytes than it uses
@@ -179,9 +180,10 @@ class StreamedMemory(Memory):
             for held in (self._images, self._buffers):
                 memory = held.pop(index, None)
                 if memory is not None:
-                    _release(memory)
+                    release(memory)
 
 
-def _release(memory: Any) -> None:
+def release(memory: Any) -> None:
+    """Give memory back now, not when the last reference goes."""
     with contextlib.suppress(cl.Error):  # of a context that is lost: it was freed with that
         memory.release()

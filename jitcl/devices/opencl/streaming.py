@@ -87,9 +87,9 @@ class StreamedExecutable(LoadedPlan):
         with self._turn("profiling a model"):
             times = []
             for _ in range(runs + 1):
-                self._settled(sources)
+                self._ran(sources)
                 times.append(self._seconds)
         return self._times(times[1:])
 
     def _timed_pass(self, sources: list[np.ndarray]) -> None:
-        self._settled(sources)
+        self._ran(sources)

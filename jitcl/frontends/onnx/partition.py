@@ -26,6 +26,7 @@ from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.importer import Importer, needed_nodes
 from jitcl.frontends.onnx.model import OnnxModel, reads
 from jitcl.frontends.onnx.problems import Cut
+from jitcl.frontends.onnx.repeats import repeats
 from jitcl.frontends.onnx.scope import (
     MISSING,
     Empty,
@@ -294,8 +295,7 @@ class Partition:
         made_now = {o for u in (*imported, *failing) for o in u.proto.output if o}
         keep = _wanted(later, body.outputs)
         drop = tuple(sorted(n for n in {*env, *made_now} if n not in keep))
-        steps = tuple(self._step(body, state, units, u, attempt.failures[u.place])
-                      for u in failing)
+        steps = tuple(self._step(body, state, units, u, attempt) for u in failing)
         return Level(State((), state.expanded), part, steps, drop, tuple(waits), tuple(never),
                      after)
 
@@ -342,8 +342,8 @@ class Partition:
         return part
 
     def _step(self, body: Body, state: State, units: Units, unit: Unit,
-              failure: Failure) -> HostStep:
-        origin, proto = unit.shown, unit.proto
+              attempt: _Attempt) -> HostStep:
+        origin, proto, failure = unit.shown, unit.proto, attempt.failures[unit.place]
         step = HostStep(unit.place, origin.name, proto.op_type, _why(failure.error),
                         tuple(proto.input), tuple(proto.output), unit.domain)
         if proto.op_type not in CONTROL or unit.domain:
@@ -361,7 +361,20 @@ class Partition:
                 tuple(v.name for v in a.g.input), tuple(v.name for v in a.g.output),
                 tuple(n for n in names if body.constant(n, units) is None),
                 tuple(_declared(v.type) for v in a.g.output))))
-        return replace(step, attrs=attrs, bodies=tuple(bodies))
+        step = replace(step, attrs=attrs, bodies=tuple(bodies))
+
+        def seen(name: str) -> Any:
+            return _row(attempt.names.get(name))
+
+        return replace(step, repeats=repeats(self, step, json.loads(failure.operands), seen))
+
+    def types(self, where: Where, state: State, part: Part, shapes: Mapping[str, Any]
+              ) -> list[Signature]:
+        """Of a part's outputs."""
+        graph = self.graph(where, state, part, shapes, {})
+        with self._lock:                    # it is asked for again
+            self._graphs[_graph_key(where, state, part, shapes, {})] = graph
+        return [[n.type.dtype, list(n.type.dims)] for _, n in graph.outputs]
 
 
 def _graph(attempt: _Attempt, part: Part, outputs: _Outputs, body: Body) -> Graph:

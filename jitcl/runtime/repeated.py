@@ -1,0 +1,100 @@
+"""Loops whose steps follow each other on the device: one call for all steps of a compiled body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.devices.base import Repeat
+from jitcl.frontends.levels import HostStep, Repeats, Source
+from jitcl.runtime import control
+from jitcl.runtime.indices import check_computed, check_indices
+from jitcl.runtime.ladder import Specialisation
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a loop is fed. state: initial, by formal input; rows: of all steps, steps first; fixed:
+    what else the body's formal inputs are.
+    """
+
+    count: int
+    state: Mapping[str, np.ndarray]
+    rows: Mapping[str, np.ndarray]
+    fixed: Mapping[str, np.ndarray]
+
+    @property
+    def first(self) -> dict[str, np.ndarray]:
+        """The body's formal inputs in the first step."""
+        return {**self.fixed, **self.state, **{n: x[0] for n, x in self.rows.items()}}
+
+    def none(self, repeats: Repeats) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """(state, stacked) of a loop that makes no step."""
+        return ([self.state[name] for name, _ in repeats.state],
+                [np.zeros((0, *dims), dtypes.to_numpy(dtype)) for dtype, dims in repeats.types])
+
+
+def steps_of(step: HostStep, operands: Sequence[Any], repeats: Repeats) -> Steps:
+    """The steps of a Loop or Scan with these operands."""
+    body = dict(step.bodies)["body"]
+    given = dict(zip((name for name, _ in repeats.state), (
+        operands[2:] if step.op_type == "Loop" else operands)))
+    if step.op_type == "Loop":
+        count, going = control.trips(operands)
+        number, condition = body.inputs[:2]
+        assert count is not None
+        count = count if going else 0
+        numbered = number in repeats.rows
+        return Steps(count, given, {number: np.arange(count, dtype=np.int64)} if numbered else {},
+                     {condition: np.array(True)})
+    rows = control.scanned_rows(step, operands)
+    return Steps(len(rows[0]), given, dict(zip(body.inputs[len(given):], rows)), {})
+
+
+def how(repeats: Repeats, count: int, inputs: Sequence[str], outputs: Sequence[str],
+        checked: Sequence[str] = ()) -> Repeat:
+    """The loop in terms of a plan, whose inputs are called as the body calls them. checked: outputs
+    that are stacked, too.
+    """
+    place = {name: i for i, name in enumerate(inputs)}
+
+    def source(found: Source) -> int:
+        return outputs.index(f"out{found}") if isinstance(found, int) else ~place[found]
+
+    return Repeat(
+        count, tuple(place[n] for n in repeats.rows if n in place),
+        tuple((place[n], source(s)) for n, s in repeats.state if n in place and n != s),
+        (*(source(s) for s in repeats.stacked), *map(outputs.index, checked)))
+
+
+def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
+            called: Callable[[str], str]) -> Callable[[Specialisation], list[np.ndarray]]:
+    """For `Model.apply`: the state behind all steps, then what is stacked, of one call. env:
+    what the body reads in its first step. called: an input for people.
+    """
+    def run(special: Specialisation) -> list[np.ndarray]:
+        plan, checks = special.plan, special.checks
+        checked = [name for check in checks if check.computed for name in check.outputs]
+        repeat = how(repeats, steps.count, plan.input_names, plan.output_names, checked)
+        rows = {plan.input_names[i] for i in repeat.rows}
+        arrays = {n: steps.rows[n] if n in rows else env[n] for n in plan.input_names}
+        check_indices(checks, arrays, called)
+        found = special.executable.repeat(list(arrays.values()), repeat)
+        outputs = dict(zip(plan.output_names, found))
+        behind = found[len(outputs):len(found) - len(checked)]
+        for extremes in zip(*found[len(found) - len(checked):]):
+            check_computed(checks, dict(zip(checked, extremes)))
+        carried = dict(zip((i for i, _ in repeat.carried), behind))
+        place = {name: i for i, name in enumerate(plan.input_names)}
+        state = [steps.state[n] if n == s else carried[place[n]] if n in place
+                 else outputs[f"out{s}"] for n, s in repeats.state]
+        return [*state, *behind[len(carried):]]
+
+    return run
+
+
+__all__ = ["Steps", "compute", "steps_of"]
