@@ -114,7 +114,7 @@ def arm(monkeypatch):
 def test_every_aarch64_has_neon(arm):
     arm(0)
     target = probe_target()
-    assert (target.vector_width, target.registers, target.fast_fma) == (4, 32, True)
+    assert (target.vector_width, target.registers, target.multiply_add) == (4, 32, "fma")
     assert target.isa == ("neon", "fp-armv8") and not target.byte_dot
 
 

@@ -421,7 +421,7 @@ def test_a_target_of_narrow_vectors_lacks_what_wider_ones_need():
     if not host.absent_feature(4):
         pytest.skip("this CPU has no wider vectors")
     assert not {"avx", "avx2", "avx512f", "fma", "f16c"} & set(narrow.isa)
-    assert narrow.registers == 16 and not narrow.fast_fma
+    assert narrow.registers == 16 and narrow.multiply_add == "plain"
     with config.override(cpu_width=8):
         assert "avx512f" not in probe_target().isa and probe_target().registers == 16
 

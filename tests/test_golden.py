@@ -29,7 +29,8 @@ from jitcl.target import Target
 FOLDER = Path(__file__).parent / "golden"
 
 CPU = Target("cpu", "golden", vendor="x86_64", compute_units=4, vector_width=8, max_vector_width=8,
-             registers=16, fast_fma=True, gated_weights=True, isa=("avx", "avx2", "f16c", "fma"))
+             registers=16, multiply_add="fma", gated_weights=True,
+             isa=("avx", "avx2", "f16c", "fma"))
 GPU = Target("opencl", "golden", vendor="golden", device_type="gpu", compute_units=8,
              vector_width=4, local_memory=32 << 10, local_is_real=True, max_work_group=256,
              max_work_item_sizes=(256, 256, 64), fp64=False)

@@ -294,7 +294,7 @@ def test_target_holds_what_was_probed(device):
     if "PoCL" in target.driver:
         assert not target.fp16_arithmetic
     if target.vendor.startswith("Intel"):
-        assert target.fp16_arithmetic and target.fast_fma
+        assert target.fp16_arithmetic and target.multiply_add == "fma"
     if target.device_type == "cpu":
         assert not target.local_is_real and target.vector_width >= 4
 
@@ -363,7 +363,7 @@ def test_quirks_are_rows_with_reasons():
 
 @pytest.mark.parametrize("cpu, width", [("znver3", 8), ("generic", 8), ("skylake-avx512", 16)])
 def test_pocl_row(cpu, width):
-    target = Target("opencl", "cpu", isa=("avx512f",), fast_fma=True)
+    target = Target("opencl", "cpu", isa=("avx512f",), multiply_add="fma")
     driver = Driver("Portable Computing Language", "3.0-rc2", "pthread-AMD EPYC", cpu)
     assert corrected(driver, target).max_vector_width == width
     for other, on in ((replace(driver, version="5.0"), target),

@@ -135,8 +135,8 @@ def test_repaired_pocl_keeps_its_widest_vectors(surveys):
 
 # ---- wrong results
 
-COMPUTING = [n for n in PROBES if n not in ("fma", "events", "command_buffers", "tensor_cores",
-                                            "local_worth", "integer_dot")]
+COMPUTING = [n for n in PROBES if n not in ("fma", "mad", "events", "command_buffers",
+                                            "tensor_cores", "local_worth", "integer_dot")]
 
 
 @needs_driver
@@ -227,7 +227,7 @@ target = probe_target(found)
 kept = json.loads(next(p for p in __import__("pathlib").Path({cache!r}).glob(
     "opencl-probes/*.json")).read_text())
 print(json.dumps({{"asked": len(counted), "proven": target.proven, "width": target.max_vector_width,
-                   "fma": target.fast_fma, "half": target.fp16_arithmetic,
+                   "form": target.multiply_add, "half": target.fp16_arithmetic,
                    "cpu": found.compiler_cpu,
                    "answers": {{a["probe"]: a for a in kept["answers"]}}}}))
 """
@@ -337,7 +337,7 @@ def test_a_real_crash_of_pocl(tmp_path):
     assert "probe vec16: the driver" in outcome.stderr
     wide = told["answers"]["vec16"]
     assert wide["kind"] in ("crash", "hang") and wide["evidence"]
-    assert told["width"] == 8 and not told["fma"] and "vec16" not in told["proven"]
+    assert told["width"] == 8 and told["form"] == "plain" and "vec16" not in told["proven"]
     assert {"vec8", "vec4", "local", "int4"} <= set(told["proven"])
     assert told["answers"]["fma"]["kind"] == WRONG
 

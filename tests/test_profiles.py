@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +157,15 @@ def test_devices_names_the_profiles():
     told = json.loads(CliRunner().invoke(cli, ["devices", "--json"], catch_exceptions=False).stdout)
     assert [p["spec"] for p in told["profiles"]] == [f"profile:{name}" for name in PROFILES]
     assert "mali-operands" in told["profiles"][0]["quirks"]
+
+
+@pytest.mark.parametrize(("name", "form"), [
+    ("mali-g610", "fma("), ("mali-t860", "mad("), ("adreno-530", "mad("), ("adreno-740", "mad(")])
+def test_products_multiply_and_add_in_the_devices_own_way(name, form):
+    """fma() is a routine of some hundred instructions on Adreno and Midgard."""
+    target = dataclasses.replace(find_profile(name).target, local_is_real=False)
+    y = g.matmul(graph_input("x", TensorType("f32", (64, 64))),
+                 graph_input("w", TensorType("f32", (64, 64))))
+    *_, product = plan(y, target).kernels
+    calls = set(re.findall(r"\b(?:fma|mad)\(", product.body))
+    assert calls == {form}

@@ -254,12 +254,12 @@ SEEN: dict[str, Callable[[Target], Any]] = {
     "dependable": auto,
     "fork_safe": in_a_forked_child,
     "max_vector_width": widest,
-    "fast_fma": lambda t: "fma(" in source(product(t)),
+    "multiply_add": lambda t: "fma(" in source(product(t)),
 }
 WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("intel-cpu-fork-safe", "fork_safe"): (False, True),
     ("pocl-3.0-library-cpu-mismatch", "max_vector_width"): (16, 8),
-    ("pocl-3.0-library-cpu-mismatch", "fast_fma"): (True, False),
+    ("pocl-3.0-library-cpu-mismatch", "multiply_add"): (True, False),
     ("pocl-3-half", "fp16_arithmetic"): (True, False),
     ("mali-local-memory", "local_is_real"): ("gemm_tiled_opencl", "gemm_opencl"),
     ("mali-reductions", "reduction_group"): ((256,), (64,)),
@@ -317,7 +317,7 @@ def adreno(model: int, compiler: str = "E031.45.02.00") -> Place:
 def pocl(version: str = "3.0-rc2", cpu: str = "znver3", isa: tuple[str, ...] = ("avx512f",)
          ) -> Place:
     target = Target("opencl", "a CPU", compute_units=2, vector_width=16, registers=32, isa=isa,
-                    fp16_arithmetic=True, fast_fma=True, max_work_group=4096)
+                    fp16_arithmetic=True, multiply_add="fma", max_work_group=4096)
     return Driver("Portable Computing Language", version, "pthread-AMD EPYC", cpu), target
 
 

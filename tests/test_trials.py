@@ -304,7 +304,7 @@ def test_faults_on_the_cpu_path_are_caught(name: str) -> None:
 
 def test_each_fault_is_planted_somewhere() -> None:
     texts = [k.body for make in PLANTED.values() for t in (GPU, dataclasses.replace(
-        GPU, device_type="cpu", local_is_real=False, vector_width=8, fast_fma=True))
+        GPU, device_type="cpu", local_is_real=False, vector_width=8, multiply_add="fma"))
         for k in generated(make(), t).plan.kernels]
     assert [name for name, fault in FAULTS.items() if all(fault(t) == t for t in texts)] == []
 

@@ -28,7 +28,7 @@ from jitcl.templates.winograd_cpu.transforms import F2, F4, TRANSFORMS, relative
 with config.override(winograd=None):
     DEVICE = CpuDevice()
 WIDTH = DEVICE.target.vector_width
-WIDE = Target("cpu", "wide", compute_units=2, vector_width=16, registers=32, fast_fma=True)
+WIDE = Target("cpu", "wide", compute_units=2, vector_width=16, registers=32, multiply_add="fma")
 g = GraphBuilder()
 
 
@@ -296,7 +296,7 @@ def test_the_measured_error_is_the_kernels():
     windows = np.lib.stride_tricks.sliding_window_view(pads, (3, 3), axis=(1, 2))
     want = np.tensordot(w.astype(np.float64), windows, ((1, 2, 3), (0, 3, 4)))
     error = np.abs(got[0] - want).max() / np.abs(want).max()
-    foretold = relative_error(w, F4, fused=DEVICE.target.fast_fma)
+    foretold = relative_error(w, F4, fused=DEVICE.target.multiply_add == "fma")
     assert foretold / 3 < error < 3 * foretold
 
 

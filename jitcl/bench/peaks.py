@@ -167,8 +167,8 @@ def _kernel(target: Target, name: str, lanes: int) -> KernelSource:
     template = environment.get_template(f"{name}.{'py' if language == 'numba' else 'cl'}.j2")
 
     def text(entry: str) -> str:
-        values: dict[str, Any] = dict(entry=entry, lanes=lanes, chains=CHAINS, fma=target.fast_fma,
-                                      group=_work(target)[0])
+        values: dict[str, Any] = dict(entry=entry, lanes=lanes, chains=CHAINS,
+                                      form=target.multiply_add, group=_work(target)[0])
         return template.render(**values).lstrip("\n")
     entry = f"{target.kernel_prefix}{name}_{hashlib.sha256(text('').encode()).hexdigest()[:10]}"
     return KernelSource(entry, text(entry), language)

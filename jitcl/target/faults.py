@@ -135,7 +135,7 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
             isa=("avx512f",),
             compiler_lacks="^(skylake-avx512|cascadelake|cooperlake|icelake|tigerlake|sapphire)",
         ),
-        effect={"max_vector_width": 8, "fast_fma": False},
+        effect={"max_vector_width": 8, "multiply_add": "plain"},
         why="the built-in library is compiled for skylake-avx512, can't be inlined into code for "
         "another CPU: 16-wide float arithmetic aborts the process ('Do not know how to scalarize "
         "this operator's operand!'), fma() and mad() are calls (8 times slower than a*b+c). "

@@ -45,9 +45,10 @@ class Profile:
 def _profile(name: str, chip: str, device: str, platform: str, vendor: str, version: str,
              details: str, *, extensions: str = "", cores: int, group: int, local_kib: int,
              memory: int, fp16: bool = True, sizes: tuple[int, ...] = (),
-             pixels: int = 1 << 16) -> Profile:
+             pixels: int = 1 << 16, multiply_add: str = "fma") -> Profile:
     """`cores` compute units, `group` work-items a work-group, `memory` bytes that OpenCL sees,
-    `pixels` of the largest image over a buffer.
+    `pixels` of the largest image over a buffer. `multiply_add`: where no device could be asked, as
+    Mesa's compilers have it: fma() is a routine of some hundred instructions on Adreno and Midgard.
     """
     listed = " ".join(filter(None, (KHR, "cl_khr_fp16" if fp16 else "", extensions)))
     driver = Driver(platform, version, device, details=details, extensions=listed)
@@ -56,17 +57,19 @@ def _profile(name: str, chip: str, device: str, platform: str, vendor: str, vers
         device_type="gpu", compute_units=cores, vector_width=4, registers=128,
         local_memory=local_kib << 10, local_is_real=True, max_work_group=group,
         max_work_item_sizes=sizes or (group, group, group), global_memory=memory,
-        max_allocation=memory // 4, alignment=128, fp16_arithmetic=fp16, fp64=False, fast_fma=True,
-        image_pixels=pixels)
+        max_allocation=memory // 4, alignment=128, fp16_arithmetic=fp16, fp64=False,
+        multiply_add=multiply_add, image_pixels=pixels)
     return Profile(name, chip, driver, target)
 
 
 def _mali(model: str, chip: str, release: str, language: str, cores: int, group: int,
-          extensions: str = "cl_arm_core_id cl_arm_import_memory", revision: str = "") -> Profile:
+          extensions: str = "cl_arm_core_id cl_arm_import_memory", revision: str = "",
+          multiply_add: str = "fma") -> Profile:
     version = f"OpenCL {language} v1.{release}-01eac0.0123456789abcdef"
     device = f"Mali-{model}{revision}"
     return _profile(f"mali-{model.lower()}", chip, device, "ARM Platform", "ARM", language, version,
-                    extensions=extensions, cores=cores, group=group, local_kib=32, memory=4 * GIB)
+                    extensions=extensions, cores=cores, group=group, local_kib=32, memory=4 * GIB,
+                    multiply_add=multiply_add)
 
 
 def _adreno(model: str, chip: str, compiler: str, cores: int, memory: int) -> Profile:
@@ -74,12 +77,13 @@ def _adreno(model: str, chip: str, compiler: str, cores: int, memory: int) -> Pr
     return _profile(f"adreno-{model}", chip, "QUALCOMM Adreno(TM)", "QUALCOMM Snapdragon(TM)",
                     "QUALCOMM", version, f"OpenCL 2.0 Adreno(TM) {model}", cores=cores, group=1024,
                     extensions="cl_qcom_perf_hint cl_qcom_extended_query_image_info",
-                    local_kib=32, memory=memory, pixels=1 << 27)
+                    local_kib=32, memory=memory, pixels=1 << 27, multiply_add="mad")
 
 
 CONTROLS = "cl_arm_core_id cl_arm_import_memory cl_arm_scheduling_controls"
 PROFILES: dict[str, Profile] = {p.name: p for p in (
-    _mali("T860", "Rockchip RK3399", "r14p0", "1.2", 4, 256, "cl_arm_core_id"),
+    _mali("T860", "Rockchip RK3399", "r14p0", "1.2", 4, 256, "cl_arm_core_id",
+          multiply_add="mad"),
     _mali("G52", "Amlogic S922X", "r16p0", "2.0", 2, 384, revision=" r1p0"),
     _mali("G76", "HiSilicon Kirin 980", "r18p0", "2.0", 10, 384, revision=" r0p0"),
     _mali("G78", "Google Tensor", "r32p1", "3.0", 20, 512, CONTROLS, " r0p1"),

@@ -40,7 +40,7 @@ class Target:
     fp16_arithmetic: bool = False
     fp64: bool = True
     bf16_storage: bool = True              # bytes and shifts: no device needs the type
-    fast_fma: bool = False                 # fma() is an instruction, not a library call
+    multiply_add: str = "plain"            # the fastest form: "fma", "mad" or a * b + c ("plain")
     isa: tuple[str, ...] = ()              # CPU features that generated code relies on
 
     # what a kernel may be

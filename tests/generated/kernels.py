@@ -44,7 +44,7 @@ TARGETS = {
     "cpu": dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=8,
                                local_is_real=False, fp64=True, registers=16),
     "cpu-fp16": dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=16,
-                                    local_is_real=False, fp16_arithmetic=True, fast_fma=True,
+                                    local_is_real=False, fp16_arithmetic=True, multiply_add="fma",
                                     registers=32),
 }
 

@@ -191,6 +191,6 @@ def probe_target() -> Target:
         fp16_arithmetic=False,
         fp64=True,
         bf16_storage=True,
-        fast_fma="fma" in have or "neon" in have,
+        multiply_add="fma" if "fma" in have or "neon" in have else "plain",
         isa=tuple(f for f in _RELEVANT if f in have),
     )

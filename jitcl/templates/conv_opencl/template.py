@@ -183,7 +183,7 @@ class _Writer:
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
-            x_type=hooks.ctype(dtype), fma=hooks.target.fast_fma,
+            x_type=hooks.ctype(dtype), multiply_add=hooks.target.multiply_add,
             WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image))
         row_vectors = -(-ow // tile.width)
         n_tiles = -(-oh * row_vectors // tile.vectors)

@@ -68,7 +68,7 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
-        b_packed=b.packed, b_type=hooks.ctype(b.dtype), fma=hooks.target.fast_fma,
+        b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image))
     arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)

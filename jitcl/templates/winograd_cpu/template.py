@@ -80,8 +80,9 @@ class WinogradCpu:
             return None
         if (s.strides, s.dilations, s.groups) != ((1, 1), (1, 1), 1):
             return None
+        fused = target.multiply_add == "fma"
         for blocking in choices(s, target):
-            error = relative_error(taps(w.data), blocking.transforms, fused=target.fast_fma)
+            error = relative_error(taps(w.data), blocking.transforms, fused=fused)
             if error <= LARGEST_ERROR:
                 return Match(s, blocking)
         return None

@@ -15,6 +15,9 @@ SLOW_LOOPS = 500                    # where these take TOO_SLOW seconds, in a si
 ROUNDS = 6                          # of both, before fma() is called slow; of milliseconds
 TOO_SLOW = 0.002
 SLOW_FMA = 2.0                      # a library call takes 3 to 10 times as long as a*b+c
+FAST_MAD = 0.8                      # of the others' time: an instruction where those are two
+MAD_LOOPS = 20
+CHAIN = (1.0, 0.9, 0.8, 0.7, 0.5)   # a * b + c over and over: a (four lanes), then b
 LANES = 16                          # values that each vector probe computes
 
 DOUBLES = """
@@ -45,6 +48,7 @@ __kernel void vec@(__global const float *x, __global float *y)
 MULTIPLY_ADD = """
 #define JITCL_PROBE_MAC_0(a, b, c) ((a) * (b) + (c))
 #define JITCL_PROBE_MAC_1(a, b, c) fma(a, b, c)
+#define JITCL_PROBE_MAC_2(a, b, c) mad(a, b, c)
 #define JITCL_PROBE_LOOP(N) \\
 __kernel void fma_##N(__global const float *x, __global float *y, int loops) \\
 { \\
@@ -57,6 +61,7 @@ __kernel void fma_##N(__global const float *x, __global float *y, int loops) \\
 }
 JITCL_PROBE_LOOP(0)
 JITCL_PROBE_LOOP(1)
+JITCL_PROBE_LOOP(2)
 """
 BYTES = """
 __kernel void int8_bytes(__global const char *a, __global const uchar *b, __global float *y,
@@ -131,20 +136,51 @@ def _width(width: int) -> Any:
     return judge
 
 
-def _multiply_add(bench: Bench, program: Any) -> Verdict:
-    x = bench.buffer(np.array([1.0, 0.9, 0.8, 0.7, 0.5], np.float32))
+def _slowdown(bench: Bench, program: Any, one: str, other: str, enough: float
+              ) -> tuple[float, str]:
+    """How many times as long a kernel takes as another, and that as text. Timed in turns, for on a
+    busy machine either may be held up, until it is less than `enough`.
+    """
+    x = bench.buffer(np.array(CHAIN, np.float32))
     y = bench.buffer(np.zeros(16, np.float32))
-    slow = bench.seconds(program, "fma_0", 1, 1, x, y, np.int32(SLOW_LOOPS), launches=4) > TOO_SLOW
+    slow = bench.seconds(program, other, 1, 1, x, y, np.int32(SLOW_LOOPS), launches=4) > TOO_SLOW
     loops = np.int32(SLOW_LOOPS if slow else FMA_LOOPS)
-    plain = fused = slowdown = float("inf")
-    for n in range(ROUNDS):         # in turns: on a busy machine either may be held up
-        plain = min(plain, bench.seconds(program, "fma_0", 1, 1, x, y, loops))
-        fused = min(fused, bench.seconds(program, "fma_1", 1, 1, x, y, loops))
-        slowdown = fused / max(plain, 1e-9)
-        if n and slowdown < SLOW_FMA:
+    first = second = slowdown = float("inf")
+    for n in range(ROUNDS):
+        second = min(second, bench.seconds(program, other, 1, 1, x, y, loops))
+        first = min(first, bench.seconds(program, one, 1, 1, x, y, loops))
+        slowdown = first / max(second, 1e-9)
+        if n and slowdown < enough:
             break
-    return Verdict(slowdown < SLOW_FMA, f"fma() takes {slowdown:.2f} times as long as a*b+c "
-                                        f"({fused * 1e3:.2f} against {plain * 1e3:.2f} ms)")
+    return slowdown, f"{slowdown:.2f} times as long as"
+
+
+def _fma(bench: Bench, program: Any) -> Verdict:
+    slowdown, text = _slowdown(bench, program, "fma_1", "fma_0", SLOW_FMA)
+    return Verdict(slowdown < SLOW_FMA, f"fma() takes {text} a*b+c")
+
+
+def _mad(bench: Bench, program: Any) -> Verdict:
+    """mad() rounds as the device likes: taken where it is right, and the others are slower."""
+    *a, b = (np.float64(v) for v in CHAIN)
+    want = np.zeros(4)
+    for start in (0.0, np.array(a), b, np.array(a) + b):
+        value = np.broadcast_to(start, 4)
+        for _ in range(MAD_LOOPS):
+            value = value * b + a
+        want = want + value
+    x = np.array(CHAIN, np.float32)
+    (y,) = bench.run(program, "fma_2", 1, 1, x, Out(4), np.int32(MAD_LOOPS))
+    wrong = first_wrong(y, want, 1e-5)
+    if wrong:
+        return Verdict(False, wrong)
+    told = []
+    for other, name in (("fma_0", "a*b+c"), ("fma_1", "fma()")):
+        slowdown, text = _slowdown(bench, program, "fma_2", other, FAST_MAD)
+        told.append(f"{text} {name}")
+        if slowdown >= FAST_MAD:
+            break
+    return Verdict(slowdown < FAST_MAD, f"mad() takes {' and '.join(told)}")
 
 
 def _bytes(bench: Bench, program: Any) -> Verdict:
@@ -205,8 +241,10 @@ NUMBERS = (
           features=("vec8",), absent={"max_vector_width": 4}),
     Probe("vec4", "arithmetic of float4", _width(4), WIDTH.replace("@", "4"),
           features=("vec4",), absent={"max_vector_width": 1}),
-    Probe("fma", "fma() is about as fast as a*b+c", _multiply_add, MULTIPLY_ADD,
-          present={"fast_fma": True}, absent={"fast_fma": False}),
+    Probe("fma", "fma() is about as fast as a*b+c", _fma, MULTIPLY_ADD,
+          present={"multiply_add": "fma"}, absent={"multiply_add": "plain"}),
+    Probe("mad", "mad() is right, and faster than both", _mad, MULTIPLY_ADD,
+          present={"multiply_add": "mad"}),
     Probe("int8", "bytes are loaded and converted", _bytes, BYTES, features=("int8",),
           absent={"packed_weights": False}),
     Probe("int4", "weights of 4 bits are unpacked", _nibbles, NIBBLES, features=("int4",),

@@ -29,7 +29,7 @@ SECONDS = 20.0                      # that a group of probes may take
 GROUPS = (                          # probes of one program; what compilers die of stands alone
     ("vec16",),
     ("half",),
-    ("fp64", "vec8", "vec4", "fma", "int8"),
+    ("fp64", "vec8", "vec4", "fma", "mad", "int8"),
     ("image",),
     ("int4", "half_storage", "local", "unroll", "local_worth"),
     ("image2d", "half_images", "image_from_buffer"),
