@@ -296,6 +296,12 @@ def test_the_cache_from_empty_to_empty(two, tmp_path):
     assert {"plan", "model"} <= {e["kind"] for e in entries}
     assert said("cache", "size", *where)["bytes"] == sum(e["bytes"] for e in entries)
     assert "model two" in jitcl_command("cache", "ls", *where).stdout
+    plans = {f"{e['kind']}/{e['digest']}" for e in entries if e["kind"] == "plan"}
+    for e in entries:                               # who uses what
+        made_for_plans = e["kind"] == "cpu-object" and "jitcl_" not in str(e["provides"])
+        assert (set(e["used_by"]) == plans) == made_for_plans
+    listed = jitcl_command("cache", "ls", *where).stdout
+    assert "used by 1 plan of model two" in " ".join(listed.split())
     assert said("cache", "ls", "--device", "cpu", *where) == entries
     assert "no device matches 'mali'" in refused("cache", "ls", "--device", "mali", *where)
     assert said("cache", "clear", *where)["removed"] == len(entries)

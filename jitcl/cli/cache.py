@@ -68,6 +68,7 @@ def ls(cache_dir: Path | None, device: str | None, every: bool, as_json: bool) -
         print_json([{"device": e.device, "kind": e.kind, "subject": e.subject, "digest": e.digest,
                      "bytes": e.nbytes, "used": e.used, "damaged": e.damaged or None,
                      "path": str(e.path), "parts": dict(e.parts), "uses": list(e.uses),
+                     "provides": list(e.provides),
                      "used_by": [f"{u.kind}/{u.digest}" for u in users_of[e.path]]}
                     for e in entries])
         return
