@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import jitcl
+from jitcl.runtime.ladder import Ladder
 from tests.devices import present
 
 DEVICES = [s for s in present() if s != "reference"]
@@ -186,3 +189,104 @@ def test_parts_of_programs_are_tried_too(device: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(
             compiled.run({"x": x})["y"], reference.run(None, {"x": x})[0], rtol=1e-5, atol=1e-5)
     assert any(row.sizes for row in compiled.report().program)
+
+
+# ---- how often a plan is loaded while a past grows
+
+CACHED = f"""{HEAD}f (float[1, 2, t, 8] q, float[1, 2, p, 8] past, float[1, 2, t, 8] k,
+        float[8, 8] w) => (float[1, 2, t, 8] y, float[1, 2, m, 8] present) {{
+    present = Concat<axis = 2>(past, k)
+    keys = MatMul(present, w)
+    kt = Transpose<perm = [0, 1, 3, 2]>(keys)
+    scores = MatMul(q, kt)
+    weights = Softmax<axis = -1>(scores)
+    heads = MatMul(weights, keys)
+    y = Tanh(heads)
+}}"""
+
+
+class Loads:
+    """Counts the plans for many shapes that are loaded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        load = Ladder.load_sized
+
+        def counted(ladder: Ladder, *args: Any) -> Any:
+            self.count += 1
+            return load(ladder, *args)
+
+        monkeypatch.setattr(Ladder, "load_sized", counted)
+
+
+def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(2)
+    fixed = {n: rng.uniform(-1, 1, s).astype(np.float32)
+             for n, s in (("q", (1, 2, 1, 8)), ("k", (1, 2, 1, 8)), ("w", (8, 8)))}
+    past = rng.uniform(-1, 1, (1, 2, max(lengths), 8)).astype(np.float32)
+    for n in lengths:
+        found = model.run({**fixed, "past": past[:, :, :n].copy()})
+    return found
+
+
+@pytest.mark.parametrize("precision", ["high", "normal", "low"])
+@pytest.mark.parametrize("device", [d for d in DEVICES if d != "opencl:intel"])
+def test_a_growing_past_loads_a_plan_for_256_and_one_for_512(
+        device: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether tensors are worth half a float is no question of the length that a plan was made at:
+    what passes 4096 bytes on the way is no family of its own."""
+    loads = Loads(monkeypatch)
+    model = jitcl.compile(onnx.parser.parse_model(CACHED), device=device, precision=precision,
+                          cache_dir=tmp_path)
+    found = grow(model, range(301))
+    assert len(model._families.kept) == 1 and loads.count == 2
+    assert model.report().sizes == (("p", 300, 512),)
+    exact = grow(jitcl.compile(onnx.parser.parse_model(CACHED), device="cpu"), [300])
+    bound = 1e-5 if precision == "high" else 1e-2
+    for name, array in exact.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=bound)
+
+
+def test_where_more_memory_is_dear_it_grows_by_parts(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with gigabytes of keys: never a load for each token."""
+    monkeypatch.setattr("jitcl.runtime.families.MODEST", 0)
+    loads = Loads(monkeypatch)
+    model = jitcl.compile(onnx.parser.parse_model(CACHED), device="cpu", cache_dir=tmp_path)
+    grow(model, range(301))
+    assert 10 < loads.count < 50
+    ((_, value, room),) = model.report().sizes
+    assert value <= room <= value + value // 4
+
+
+def test_weights_are_no_part_of_what_grows(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they keep a plan from its room."""
+    monkeypatch.setattr("jitcl.runtime.families.MODEST", 128 << 10)
+    proto = onnx.parser.parse_model(CACHED)
+    weights = np.random.default_rng(1).uniform(-1, 1, (8, 8192)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "wide"))
+    proto.graph.node.append(helper.make_node("MatMul", ["y", "wide"], ["z"]))
+    proto.graph.output.append(helper.make_empty_tensor_value_info("z"))
+    loads = Loads(monkeypatch)
+    model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
+    assert weights.nbytes > 128 << 10
+    found = grow(model, range(2, 30))
+    np.testing.assert_allclose(found["z"], found["y"] @ weights, rtol=0, atol=1e-4)
+    (family,) = model._families.kept.values()
+    assert loads.count == 1 and family.capacity == [256]
+
+
+def test_a_capacity_reaches_as_far_as_guards_hold(tmp_path: Path) -> None:
+    """A slice that longer inputs would fill: from 20 on, other plans begin."""
+    text = HEAD + """f (float[n] x) => (float[m] y) {
+        begin = Constant<value_ints = [0]>()
+        end = Constant<value_ints = [20]>()
+        y = Slice(x, begin, end)
+    }"""
+    model = jitcl.compile(onnx.parser.parse_model(text), device="cpu", cache_dir=tmp_path)
+    for n in (*range(5, 20), *range(21, 30)):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(model.run({"x": x})["y"], x[:20])
+    below, above = model._families.kept.values()
+    assert below.capacity == [19] and above.capacity == [256]

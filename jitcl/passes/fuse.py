@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from jitcl.errors import VerifyError
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Group, is_literal
+from jitcl.ir.sizes import same
 from jitcl.ir.types import ROW
 from jitcl.passes.gates import gated
 from jitcl.passes.regions import Regions, row_count
@@ -276,8 +277,9 @@ class _Fuser:
         for reader in set(self.readers[node]):
             for route in home.routes.get(reader, ()):
                 if self.kind[reader] == "elementwise":
-                    same = reader.type.shape == node.type.shape
-                    found.add(route if same else self._token((route, node.type.shape)))
+                    alike = reader.type.rank == node.type.rank and all(
+                        map(same, reader.type.dims, node.type.dims))
+                    found.add(route if alike else self._token((route, node.type.shape)))
                 else:
                     found |= {self._token((route, reader, slot))
                               for slot, i in enumerate(reader.inputs) if i is node}

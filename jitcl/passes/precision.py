@@ -4,11 +4,11 @@
     normal   f32 tensors between kernels are stored as f16, arithmetic stays f32
     low      the same, and arithmetic on f16 tensors is f16 where the device has it (sums stay f32)
 
-Only what is large is worth halving, and only what survives it: exponentials, powers and squares,
-with what is made of them until a logarithm, a root or a bounded function tames them, reductions
-and what feeds them alone (a sum of squares passes 65504 soon), and arithmetic with constants that
-f16 can't hold (an epsilon of 1e-12) stay f32. Inside one kernel nothing is rounded: an f16 node
-that is inlined is an f32 value.
+Only what is large (or may be, where sizes are not known) is worth halving, and only what survives
+it: exponentials, powers and squares, with what is made of them until a logarithm, a root or a
+bounded function tames them, reductions and what feeds them alone (a sum of squares passes 65504
+soon), and arithmetic with constants that f16 can't hold (an epsilon of 1e-12) stay f32. Inside one
+kernel nothing is rounded: an f16 node that is inlined is an f32 value.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from jitcl.errors import UnsupportedError
 from jitcl.ir.graph import Graph, Node, const, rebuild
+from jitcl.ir.sizes import at_least_always, same
 from jitcl.ops.builder import GraphBuilder, lookup
 from jitcl.passes.base import Pass
 from jitcl.passes.regions import DECODERS, VIEWS
@@ -121,7 +122,8 @@ class _Halver:
 
     def _halved(self, node: Node) -> bool:
         kind = self._kind(node)
-        if kind in ("", "reduction", "sort", "recurrence") or node.type.nbytes <= self.small:
+        if kind in ("", "reduction", "sort", "recurrence") or (
+                at_least_always(self.small, node.type.nbytes)):
             return False
         if node.op in DECODERS:
             return False                       # scales are among the smallest numbers of a model
@@ -164,7 +166,7 @@ class _Halver:
         floats = [i for i in node.inputs if i.type.dtype == "f32"]
         if not all(_fits(i.data) for i in floats if i.op == "const"):
             return True
-        if any(self._kind(i) == "reduction" or i.type.size < node.type.size
+        if any(self._kind(i) == "reduction" or not same(i.type.size, node.type.size)
                for i in floats if i.op != "const" and not self.half[i]):
             return True
         readers = self.readers[node]

@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
 
 ENOUGH = 3                      # different shapes after which more are expected
-SMALLEST = 256                  # capacity of a symbol, where all buffers are
-MODEST = 64 << 20               # bytes at most
+SMALLEST = 256                  # capacity of a symbol, where that is cheap
+MODEST = 64 << 20               # bytes that a capacity may take beyond what is needed,
+SHARE = 8                       # or this part of what is needed
+STEPS = 64                      # of the way to a capacity: how near the largest that is possible
 HEAVY = 1_000_000_000           # FLOPs of sized kernels that take longer than building tuned ones
 NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth having
 REPEATS = 4                     # runs of one shape after which it gets them
@@ -179,16 +181,27 @@ class Family:
         return found
 
     def roomy(self, values: Sequence[int]) -> list[int]:
-        """A capacity for these values and more, as far as more costs little memory."""
+        """A capacity for these values and more: as far towards the next power of two, and towards
+        SMALLEST, as guards hold and the memory that it takes is little, or little beside the rest.
+        """
+        now = {a.symbol: v for a, v in zip(self.space.atoms, values) if a.symbol}
+        held = self._nbytes(values)
         capacity = list(values)
         for least in (1, SMALLEST):
-            symbols = {a.symbol: max(least, 1 << (v - 1).bit_length())
-                       for a, v in zip(self.space.atoms, values) if a.symbol}
-            larger = self.space.values(symbols)
-            nbytes = sum(at(b.nbytes, larger) for b in self.plan.buffers)
-            if nbytes <= MODEST and self.space.holds(larger):
-                capacity = larger
+            far = {s: max(least, 1 << (v - 1).bit_length()) - v for s, v in now.items()}
+            fits, over = 0, STEPS + 1               # of so many steps on the way there
+            while over - fits > 1:
+                steps = STEPS if over > STEPS else (fits + over) // 2
+                larger = self.space.values({s: v + far[s] * steps // STEPS for s, v in now.items()})
+                more = self._nbytes(larger) - held
+                if more <= max(MODEST, held // SHARE) and self.space.holds(larger):
+                    fits, capacity = steps, larger
+                else:
+                    over = steps
         return capacity
+
+    def _nbytes(self, values: Sequence[int]) -> int:
+        return sum(at(b.nbytes, values) for b in self.plan.buffers)
 
     def outgrown(self, values: Sequence[int]) -> bool:
         return not self.capacity or any(v > c for v, c in zip(values, self.capacity))
