@@ -18,11 +18,10 @@ import pytest
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.care import Care
-from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.faults import BINARIES, FaultDatabase
 from jitcl.devices.opencl import list_devices, trust
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.opencl.isolation import Isolated, WorkerFault, isolated
-from jitcl.devices.opencl.loading import BINARIES
 from jitcl.devices.opencl.probe import probe_target
 from jitcl.devices.opencl.programs import KERNEL_KIND, PROGRAM_KIND, sealed
 from jitcl.devices.opencl.proving import Proving

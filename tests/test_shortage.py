@@ -30,6 +30,7 @@ from jitcl.devices.opencl.isolation import WorkerFault
 from jitcl.devices.opencl.probe import _limits, _Record
 from jitcl.devices.opencl.probes import survey
 from jitcl.devices.opencl.probes.record import SHORT
+from jitcl.devices.progress import Tally
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.runtime.cache import KernelCache
 from tests.caches import Memory, fresh
@@ -132,7 +133,7 @@ def test_probes_that_the_system_failed_are_asked_again(tmp_path, monkeypatch, ca
     monkeypatch.setattr(survey, "isolated", lambda found: Pool())
     record = _Record(POCL, _limits(POCL))
     with caplog.at_level(logging.WARNING, "jitcl.opencl"):
-        answers = record.ask()
+        answers = record.ask(Tally(None))
     asked = [a for a in answers if a.kind == SHORT]
     assert len(asked) > 5 and all(a.evidence == "Too many open files" for a in asked)
     assert "asked again at the next start" in caplog.text

@@ -35,6 +35,7 @@ from jitcl.target import Target
 if TYPE_CHECKING:
     import filelock
 
+BINARIES = "program-binaries"       # entry of faults that concern every stored program
 LOG_KEPT = 2000                     # characters of a driver's log, the last ones
 SIGNATURE_KEPT = 300
 LOGS_KEPT = 100                     # of the newest faults; older ones keep their signature
@@ -76,6 +77,10 @@ class Fault:
         return frozenset() if self.kind in KERNEL_ONLY else frozenset(filter(blamable,
                                                                              self.features))
 
+    def features_in(self, proven: frozenset[str]) -> bool:
+        """Whether the kernel has no feature that may be to blame, beyond these."""
+        return set(filter(blamable, self.features)) <= proven
+
     @property
     def key(self) -> tuple[str, str, str]:
         """Of faults with the same key, the last one is kept."""
@@ -102,6 +107,8 @@ class FaultDatabase:
         self._good: set[str] = set()
         self._proven: frozenset[str] = frozenset()     # features that probes found good
         self._trusted = False                          # whether that settles more than refusals
+        self._probed = False
+        self._crash: Fault | None = None
         self._by_entry: dict[str, Fault] = {}
         self._blames: tuple[tuple[frozenset[str], Fault], ...] = ()
         self._stamp: object = None                     # of the file when it was read
@@ -150,6 +157,14 @@ class FaultDatabase:
             self._refresh()
             return self._blames
 
+    def crash_of_proven(self) -> Fault | None:
+        """The last crash of a kernel that used nothing but what probes have proven: no kernel is
+        safe from that driver, whatever list of good ones it is on.
+        """
+        with self._lock:
+            self._refresh()
+            return self._crash
+
     def blame_of(self, fault: Fault) -> frozenset[str]:
         """The features that a fault is put down to now; none where only its kernel is."""
         with self._lock:
@@ -167,7 +182,7 @@ class FaultDatabase:
         message (that names its own reason), nor for anything on a driver that is known good.
         """
         with self._lock:
-            self._proven, self._trusted = frozenset(proven), trusted
+            self._proven, self._trusted, self._probed = frozenset(proven), trusted, True
             self._derive()
 
     def record(self, *faults: Fault) -> None:
@@ -239,6 +254,9 @@ class FaultDatabase:
         self._faults = {f.key: f for f in newest}
         newest = _by_age([*newest, *self._passing.values()])
         self._by_entry = {f.entry: f for f in newest}
+        self._crash = next((f for f in reversed(newest) if f.kind == "crash" and f.entry != BINARIES
+                            and f.features_in(self._proven | self._good)
+                            ), None) if self._probed else None
         sets = {self._blame(f): f for f in reversed(newest)}
         sets.pop(frozenset(), None)
         self._blames = tuple((blamed, fault) for blamed, fault in reversed(sets.items())

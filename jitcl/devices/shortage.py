@@ -26,7 +26,7 @@ TELLING = re.compile(
     r"no space left on device|disk quota exceeded|too many open files|cannot allocate memory"
     r"|read-only file system|no usable temporary directory|file too large|input/output error"
     r"|std::bad_alloc|llvm error: out of memory|memoryerror|can't start new thread"
-    r"|resource temporarily unavailable", re.I)
+    r"|resource temporarily unavailable|failed to map segment", re.I)
 # no program dies of these by its own mistake: the system lacks memory, a limit was reached (CPU
 # time, size of files), or somebody ended it
 OUTSIDE = re.compile(r"(SIGKILL|SIGTERM|SIGINT|SIGHUP|SIGXCPU|SIGXFSZ|SIGPWR)\b")
@@ -44,7 +44,7 @@ def telling(function: Callable[P, T]) -> Callable[P, T]:
     def told(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except (MemoryError, OSError, RuntimeError) as error:
+        except (ImportError, MemoryError, OSError, RuntimeError) as error:
             clear = system_error(error)
             if clear is None:
                 raise
@@ -78,8 +78,11 @@ def shortage(*said: str) -> str:
         told = OUTSIDE.match(text) or TELLING.search(text)
         if told is not None:
             return f"{told[0]}{', as without memory' if told[0] == 'SIGKILL' else ''}"
-    return _files() or _room() or _memory() or (
-        _limit() if any(text.startswith("SIG") for text in said) else "")
+    try:
+        return _files() or _room() or _memory() or (
+            _limit() if any(text.startswith("SIG") for text in said) else "")
+    except MemoryError:
+        return "no memory is left"
 
 
 def _room() -> str:

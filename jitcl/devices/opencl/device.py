@@ -10,11 +10,11 @@ from jitcl import forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.care import Care, configured
-from jitcl.devices.faults import FaultDatabase, fault_database
+from jitcl.devices.faults import BINARIES, FaultDatabase, fault_database
 from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
-from jitcl.devices.opencl.loading import BINARIES, Loading
+from jitcl.devices.opencl.loading import Loading
 from jitcl.devices.opencl.memory import Uploaded
 from jitcl.devices.opencl.platform import Found, check_fork
 from jitcl.devices.opencl.probe import probe_target

@@ -34,7 +34,6 @@ from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryE
 if TYPE_CHECKING:
     from jitcl.devices.opencl.device import OpenClDevice
 
-BINARIES = "program-binaries"       # entry of faults that concern every stored program
 SHOWN = 3                           # failed kernels that an error message tells of in full
 
 log = logging.getLogger("jitcl.opencl")
@@ -63,18 +62,22 @@ class Loading:
         with self.store.lock:
             self.proven = self.store.find(self.wanted, self.cache, self.care.isolation)
             self.build_proven()
-            died = self._died_over()
+            died, doubt = self._died_over()
             missing = self._acceptable(k for k in self.wanted if k not in self.store)
-            short = shortage() if missing and self.care.isolation != "never" else ""
-            if short:                           # PoCL ends the process that it can't link in
-                log.info("kernels are built in a worker process: %s", short)
-            alone = {k: s for k, s in missing.items() if short or trust.isolated(
-                self.care.isolation, s.features, self.device.target, s.entry in died)}
+            doubt = doubt or (self._doubt() if missing else "")
+            if doubt:
+                log.info("%s: kernels are built in a worker process first: %s", self.device.name,
+                         doubt)
+            alone = {k: s for k, s in missing.items() if trust.isolated(
+                self.care.isolation, s.features, self.device.target,
+                doubt or (trust.DIED if s.entry in died else ""))}
             self._make(missing, alone)
             if died:
                 self.pending.settle(died)
             if self.failed:
                 raise self._fault()
+            if alone and doubt == trust.UNFINISHED:
+                self.pending.forgive()
             self.store.trim(list(self.wanted))
             return {s.entry: self.store[k] for k, s in self.wanted.items()}
 
@@ -92,18 +95,36 @@ class Loading:
             if alone:
                 self._in_workers(alone, part)
 
-    def _died_over(self) -> frozenset[str]:
-        """Kernels of this plan that an earlier process died over; the store has them no more."""
+    def _died_over(self) -> tuple[frozenset[str], str]:
+        """Kernels of this plan that an earlier process died over, which the store has no more; and
+        why the driver is not trusted, where one died over any. One that killed two processes, the
+        second after a worker had survived it, has failed.
+        """
         if not self.trials and all(k in self.store for k in self.wanted):
-            return frozenset()              # a warm start looks at no file
-        entries = self.pending.died_over().intersection(self.key_of)
-        if not entries or impossible_here():
-            return frozenset()
+            return frozenset(), ""          # a warm start looks at no file
+        deaths = self.pending.died_over()
+        if not deaths or impossible_here():
+            return frozenset(), ""
+        doubt = trust.UNFINISHED if self.pending.unfinished() else ""
+        entries = frozenset(deaths).intersection(self.key_of)
         for entry in sorted(entries):
             log.info("kernel '%s' is tried in a worker process: %s", entry, trust.DIED)
-        unsure = [k for e in entries if (k := self.key_of[e]) not in self.store.checked]
+            if deaths[entry] > 1:
+                self.faults.record(self.fault_of(self.wanted[self.key_of[entry]], "launch",
+                                                 "crash", trust.TWICE, ""))
+        unsure = [k for e in entries if (k := self.key_of[e]) not in self.store.checked
+                  or deaths[e] > 1]
         self.store.drop(unsure, self.cache)
-        return entries
+        return entries, doubt
+
+    def _doubt(self) -> str:
+        """Why no kernel is built here first, though the driver is known good."""
+        if self.care.isolation == "never" or impossible_here():
+            return ""
+        crash = self.faults.crash_of_proven()
+        if crash is not None:
+            return f"it crashed over proven features alone: {crash.entry}: {crash.signature}"
+        return shortage()                   # PoCL ends the process that it can't link in
 
     def _acceptable(self, keys: Iterable[str]) -> dict[str, KernelSource]:
         """The kernels that the database has nothing against; the rest has failed."""
@@ -188,7 +209,8 @@ class Loading:
         size = self.device.target.program_kernels if self.device.target.trusted else 1
         with self.tally.part(len(sources), "building kernels") as part:
             for batch in batches(sources, size):
-                self.build(batch, "worker")
+                with self.pending.over(s.entry for s in batch.values()):
+                    self.build(batch, "worker")
                 part.step(len(batch))
         self.store.keep({k: s for k, s in sources.items() if k in self.store}, self.cache, "worker")
         self.proven.clear()

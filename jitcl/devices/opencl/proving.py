@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.devices.care import Trial
-from jitcl.devices.faults import Fault
+from jitcl.devices.faults import BINARIES, Fault
 from jitcl.devices.opencl.isolation import WorkerFault, isolated
-from jitcl.devices.opencl.loading import BINARIES, Loading, chosen, first_line
+from jitcl.devices.opencl.loading import Loading, chosen, first_line
 from jitcl.devices.opencl.trial_plans import step_plan
 from jitcl.devices.opencl.worker import Job, Tried
 from jitcl.devices.progress import Part
@@ -215,7 +215,9 @@ class Proving:
             loading.compared(attempt.trial)
         for key, source in attempt.keys.items():
             binary = tried.binaries.get(source.entry, b"")
-            if binary and loading.store.adopt({key: source}, binary):
+            with loading.pending.over([source.entry] if binary else ()):
+                adopted = bool(binary) and loading.store.adopt({key: source}, binary)
+            if adopted:
                 loading.store.keep_binary({key: source.entry}, loading.cache, "worker", binary)
             else:
                 loading.proven.append(key)

@@ -6,21 +6,24 @@ from jitcl.target.features import GATED
 from jitcl.target.target import Target
 
 DIED = "an earlier process died while it was built or first launched"
+UNFINISHED = "an earlier process ended while it had this driver build or launch kernels"
+TWICE = "the process ended twice over it, and a worker process did not"
 
 
-def isolated(mode: str, features: frozenset[str], target: Target, died: bool = False) -> str:
+def isolated(mode: str, features: frozenset[str], target: Target, doubt: str = "") -> str:
     """Why a kernel with these features is tried in a worker process first; "" where it need not.
 
     `mode` is JITCL_ISOLATION. With "untrusted", a driver that is known good builds a kernel in
     the user's process where probes have proven all that it uses beyond plain C, and nothing in it
-    is suspected of crashing this driver's compiler. `died`: an earlier process did, over it.
+    is suspected of crashing this driver's compiler. `doubt`: what speaks against the driver, or
+    the moment, all the same.
     """
     if mode == "never":
         return ""
     if mode == "always":
         return "isolation is 'always'"
-    if died:
-        return DIED
+    if doubt:
+        return doubt
     if not target.trusted:
         return "the driver is not known good"
     suspected = sorted(features.intersection(target.suspects))
