@@ -52,3 +52,7 @@ case("dynamicquantizelstm_both", "DynamicQuantizeLSTM", f32(4, 2, 6), i8(2, 6, 2
      f32(2, 40), i32(4, 3), None, None, None, f32(2, 20, low=0.004, high=0.006),
      np.zeros((2, 20), np.int8), f32(2, 20, low=0.004, high=0.006), np.zeros((2, 20), np.int8),
      hidden_size=5, direction="bidirectional", outputs=(0, 1, 2), atol=2e-2)
+for _name, _zero in (("unsigned", 128), ("off_centre", 90)):       # the latter's don't fit i8
+    case(f"dynamicquantizelstm_{_name}", "DynamicQuantizeLSTM", f32(5, 3, 24), u8(1, 24, 160),
+         u8(1, 40, 160), f32(1, 320), None, None, None, None, _scales, np.uint8([_zero]), _scales,
+         np.uint8([_zero]), hidden_size=40, outputs=(0, 1, 2), atol=3e-2)

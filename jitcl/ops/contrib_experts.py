@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
-from jitcl.ir.graph import Node
+from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contrib import inputs_of, microsoft, refuse
 from jitcl.ops.contrib_nbits import dequantised, unpacked
 from jitcl.ops.core import ONNX
+from jitcl.ops.recurrent_onnx import lstm
 
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 
@@ -156,11 +157,29 @@ def _dynamic_quantize_lstm(g: GraphBuilder, node: Any) -> Any:
     x, w, r, bias, lengths, start_h, start_c, peepholes = inputs_of(node, 8, needs=(0, 1, 2))
     w_scale, w_zero, r_scale, r_zero = (node.input(i) for i in range(8, 12))
 
+    def columns(v: Node, p: Node) -> Node:
+        return g.reshape(p, shape=(v.type.dims[0], 1, p.type.size // v.type.dims[0]))
+
     def weights(v: Node, scale: Node, zero: Node) -> Node:
-        shape = (v.type.dims[0], 1, scale.type.size // v.type.dims[0])
-        real = g.dequantize(v, g.reshape(scale, shape=shape), g.reshape(zero, shape=shape))
+        real = g.dequantize(v, columns(v, scale), columns(v, zero))
         return g.transpose(real, perm=(0, 2, 1))
+    signed, scales = signed_bytes(r, r_zero), None
+    if signed is not None:
+        directions, _, rows = r.type.dims
+        scales = g.expand(g.reshape(columns(r, r_scale), shape=(directions, -1)),
+                          shape=(directions, rows))
+    r = weights(r, r_scale, r_zero) if signed is None else g.transpose(signed, perm=(0, 2, 1))
     plain = node.with_(op_type="LSTM", domain="", opset=22, inputs=(
-        x, weights(w, w_scale, w_zero), weights(r, r_scale, r_zero), bias, lengths, start_h,
-        start_c, peepholes))
-    return ONNX["", "LSTM"](g, plain)
+        x, weights(w, w_scale, w_zero), r, bias, lengths, start_h, start_c, peepholes))
+    return lstm(g, plain, scales)
+
+
+def signed_bytes(v: Node, zero: Node) -> Node | None:
+    """Constant bytes [directions, .., columns] less their zero points, as i8; None where they don't
+    fit."""
+    if v.op != "const" or zero.op != "const":
+        return None
+    zeros = zero.data.astype(np.int16).reshape(v.type.dims[0], 1, -1)
+    less = v.data.astype(np.int16) - zeros
+    fits = less.size == 0 or -128 <= less.min() <= less.max() <= 127
+    return const(less.astype(np.int8), "i8") if fits else None

@@ -88,8 +88,9 @@ class Cell:
     """What the steps of all three cells share: where things lie, gates, activations, the end."""
 
     def __init__(self, s: KernelBuilder, own: Own, xw: Loader, r: Loader, direction: str,
-                 activations: Activations, clip: float, lengths: Loader | None) -> None:
-        self.s, self.own, self.xw, self.r = s, own, xw, r
+                 activations: Activations, clip: float, lengths: Loader | None,
+                 scales: Loader | None = None) -> None:
+        self.s, self.own, self.xw, self.r, self.scales = s, own, xw, r, scales
         self.direction, self.activations, self.clip = direction, activations, clip
         self.lengths = lengths
         self.steps, self.batch, self.directions, _ = xw.shape
@@ -128,8 +129,10 @@ class Cell:
     def product(self, number: int, chain: Index, row: Expr, slot: int, j: Expr) -> Expr:
         """A gate's unit j of r @ state, of one slot of the row `row`."""
         d, b = chain
-        return self.s.reduce("add", (self.hidden,), lambda k: (
-            self.own(d, b, row, slot, k) * self.r(d, j + number * self.hidden, k)))
+        gate = j + number * self.hidden
+        total = self.s.reduce("add", (self.hidden,), lambda k: (
+            self.own(d, b, row, slot, k) * self.s.cast(self.r(d, gate, k), self.xw.dtype)))
+        return total if self.scales is None else total * self.scales(d, gate)
 
     def act(self, number: int, d: Expr, x: Expr, clip: bool = True) -> Expr:
         """The cell's function of this number, clipped before where the model asks for it."""
@@ -158,7 +161,14 @@ def _states(gates: int, slots: int) -> Callable[..., TensorType]:
               activations: Activations, clip: float = 0.0, lengths: bool = False,
               **more: Any) -> TensorType:
         floats = rest[:-1] if lengths else rest
-        if any(t.dtype != xw.dtype for t in (r, *floats)) or xw.dtype not in ("f32", "f64"):
+        if more.get("scaled"):
+            scales = floats[-1]
+            if r.dtype != "i8" or scales.dims != r.dims[:2]:
+                raise ShapeError(f"scaled weights are i8 with a scale for each row, got r {r} and "
+                                 f"scales {scales}")
+        else:
+            floats = (r, *floats)
+        if any(t.dtype != xw.dtype for t in floats) or xw.dtype not in ("f32", "f64"):
             raise TypeError_("recurrent cells compute in f32 or f64, all operands alike: cast them")
         want = DIRECTIONS.get(direction)
         if want is None or len(activations) != want:
@@ -215,8 +225,10 @@ def _walk(cell: Cells, xw: Array, r: Array, starts: Sequence[Array], direction: 
 
 def _lstm_ref(xw: Array, r: Array, h0: Array, c0: Array, *rest: Array, direction: str,
               activations: Activations, clip: float = 0.0, lengths: bool = False,
-              peepholes: bool = False, input_forget: bool = False) -> Array:
+              peepholes: bool = False, input_forget: bool = False, scaled: bool = False) -> Array:
     n = r.shape[2]
+    if scaled:
+        r = r * rest[-2 if lengths else -1][:, :, None]
 
     def cell(d: int, x: Array, w: Array, fns: Any, h: Array, c: Array) -> tuple[Array, ...]:
         i, o, f, g = np.split(x + h @ w.T, 4, axis=1)
@@ -268,6 +280,16 @@ def _sample(gates: int, states: int, *more: Spec, steps: int = 4, batch: int = 2
                   direction=direction, **attrs)
 
 
+def _bytes(*more: Spec, hidden: int, direction: str = "forward", **attrs: Any) -> Sample:
+    """An LSTM of three sequences whose recurrent weights are bytes with a scale for each row."""
+    n = DIRECTIONS[direction]
+    lengths = (_LENGTHS,) if attrs.get("lengths") else ()
+    given = [Spec((4, 3, n, 4 * hidden)), Spec((n, 4 * hidden, hidden), "i8", -127, 127),
+             *[Spec((n, 3, hidden))] * 2, *more, Spec((n, 4 * hidden), "f32", 0.001, 0.006)]
+    return sample(*given, *lengths, rtol=2e-4, direction=direction, activations=(_LSTM,) * n,
+                  scaled=True, **attrs)
+
+
 _SIG, _LSTM = _set("Sigmoid", "Tanh"), _set("Sigmoid", "Tanh", "Tanh")
 _ODD = (("HardSigmoid", 0.3, 0.4), ("ScaledTanh", 1.2, 0.7), ("Softsign", 0.0, 0.0))
 _LENGTHS = fixed(3, 0, 4, dtype="i32")
@@ -284,14 +306,19 @@ _LENGTHS = fixed(3, 0, 4, dtype="i32")
     _sample(4, 2, _LENGTHS, batch=3, hidden=33, direction="bidirectional",
             activations=(_LSTM, _LSTM), lengths=True),
     _sample(4, 2, dtype="f64", batch=1, activations=(_LSTM,), rtol=1e-12),
-    _sample(4, 2, steps=0, activations=(_LSTM,))])
+    _sample(4, 2, steps=0, activations=(_LSTM,)),
+    _bytes(hidden=5), _bytes(hidden=35, direction="bidirectional"),
+    _bytes(Spec((1, 3 * 22)), hidden=22, peepholes=True), _bytes(hidden=16, lengths=True)])
 def lstm_states(s: KernelBuilder, own: Own, xw: Loader, r: Loader, h0: Loader, c0: Loader,
                 *rest: Loader, direction: str, activations: Activations, clip: float = 0.0,
-                lengths: bool = False, peepholes: bool = False, input_forget: bool = False) -> Scan:
+                lengths: bool = False, peepholes: bool = False, input_forget: bool = False,
+                scaled: bool = False) -> Scan:
     """States of a long short-term memory (Hochreiter and Schmidhuber, 1997; peepholes: Gers,
     2002); gates in the order i, o, f, c. `peepholes`: an operand [directions, 3 * hidden] in the
-    order i, o, f follows c0. `input_forget`: f = 1 - i."""
-    cell = Cell(s, own, xw, r, direction, activations, clip, rest[-1] if lengths else None)
+    order i, o, f follows c0. `input_forget`: f = 1 - i. `scaled`: r is i8 and an operand
+    [directions, 4 * hidden] of what its rows are multiplied by comes before the lengths."""
+    *floats, last = rest if lengths else (*rest, None)
+    cell = Cell(s, own, xw, r, direction, activations, clip, last, floats[-1] if scaled else None)
     n = cell.hidden
 
     def step(chain: Index, t: Expr) -> list[Part]:

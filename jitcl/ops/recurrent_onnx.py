@@ -177,7 +177,10 @@ def _cell(g: GraphBuilder, node: Any, f: _Form, op: str, bias: Node | None,
     lengths = _lengths(g, node, steps, batch)
     if lengths is not None:
         extra = (*extra, lengths)
-    rows = g.op(op, xw, g.cast(node.input(2), to=f.kind), *states, *extra, direction=f.direction,
+    r = node.input(2)
+    if not attrs.get("scaled"):
+        r = g.cast(r, to=f.kind)
+    rows = g.op(op, xw, r, *states, *extra, direction=f.direction,
                 activations=f.activations, clip=f.clip, lengths=lengths is not None, **attrs)
     return _outputs(g, f, rows, lengths, range(len(starts)))
 
@@ -193,15 +196,17 @@ def _rnn(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
 
 
 @onnx_rule("LSTM")
-def _lstm(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
+def lstm(g: GraphBuilder, node: Any, scales: Node | None = None) -> tuple[Node, ...]:
+    """`scales`: R is i8, and these are what its rows are multiplied by, [directions, 4 * hidden].
+    """
     f = _form(node, 4, ("Sigmoid", "Tanh", "Tanh"))
     peepholes = node.input(7)
     if peepholes is not None:
         _check(peepholes, "P", (f.directions, 3 * f.hidden))
     return _cell(g, node, f, "lstm_states", _both(g, _biases(g, node, f)),
                  [(5, "initial_h"), (6, "initial_c")],
-                 () if peepholes is None else (g.cast(peepholes, to=f.kind),),
-                 peepholes=peepholes is not None,
+                 [g.cast(n, to=f.kind) for n in (peepholes, scales) if n is not None],
+                 **({} if scales is None else {"scaled": True}), peepholes=peepholes is not None,
                  input_forget=bool(node.attrs.get("input_forget", 0)))
 
 

@@ -23,7 +23,7 @@ from jitcl.devices.cpu.emit import F32, I8, I32, I64, Emit, constant, declare, m
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
-__all__ = ["tile", "gated_tile", "dot_tile", "signed_dot_tile", "lane_tile"]
+__all__ = ["tile", "gated_tile", "dot_tile", "signed_dot_tile", "lane_tile", "words"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs", "ws")
 
@@ -122,6 +122,12 @@ each i32 sum.
 signed_dot_tile = _tile_intrinsic("signed_dot_tile", I32, _signed_dot, """As `dot_tile`, and 128 is
 taken from each byte of `a`.
 """)
+
+
+@intrinsic
+def words(typingctx, p):
+    """The same memory as i32: bytes by fours, as `dot_tile` reads them."""
+    return Pointer("i32", p.scope)(p), lambda context, b, sig, values: values[0]
 
 
 class _Tile:

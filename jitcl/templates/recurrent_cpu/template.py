@@ -2,6 +2,10 @@
 
 The cell's arithmetic is the op's own: its scan is run once on a builder that puts a vector in the
 place of each product with r, and the template computes these vectors.
+
+Where r is bytes, so are the factors, on CPUs that add products of bytes by fours: each step's
+states are rounded to 16 bits of the largest one, and their two bytes are rows of one tile. A step
+reads all of r, a quarter of what it would be as floats; a state's second byte costs no reading.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from jitcl.ops.builder import lookup
 from jitcl.ops.core import Part, Scan
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic, fours, of_bytes
 from jitcl.templates.cpu.tiling import LATENCY
 
 CELLS = ("lstm_states", "gru_states", "rnn_states")
@@ -81,16 +86,26 @@ class Tiling:
     gates: int
 
 
-def pack_gates(r: np.ndarray, gates: tuple[int, ...], t: Tiling) -> np.ndarray:
-    """[directions, G * H, H] -> [directions][panels][H][units][gates][lanes]; zeros behind H."""
+def pack_gates(r: np.ndarray, gates: tuple[int, ...], t: Tiling, numbers: Arithmetic
+               ) -> np.ndarray:
+    """[directions, G * H, H] -> [directions][panels][H][units][gates][lanes]; zeros behind H.
+    Of bytes, H / 4 words of four."""
     directions, _, hidden = r.shape
+    r = r.astype(np.float32) if numbers is FLOATS else fours(r, 2)
     panel = t.units * t.lanes
     panels = -(-hidden // panel)
-    full = np.zeros((directions, len(gates), panels * panel, hidden), np.float32)
+    full = np.zeros((directions, len(gates), panels * panel, r.shape[2]), r.dtype)
     for k, gate in enumerate(gates):
         full[:, k, :hidden] = r[:, gate * hidden:(gate + 1) * hidden]
-    split = full.reshape(directions, len(gates), panels, t.units, t.lanes, hidden)
+    split = full.reshape(directions, len(gates), panels, t.units, t.lanes, r.shape[2])
     return np.ascontiguousarray(split.transpose(0, 2, 5, 3, 1, 4))
+
+
+def row_sums(r: np.ndarray, lanes: int) -> np.ndarray:
+    """Sums of rows times 128, what a byte's middle adds: i32 [directions][G][vectors * lanes]."""
+    directions, rows, hidden = r.shape
+    sums = 128 * r.sum(2, dtype=np.int32).reshape(directions, rows // hidden, hidden)
+    return np.ascontiguousarray(np.pad(sums, ((0, 0), (0, 0), (0, -hidden % lanes))))
 
 
 class _Products(KernelBuilder):
@@ -116,7 +131,7 @@ class _Products(KernelBuilder):
 
 
 class RecurrentCpu:
-    """The states of recurrent cells in f32 with constant recurrent weights."""
+    """The states of recurrent cells in f32 with constant recurrent weights, f32 or bytes."""
 
     name = "recurrent_cpu"
     language = "numba"
@@ -142,6 +157,11 @@ class _Writer:
         self.r = self.root.inputs[1]
         self.directions, self.batch, self.rows, self.slots, self.hidden = self.root.type.dims
         self.gates = self.r.type.dims[1] // self.hidden
+        target: Target = hooks.target
+        bytes_too = self.r.type.dtype == "i8" and target.byte_dot and (
+            self.lanes() == target.vector_width)
+        self.numbers = of_bytes(target) if bytes_too else FLOATS
+        self.each = 2 if bytes_too else 1        # rows of a tile that a sequence has
 
     def emit(self) -> Emitted:
         starts, stages = self.stages()
@@ -154,9 +174,11 @@ class _Writer:
             found = []
             for source, gates in stage.sources(t.gates):
                 found.append((source, gates, f"w{len(packed)}"))
-                packed.append(Packed(self.r, f"recurrent {gates} {t}",
-                                     partial(pack_gates, gates=gates, t=t)))
+                packed.append(Packed(self.r, f"recurrent {gates} {t} {self.numbers}", partial(
+                    pack_gates, gates=gates, t=t, numbers=self.numbers)))
             texts.append((found, self.lines(stage, t)))
+        sums = [] if self.numbers is FLOATS else [
+            Packed(self.r, f"recurrent sums {t.lanes}", partial(row_sums, lanes=t.lanes))]
         operands = [n for n in self.hooks.names if n is not self.r]
         body = self.hooks.render(
             "recurrent_cpu/numba.py.j2", entry=ENTRY, stages=texts, starts=starts,
@@ -164,9 +186,12 @@ class _Writer:
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
             directions=self.directions, batch=self.batch, steps=self.rows - 1,
             tiles=-(-self.batch // t.rows), slots=self.slots, hidden=self.hidden, vectors=vectors,
-            panels=-(-vectors // t.units), ROWS=t.rows, UNITS=t.units, W=t.lanes, VECTORS=widest)
-        arguments: tuple[Argument, ...] = (*packed, *operands, self.root)
-        stem = f"{self.root.op.removesuffix('_states')}_{t.rows}x{t.units}"
+            panels=-(-vectors // t.units), ROWS=t.rows, UNITS=t.units, W=t.lanes, VECTORS=widest,
+            tile=self.numbers.tile, kind=self.numbers.dtype, EACH=self.each,
+            DEPTH=-(-self.hidden // self.numbers.together))
+        arguments: tuple[Argument, ...] = (*packed, *sums, *operands, self.root)
+        stem = self.root.op.removesuffix("_states") + ("_bytes" if sums else "")
+        stem += f"_{t.rows}x{t.units}"
         return Emitted(stem, body, arguments, (self.root,))
 
     # ---- what the op's own scan says
@@ -223,10 +248,10 @@ class _Writer:
         best, least = Tiling(lanes, 1, 1, gates), math.inf
         for rows, most in itertools.product(range(1, min(self.batch, 8) + 1), range(1, gates + 1)):
             for units in range(1, vectors + 1):
-                wide = units * most
-                if wide > max(MOST_VECTORS, most) or (rows + 1) * wide > free:
+                wide, height = units * most, rows * self.each
+                if wide > max(MOST_VECTORS, most) or (height + 1) * wide > free:
                     break
-                cycles = max(rows * wide / 2, (rows + wide) / 2, LATENCY)
+                cycles = max(height * wide / 2, (height + wide) / 2, LATENCY)
                 cycles = (cycles + 0.15 * wide + 0.4) * -(-gates // most)
                 chains = self.directions * -(-self.batch // rows)
                 turns = -(-chains // max(1, target.compute_units))
@@ -244,13 +269,29 @@ class _Writer:
         for source, gates in stage.sources(t.gates):
             for gate in gates:
                 name = Product(gate, source).name
-                loads.append(f"{name} = vload(acc, (({at} + u * {len(gates)} + {gates.index(gate)})"
-                             f" * {t.rows} + c) * {t.lanes}, {t.lanes})")
+                block = f"({at} + u * {len(gates)} + {gates.index(gate)}) * {t.rows * self.each}"
+                loads += self.total(name, gate, block, t)
             at += len(gates) * t.units
         lines = self.hooks.cell_lines(stage.stores, lane, t.lanes, names, left)
         if lines is None:
             raise JitclError(f"'{self.root.op}' is no function of vectors of hidden units")
         return [*loads, *lines]
+
+
+    def total(self, name: str, gate: int, block: str, t: Tiling) -> list[str]:
+        """Lines that make a product of what the tile left in `acc`."""
+        if self.numbers is FLOATS:
+            return [f"{name} = vload(acc, ({block} + c) * {t.lanes}, {t.lanes})"]
+        vectors = -(-self.hidden // t.lanes)
+        high, low = (f"vload(acc, ({block} + c * 2 + {k}) * {t.lanes}, {t.lanes})" for k in (0, 1))
+        middle = f"vload(row_sums, ((d * {self.gates} + {gate}) * {vectors} + nb) * {t.lanes}, " \
+                 f"{t.lanes})"
+        if self.numbers.less:              # the tile took it from both bytes: the low one has none
+            low = f"{low} + {middle}"
+        else:
+            high = f"{high} - {middle}"
+        return [f"{name} = fma(to_f32({high}), f32(256), to_f32({low})) * splat(load(factors, c), "
+                f"{t.lanes})"]
 
 
 class _Weights:
