@@ -296,7 +296,7 @@ class DeviceCache:
         """Note a use of what was read before; False where the entry is gone."""
         path = self._path(kind, key)
         try:
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         except OSError:
             return path in self.cache._memory or path.exists()      # read-only
         return True
