@@ -83,10 +83,8 @@ def _windows(
     taps = []
     for k in itertools.product(*map(range, kernel)):
         at = tuple(
-            slice(
-                k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1, strides[d]
-            )
-            for d in range(n)
+            slice(first, first + max(0, (out[d] - 1) * strides[d] + 1), strides[d])
+            for d, first in enumerate(i * by for i, by in zip(k, dilations))
         )
         taps.append(x[(slice(None), slice(None), *at)])
     return np.stack(taps, axis=-1)
@@ -374,11 +372,15 @@ def _attrs(node: Any, x: Node) -> dict[str, Any]:
 
 
 def _reaching(taps: int, extent: Any, before: int, after: int, stride: int, dilation: int) -> int:
-    """Of the taps of an axis' only window, those that reach no farther than the padded input."""
+    """Of the taps of an axis' only window, those that reach no farther than the padded input; all,
+    where a second window would fit without the others."""
     if not isinstance(extent, int):
         return taps
     beyond = (taps - 1) * dilation + 1 - (before + extent + after)
-    return taps - -(-beyond // dilation) if 0 < beyond < stride else taps
+    cut = -(-beyond // dilation)
+    room = cut * dilation - beyond              # for a second window, unless that starts outside
+    fits = 0 < room and not room <= stride >= before + extent
+    return taps - cut if 0 < beyond < stride and not fits else taps
 
 
 @onnx_rule("MaxPool")

@@ -247,7 +247,7 @@ def _cubic(d: Array, a: float) -> Array:
 def _axes_of(node: Any, x: Node) -> list[Axis]:
     """What happens to each axis, from scales or sizes."""
     rank, dims = x.type.rank, x.type.dims
-    axes = [norm_axis(a, rank) for a in node.attrs.get("axes", range(rank))]
+    axes = [norm_axis(a, rank) for a in node.attrs.get("axes") or range(rank)]
     roi, scales, sizes = (
         None if v is None or v.size == 0 else v.astype(np.float32)
         for v in (node.static(1) if _crops(node) else None, node.static(2), node.static(3))

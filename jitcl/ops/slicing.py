@@ -136,6 +136,9 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
     for size in ints(sizes):
         parts.append(g.slice(x, starts=(start,), ends=(start + size,), axes=(axis,)))
         start += size
+    if len(parts) < node.n_outputs:
+        raise ShapeError(f"it has {node.n_outputs} outputs and makes {len(parts)} parts of "
+                         f"{x.type}")
     return tuple(parts)
 
 
@@ -297,6 +300,9 @@ def _reverse_type(x: TensorType, lengths: TensorType, batch_axis: int,
                   time_axis: int) -> TensorType:
     if not dtypes.is_int(lengths.dtype):
         raise TypeError_(f"lengths are {lengths}, wanted integers")
+    if x.rank < 2 or norm_axis(batch_axis, x.rank) == norm_axis(time_axis, x.rank):
+        raise ShapeError(f"batch_axis {batch_axis} and time_axis {time_axis} must be two axes of "
+                         f"{x}")
     if lengths.rank != 1 or lengths.shape[0] != x.shape[norm_axis(batch_axis, x.rank)]:
         raise ShapeError(f"lengths {lengths} must be one for each element of axis {batch_axis} "
                          f"of {x}")
