@@ -180,6 +180,35 @@ def test_a_trip_count_that_is_fed() -> None:
     assert len(body._kept) == 1                     # one plan, whatever the count
 
 
+def test_a_step_whose_number_is_no_row() -> None:
+    proto = looped([node("Gather", ["x", "i"], ["g"]), node("Add", ["g", "a"], ["a1"])],
+                   [("a", "a1")], [], [3], steps=50)
+    with pytest.raises(jitcl.InputError, match=r"'i', which .*: index 40 at \[40\] is out"):
+        opened(proto).run(fed(proto))
+
+
+@pytest.mark.parametrize("spec", in_turn())
+def test_indices_that_steps_compute(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clamped, as all that are computed; with JITCL_CHECK_INDICES they are errors."""
+    nodes = [node("Add", ["a", "one"], ["a1"]), node("Gather", ["table", "a"], ["g"]),
+             node("Gather", ["table", "a1"], ["after"])]
+    constants = {"one": np.array([1]), "table": np.arange(60) * 2}
+    proto = looped(nodes, [("a", "a1")], ["g", "after"], [1], steps=None, dtype=I64,
+                   constants=constants)
+    feeds = {"x": np.zeros((40, 1), np.int64), "a0": np.array([0]), "n": np.array(70)}
+    got = opened(proto, spec).run(feeds)
+    same(got["all_g"].reshape(-1), np.minimum(np.arange(70), 59) * 2)
+    monkeypatch.setenv("JITCL_CHECK_INDICES", "1")
+    checked = opened(proto, spec)
+    same(checked.run({**feeds, "n": np.array(59)})["all_after"].reshape(-1), np.arange(1, 60) * 2)
+    with pytest.raises(jitcl.InputError, match="60"):
+        checked.run(feeds)
+    only_state = looped(nodes[:2], [("a", "a1")], ["g"], [1], steps=None, dtype=I64,
+                        constants=constants)
+    with pytest.raises(jitcl.InputError, match=r"'a', which .* index 60 at \[60, 0\] is out of"):
+        opened(only_state, spec).run(feeds)
+
+
 def test_more_steps_than_memory_holds_results_of() -> None:
     proto = looped([node("Gather", ["x", "i"], ["g"]), node("Add", ["g", "a"], ["a1"])],
                    [("a", "a1")], ["a1"], [3], steps=None)

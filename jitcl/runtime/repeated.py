@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jitcl import dtypes
+from jitcl import config, dtypes
 from jitcl.devices.base import Repeat
 from jitcl.frontends.levels import HostStep, Repeats, Source
+from jitcl.ir.indices import IndexCheck
 from jitcl.runtime import control
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.ladder import Specialisation
@@ -55,11 +56,8 @@ def steps_of(step: HostStep, operands: Sequence[Any], repeats: Repeats) -> Steps
     return Steps(len(rows[0]), given, dict(zip(body.inputs[len(given):], rows)), {})
 
 
-def how(repeats: Repeats, count: int, inputs: Sequence[str], outputs: Sequence[str],
-        checked: Sequence[str] = ()) -> Repeat:
-    """The loop in terms of a plan, whose inputs are called as the body calls them. checked: outputs
-    that are stacked, too.
-    """
+def how(repeats: Repeats, count: int, inputs: Sequence[str], outputs: Sequence[str]) -> Repeat:
+    """The loop in terms of a plan, whose inputs are called as the body calls them."""
     place = {name: i for i, name in enumerate(inputs)}
 
     def source(found: Source) -> int:
@@ -68,7 +66,7 @@ def how(repeats: Repeats, count: int, inputs: Sequence[str], outputs: Sequence[s
     return Repeat(
         count, tuple(place[n] for n in repeats.rows if n in place),
         tuple((place[n], source(s)) for n, s in repeats.state if n in place and n != s),
-        (*(source(s) for s in repeats.stacked), *map(outputs.index, checked)))
+        tuple(source(s) for s in repeats.stacked))
 
 
 def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
@@ -78,23 +76,36 @@ def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
     """
     def run(special: Specialisation) -> list[np.ndarray]:
         plan, checks = special.plan, special.checks
-        checked = [name for check in checks if check.computed for name in check.outputs]
-        repeat = how(repeats, steps.count, plan.input_names, plan.output_names, checked)
+        place = {name: i for i, name in enumerate(plan.input_names)}
+        repeat = how(repeats, steps.count, plan.input_names, plan.output_names)
         rows = {plan.input_names[i] for i in repeat.rows}
         arrays = {n: steps.rows[n] if n in rows else env[n] for n in plan.input_names}
         check_indices(checks, arrays, called)
-        found = special.executable.repeat(list(arrays.values()), repeat)
+        ends = [name for check in checks if check.computed for name in check.outputs]
+        indices = _computed_indices(checks, {plan.input_names[i] for i, _ in repeat.carried})
+        more = (*map(plan.output_names.index, ends), *(~place[check.source] for check in indices))
+        found = special.executable.repeat(
+            list(arrays.values()), replace(repeat, stacked=(*repeat.stacked, *more)))
         outputs = dict(zip(plan.output_names, found))
-        behind = found[len(outputs):len(found) - len(checked)]
-        for extremes in zip(*found[len(found) - len(checked):]):
-            check_computed(checks, dict(zip(checked, extremes)))
+        last = len(found) - len(more)
+        behind, looked_at = found[len(outputs):last], found[last:]
+        for extremes in zip(*looked_at[:len(ends)]):
+            check_computed(checks, dict(zip(ends, extremes)))
+        for check, values in zip(indices, looked_at[len(ends):]):
+            check_indices([check], {check.source: values}, called)
         carried = dict(zip((i for i, _ in repeat.carried), behind))
-        place = {name: i for i, name in enumerate(plan.input_names)}
         state = [steps.state[n] if n == s else carried[place[n]] if n in place
                  else outputs[f"out{s}"] for n, s in repeats.state]
         return [*state, *behind[len(carried):]]
 
     return run
+
+
+def _computed_indices(checks: Sequence[IndexCheck], carried: set[str]) -> list[IndexCheck]:
+    """The checks of state that steps compute: made where those of all that is computed are."""
+    if not config.get("check_indices"):
+        return []
+    return [check for check in checks if not check.computed and check.source in carried]
 
 
 __all__ = ["Steps", "compute", "steps_of"]
