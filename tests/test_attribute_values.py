@@ -9,11 +9,12 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jitcl.errors import ShapeError
+from jitcl.errors import ModelError, ShapeError
 from tests.one_node import Feeds, by_jitcl, by_onnxruntime, one_node
 
 pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
@@ -71,11 +72,12 @@ def test_a_dilated_window_that_reaches_out(size: int, kernel: int, stride: int, 
 
 @pytest.mark.parametrize("op, attrs, outputs, text", [
     ("ReverseSequence", {"batch_axis": 1, "time_axis": 1}, 1, "must be two axes of f32"),
-    ("Split", {"num_outputs": 2}, 3, "has 3 outputs and makes 2 parts")])
-def test_attributes_that_contradict(op: str, attrs: dict[str, int], outputs: int, text: str
+    ("Split", {"num_outputs": 2}, 3, "num_outputs is 2, but it has 3 outputs"),
+    ("Split", {"split": [2, 2], "opset": 11}, 3, "has 3 outputs and makes 2 parts")])
+def test_attributes_that_contradict(op: str, attrs: dict[str, Any], outputs: int, text: str
                                     ) -> None:
     feeds: Feeds = {"x": np.ones((4, 4), np.float32)}
     if op == "ReverseSequence":
         feeds["lengths"] = np.full(4, 2, np.int64)
-    with pytest.raises(ShapeError, match=text):
+    with pytest.raises((ShapeError, ModelError), match=text):
         by_jitcl(one_node(op, feeds, outputs, result=1, **attrs), feeds)
