@@ -131,11 +131,13 @@ class _Workers:
             while self.processes:
                 self.processes.pop().close()
 
-
     def end(self) -> None:
         """When this process ends, whatever they are at."""
         for worker in list(self.processes):
-            worker.process.kill()
+            try:
+                worker.process.kill()
+            except PermissionError:     # the program has become another user since
+                continue                # its input ends with this process, and so does it
             worker.process.wait()
 
 
