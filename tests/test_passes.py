@@ -144,7 +144,9 @@ def test_case(case: Case) -> None:
     assert_checks(case, print_graph(result).split("\n", 1)[1])         # without the head
     exact = case.passes == ["canonicalise"] or case.passes == ["fold-constants"]
     half = case.options.get("precision", "high") != "high"
-    assert_same_values(graph, result, 0.0 if exact else 3e-3 if half else 1e-5)
+    rounded = "projected-bytes" in case.passes              # to 16 bits of the largest in a row
+    assert_same_values(graph, result,
+                       0.0 if exact else 3e-3 if half else 2.0**-14 if rounded else 1e-5)
 
 
 def test_every_rewrite_pass_has_a_case() -> None:

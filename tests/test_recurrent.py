@@ -125,36 +125,6 @@ def test_the_template_gives_what_the_reference_gives(name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize(("batch", "hidden"), [(1, 64), (3, 37), (13, 130), (2, 5)])
-def test_bytes_are_multiplied_with_bytes(batch: int, hidden: int) -> None:
-    """Weights of 8 bits with states rounded to 16: of sequences whose states are large, tiny, 0
-    and NaN, each on its own."""
-    rng = np.random.default_rng(hidden)
-    r = const(rng.integers(-128, 128, (2, 4 * hidden, hidden)).astype(np.int8))
-    xw = graph_input("xw", TensorType("f32", (3, batch, 2, 4 * hidden)))
-    h, c = (graph_input(n, TensorType("f32", (2, batch, hidden))) for n in "hc")
-    scales = const(rng.uniform(0.0005, 0.001, (2, 4 * hidden)).astype(np.float32))
-    activations = ((("Sigmoid", 0.0, 0.0), ("Tanh", 0.0, 0.0), ("Tanh", 0.0, 0.0)),) * 2
-    node = G.lstm_states(xw, r, h, c, scales, direction="bidirectional", activations=activations,
-                         scaled=True)
-    graph = Graph("lstm", (xw, h, c), (("y", node),))
-    target = opened("cpu").target
-    (kernel,) = plan_for(graph, target).kernels
-    assert kernel.template == "recurrent_cpu"
-    wide = -(-hidden // 2) > target.vector_width // 2          # else vectors are shorter
-    assert ("_bytes_" in kernel.entry) == (target.byte_dot and wide)
-    feeds = {n: rng.standard_normal(i.type.dims).astype(np.float32)
-             for n, i in (("xw", xw), ("h", h), ("c", c))}
-    for b, size in enumerate((1, 1e-3, 30, 0, np.nan, 1e-36)[:batch]):
-        feeds["h"][:, b] *= np.float32(size)
-    got = devices.run_graph("cpu", graph, feeds)["y"]
-    want = reference(node, feeds["xw"], r.data, feeds["h"], feeds["c"], scales.data)
-    step = np.abs(r.data * scales.data[..., None]).sum(2).max() / 65534     # half a state's bits
-    for b in range(batch):
-        largest = np.nan_to_num(np.abs(feeds["h"][:, b]), nan=0).max()
-        np.testing.assert_allclose(got[:, b], want[:, b], rtol=0, atol=step * max(1, largest))
-
-
 @pytest.mark.parametrize(("batch", "hidden"), [
     (1, 7), (13, 37), *(pytest.param(b, h, marks=pytest.mark.slow)
                         for b in (1, 3, 13) for h in (2, 16, 37) if (b, h) != (13, 37))])

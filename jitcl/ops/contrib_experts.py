@@ -161,7 +161,9 @@ def _dynamic_quantize_lstm(g: GraphBuilder, node: Any) -> Any:
         return g.reshape(p, shape=(v.type.dims[0], 1, p.type.size // v.type.dims[0]))
 
     def weights(v: Node, scale: Node, zero: Node) -> Node:
-        real = g.dequantize(v, columns(v, scale), columns(v, zero))
+        signed = signed_bytes(v, zero)
+        real = (g.dequantize(v, columns(v, scale), columns(v, zero)) if signed is None
+                else g.dequantize(signed, columns(v, scale)))
         return g.transpose(real, perm=(0, 2, 1))
     signed, scales = signed_bytes(r, r_zero), None
     if signed is not None:

@@ -12,6 +12,7 @@ from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
 from jitcl.passes.pointwise import ConvolveSmall, MergeProducts, PixelProducts
 from jitcl.passes.precision import AssignPrecision, CheckTypes
+from jitcl.passes.projected_bytes import ProjectedBytes
 from jitcl.passes.simplify import (
     DivideOnce,
     FoldPad,
@@ -34,6 +35,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         FoldConstants(packed=packed),                # shape arithmetic, reshaped weights
         UnsignedBytes(target),
         IntegerProducts(target),
+        ProjectedBytes(target),
         *((WidenSoftmax(),) if options.precision == "high" else ()),
         Decompose(),
         Canonicalise(),
