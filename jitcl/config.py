@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jitcl.cores import usable_cores
 from jitcl.errors import OptionError
 
 PREFIX = "JITCL_"
@@ -121,13 +122,6 @@ def cache_root() -> Path:
         return Path(platformdirs.user_cache_dir("jitcl", appauthor=False))
     except RuntimeError:                            # of its newer versions; older ones say "~/.."
         return Path("~")
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (its affinity where the system has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 VARIABLES: tuple[Variable, ...] = (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitcl import config
+from jitcl.cores import usable_cores
 from jitcl.errors import OptionError
 
 
@@ -19,7 +20,7 @@ def clean_environment(monkeypatch):
 def test_defaults():
     assert config.get("cache_dir") is None
     assert config.get("cache_size") == 2_000_000_000
-    assert config.get("threads") == config.usable_cores() >= 1
+    assert config.get("threads") == usable_cores() >= 1
     assert config.get("cpu_width") is None
     assert config.get("device") == "auto"
     assert config.get("specialisations") == 8
@@ -31,7 +32,7 @@ def test_defaults():
 @pytest.mark.parametrize(("name", "text", "value"), [
     ("THREADS", "3", 3),
     ("THREADS", " 3 ", 3),
-    ("THREADS", "", config.usable_cores()),
+    ("THREADS", "", usable_cores()),
     ("CPU_WIDTH", "16", 16),
     ("DEBUG", "4", 4),
     ("VERIFY", "off", False),
@@ -98,7 +99,7 @@ def test_override_is_checked():
     wanted = "override of JITCL_CPU_WIDTH: got '3', wanted 4, 8 or 16"
     with pytest.raises(OptionError, match=wanted), config.override(threads=2, cpu_width=3):
         pass
-    assert config.get("threads") == config.usable_cores()
+    assert config.get("threads") == usable_cores()
 
 
 def test_key_parts_change_with_what_kernels_depend_on():

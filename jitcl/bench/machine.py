@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from jitcl import config
+from jitcl.cores import usable_cores
 
 BUSY = 0.25                 # load a core: beyond that, somebody else computes
 
@@ -32,7 +32,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    return Machine(_processor(), config.usable_cores(),
+    return Machine(_processor(), usable_cores(),
                    f"{platform.system()} {platform.machine()}", platform.python_version(),
                    load_average())
 

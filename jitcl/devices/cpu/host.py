@@ -16,6 +16,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from jitcl import config
+from jitcl.cores import usable_cores
 from jitcl.target import Target
 
 _LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "scheduling", "tiles",
@@ -174,7 +175,7 @@ def probe_target() -> Target:
         vendor=llvm.get_process_triple().split("-")[0],
         driver=versions(),
         device_type="cpu",
-        compute_units=config.usable_cores(),
+        compute_units=usable_cores(),
         vector_width=width,
         max_vector_width=16,
         registers=registers,

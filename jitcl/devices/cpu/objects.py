@@ -24,8 +24,9 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from jitcl import config, forking
+from jitcl import forking
 from jitcl.codegen.plan import KernelSource
+from jitcl.cores import usable_cores
 from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.cpu import host
 from jitcl.devices.cpu.resident import give_back
@@ -107,7 +108,7 @@ class _Workers:
     def take(self, kernels: int) -> list[_Worker]:
         if self.timer is not None:
             self.timer.cancel()
-        wanted = max(1, min(config.usable_cores(), (kernels + 1) // 2, _MOST_WORKERS))
+        wanted = max(1, min(usable_cores(), (kernels + 1) // 2, _MOST_WORKERS))
         while len(self.processes) < wanted:
             try:
                 self.processes.append(_Worker())

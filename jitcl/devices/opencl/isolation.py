@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jitcl import config, forking, ownership
+from jitcl.cores import usable_cores
 from jitcl.devices.frames import HEAD, child_command, packed, unnamed_file, unpacked
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.shortage import CODES
@@ -96,7 +97,7 @@ class Isolated:
     def __init__(self, found: Found, command: Sequence[str] = ()) -> None:
         self.found = found
         self.command = tuple(command) or tuple(child_command("jitcl.devices.opencl.worker"))
-        self.size = max(1, min(config.usable_cores(), MOST_WORKERS))
+        self.size = max(1, min(usable_cores(), MOST_WORKERS))
         self.started = 0                     # processes, in this pool's life
         self._reset()
         _pools.add(self)
