@@ -26,9 +26,10 @@ chains     one chain of a recurrence a work-group: its lanes share each part of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from jitcl import dtypes
@@ -64,6 +65,9 @@ MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: 
 STRIDES = 8            # as much as moving it, and a million work-items still fill any GPU
 LONG = 64              # terms of a reduction that are worth sharing
 ROWS = 4096            # with fewer rows, work-items would be idle without sharing
+GROUP = 128            # work-items a group, one element each
+STEP = 32              # work-items that a GPU runs in step: others of a group's last few are idle
+DIVISION = 0.05        # of an element's time, to find one's place by division
 LANE = "lane"
 
 
@@ -73,11 +77,11 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
     most = ROW_GROUP if target.local_is_real else SMALL_GROUP
     if scanned(kernel):
         if not target.local_works:
-            return elements(kernel, nest, inner)
+            return elements(kernel, nest, inner, target)
         return chains(kernel, nest, inner, min(ROW_GROUP, target.max_work_group))
     lanes = min(most, target.reduction_group, target.max_work_group)
     lanes = row_lanes(kernel, nest, inner, lanes) if target.local_works else 0
-    return rows(kernel, nest, inner, lanes) if lanes else elements(kernel, nest, inner)
+    return rows(kernel, nest, inner, lanes) if lanes else elements(kernel, nest, inner, target)
 
 
 def parallel_nest(kernel: Kernel) -> tuple[list[For], Body]:
@@ -96,24 +100,79 @@ def parallel_nest(kernel: Kernel) -> tuple[list[For], Body]:
 # ---- loops as axes of the NDRange
 
 
-def spread(nest: list[For], kind: LoopKind, body: Body, axes: int = AXES) -> Body:
-    """The nest as at most `axes` loops of a kind around the body; the outer ones are merged where
-    there are more, or where an axis would be longer than drivers take.
+def spread(nest: list[For], kind: LoopKind, body: Body, cut: tuple[int, ...] | None = None) -> Body:
+    """The nest as loops of a kind around the body; `cut`: how many loops become each axis, the
+    outermost first, by default as few of them merged as can be.
 
         for i < 4 { for j < 5 { y[i, j] = .. } }
         =>  for p < 20 @group { let i = p / 5  let j = p % 5  y[i, j] = .. }
     """
-    count = max(1, len(nest) - axes + 1)
-    while count < len(nest) and (math.prod(f.extent for f in nest[:count]) > LONGEST
-                                 or any(f.extent > LONGEST for f in nest[count:-1])):
-        count += 1
-    outer = nest[:count]
-    if count > 1:
-        merged, body = merge(outer, body)
-        outer = [merged]
-    for f in reversed([*outer, *nest[count:]]):
+    axes = []
+    for count in cut or next(cuts(nest)):
+        run, nest = nest[:count], nest[count:]
+        if count > 1:
+            merged, body = merge(run, body)
+            run = [merged]
+        axes += run
+    for f in reversed(axes):
         body = (For(f.var, kind, body),)
     return body
+
+
+def cuts(nest: list[For]) -> Iterator[tuple[int, ...]]:
+    """The ways to make axes of a nest, those with the fewest loops merged first, outer loops before
+    inner ones. No axis but the innermost is longer than drivers take.
+    """
+    for axes in range(min(AXES, len(nest)), 0, -1):
+        for ends in itertools.combinations(range(len(nest) - 1, 0, -1), axes - 1):
+            bounds = [0, *reversed(ends), len(nest)]
+            cut = tuple(b - a for a, b in itertools.pairwise(bounds))
+            if all(n <= LONGEST for n in lengths(nest, cut)[:-1]):
+                yield cut
+
+
+def lengths(nest: list[For], cut: tuple[int, ...]) -> list[int]:
+    """The extents of the axes."""
+    ends = list(itertools.accumulate(cut, initial=0))
+    return [math.prod(f.extent for f in nest[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def fewest_idle(nest: list[For], target: Target) -> tuple[int, ...]:
+    """The way that leaves the fewest work-items idle at the ends of axes: a division to find one's
+    place costs as much as some of them.
+    """
+    def cost(cut: tuple[int, ...]) -> float:
+        extents = tuple(reversed(lengths(nest, cut)))
+        group = group_of_items(extents, target)
+        launched = math.prod(-(-n // g) * g for n, g in zip(extents, group))
+        return launched / math.prod(extents) + DIVISION * (len(nest) - len(cut))
+    return min(cuts(nest), key=cost)
+
+
+def group_of_items(extents: tuple[int, ...], target: Target) -> tuple[int, ...]:
+    """The work-group for items; `extents` of axes, the innermost first."""
+    return _group_of_items(extents, min(GROUP, target.max_work_group), target.max_work_item_sizes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _group_of_items(extents: tuple[int, ...], most: int, limits: tuple[int, ...]
+                    ) -> tuple[int, ...]:
+    """The group of at most `most` items that leaves the fewest idle: beyond the extents, in steps
+    that are not full, and as groups are small. Of equals the longest along axis 0, whose neighbours
+    lie side by side in memory.
+    """
+    choices = []
+    for n, limit in zip(extents, (*limits, *(1,) * AXES)):
+        most_here = min(most, limit, 1 << max(0, n - 1).bit_length())
+        choices.append([c for c in {1 << k for k in range(most.bit_length())} | {n}
+                        if c <= most_here])
+
+    def cost(group: tuple[int, ...]) -> tuple[float, int]:
+        size = math.prod(group)
+        launched = math.prod(-(-n // g) for n, g in zip(extents, group)) * -(-size // STEP) * STEP
+        return launched * (1 + STEP / size), -group[0]
+    fitting = (g for g in itertools.product(*choices) if math.prod(g) <= most)
+    return min(fitting, key=cost)
 
 
 def merge(nest: list[For], body: Body) -> tuple[For, Body]:
@@ -137,7 +196,7 @@ def merge(nest: list[For], body: Body) -> tuple[For, Body]:
 # ---- elements
 
 
-def elements(kernel: Kernel, nest: list[For], inner: Body) -> Kernel:
+def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Kernel:
     """One work-item an iteration of the nest; of very many, each takes several, a stride apart.
     Loops inside are its own.
     """
@@ -146,7 +205,7 @@ def elements(kernel: Kernel, nest: list[For], inner: Body) -> Kernel:
         nest = [For(E.var("once", extent=1), "parallel", ())]
     total = math.prod(f.extent for f in nest)
     if total < MANY:
-        return replace(kernel, body=spread(nest, "item", inner))
+        return replace(kernel, body=spread(nest, "item", inner, fewest_idle(nest, target)))
     long = next((f for f in nest if f.extent >= STRIDES), None)
     if long is None:
         merged, inner = merge(nest, inner)
@@ -155,7 +214,7 @@ def elements(kernel: Kernel, nest: list[For], inner: Body) -> Kernel:
     start = E.var(f"first_{long.var.value}", extent=items)
     inner = (For(long.var, "loop", inner, start, items),)
     starts = [For(start, f.kind, ()) if f is long else f for f in nest]
-    return replace(kernel, body=spread(starts, "item", inner))
+    return replace(kernel, body=spread(starts, "item", inner, fewest_idle(starts, target)))
 
 
 def _in_turn(body: Body) -> Body:

@@ -6,21 +6,15 @@ a GPU            elements, rows or chains (schedule_gpu)
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
 from dataclasses import dataclass
 
 from jitcl.codegen.render_opencl import OpenClRenderer
-from jitcl.codegen.schedule_gpu import AXES, schedule_gpu
+from jitcl.codegen.schedule_gpu import group_of_items, schedule_gpu
 from jitcl.codegen.schedule_opencl_cpu import cpu_form
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.lanes import work_loops
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
-
-GROUP = 128            # work-items a group of a GPU, one element each
-STEP = 32              # work-items that a GPU runs in step: others of a group's last few are idle
 
 
 @dataclass(frozen=True)
@@ -53,28 +47,7 @@ def rendered(kernel: Kernel, entry: str, target: Target) -> Scheduled:
         local = local + (1,) * (count - len(local))
         sizes = tuple(n * m for n, m in zip(outer + (1,) * (count - len(outer)), local))
     else:
-        local = group_of_items(extents, min(GROUP, target.max_work_group),
-                               target.max_work_item_sizes)
+        local = group_of_items(extents, target)
         sizes = tuple(-(-n // m) * m for n, m in zip(extents, local))
     r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
     return Scheduled(r.scheduled(entry, local), sizes, local)
-
-
-@functools.lru_cache(maxsize=1024)
-def group_of_items(extents: tuple[int, ...], most: int, limits: tuple[int, ...]) -> tuple[int, ...]:
-    """The work-group of at most `most` items that leaves the fewest idle: beyond the extents, in
-    steps that are not full, and as groups are small. Of equals the longest along axis 0, whose
-    neighbours lie side by side in memory.
-    """
-    choices = []
-    for n, limit in zip(extents, (*limits, *(1,) * AXES)):
-        most_here = min(most, limit, 1 << max(0, n - 1).bit_length())
-        choices.append([c for c in {1 << k for k in range(most.bit_length())} | {n}
-                        if c <= most_here])
-
-    def cost(group: tuple[int, ...]) -> tuple[float, int]:
-        size = math.prod(group)
-        launched = math.prod(-(-n // g) for n, g in zip(extents, group)) * -(-size // STEP) * STEP
-        return launched * (1 + STEP / size), -group[0]
-    fitting = (g for g in itertools.product(*choices) if math.prod(g) <= most)
-    return min(fitting, key=cost)

@@ -86,7 +86,7 @@ def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
     nest, inner = parallel_nest(plain)
     nest = nest or [For(E.var("item", extent=1), "parallel", ())]       # of one element
     total = math.prod(f.extent for f in nest)
-    plain = replace(plain, body=spread(nest, "item", inner, axes=1))
+    plain = replace(plain, body=spread(nest, "item", inner, (len(nest),)))
     r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
     local = min(GROUP, target.max_work_group)
     text = r.scheduled(entry, (local,))
