@@ -363,6 +363,7 @@ def test_the_command_with_a_roofline(small, tmp_path):
     told = checked_roofline(small, "2,4", tmp_path)
     assert told["inputs"] == {"x": {"dtype": "float32", "shape": [2, 4]}}
     assert [k["ops"] for k in told["rooflines"][0]["kernels"]] == [["Add"]]
+    assert all(k["nodes"] for k in told["rooflines"][0]["kernels"])
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def step(name: str, flops: int, nbytes: int, seconds: float, template: str = "") -> StepTime:
-    return StepTime(name, f"{name}_kernel", template, ("Conv",), flops, nbytes, seconds)
+    return StepTime(name, f"{name}_kernel", template, ("Conv",), (f"/{name}/Conv",), flops,
+                    nbytes, seconds)
 
 
 STEPS = StepTimes("a device", (

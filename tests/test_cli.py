@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -220,6 +221,49 @@ def test_dumped_files(tmp_path):
         assert "def " in source or "the same kernel as in" in source
     assert ElementTree.parse(folder / "memory.svg").getroot().tag.endswith("svg")
     assert "->" in (folder / "groups.dot").read_text()
+
+@pytest.mark.parametrize("device", ["cpu", "profile:mali-g78"])
+def test_heads_tell_what_each_launch_is_given(tmp_path, device):
+    """As many operands as the kernel has buffers, and the types of these; the model's nodes."""
+    command = ("dump", SUPERRES, "--shape", "1,3,8,8", "-d", device)
+    jitcl_command(*command, "-o", tmp_path)
+    told = said(*command)
+    memory = [line.split() for line in (tmp_path / "memory.txt").read_text().splitlines()[4:]]
+    elements = {row[0]: row[1].split("[")[0] for row in memory}
+    arranging = 0
+    for step, path in zip(told["steps"], sorted((tmp_path / "kernels").iterdir())):
+        what, nodes, operands = (line[2:].strip() for line in path.read_text().splitlines()[:3])
+        reads, _, writes = operands.partition(" -> ")
+        wanted = [b for b in step["buffers"] if b not in step["writes"]]
+        found = [] if reads == "no operands" else re.findall(r"(\w+)\[", reads)
+        assert len(found) == len(wanted), (path.name, operands)
+        assert len(re.findall(r"\w+\[", writes)) == len(step["writes"]), (path.name, operands)
+        plain = [(f, elements[b]) for f, b in zip(found, wanted) if b in elements]
+        assert all(f == e for f, e in plain) and plain
+        assert all(f"'{n['name']}'" in nodes for n in step["nodes"])
+        if "arranges operands" in what:
+            arranging += 1
+            assert "-> y " not in operands
+    assert arranging
+
+
+def test_launches_name_the_models_nodes():
+    text = jitcl_command("dump", SUPERRES, "--shape", "1,3,8,8").stdout
+    assert "/head/Conv" in re.sub(r"\s+", "", text) and "nodes" in text
+
+
+def test_an_inner_tensor_is_returned_by_an_edited_dump(tmp_path):
+    """As docs/cli.md says it."""
+    jitcl_command("dump", SUPERRES, "--shape", "1,3,8,8", "-o", tmp_path)
+    path = tmp_path / "00-import.jitcl"
+    text = path.read_text()
+    inner = re.search(r"^  (%\d+) = conv\(.*\"/head/Conv\"", text, re.MULTILINE)
+    assert inner is not None
+    path.write_text(text.replace("return %upscaled", f"return %upscaled, {inner[1]}"))
+    jitcl_command("run", path, "--random", "-o", tmp_path / "tensors.npz")
+    found = np.load(tmp_path / "tensors.npz")
+    assert sorted(found) == ["out1", "upscaled"] and found["out1"].shape == (1, 48, 8, 8)
+
 
 def test_a_dump_runs_like_its_model(tmp_path):
     jitcl_command("dump", SUPERRES, "--shape", "1,3,8,8", "-o", tmp_path)

@@ -16,15 +16,18 @@ from pathlib import Path
 
 import jinja2
 
+from jitcl.bench.drawing import INK, PAPER, fitted, width_of
 from jitcl.bench.peaks import Bandwidth, Peaks
 from jitcl.bench.steps import StepTime, StepTimes
 from jitcl.codegen.text import amount
 
 WIDTH, PANEL = 960, 560                     # pixels
-LEFT, TOP, RIGHT, BOTTOM = 84, 62, 190, 58  # margins of a panel
+LEFT, TOP, RIGHT, BOTTOM = 104, 62, 190, 58  # margins of a panel
 LABELLED = 8                                # of a panel's kernels, the slowest
-_LETTER, _LINE = 6.2, 13                    # pixels of a label's letter and line
-_UP = 0.3                                   # of a slope, to its label
+FONT, _LINE = 11, 13                        # pixels of a label's letters and line
+_TITLE, _NOTE = 15, 12                      # of a panel's title, and of the line below it
+_ABOVE = 4                                  # a slope, its label
+_FILLS = {"template": "#3b6ea8", "loops": "#b9722d"}
 _RADIUS = (3.5, 15.0)                       # of points: none and all of the time
 
 
@@ -124,7 +127,8 @@ def _decades(values: Iterable[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """A part of a roof, in pixels, with its label at the right or upper end."""
+    """A part of a roof, in pixels, with its label: where it begins, and degrees as SVG turns it.
+    """
 
     x1: float
     y1: float
@@ -132,17 +136,14 @@ class Line:
     y2: float
     label: str
     kind: str                               # "peak", "alone" or "bandwidth"
-    label_y: float = 0.0                    # of a level's label
+    label_x: float = 0.0
+    label_y: float = 0.0
+    label_angle: float = 0.0
 
     @property
     def angle(self) -> float:
         """Degrees, as SVG turns text."""
         return math.degrees(math.atan2(self.y2 - self.y1, self.x2 - self.x1))
-
-    @property
-    def middle(self) -> tuple[float, float]:
-        """Where the label of a slope begins: some way up."""
-        return (self.x1 + _UP * (self.x2 - self.x1), self.y1 + _UP * (self.y2 - self.y1))
 
 
 def roof_lines(peaks: Peaks, axes: Axes) -> list[Line]:
@@ -154,14 +155,15 @@ def roof_lines(peaks: Peaks, axes: Axes) -> list[Line]:
     if peaks.flops_alone:
         alone = _level(axes, peaks.flops_alone, rate, "1 thread", "alone")
         lines.append(replace(alone, label_y=max(alone.label_y, peak.label_y + _LINE)))
-    return lines + [_slope(axes, peaks.flops, b) for b in peaks.bandwidths]
+    return lines + _labelled([_slope(axes, peaks.flops, b) for b in peaks.bandwidths], axes)
 
 
 def _level(axes: Axes, flops: float, rate: float, whose: str, kind: str) -> Line:
     """From where the steepest slope reaches it to the right edge."""
     start, y = max(flops / rate, axes.x_low), axes.y(flops)
     return Line(axes.x(start), y, axes.x(axes.x_high), y,
-                f"{amount(flops, 'FLOP/s')}, {whose}", kind, y + 4)
+                fitted(f"{amount(flops, 'FLOP/s')}, {whose}", RIGHT - 12, FONT), kind,
+                axes.x(axes.x_high) + 6, y + 4)
 
 
 def _slope(axes: Axes, flops: float, bandwidth: Bandwidth) -> Line:
@@ -171,6 +173,36 @@ def _slope(axes: Axes, flops: float, bandwidth: Bandwidth) -> Line:
     label = f"{amount(bandwidth.rate, 'B/s')} ({_binary(bandwidth.set_bytes)})"
     return Line(axes.x(start), axes.y(start * bandwidth.rate), axes.x(end), axes.y(flops), label,
                 "bandwidth")
+
+
+def _labelled(slopes: Sequence[Line], axes: Axes) -> list[Line]:
+    """Labels along their slopes, inside of the frame and clear of each other; where a slope is too
+    short for its label, that lies level, in the frame's upper left corner.
+    """
+    done: list[Line] = []
+    taken: list[tuple[float, float, float]] = []            # along slopes: from, to, which
+    level = axes.top + _LINE
+    for slope in slopes:
+        angle = math.radians(slope.angle)
+        length, wide = math.hypot(slope.x2 - slope.x1, slope.y2 - slope.y1), width_of(
+            slope.label, FONT)
+        across = slope.x1 * math.sin(angle) - slope.y1 * math.cos(angle)
+        begin = slope.x1 * math.cos(angle) + slope.y1 * math.sin(angle)
+        places = [begin + 8 + k * _LINE for k in range(int((length - wide - 16) // _LINE) + 1)]
+        free = [a for a in places if not any(
+            abs(other - across) < _LINE and a < end and start < a + wide
+            for start, end, other in taken)]
+        if not free or abs(slope.angle) > 89:
+            done.append(replace(slope, label_x=axes.left + 6, label_y=level))
+            level += _LINE
+            continue
+        at = free[0] - begin
+        taken.append((at + begin, at + begin + wide, across))
+        done.append(replace(
+            slope, label_angle=slope.angle,
+            label_x=slope.x1 + at * math.cos(angle) + _ABOVE * math.sin(angle),
+            label_y=slope.y1 + at * math.sin(angle) - _ABOVE * math.cos(angle)))
+    return done
 
 
 def _binary(nbytes: int) -> str:
@@ -189,6 +221,13 @@ class Point:
     text: str = ""
     text_x: float = 0.0
     text_y: float = 0.0
+    text_width: float = 0.0
+
+    @property
+    def led_to(self) -> float:
+        """The end of the label that is nearer."""
+        right = self.text_x > self.x
+        return self.text_x - 2 if right else self.text_x + self.text_width + 2
 
     @property
     def led(self) -> bool:
@@ -206,8 +245,12 @@ def points(line: Roofline, axes: Axes) -> list[Point]:
         radius = _RADIUS[0] + (_RADIUS[1] - _RADIUS[0]) * math.sqrt(p.share)
         kind = "template" if p.step.template else "loops"
         if number < LABELLED:
-            text_x, text_y = _free(taken, x + radius + 3, y + 4, _LETTER * len(p.step.name), axes)
-            made.append(Point(x, y, radius, kind, _title(p), p.step.name, text_x, text_y))
+            name = fitted(p.step.name, axes.width / 2, FONT)
+            wide, beside = width_of(name, FONT), x + radius + 3
+            if beside + wide > axes.left + axes.width:
+                beside = x - radius - 3 - wide
+            text_x, text_y = _free(taken, beside, y + 4, wide, axes)
+            made.append(Point(x, y, radius, kind, _title(p), name, text_x, text_y, wide))
         else:
             made.append(Point(x, y, radius, kind, _title(p)))
     return made[::-1]
@@ -228,8 +271,10 @@ def _free(taken: list[tuple[float, float, float]], x: float, y: float, width: fl
 
 def _title(p: Placed) -> str:
     ops = "+".join(p.step.ops) or "no node of its own"
-    return (f"{p.step.name} ({ops}): {p.share:.0%} of the time, {amount(p.flops, 'FLOP/s')}, "
-            f"{amount(p.rate, 'B/s')}, {p.of_roof:.0%} of the roof ({p.bound})")
+    nodes = "".join(f", '{name}'" for name in p.step.nodes[:3])
+    return (f"{p.step.name} ({ops}{nodes}): {p.share:.0%} of the time, "
+            f"{amount(p.flops, 'FLOP/s')}, {amount(p.rate, 'B/s')}, {p.of_roof:.0%} of the roof "
+            f"({p.bound})")
 
 
 def draw(lines: Sequence[Roofline]) -> str:
@@ -239,7 +284,8 @@ def draw(lines: Sequence[Roofline]) -> str:
         axes = axes_of(line)
         idle = [p for p in line.placed if not p.step.flops]
         panels.append({
-            "top": number * PANEL, "title": line.title, "device": line.peaks.device, "axes": axes,
+            "top": number * PANEL, "title": fitted(line.title, WIDTH - LEFT - 8, _TITLE),
+            "device": fitted(line.peaks.device, WIDTH - LEFT - 8, _NOTE), "axes": axes,
             "x_ticks": [(axes.x(v), f"{v:g}") for v in axes.ticks(axes.x_low, axes.x_high)],
             "y_ticks": [(axes.y(v), amount(v, "FLOP/s"))
                         for v in axes.ticks(axes.y_low, axes.y_high)],
@@ -249,4 +295,5 @@ def draw(lines: Sequence[Roofline]) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
         autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("roofline.svg.j2").render(
-        panels=panels, width=WIDTH, height=PANEL * len(lines), right=RIGHT)
+        panels=panels, width=WIDTH, height=PANEL * len(lines), ink=INK, paper=PAPER, font=FONT,
+        fills=_FILLS)

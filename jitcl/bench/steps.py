@@ -25,6 +25,7 @@ class StepTime:
     kernel: str
     template: str                       # "" = generated loops
     ops: tuple[str, ...]                # ONNX op types that are fused in it
+    nodes: tuple[str, ...]              # names of the model's nodes that are
     flops: int
     bytes: int
     seconds: float
@@ -75,5 +76,6 @@ def _described(plan: Plan, found: list[Any]) -> tuple[StepTime, ...]:
     pairs = [(s, t) for s, t in zip(plan.steps, found)] if found and isinstance(
         found[0], float) else [(steps[t.name], t.seconds) for t in found]
     return tuple(StepTime(s.name, s.kernel, template[s.kernel],
-                          tuple(dict.fromkeys(op for _, op in s.origins)), s.flops, s.bytes, t)
+                          tuple(dict.fromkeys(op for _, op in s.origins)),
+                          tuple(name for name, _ in s.origins), s.flops, s.bytes, t)
                  for s, t in pairs)

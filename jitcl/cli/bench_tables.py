@@ -12,7 +12,7 @@ import numpy as np
 
 from jitcl.bench.compare import SUSPECT
 from jitcl.bench.machine import Machine, load_average
-from jitcl.cli.console import console, duration, table
+from jitcl.cli.console import console, duration, node_names, table
 from jitcl.codegen.text import amount
 
 if TYPE_CHECKING:
@@ -179,11 +179,13 @@ def _about(entry: Entry) -> Iterator[str]:
 def _print_kernels(out: Console, line: Roofline, count: int) -> None:
     """The slowest kernels, and the peaks that they are beside."""
     numbers = ("time", "share", "GFLOP/s", "GB/s", "of roof")
-    rows = table(f"{line.title}: slowest kernels", "step", "ops", "template", *numbers, "bound by",
+    rows = table(f"{line.title}: slowest kernels", "step", "ops", "nodes", "template", *numbers,
+                 "bound by",
                  right=numbers)
     for p in line.placed[:count]:
-        rows.add_row(p.step.name, _ops(p), p.step.template or "-", duration(p.step.seconds),
-                     f"{p.share:.1%}", f"{p.flops / 1e9:.3g}" if p.step.flops else "-",
+        rows.add_row(p.step.name, _ops(p), node_names(p.step.nodes), p.step.template or "-",
+                     duration(p.step.seconds), f"{p.share:.1%}",
+                     f"{p.flops / 1e9:.3g}" if p.step.flops else "-",
                      f"{p.rate / 1e9:.3g}", f"{p.of_roof:.0%}", p.bound)
     out.print(rows)
     peaks, total = line.peaks, sum(p.step.seconds for p in line.placed)

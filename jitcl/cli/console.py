@@ -74,6 +74,11 @@ def progress_bar(quiet: bool = False) -> Iterator[Progress | None]:
         yield progress
 
 
+def node_names(names: Sequence[str], most: int = 2) -> str:
+    """Names of the model's nodes for a table: "/conv1/Conv, /relu1/Relu +1"."""
+    return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
+
+
 def duration(seconds: float) -> str:
     """0.00123 -> "1.23 ms"."""
     if seconds >= 1:

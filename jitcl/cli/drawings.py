@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from html import escape
 
+from jitcl.bench.drawing import INK, PAPER, colour, fitted
 from jitcl.cli.lowered import LoweredModel
 from jitcl.codegen.plan import Plan
 from jitcl.codegen.text import amount
@@ -12,12 +14,7 @@ from jitcl.ir.graph import Node
 from jitcl.runtime.memory import lives
 
 WIDTH, HEIGHT, MARGIN = 1200, 600, 60        # pixels
-TEXT_FROM = (60, 12)                         # smallest rectangle that gets a label
-
-
-def colour(word: str) -> str:
-    """A light colour that depends on a word alone."""
-    return f"hsl({zlib.crc32(word.encode()) % 360} 55% 78%)"
+FONT, LINE = 10, 12                          # of labels: size, and least distance of two
 
 
 def memory_svg(plan: Plan) -> str:
@@ -35,24 +32,36 @@ def memory_svg(plan: Plan) -> str:
                        f"steps {life.first}..{life.last}")
         stem = b.name.rsplit("_", 1)[0]
         shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" '
-                      f'fill="{colour(stem)}" stroke="#555" stroke-width="0.5">'
+                      f'fill="{colour(stem)}" stroke="#555555" stroke-width="0.5">'
                       f'<title>{title}</title></rect>')
-        if w >= TEXT_FROM[0] and h >= TEXT_FROM[1]:
-            shapes.append(f'<text x="{x + 3:.1f}" y="{y + 11:.1f}">{escape(b.name)}</text>')
-    shapes += [_line(starts[k] + size, up) for k, size in enumerate(plan.slots)]
+        label = fitted(b.name, w - 6, FONT) if h >= LINE else ""
+        if label:
+            shapes.append(_text(x + 3, y + FONT + 1, label))
+    shapes += _tops(plan.slots, up)
     caption = (f"temporaries: {amount(sum(plan.slots), 'B')} in {len(plan.slots)} allocations "
                f"over {len(plan.steps)} steps; hover for names")
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-            f'font-family="sans-serif" font-size="10">\n'
-            f'<text x="{MARGIN}" y="{MARGIN / 2}" font-size="14">{escape(caption)}</text>\n'
-            + "\n".join(shapes) + "\n</svg>\n")
+            f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="{FONT}">\n'
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>\n'
+            + "\n".join([_text(MARGIN, MARGIN / 2, caption, 14), *shapes]) + "\n</svg>\n")
 
 
-def _line(height: int, up: float) -> str:
-    """The top of an allocation, and how many bytes lie below it."""
-    y = HEIGHT - MARGIN - height * up
-    return (f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" stroke="#000" '
-            f'stroke-dasharray="4 3"/><text x="4" y="{y + 4:.1f}">{amount(height, "B")}</text>')
+def _text(x: float, y: float, text: str, size: int = FONT) -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{INK}">{escape(text)}</text>')
+
+
+def _tops(slots: Sequence[int], up: float) -> list[str]:
+    """The tops of allocations, and how many bytes lie below them where there is room to say it."""
+    shapes, height, said = [], 0, float(HEIGHT)
+    for size in slots:
+        height += size
+        y = HEIGHT - MARGIN - height * up
+        shapes.append(f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" '
+                      f'stroke="{INK}" stroke-dasharray="4 3"/>')
+        if said - y >= LINE:
+            shapes.append(_text(4, y + 4, fitted(amount(height, "B"), MARGIN - 6, FONT)))
+            said = y
+    return shapes
 
 
 def groups_dot(lowered: LoweredModel) -> str:

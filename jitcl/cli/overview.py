@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from jitcl.cli.console import duration, table
+from jitcl.cli.console import duration, node_names, table
 from jitcl.cli.lowered import FUSE, LoweredModel
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step
 from jitcl.codegen.text import amount
@@ -87,15 +87,16 @@ def _passes(lowered: LoweredModel) -> Any:
 
 
 def _steps(lowered: LoweredModel) -> Any:
-    rows = table("launches", "#", "name", "ops", "result", "work", "moved", "template", "launch",
-                 "kernel", right=("#", "work", "moved"))
+    rows = table("launches", "#", "name", "ops", "nodes", "result", "work", "moved", "template",
+                 "launch", "kernel", right=("#", "work", "moved"))
     numbered = 0
     for g in lowered.groups:
         ops = Counter(n.op for n in g.group.members)
         text = " ".join(op if n == 1 else f"{op}({n})" for op, n in ops.items())
         for step in g.steps:
             template = lowered.kernels[step.kernel].template or "loops"
-            rows.add_row(str(numbered), step.name, text, str(g.group.root.type),
+            rows.add_row(str(numbered), step.name, text,
+                         node_names([n for n, _ in step.origins]), str(g.group.root.type),
                          amount(step.flops, "FLOP"), amount(step.bytes, "B"), template,
                          geometry(step), step.kernel)
             numbered += 1

@@ -200,7 +200,7 @@ class _Generator:
         work = f"{amount(hint(flops), 'FLOP')}, {amount(hint(moved), 'B')}"
         how = f"template {kernel.template}" if kernel.template else "generated loops"
         mark = COMMENT[kernel.language]
-        head = self.head(launch, group, mark) + f"{mark} {work}; {how}\n"
+        head = self.head(launch, group, part, mark) + f"{mark} {work}; {how}\n"
         if variant.rung.name:
             head += f"{mark} written {variant.rung.says}, since the driver fails: {variant.why}\n"
         self.steps.append(Step(
@@ -217,14 +217,33 @@ class _Generator:
         nodes = (group.anchor or group.root, *reversed(group.members))
         return next((o for n in nodes if (o := self.graph.origins.get(n)) is not None), None)
 
-    def head(self, launch: Launch, group: Group, mark: str) -> str:
-        """The comment that stands above a kernel in dumps: what, from where, shapes."""
+    def head(self, launch: Launch, group: Group, part: Written, mark: str) -> str:
+        """The comment that stands above a kernel in dumps: what, from where, and what this launch
+        is given: of a kernel that arranges operands, or reads what was arranged, not the group's.
+        """
         ops = " + ".join(n.op for n in group.members)
         names = ", ".join(f"'{n}' ({t})" for n, t in self.origins(group)) or "the graph"
-        reads = ", ".join(f"x{k} {n.type}" for k, n in enumerate(group.operands)) or "no operands"
+        emitted, operands = launch.emitted, part.group.operands
+        told = [(a, self.told(a, operands, part.group.root)) for a in emitted.arguments]
+        reads = ", ".join(text for a, text in told if a not in emitted.writes) or "no operands"
+        writes = ", ".join(text for a, text in told if a in emitted.writes)
         what = f"arranges operands for {launch.prepares}: {ops}" if launch.prepares else ops
         return (f"{mark} {launch.name}: {what}\n{mark} from {names}\n"
-                f"{mark} {reads} -> y {group.root.type}\n")
+                f"{mark} {reads} -> {writes}\n")
+
+    def told(self, arg: Argument, operands: list[Node], root: Node) -> str:
+        """An argument of a kernel: an operand of its group by its number, what the group makes as
+        y, anything else by its buffer's name.
+        """
+        if arg is root:
+            return f"y {root.type}"
+        if isinstance(arg, Node) and arg in operands:
+            return f"x{operands.index(arg)} {arg.type}"
+        spec = self.buffers[self.argument(arg)]
+        name = spec.name.partition(" ")[0]              # of scratch memory: what it holds
+        if isinstance(arg, Packed) and arg.node in operands:
+            name = f"x{operands.index(arg.node)} packed"
+        return f"{name} {spec.dtype}[{','.join(map(str, spec.shape))}]"
 
 
 def part_flops(group: Group, part: Written) -> int:

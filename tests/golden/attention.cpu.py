@@ -19,7 +19,7 @@ def mul_923977f8c6(args, tid, nthreads):
 
 # matmul_1_arranged: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
-# x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
+# x0 f32[1,2,52,24] -> panels f32[2,7,24,8]
 # 0 FLOP, 20.7 kB; template attention_cpu
 
 from math import inf, nan
@@ -38,7 +38,7 @@ def arranged_8afdf41339(args, tid, nthreads):
 
 # matmul_1_arranged_1: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
-# x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
+# x3 f32[1,2,52,16] -> panels f32[2,2,52,8]
 # 0 FLOP, 13.3 kB; template attention_cpu
 
 from math import inf, nan
@@ -56,7 +56,7 @@ def arranged_0092746842(args, tid, nthreads):
 
 # matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
-# x0 f32[1,2,52,24], x1 f32[1,2,40,24], x2 f32[52], x3 f32[1,2,52,16] -> y f32[1,2,40,16]
+# x1 f32[1,2,40,24], panels f32[2,7,24,8], panels f32[2,2,52,8], x2 f32[52] -> y f32[1,2,40,16]
 # 387 kFLOP, 30.4 kB; template attention_cpu
 # launch: batch 2, m_count 40, depth 24, m_tiles 4, k_image 1344, k_panel 192, v_image 832, q_heads 1, q_head 24, q_image 960
 

@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+# x0 f32[1,16,14,14] -> blocked f32[1,2,16,16,8]
 # 0 FLOP, 28.9 kB; template conv_cpu
 
 from math import inf, nan
@@ -19,7 +19,7 @@ def arranged_5fe3d391d1(args, tid, nthreads):
 
 # conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+# blocked f32[1,2,16,16,8], x1 packed f32[2,2304], x2 f32[32,1,1] -> y f32[1,32,14,14]
 # 1.82 MFLOP, 60 kB; template conv_cpu
 # launch: n_count 1, channels 32, kbs 4, kgs 2, oh 14, ow 14, row_tiles 14, column_tiles 3, a_image 4096, a_first 0, a_row 128, n0 2, n0_block 4, n1 3, n2 1, n3 24, last 24, s0 2048, s1 128, s2 8, wt_group 2304, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 2, a_group 4096, y_top 0, y_left 0
 

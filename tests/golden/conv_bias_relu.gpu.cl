@@ -1,6 +1,6 @@
 // conv_0: conv + add + relu
 // from the graph
-// x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+// x1 f32[32,16,3,3], x0 f32[1,16,14,14], x2 f32[32,1,1] -> y f32[1,32,14,14]
 // 1.82 MFLOP, 56.2 kB; template gemm_tiled_opencl
 // launch: 448 by 64
 

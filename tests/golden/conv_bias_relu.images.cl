@@ -1,6 +1,6 @@
 // conv_0_patches: arranges operands for conv_0: conv + add + relu
 // from the graph
-// x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+// x0 f32[1,16,14,14] -> add f32[16,1,1,16,16]
 // 0 FLOP, 28.9 kB; template conv_opencl
 // launch: 256 by 64; each 1, rows 256, height 14, width 14, oh 16, ow 16, kh 1, kw 1, sh 1, sw 1, dh 1, dw 1, top 1, left 1
 
@@ -31,7 +31,7 @@ int each, int rows, int height, int width, int oh, int ow, int kh, int kw, int s
 
 // conv_0: conv + add + relu
 // from the graph
-// x0 f32[1,16,14,14], x1 f32[32,16,3,3], x2 f32[32,1,1] -> y f32[1,32,14,14]
+// add f32[16,1,1,16,16], x1 packed f32[1,8,144,4], x2 f32[32,1,1] -> y f32[1,32,14,14]
 // 1.82 MFLOP, 60 kB; template conv_opencl
 // launch: 256 by 64; each 1, tasks 224, m_tiles 8, n_tiles 28, m_inner 0, m_count 32, c_count 16, kh 3, kw 3, oh 14, ow 14, vectors 56, row_vectors 4, h_step 16, ky_step 16, dw 1, plane 256, x_image 4096, groups 1, wt_group 4608, wt_tile 576
 

@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv
 # from the graph
-# x0 f32[1,16,14,14], x1 f32[16,1,3,3] -> y f32[1,16,14,14]
+# x0 f32[1,16,14,14] -> blocked f32[1,2,16,16,8]
 # 0 FLOP, 28.9 kB; template depthwise_cpu
 
 from math import inf, nan
@@ -19,7 +19,7 @@ def arranged_5fe3d391d1(args, tid, nthreads):
 
 # conv_0: conv
 # from the graph
-# x0 f32[1,16,14,14], x1 f32[16,1,3,3] -> y f32[1,16,14,14]
+# blocked f32[1,2,16,16,8], x1 packed f32[2,9,8] -> y f32[1,16,14,14]
 # 56.4 kFLOP, 29.5 kB; template depthwise_cpu
 # launch: n_count 1, channels 16, kbs 2, oh 14, ow 14, column_tiles 1, a_block 2048, a_first 0, a_row 128, taps 3, tap_row 128, y_first 0, y_block 1568, y_width 14, y_height 14
 

@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv + relu
 # from the graph
-# x0 f32[1,32,14,14], x1 f32[32,32,1,1] -> y f32[1,32,14,14; NCHW8c]
+# x0 f32[1,32,14,14] -> blocked f32[1,4,14,14,8]
 # 0 FLOP, 50.2 kB; template conv_cpu
 
 from math import inf, nan
@@ -17,7 +17,7 @@ def arranged_07a38c811f(args, tid, nthreads):
 
 # conv_0: conv + relu
 # from the graph
-# x0 f32[1,32,14,14], x1 f32[32,32,1,1] -> y f32[1,32,14,14; NCHW8c]
+# blocked f32[1,4,14,14,8], x1 packed f32[2,512] -> y f32[1,32,14,14; NCHW8c]
 # 408 kFLOP, 54.3 kB; template conv_cpu
 # launch: n_count 1, channels 32, kbs 4, kgs 2, oh 1, ow 196, row_tiles 1, column_tiles 40, a_image 6272, a_first 0, a_row 0, n0 4, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 1568, s1 112, s2 8, wt_group 512, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 2, a_group 6272, y_top 0, y_left 0
 
@@ -126,7 +126,7 @@ def reduce_mean_5355aefde7(args, tid, nthreads):
 
 # conv_2: conv + sigmoid
 # from the graph
-# x0 f32[1,32,1,1; NCHW8c], x1 f32[32,32,1,1] -> y f32[1,32,1,1; NCHW8c]
+# x0 f32[1,32,1,1; NCHW8c], x1 packed f32[4,256] -> y f32[1,32,1,1; NCHW8c]
 # 2.4 kFLOP, 4.35 kB; template conv_cpu
 # launch: n_count 1, channels 32, kbs 4, kgs 4, oh 1, ow 1, row_tiles 1, column_tiles 1, a_image 32, a_first 0, a_row 8, n0 4, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 8, s1 8, s2 8, wt_group 256, y_first 0, y_block 8, y_width 1, y_height 1, kgs_per_group 4, a_group 32, y_top 0, y_left 0
 
@@ -216,7 +216,7 @@ def conv_1x1x1_881d124cbd(args, tid, nthreads):
 
 # conv_3: mul + conv + relu
 # from the graph
-# x0 f32[1,32,14,14; NCHW8c], x1 f32[1,32,1,1; NCHW8c], x2 f32[24,32,1,1] -> y f32[1,24,14,14]
+# x0 f32[1,32,14,14; NCHW8c], x2 packed f32[3,256], x1 f32[1,32,1,1; NCHW8c] -> y f32[1,24,14,14]
 # 312 kFLOP, 47.1 kB; template conv_cpu
 # launch: n_count 1, channels 24, kbs 3, kgs 3, oh 1, ow 196, row_tiles 1, column_tiles 18, a_image 6272, a_first 0, a_row 0, n0 4, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 1568, s1 112, s2 8, wt_group 256, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 3, a_group 6272, y_top 0, y_left 0, gate_image 32
 

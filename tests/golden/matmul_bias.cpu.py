@@ -1,6 +1,6 @@
 # matmul_0: matmul + add
 # from the graph
-# x0 f32[64,96], x1 f32[96,40], x2 f32[40] -> y f32[64,40]
+# x0 f32[64,96], x1 packed f32[1,5,96,8], x2 f32[40] -> y f32[64,40]
 # 494 kFLOP, 50.3 kB; template gemm_cpu
 # launch: batch 1, m_count 64, n_count 40, k_count 96, nbs 5, m_tiles 6, m_block 1, k_block 96, panels 5, a_image 6144, a_tile 1056, b_image 0, b_panel 768, row_steps 3
 

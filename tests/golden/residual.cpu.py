@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv
 # from the graph
-# x0 f32[1,16,28,28], x1 f32[16,16,1,1] -> y f32[1,16,28,28; NCHW8c]
+# x0 f32[1,16,28,28] -> blocked f32[1,2,28,28,8]
 # 0 FLOP, 100 kB; template conv_cpu
 
 from math import inf, nan
@@ -17,7 +17,7 @@ def arranged_a2b9dd76bd(args, tid, nthreads):
 
 # conv_0: conv
 # from the graph
-# x0 f32[1,16,28,28], x1 f32[16,16,1,1] -> y f32[1,16,28,28; NCHW8c]
+# blocked f32[1,2,28,28,8], x1 packed f32[1,256] -> y f32[1,16,28,28; NCHW8c]
 # 401 kFLOP, 101 kB; template conv_cpu
 # launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, n0 2, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 6272, s1 224, s2 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
 
@@ -123,7 +123,7 @@ def relu_0649baff1f(args, tid, nthreads):
 
 # conv_2: conv + add + relu
 # from the graph
-# x0 f32[1,16,28,28; NCHW8c], x1 f32[16,16,1,1], x2 f32[1,16,28,28; NCHW8c] -> y f32[1,16,28,28; NCHW8c]
+# x0 f32[1,16,28,28; NCHW8c], x1 packed f32[1,256], x2 f32[1,16,28,28; NCHW8c] -> y f32[1,16,28,28; NCHW8c]
 # 426 kFLOP, 152 kB; template conv_cpu
 # launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, n0 2, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 6272, s1 224, s2 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
 

@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv
 # from the graph
-# x0 f32[1,640,4,4], x1 f32[640,640,1,1] -> y f32[1,640,4,4; NCHW8c]
+# x0 f32[1,640,4,4] -> blocked f32[1,80,4,4,8]
 # 0 FLOP, 81.9 kB; template conv_cpu
 
 from math import inf, nan
@@ -17,7 +17,7 @@ def arranged_3d8ecf7f76(args, tid, nthreads):
 
 # conv_0: conv
 # from the graph
-# x0 f32[1,640,4,4], x1 f32[640,640,1,1] -> y f32[1,640,4,4; NCHW8c]
+# blocked f32[1,80,4,4,8], x1 packed f32[80,5120] -> y f32[1,640,4,4; NCHW8c]
 # 13.1 MFLOP, 1.72 MB; template conv_cpu
 # launch: n_count 1, channels 640, kbs 80, kgs 80, oh 1, ow 16, row_tiles 1, column_tiles 2, a_image 10240, a_first 0, a_row 0, n0 80, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 128, s1 32, s2 8, wt_group 5120, y_first 0, y_block 128, y_width 4, y_height 4, kgs_per_group 80, a_group 10240, y_top 0, y_left 0
 
@@ -129,7 +129,7 @@ def relu_9956bb8ad7(args, tid, nthreads):
 
 # conv_2: conv + add + relu
 # from the graph
-# x0 f32[1,640,4,4; NCHW8c], x1 f32[640,640,1,1], x2 f32[1,640,4,4; NCHW8c] -> y f32[1,640,4,4; NCHW8c]
+# x0 f32[1,640,4,4; NCHW8c], x1 packed f32[80,5120], x2 f32[1,640,4,4; NCHW8c] -> y f32[1,640,4,4; NCHW8c]
 # 13.1 MFLOP, 1.76 MB; template conv_cpu
 # launch: n_count 1, channels 640, kbs 80, kgs 80, oh 1, ow 16, row_tiles 1, column_tiles 2, a_image 10240, a_first 0, a_row 0, n0 80, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 128, s1 32, s2 8, wt_group 5120, y_first 0, y_block 128, y_width 4, y_height 4, kgs_per_group 80, a_group 10240, y_top 0, y_left 0
 

@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,16,28,28], x1 f32[24,16,3,3], x2 f32[24,1,1] -> y f32[1,24,28,28; NCHW8c]
+# x0 f32[1,16,28,28] -> blocked f32[1,2,30,30,8]
 # 0 FLOP, 108 kB; template winograd_cpu
 
 from math import inf, nan
@@ -19,7 +19,7 @@ def arranged_ad8806fe78(args, tid, nthreads):
 
 # conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,16,28,28], x1 f32[24,16,3,3], x2 f32[24,1,1] -> y f32[1,24,28,28; NCHW8c]
+# blocked f32[1,2,30,30,8], x1 packed f32[3,36,16,1,8], x2 f32[24,1,1] -> y f32[1,24,28,28; NCHW8c]
 # 5.46 MFLOP, 188 kB; template winograd_cpu
 # launch: tiles 49, tile_columns 7, total 49, blocks 3, oh 28, ow 28, cbs 2, position 336, a_image 14400, a_block 7200, a_first 0, a_row 240, n_count 1, channels 24, kbs 3, kgs 3, last 8, wt_position 128, y_first 0, y_block 6272, y_width 28, y_height 28
 

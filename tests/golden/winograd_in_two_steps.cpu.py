@@ -1,6 +1,6 @@
 # conv_0_arranged: arranges operands for conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,32,28,28], x1 f32[40,32,3,3], x2 f32[40,1,1] -> y f32[1,40,28,28; NCHW8c]
+# x0 f32[1,32,28,28] -> blocked f32[1,4,30,30,8]
 # 0 FLOP, 216 kB; template winograd_cpu
 
 from math import inf, nan
@@ -19,7 +19,7 @@ def arranged_3f4898e90d(args, tid, nthreads):
 
 # conv_0_transformed_1: arranges operands for conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,32,28,28], x1 f32[40,32,3,3], x2 f32[40,1,1] -> y f32[1,40,28,28; NCHW8c]
+# blocked f32[1,4,30,30,8] -> winograd f32[5,36,336]
 # 0 FLOP, 357 kB; template winograd_cpu
 # launch: tiles 49, tile_columns 7, total 49, blocks 5, oh 28, ow 28, cbs 4, position 336, a_image 28800, a_block 7200, a_first 0, a_row 240
 
@@ -109,7 +109,7 @@ def transformed_c9e6d15fbc(args, tid, nthreads):
 
 # conv_0: conv + add + relu
 # from the graph
-# x0 f32[1,32,28,28], x1 f32[40,32,3,3], x2 f32[40,1,1] -> y f32[1,40,28,28; NCHW8c]
+# winograd f32[5,36,336], x1 packed f32[5,36,32,1,8], x2 f32[40,1,1] -> y f32[1,40,28,28; NCHW8c]
 # 18.1 MFLOP, 552 kB; template winograd_cpu
 # launch: tiles 49, tile_columns 7, total 49, blocks 5, oh 28, ow 28, cbs 4, position 336, n_count 1, channels 40, kbs 5, kgs 5, last 8, wt_position 256, y_first 0, y_block 6272, y_width 28, y_height 28
 
