@@ -22,7 +22,13 @@ MOVING = frozenset({"Compress", "Concat", "Expand", "Flatten", "Gather", "Gather
 
 
 def has_implementation(node: NodeProto, opsets: Mapping[str, int]) -> bool:
-    """Whether onnx.reference can run the node."""
+    """Whether onnx.reference can run the node; not where it would take a wrong word for another."""
+    words = {a.name: tensors.attribute(a, None, "") for a in node.attribute
+             if a.type in (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)}
+    try:
+        integrity.check_attributes(node, functions.domain_of(node), words, host=True)
+    except ModelError:
+        return False
     return _evaluator_or_error(node, opsets)[0] is not None
 
 
@@ -31,14 +37,6 @@ def evaluator(node: NodeProto, opsets: Mapping[str, int], name: str) -> Run:
 
     It raises ModelError, naming the node and its operands, where the implementation fails.
     """
-    words = {a.name: helper.get_attribute_value(a) for a in node.attribute
-             if a.type in (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)}
-    try:
-        integrity.check_attributes(node, functions.domain_of(node), {
-            k: tuple(s.decode("utf-8", "replace") for s in v) if isinstance(v, list)
-            else v.decode("utf-8", "replace") for k, v in words.items()}, host=True)
-    except ModelError as error:
-        raise ModelError(f"node '{name}' ({node.op_type}): {error}") from error
     found, problem = _evaluator_or_error(node, opsets)
     if found is None:
         raise ModelError(f"node '{name}' ({node.op_type}): can't run on the host: {problem}")

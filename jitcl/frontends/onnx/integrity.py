@@ -20,6 +20,7 @@ TYPED = ("dtype", "output_datatype", "output_dtype", "precision", "softmax_preci
          "stash_type", "to")
 PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 WAYS = ("forward", "reverse", "bidirectional")
+CELLS = ("GRU", "LSTM", "RNN")
 ACTIVATIONS = ("Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh",
                "HardSigmoid", "Elu", "Softsign", "Softplus")
 SCATTERED = ("none", "add", "mul", "max", "min")
@@ -30,8 +31,8 @@ KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     **{(op, "auto_pad"): PADS for op in (
         "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv")},
-    **{(op, "direction"): WAYS for op in ("GRU", "LSTM", "RNN")},
-    **{(op, "activations"): ACTIVATIONS for op in ("GRU", "LSTM", "RNN")},
+    **{(op, "direction"): WAYS for op in CELLS},
+    **{(op, "activations"): ACTIVATIONS for op in CELLS},
     **{(op, "reduction"): SCATTERED for op in ("ScatterElements", "ScatterND")},
     **{(op, "reduction"): LOSSES for op in (
         "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
@@ -96,7 +97,8 @@ def check_attributes(node: NodeProto, domain: str, attrs: Mapping[str, Any],
     if domain not in ("", "ai.onnx.ml"):
         return
     for name, value in attrs.items():
-        if name in ANY_CASE and not host:
+        own = node.op_type in CELLS and name in ANY_CASE
+        if own and not host:
             continue
         if name in TYPED and isinstance(value, int):
             unset = value == 0 and node.op_type != "Cast"
@@ -104,7 +106,7 @@ def check_attributes(node: NodeProto, domain: str, attrs: Mapping[str, Any],
                 raise ModelError(f"attribute '{name}' is {value}, which is no element type of "
                                  f"ONNX\n  {KNOWN}.")
         allowed = WORDS.get((node.op_type, name), ())
-        either = {w.lower() for w in allowed} if name in ANY_CASE else ()
+        either = {w.lower() for w in allowed} if own else ()
         for item in value if isinstance(value, tuple) else (value,):
             if allowed and item not in allowed and str(item).lower() not in either:
                 raise ModelError(

@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from jitcl.errors import ModelError
 
-MOST_FIELDS = 1 << 21                   # of a file: each takes up to 100 times its bytes
+MOST_FIELDS = 1 << 19                   # of a file: each takes up to 100 times its bytes
 LARGE = 1 << 16                         # bytes of a tensor that is left in the file
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5        # wire types
 GRAPH = ModelProto.GRAPH_FIELD_NUMBER
