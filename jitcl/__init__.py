@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from jitcl.runtime.source import parse
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     """The API is imported when first used: `import jitcl` alone costs nothing."""
     if name in ("compile", "Model"):

@@ -268,3 +268,63 @@ def test_text_that_does_not_parse():
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("2:8: no op 'rellu'; did you mean 'relu'")
     assert lines[1:] == ["  %y = rellu(%x)", "       ^"]
+
+
+# -- what a person sees of the API --------------------------------------------------------------
+
+
+def test_the_api_is_listed():
+    """Completion offers what is imported only when it is used."""
+    shown = [n for n in dir(jitcl) if not n.startswith("_")]
+    assert shown == sorted(n for n in jitcl.__all__ if not n.startswith("_"))
+    assert {"compile", "devices", "parse", "Model", "Bound"} <= set(shown)
+    assert all(getattr(jitcl, name) is not None for name in jitcl.__all__)
+
+
+def test_a_device_is_a_line():
+    found = jitcl.devices()
+    for info in found:
+        assert repr(info) == str(info) and "\n" not in repr(info) and len(repr(info)) < 200
+        assert repr(info).startswith(f"<jitcl device '{info.spec}': ")
+    assert [d.spec for d in found][-2:] == ["cpu", "reference"]
+
+
+@pytest.mark.parametrize("spec", present())
+def test_a_listed_device_is_what_device_takes(spec):
+    info = next(d for d in jitcl.devices() if open_device(spec).target == d.target)
+    made = jitcl.compile(model(make_node("Neg", ["x"], ["y"]), x=[3]), device=info)
+    assert made.device.target == info.target
+    np.testing.assert_array_equal(made.run({"x": [1, 2, 3]})["y"], np.float32([-1, -2, -3]))
+
+
+def test_no_device_is_auto(monkeypatch):
+    monkeypatch.setenv("JITCL_DEVICE", "reference")
+    made = jitcl.compile(model(make_node("Neg", ["x"], ["y"]), x=[3]), device=None)
+    assert made.device.target.kind == "reference"
+
+
+LARGE = {"cpu": "stored as f16, computed in f32: 'cpu' computes f16 in f32",
+         "opencl:pocl": "stored as f16, computed in f32: device 'pthread-",
+         "opencl:intel": "stored as f16, computed in "}
+
+
+@pytest.mark.parametrize("spec", [s for s in present() if s in LARGE])
+def test_a_report_says_what_became_of_the_precision(spec, tmp_path):
+    """The second model reads its plan from the cache, as another process would."""
+    data = model(make_node("Conv", ["x", "w"], ["a"]), make_node("Conv", ["a", "w"], ["b"]),
+                 make_node("Conv", ["b", "w"], ["y"]), x=[1, 8, 32, 32],
+                 w=(F32, [8, 8, 3, 3], [0.5] * 576))
+    reports = [jitcl.compile(data, device=spec, precision="low", cache_dir=tmp_path).report()
+               for _ in range(2)]
+    assert [r.from_cache for r in reports] == [False, True]
+    for report in reports:
+        assert f"\n  precision: low, tensors are {LARGE[spec]}" in str(report)
+        assert report.precision == "low" and report.as_dict()["computes"] == report.computes
+    high = jitcl.compile(data, device=spec, cache_dir=tmp_path).report()
+    assert str(high).endswith("\n  precision: high, tensors are as the model says")
+
+
+def test_small_models_stay_f32_and_say_so():
+    data = model(make_node("Neg", ["x"], ["y"]), x=[3])
+    report = jitcl.compile(data, device="cpu", precision="low").report()
+    assert "precision: low, tensors are stored as f32, computed in f32: no tensor" in str(report)

@@ -125,6 +125,8 @@ def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any]
     report = model.report()
     if report.program:
         out.print(str(report))
+    if report.precision != "high":
+        out.print(report.precision_line().strip())
     if report.stepped_down and report.from_cache:           # a compilation has warned
         from jitcl.runtime.stepped import runs
         out.print(f"the driver failed before: {runs(report.stepped_down)}")
@@ -148,6 +150,8 @@ def _print_json(model: Model, feeds: dict[str, np.ndarray], outputs: dict[str, n
         "seconds": seconds, "from_cache": report.from_cache, "steps": len(report.steps),
         "kernels": report.kernels, "peak_bytes": report.peak_bytes, "host": report.host,
         "program": [vars(row) for row in report.program],
+        "precision": report.precision, "computes": report.computes,
+        "precision_why": report.precision_why,
         "memory": report.memory, "memory_why": report.memory_why,
         "stepped_down": [vars(s) for s in report.stepped_down],
         "cache": model.cache.stats.as_dict(), "saved": [str(path) for path, _ in saved]})

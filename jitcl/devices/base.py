@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -109,12 +110,21 @@ class Device(Protocol):
         """After a DeviceLostError: be a working device again. What it loaded before is stale."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeviceInfo:
-    """A row of `jitcl devices`: `spec` is what `device=` takes."""
+    """A row of `jitcl devices`: `device=` takes it, or its `spec`."""
 
     spec: str
     target: Target
     note: str = ""
     quirks: tuple[Quirk, ...] = ()          # rows of the table of driver faults that hold
     faults: tuple[Fault, ...] = ()          # what failed on this driver here, the oldest first
+
+    def __repr__(self) -> str:
+        t = self.target
+        facts = [t.name if t.name != self.spec else "", self.note,
+                 f"driver {textwrap.shorten(t.driver, 40)}" if t.driver else "", t.device_type,
+                 f"{t.global_memory / 2 ** 30:.3g} GiB" if t.global_memory else "",
+                 *(f"{len(rows)} {kind}{'s' * (len(rows) != 1)}" for kind, rows in (
+                     ("quirk", self.quirks), ("fault", self.faults)) if rows)]
+        return f"<jitcl device '{self.spec}': {', '.join(f for f in facts if f)}>"

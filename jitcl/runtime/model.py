@@ -294,8 +294,9 @@ class Model:
         host.
         """
         if self.program is not None:
-            return report_of_program(self.source.name, self.device, self.program.last)
-        return report_of(self.source.name, self.device, self._last)
+            return report_of_program(self.source.name, self.device, self.program.last,
+                                     self.options.precision)
+        return report_of(self.source.name, self.device, self._last, self.options.precision)
 
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its

@@ -11,15 +11,16 @@ from jitcl.runtime.program import Ran
 from jitcl.runtime.report import Report, Row, report_of
 
 
-def report_of_program(model: str, device: Device, ran: Sequence[Ran]) -> Report:
+def report_of_program(model: str, device: Device, ran: Sequence[Ran], precision: str = "high"
+                      ) -> Report:
     """All parts as one report: steps and host rows over all, the highest peak of memory."""
-    total = replace(report_of(model, device, None), from_cache=bool(ran))
+    total = replace(report_of(model, device, None, precision), from_cache=bool(ran))
     rows: list[Row] = []
     entries: set[str] = set()
     for r in ran:
         depth = len(r.where.hops)
         if r.special is not None:
-            part = report_of(model, device, r.special)
+            part = report_of(model, device, r.special, precision)
             own = LANGUAGE[r.special.device.target.kind]
             entries |= {k.entry for k in r.special.plan.kernels if k.language == own}
             rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,
@@ -31,6 +32,8 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran]) -> Report:
                 kernels=len(entries), peak_bytes=max(total.peak_bytes, part.peak_bytes),
                 from_cache=total.from_cache and part.from_cache,
                 stepped_down=(*total.stepped_down, *part.stepped_down),
+                computes=total.computes or part.computes,
+                precision_why=total.precision_why or part.precision_why,
                 memory=total.memory or part.memory, memory_why=total.memory_why or part.memory_why)
         for step in r.level.steps:
             kind = "host" if step.repeats is None else "loop"

@@ -11,6 +11,7 @@ from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
 from jitcl.runtime.ladder import Specialisation
+from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.stepped import MEMORY_SAYS, SteppedDown
 
 
@@ -68,6 +69,8 @@ class Report:
     device: what runs the model. asked: the device that was asked for. memory: "" for the plan as
     asked, else the rung of runtime/ladder.MEMORY_RUNGS that fitted; memory_why: what did not fit.
     program: parts, host steps and cuts in order, where the model is no single graph.
+    precision: as it was asked for. computes: what tensors are stored and computed in.
+    precision_why: why that is less than was asked for.
     sizes: (dimension, its value, room for) of a plan that serves many shapes. alone: why it does
     not, where shapes go on changing.
     """
@@ -86,6 +89,9 @@ class Report:
     program: tuple[Row, ...] = ()
     sizes: tuple[tuple[str, int, int], ...] = ()
     alone: str = ""
+    precision: str = "high"
+    computes: str = ""
+    precision_why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,7 +103,12 @@ class Report:
                 "(shapes are not known before the first run)"
             )
         return "\n".join([self._sum(), *self._sizes(), *self._memory(), *self._host(),
-                          *self._stepped()])
+                          *self._stepped(), self.precision_line()])
+
+    def precision_line(self) -> str:
+        """What was asked for, what was got, and why."""
+        why = f": {self.precision_why}" if self.precision_why else ""
+        return f"  precision: {self.precision}, tensors are {self.computes or AS_MODEL}{why}"
 
     def _sum(self) -> str:
         flops = sum(s.flops for s in self.steps)
@@ -151,10 +162,11 @@ def shared_shapes(sizes: tuple[tuple[str, int, int], ...], alone: str) -> str:
     return f"one plan for many shapes: {listed}" if listed else ""
 
 
-def report_of(model: str, device: Device, special: Specialisation | None) -> Report:
+def report_of(model: str, device: Device, special: Specialisation | None,
+              precision: str = "high") -> Report:
     """The report of a specialisation; of none, that nothing was compiled yet."""
     if special is None:
-        return Report(model, device.name, (), (), 0, 0, False, device.name)
+        return Report(model, device.name, (), (), 0, 0, False, device.name, precision=precision)
     plan = special.plan
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
@@ -164,10 +176,12 @@ def report_of(model: str, device: Device, special: Specialisation | None) -> Rep
     own = LANGUAGE[special.device.target.kind]
     compiled = sum(k.language == own for k in plan.kernels)
     fallback = special.fallback
+    got, why = precision_got(precision, plan, special.device.target)
     return Report(
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.rung,
-        fallback.why if fallback is not None else "", sizes=special.sizes, alone=special.alone)
+        fallback.why if fallback is not None else "", sizes=special.sizes, alone=special.alone,
+        precision=precision, computes=got, precision_why=why)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

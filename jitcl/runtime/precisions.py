@@ -1,0 +1,44 @@
+"""What became of the precision that was asked for, read from a plan: the same from the cache."""
+
+from __future__ import annotations
+
+from jitcl.codegen.plan import Plan
+from jitcl.target import Target
+
+AS_MODEL = "as the model says"
+
+
+def precision_got(asked: str, plan: Plan, target: Target) -> tuple[str, str]:
+    """(what tensors between kernels are stored and computed in, why that is less than was asked
+    for; "" where it is not). `target`: of the device that runs the plan.
+    """
+    if asked == "high":
+        return AS_MODEL, ""
+    stored = any(b.dtype == "f16" for b in plan.buffers)
+    if not stored:
+        return "stored as f32, computed in f32", _not_stored(target)
+    if asked == "normal":
+        return "stored as f16, computed in f32", ""
+    halves = sum("half" in k.features for k in plan.kernels)
+    if halves:
+        return f"stored as f16, computed in f16 by {halves} of {len(plan.kernels)} kernels", ""
+    return "stored as f16, computed in f32", _not_computed(plan, target)
+
+
+def _not_stored(target: Target) -> str:
+    if not target.fp16_storage:
+        return f"device '{target.name}' can't store f16"
+    return "no tensor of the model is large, and survives f16"
+
+
+def _not_computed(plan: Plan, target: Target) -> str:
+    if target.kind != "opencl":
+        return f"'{target.kind}' computes f16 in f32"
+    if not target.fp16_arithmetic:
+        return f"device '{target.name}' has no f16 arithmetic, or its driver gets it wrong"
+    if any(step.variant for step in plan.steps):
+        return "the driver failed on kernels that compute in f16"
+    return "its kernels sum, or are templates, which stay in f32"
+
+
+__all__ = ["AS_MODEL", "precision_got"]
