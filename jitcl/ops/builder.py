@@ -34,6 +34,9 @@ def infer(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> Tens
     """The result type of an op on operand types."""
     try:
         found = lookup(op).infer(*types, **attrs)
+        if found.dtype not in dtypes.STORED:
+            raise TypeError_(f"'{found.dtype}' is no element type; there are "
+                             f"{', '.join(dtypes.STORED)}")
         if not has_size(found.shape):
             _check_shape(found)
         return found

@@ -29,7 +29,7 @@ class Options:
     def __post_init__(self) -> None:
         for f in fields(self):
             value: Any = getattr(self, f.name)
-            if value not in CHOICES[f.name]:
+            if not isinstance(value, str) or value not in CHOICES[f.name]:
                 raise OptionError(f"{f.name}={value!r} is not known: use one of "
                                   f"{', '.join(CHOICES[f.name])}")
         if self.tuning != "none":
