@@ -28,10 +28,10 @@ COMMAND = """
 import sys
 from pathlib import Path
 from jitcl.cli.main import main
-from jitcl.runtime import model
+from jitcl.devices import select
 from tests.posing import PosingDevice, failing, softmax_of_relu
 root = Path(sys.argv.pop(1))
-model.open_device = lambda spec: PosingDevice(
+select.open_device = lambda spec, tally=None: PosingDevice(
     softmax_of_relu, root, on_load=failing(lambda f: "local" in f))
 main()
 """
@@ -44,7 +44,7 @@ def remembered(tmp_path, monkeypatch) -> FaultDatabase:
     known = fault_database(TARGET)
     known.record(CRASH, HANG)
     fault_database(OTHER).record(CRASH)
-    monkeypatch.setattr(select, "_opencl", lambda: [
+    monkeypatch.setattr(select, "_opencl", lambda _: [
         DeviceInfo(f"opencl:{i}", t, "", (), fault_database(t).faults)
         for i, t in enumerate((TARGET, OTHER))])
     monkeypatch.setenv("JITCL_DEVICE", "cpu")
