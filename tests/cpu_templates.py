@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
+from tests.compiling import plan_on
 
 with config.override(winograd=0):              # of it tests/test_winograd_cpu.py
     DEVICE = CpuDevice()
@@ -30,8 +28,7 @@ def laid_out(node: Node, layout: Layout) -> Node:
 
 def run(graph: Graph, arrays, template: str | None):
     """Outputs on the CPU; asserts that `template` wrote one of the kernels."""
-    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
-    plan = plan_memory(plan, "arena", "normal", 64)
+    plan = plan_on(DEVICE, graph, passes=False)
     if template is not None:
         assert template in {k.template for k in plan.kernels}
     return DEVICE.load(plan).run(arrays)

@@ -7,17 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jitcl.codegen.generate import generate
 from jitcl.devices.base import Device
 from jitcl.devices.select import open_device
 from jitcl.errors import DeviceError
 from jitcl.ir.graph import Graph
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
 from jitcl.runtime.cache import kernel_cache
-from jitcl.runtime.memory import plan_memory
+from tests.compiling import plan_on
 
 
 @functools.cache
@@ -50,10 +45,7 @@ def run_graph(
     """
     place = device(spec)
     assert place is not None, f"no device {spec}"
-    options = Options(precision=precision)
-    graph = run_passes(graph, pipeline(place.target, options))
-    plan = generate(graph, fuse(graph, place.target), place.target, templates=templates).plan
-    plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
+    plan = plan_on(place, graph, precision=precision, templates=templates)
     executable = place.load(plan, kernel_cache().for_target(place.target))
     outputs = executable.run([feeds[t.name] for t in plan.inputs])
     bound = executable.bind()

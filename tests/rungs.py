@@ -9,18 +9,14 @@ import numpy as np
 import pytest
 
 from jitcl.codegen import variants
-from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import Plan
 from jitcl.devices.cpu.device import CpuDevice
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
 from jitcl.target import Target
 from jitcl.target.ladder import RUNGS, Rung
+from tests.compiling import compile_graph
 from tests.generated import ragged
 
 G = GraphBuilder()
@@ -109,9 +105,8 @@ class Driver:
 def plan_of(graph: Graph, target: Target, faults: variants.Faults | None = None, *,
             low: bool = False, host: Target | None = None, templates: bool = True) -> Plan:
     """The plan of a graph; `low`: halves computed as halves."""
-    graph = run_passes(graph, pipeline(target, Options(precision="low" if low else "high")))
-    return generate(graph, fuse(graph, target), target, faults=faults, host=host, half=low,
-                    templates=templates).plan
+    return compile_graph(graph, target, "low" if low else "high", faults=faults, host=host,
+                         templates=templates).plan
 
 
 def forced(rung: Rung, monkeypatch: pytest.MonkeyPatch) -> Driver:

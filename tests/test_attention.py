@@ -9,18 +9,13 @@ import pytest
 
 import jitcl
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.codegen.written import Writer
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Chain
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
-from jitcl.runtime.memory import plan_memory
+from tests.compiling import compile_graph, plan_on
 
 DEVICE = CpuDevice()
 g = GraphBuilder()
@@ -54,9 +49,7 @@ def attention(shape: tuple[int, ...], mask: Node | None = None,
 
 def templates(graph: Graph) -> set[str]:
     """Names of the templates that the CPU's plan of the graph uses."""
-    graph = run_passes(graph, pipeline(DEVICE.target, Options()))
-    return {k.template for k in generate(graph, fuse(graph, DEVICE.target),
-                                         DEVICE.target).plan.kernels}
+    return {k.template for k in compile_graph(graph, DEVICE.target).plan.kernels}
 
 
 def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | float = 0.0,
@@ -193,8 +186,7 @@ def test_keys_and_values_of_one_shape_have_memory_of_their_own():
 
 def kernels(graph: Graph) -> list[str]:
     """What the kernels of the CPU's plan are, in order."""
-    graph = run_passes(graph, pipeline(DEVICE.target, Options()))
-    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    plan = compile_graph(graph, DEVICE.target).plan
     return [s.kernel.split("_")[0] for s in plan.steps]
 
 
@@ -240,8 +232,7 @@ def test_few_queries_and_another_axis_are_no_attention():
 
 def test_scores_take_no_memory():
     y, inputs = attention((1, 8, 512, 512, 64, 64))
-    graph = run_passes(Graph("a", tuple(inputs), (("y", y),)), pipeline(DEVICE.target, Options()))
-    generated = generate(graph, fuse(graph, DEVICE.target), DEVICE.target)
+    generated = compile_graph(Graph("a", tuple(inputs), (("y", y),)), DEVICE.target)
     assert any(isinstance(group, Chain) for group in generated.groups)
     assert max(b.nbytes for b in generated.plan.buffers) < 8 * 512 * 512 * 4
     flops = sum(s.flops for s in generated.plan.steps)
@@ -251,7 +242,6 @@ def test_scores_take_no_memory():
 def test_a_chain_that_no_template_writes_is_its_groups(monkeypatch):
     """As on a lower rung of the ladder, where a chain was made for the first."""
     y, inputs = attention((1, 2, 32, 32, 16, 16))
-    graph = run_passes(Graph("a", tuple(inputs), (("y", y),)), pipeline(DEVICE.target, Options()))
     made = []
 
     def chain(self: Writer, group: Chain) -> object:
@@ -260,11 +250,10 @@ def test_a_chain_that_no_template_writes_is_its_groups(monkeypatch):
 
     written = Writer.chain
     monkeypatch.setattr(Writer, "chain", chain)
-    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    plan = plan_on(DEVICE, Graph("a", tuple(inputs), (("y", y),)))
     assert len(made) == 2 and len(plan.steps) >= 3
     assert not any(k.template == "attention_cpu" for k in plan.kernels)
     rng = np.random.default_rng(0)
     feeds = [rng.standard_normal(n.type.dims).astype(np.float32) for n in inputs]
-    plan = plan_memory(plan, DEVICE.memory_mode, alignment=DEVICE.target.alignment)
     (got,) = DEVICE.load(plan).run(feeds)
     np.testing.assert_allclose(got, expected(*feeds), rtol=1e-4, atol=1e-5)

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import host, probe_target
 from jitcl.devices.cpu.compiler import _Codegen
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.passes.fuse import fuse
 from jitcl.target import Target
 from jitcl.templates.cpu.tiling import choose_tile, fits
+from tests.compiling import compile_graph
 
 g = GraphBuilder()
 
@@ -174,7 +173,7 @@ def bytes_plan(zero: int, signed: bool):
     z = g.op("conv_integer", x, const(w.T.reshape(12, 24, 1, 1).copy(), "i8"), *zeros,
              strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1)
     graph = Graph("t", (a, x), (("y", y), ("z", z)))
-    return generate(graph, fuse(graph, target), target).plan, w.astype(np.int64).sum(0)
+    return compile_graph(graph, target, passes=False).plan, w.astype(np.int64).sum(0)
 
 
 @pytest.mark.parametrize("zero", [0, 77, 128])

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
-from jitcl.passes.fuse import fuse
 from jitcl.target import Target
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 from jitcl.templates.gemm_cpu import template as gemm
+from tests.compiling import compile_graph
 from tests.cpu_templates import DEVICE, WIDTH, b, check
 
 
@@ -110,7 +109,7 @@ def test_operands_are_read_where_they_lie(name):
     small or not whole vectors wide."""
     outputs, inputs, _ = gemm_case(**GEMMS[name])
     graph = Graph("t", tuple(inputs), (("y", outputs[0]),))
-    plan = generate(graph, fuse(graph), DEVICE.target).plan
+    plan = compile_graph(graph, DEVICE.target, passes=False).plan
     copied = {"rows too far apart", "transposed rows", "heads, batched", "heads, few rows",
               "broadcast batches", "half"}
     packed = {"transposed", "broadcast batches", "wide, too far apart", "wide, too many"}
@@ -140,7 +139,7 @@ def blocks_of_rows(m: int, k: int) -> tuple[int, int]:
     a = graph_input("a", TensorType("f32", (m, k)))
     graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, 1024), np.float32)))),))
     target = Target("cpu", "test", vector_width=16, registers=32)
-    (step,) = generate(graph, fuse(graph, target), target).plan.steps
+    (step,) = compile_graph(graph, target, passes=False).plan.steps
     values = dict(zip(gemm.PARAMS, step.params))
     return values["m_tiles"], values["m_block"]
 
@@ -167,7 +166,7 @@ def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatc
         monkeypatch.setattr(gemm, "PANEL_SHARE", share)
         outputs, inputs, _ = gemm_case(**GEMMS[name])
         graph = Graph("t", tuple(inputs), (("y", outputs[0]),))
-        step = generate(graph, fuse(graph), DEVICE.target).plan.steps[-1]
+        step = compile_graph(graph, DEVICE.target, passes=False).plan.steps[-1]
         values = dict(zip(gemm.PARAMS, step.params))
         assert (values["k_block"] < values["k_count"]) == (share < 1)
         return check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes()
@@ -180,7 +179,7 @@ def parts_of_sums(m: int, k: int, n: int) -> int:
     a = graph_input("a", TensorType("f32", (m, k)))
     graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, n), np.float32)))),))
     target = Target("cpu", "test", vector_width=16, registers=32)
-    step = generate(graph, fuse(graph, target), target).plan.steps[-1]
+    step = compile_graph(graph, target, passes=False).plan.steps[-1]
     values = dict(zip(gemm.PARAMS, step.params))
     return -(-values["k_count"] // values["k_block"])
 

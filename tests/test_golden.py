@@ -16,15 +16,11 @@ import pytest
 
 from jitcl import config
 from jitcl.cli.dump_files import kernel_text
-from jitcl.codegen.generate import generate
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
 from jitcl.target import Target
+from tests.compiling import compile_graph
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -114,8 +110,7 @@ FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 
 def source(graph: Graph, target: Target) -> str:
     """All launches of a graph with their kernels, as `jitcl dump` writes them."""
-    graph = run_passes(graph, pipeline(target, Options()))
-    plan = generate(graph, fuse(graph, target), target).plan
+    plan = compile_graph(graph, target).plan
     kernels = {k.entry: k for k in plan.kernels}
     first: dict[str, str] = {}
     texts = [kernel_text(s, kernels[s.kernel], first.setdefault(s.kernel, s.name), s.name)

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import Plan
 from jitcl.devices.select import open_device
 from jitcl.ir.graph import Graph
-from jitcl.passes.fuse import fuse
 from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.target.features import features_of
+from tests.compiling import compile_graph
 from tests.devices import device
 from tests.generated import clang
 from tests.generated.kernels import TARGETS
@@ -48,7 +47,7 @@ def case(name: str) -> tuple[Graph, list[np.ndarray]]:
 
 def plan_of(graph: Graph, target: Target, **fields: Any) -> Plan:
     target = dataclasses.replace(target, **fields)
-    plan = generate(graph, fuse(graph, target), target).plan
+    plan = compile_graph(graph, target, passes=False).plan
     return plan_memory(plan, "slots", "normal", max(64, target.alignment))
 
 

@@ -9,13 +9,11 @@ import pytest
 
 import jitcl
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import ROW, Layout, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
+from tests.compiling import plan_on
 
 DEVICE = CpuDevice()
 WIDTH = DEVICE.target.vector_width
@@ -34,7 +32,7 @@ def check(y: Node, inputs: list[Node], template: str, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     arrays = [rng.integers(0, 256, i.type.dims).astype(np.uint8) for i in inputs]
     graph = Graph("t", tuple(inputs), (("y", y),))
-    plan = plan_memory(generate(graph, fuse(graph), DEVICE.target).plan, "arena", "normal", 64)
+    plan = plan_on(DEVICE, graph, passes=False)
     assert template in {k.template for k in plan.kernels}
     (got,) = DEVICE.load(plan).run(arrays)
     np.testing.assert_array_equal(got, evaluate(y, dict(zip(inputs, arrays))))

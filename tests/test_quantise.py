@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jitcl
-from jitcl.codegen.generate import generate
 from jitcl.errors import JitclError, ModelError, ShapeError, TypeError_, UnsupportedError
 from jitcl.frontends.onnx import import_model, load
 from jitcl.ir.graph import Graph, Node, const, graph_input
@@ -21,9 +20,9 @@ from jitcl.passes.decompose import Decompose
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.runtime.memory import plan_memory
 from jitcl.target.features import features_of
 from tests import devices
+from tests.compiling import compile_graph, plan_on
 from tests.generated.kernels import GPU
 
 G = GraphBuilder()
@@ -110,8 +109,7 @@ def test_int4_weights_are_read_packed(device: str, signed: bool, block: int) -> 
 def test_int4_in_opencl_is_a_helper_that_features_know() -> None:
     proto, x, _ = int4_matmul()
     graph = import_model(load(proto), {"x": x.shape})
-    graph = run_passes(graph, pipeline(GPU, Options()))
-    plan = generate(graph, fuse(graph, GPU), GPU).plan
+    plan = compile_graph(graph, GPU).plan
     assert any("int4" in features_of(k.body, k.options, k.template) for k in plan.kernels)
 
 
@@ -146,12 +144,9 @@ def test_a_compiler_that_dies_of_packed_weights_gets_numbers(device: str, featur
     place = devices.device(device)
     assert place is not None
     graph = import_model(load(proto), {"x": x.shape})
-    graph = run_passes(graph, pipeline(place.target, Options()))
-    groups = fuse(graph, place.target)
-    plan = generate(graph, groups, place.target, faults=_Aborts(feature)).plan
+    plan = plan_on(place, graph, faults=_Aborts(feature))
     assert {s.variant for s in plan.steps} == {"unpacked"}
     assert not any(feature in features_of(k.body, k.options, k.template) for k in plan.kernels)
-    plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
     (y,) = place.load(plan).run([x])
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from jitcl import config, forking
 from jitcl.cli.main import cli
-from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.devices import select
 from jitcl.devices.faults import FaultDatabase
@@ -29,16 +28,12 @@ from jitcl.errors import DeviceError, OptionError
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import half_arithmetic
 from jitcl.target import Target
 from jitcl.target.features import GATED, PATTERNS
 from jitcl.target.profiles import PROFILES
 from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
 from tests.caches import Memory
+from tests.compiling import compile_graph
 from tests.devices import device
 from tests.test_opencl_device import plan_of
 
@@ -56,9 +51,7 @@ def x(name: str, *shape: int, dtype: str = "f32") -> Node:
 def plan(y: Node, target: Target, precision: str = "high") -> Plan:
     inputs = tuple(n for n in Graph("", (), (("y", y),)).nodes if n.op == "input")
     graph = Graph("g", inputs, (("y", y),))
-    graph = run_passes(graph, pipeline(target, Options(precision=precision)))
-    half = half_arithmetic(target, precision)
-    return generate(graph, fuse(graph, target), target, half=half).plan
+    return compile_graph(graph, target, precision).plan
 
 
 def source(made: Plan) -> str:
@@ -220,7 +213,7 @@ def auto(target: Target) -> str:
     found = SimpleNamespace(kind="gpu", name=target.name, spec="opencl:0:0")
     with pytest.MonkeyPatch.context() as patch, config.override(device=None):
         patch.setattr(platform, "find_devices", lambda: (found,))
-        patch.setattr(probe, "probe_target", lambda f: target)
+        patch.setattr(probe, "probe_target", lambda found, progress: target)
         return select.resolve_auto()[0]
 
 

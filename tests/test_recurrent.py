@@ -28,9 +28,10 @@ from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder, reference
 from jitcl.ops.recurrent import ACTIVATIONS
 from tests import devices
+from tests.compiling import compile_graph
 from tests.generated import clang, oclgrind
 from tests.generated.kernels import TARGETS, plan_for
-from tests.test_trials import check_all, generated, opened
+from tests.test_trials import check_all, opened
 
 G = GraphBuilder()
 DEVICES = devices.present()
@@ -103,7 +104,7 @@ def test_a_scan_is_never_fused() -> None:
     doubled = G.op("gru_states", G.add(node.inputs[0], 1.0), *node.inputs[1:], **node.kwargs)
     whole = Graph("g", graph.inputs, (("y", readers), ("z", G.relu(doubled))))
     for target in TARGETS.values():
-        groups = generated(whole, target).groups
+        groups = compile_graph(whole, target).groups
         alone = [g for g in groups if any(m.op == "gru_states" for m in g.members)]
         assert len(alone) == 2 and not any(g.inlined for g in alone)
 
@@ -151,7 +152,7 @@ def test_trials_pass_scans(name: str, spec: str) -> None:
         if sample.args[0].dtype == "f64" and not place.target.fp64:
             continue
         graph, _ = scan_graph(name, row, constant=name != SCANS[3])
-        found = generated(graph, place.target)
+        found = compile_graph(graph, place.target)
         tried = check_all(found, place)
         assert np.mean([t.undetermined for t in tried]) < 0.2
 
@@ -161,7 +162,7 @@ def test_a_wrong_scan_is_found(name: str) -> None:
     """Each element of the first steps is judged: one that is off in the fourth digit, too."""
     place = opened("reference")
     graph, _ = scan_graph(name, 0)
-    (trial,) = trials(found := generated(graph, place.target), found.plan)
+    (trial,) = trials(found := compile_graph(graph, place.target), found.plan)
     executable = place.load(trial.plan)
     (y,) = executable.run(trial.inputs())
     assert trial.wrong([y]) == ""

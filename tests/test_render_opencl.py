@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jitcl import dtypes
-from jitcl.codegen.generate import generate
 from jitcl.codegen.lower import lower
 from jitcl.codegen.opencl_helpers import helper
 from jitcl.codegen.render_opencl import OpenClRenderer
@@ -25,8 +24,8 @@ from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder, reference
 from jitcl.passes.decompose import Decompose
 from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
+from tests.compiling import compile_graph, plan_on
 from tests.devices import device, present
 from tests.test_ops import assert_close, case, computes
 
@@ -50,8 +49,7 @@ def run_form(form: str, graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str,
     assert place is not None
     target = replace(place.target, **FORMS[form])
     graph = Decompose().run(graph)
-    plan = generate(graph, fuse(graph), target, templates=False).plan
-    plan = plan_memory(plan, place.memory_mode, alignment=target.alignment)
+    plan = plan_on(place, graph, target, passes=False, templates=False)
     outputs = place.load(plan).run([feeds[t.name] for t in plan.inputs])
     return {t.name: v for t, v in zip(plan.outputs, outputs)}
 
@@ -257,5 +255,5 @@ def test_of_many_elements_a_work_item_takes_several(shape: tuple[int, ...]) -> N
     got = run_form("gpu", graph, {"x": values})["y"]
     np.testing.assert_allclose(got, values * values + values, rtol=1e-6, atol=1e-6)
     target = replace(device(DRIVERS[0]).target, **GPU)
-    (step,) = generate(graph, fuse(graph), target, templates=False).plan.steps
+    (step,) = compile_graph(graph, target, passes=False, templates=False).plan.steps
     assert step.global_size[0] < values.size / 7

@@ -29,8 +29,9 @@ from jitcl.passes.base import run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.runtime.memory import plan_memory
+from jitcl.runtime.lowering import laid_out
 from tests.caches import Memory
+from tests.compiling import plan_on
 from tests.test_opencl_device import expected, plan_of
 from tests.test_templates_opencl import POSES
 
@@ -223,7 +224,7 @@ def test_tiles_in_local_memory_need_all_their_work_items(device, monkeypatch):
     y = g.matmul(a, const(np.ones((48, 64), np.float32)))
     graph = Graph("product", (a,), (("y", y),))
     posing = replace(device.target, **POSES["gpu"])
-    plan = plan_memory(generate(graph, fuse(graph, posing), posing).plan, "slots")
+    plan = plan_on(device, graph, posing, passes=False)
     monkeypatch.setattr(launches, "fit_work_group", lambda *_: (32,))
     with pytest.raises(KernelFault, match="needs groups of"):
         device.load(plan)
@@ -363,14 +364,9 @@ def convolutions(count: int = 6) -> tuple[Graph, dict[str, np.ndarray]]:
         "x": rng.standard_normal((1, 8, 12, 20)).astype(np.float32)}
 
 
-def plan_on(device: OpenClDevice, graph: Graph, templates: bool = True) -> Plan:
-    plan = generate(graph, fuse(graph, device.target), device.target, templates=templates).plan
-    return plan_memory(plan, "slots", "normal", max(64, device.target.alignment))
-
-
 def test_streamed_plans_give_equal_results_in_less_memory(device, monkeypatch):
     graph, feeds = convolutions()
-    plan = plan_on(device, graph)
+    plan = plan_on(device, graph, passes=False)
     streamed = replace(plan, streamed=True, slots=())
     want = device.load(plan).run([feeds["x"]])
     allocations = Allocations(monkeypatch)
@@ -385,7 +381,7 @@ def test_streamed_plans_give_equal_results_in_less_memory(device, monkeypatch):
 
 def test_streamed_plans_are_measured(device, driver):
     graph, feeds = convolutions()
-    plan = replace(plan_on(device, graph), streamed=True)
+    plan = replace(plan_on(device, graph, passes=False), streamed=True)
     executable = device.load(plan)
     begin = time.perf_counter()
     times = executable.profile([feeds["x"]], runs=2)
@@ -415,7 +411,7 @@ def test_faults_of_streamed_plans(device, driver, monkeypatch):
 
 def test_a_streamed_plan_fits_where_the_whole_does_not(device, monkeypatch):
     graph, feeds = convolutions()
-    plan = plan_on(device, graph)
+    plan = plan_on(device, graph, passes=False)
     streamed = replace(plan, streamed=True)
     small = replace(device.target, global_memory=streamed.peak_bytes)
     monkeypatch.setattr(device, "target", small)
@@ -439,7 +435,7 @@ def mixed(device: OpenClDevice, graph: Graph, hosts: set[int]) -> Plan:
     used = {s.kernel for s in steps}
     kernels = tuple(k for k in (*ours.kernels, *theirs.kernels) if k.entry in used)
     plan = replace(ours, steps=steps, kernels=kernels)
-    return plan_memory(plan, "slots", "normal", max(64, device.target.alignment))
+    return laid_out(plan, device, "normal")
 
 
 def layers() -> tuple[Graph, Node, dict[Node, np.ndarray]]:

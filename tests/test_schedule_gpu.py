@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jitcl import dtypes
-from jitcl.codegen.generate import generate
 from jitcl.codegen.schedule_gpu import schedule_gpu
 from jitcl.errors import JitclError, VerifyError
 from jitcl.ir.interpreter import run_kernel
@@ -21,9 +20,9 @@ from jitcl.ir.sampling_scan import sample_scan_places
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.ops import OPS
 from jitcl.passes.decompose import Decompose
-from jitcl.passes.fuse import fuse
 from jitcl.target import Target
 from jitcl.target.profiles import find_profile
+from tests.compiling import compile_graph
 from tests.generated.kernels import GPU, op_graphs
 
 H200 = dataclasses.replace(GPU, name="NVIDIA H200", vendor="NVIDIA", compute_units=132, fp64=True,
@@ -262,7 +261,7 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
         pytest.skip("the device has none of these element types")
     graph, feeds = found
     graph = Decompose().run(graph)
-    made = generate(graph, fuse(graph, target), target, templates=False)
+    made = compile_graph(graph, target, passes=False, templates=False)
     plan = made.plan
     arrays = {k: dtypes.from_bits(a, plan.buffers[k].dtype) for k, a in plan.constants.items()}
     for spec in plan.inputs:

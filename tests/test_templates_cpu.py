@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import ROW, TensorType
-from jitcl.passes.fuse import fuse
 from jitcl.templates.conv_cpu import template as conv
+from tests.compiling import compile_graph
 from tests.cpu_templates import DEVICE, WIDTH, b, blocks, check, laid_out, run
 
 CONVS = {
@@ -207,7 +206,7 @@ def gated_case(x, k, strides=None, halo=None, residual=False, blocked=True):
 def test_a_convolutions_weights_take_the_gate(name):
     outputs, inputs, dtype = gated_case(**GATES[name])
     graph = Graph("t", tuple(inputs), tuple((f"y{i}", y) for i, y in enumerate(outputs)))
-    plan = generate(graph, fuse(graph, DEVICE.target), DEVICE.target).plan
+    plan = compile_graph(graph, DEVICE.target, passes=False).plan
     assert [k for k in plan.kernels if k.entry.startswith("conv_gated_")]
     results = []
     for threads in (1, 2, 3):
@@ -453,7 +452,8 @@ def texts(name):
     """Sources of a convolution's kernels."""
     outputs, inputs, _ = conv_case(**CONVS[name])
     graph = Graph("t", tuple(inputs), tuple((f"y{k}", n) for k, n in enumerate(outputs)))
-    return "".join(k.body for k in generate(graph, fuse(graph), DEVICE.target).plan.kernels)
+    kernels = compile_graph(graph, DEVICE.target, passes=False).plan.kernels
+    return "".join(k.body for k in kernels)
 
 
 def depthwise_plan(height, mean):
@@ -466,7 +466,7 @@ def depthwise_plan(height, mean):
     z = b.reduce_mean(y, axes=(2, 3), keepdims=True) if mean else b.neg(y)
     graph = Graph("t", (x,), (("y", y), ("z", z)))
     target = dataclasses.replace(DEVICE.target, compute_units=2)
-    plan = generate(graph, fuse(graph, target), target).plan
+    plan = compile_graph(graph, target, passes=False).plan
     return next(k.body for k in plan.kernels if k.template == "depthwise_cpu"
                 and "lane_tile(" in k.body)
 

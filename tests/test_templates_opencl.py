@@ -7,12 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jitcl.codegen.generate import generate
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
+from tests.compiling import compile_graph, plan_on
 from tests.devices import device, present
 
 DEVICES = [s for s in present() if s.startswith("opencl")]
@@ -37,8 +35,7 @@ def run(spec: str, graph: Graph, arrays, template: str | None, templates: bool =
     """Outputs on a device; asserts that `template` wrote one of the kernels."""
     place = device(spec)
     target = dataclasses.replace(place.target, **POSES[pose])
-    plan = generate(graph, fuse(graph), target, templates=templates).plan
-    plan = plan_memory(plan, place.memory_mode, "normal", max(64, place.target.alignment))
+    plan = plan_on(place, graph, target, passes=False, templates=templates)
     if templates and template is not None:
         assert any(k.template.startswith(template) for k in plan.kernels)
     return place.load(plan).run(arrays)
@@ -271,7 +268,7 @@ def test_templates_are_taken(pose, wanted):
     y, inputs = bottleneck()
     graph = Graph("t", tuple(inputs), (("y", y),))
     target = dataclasses.replace(device(DEVICES[-1]).target, **POSES[pose])
-    plan = generate(graph, fuse(graph), target).plan
+    plan = compile_graph(graph, target, passes=False).plan
     template = {k.entry: k.template for k in plan.kernels}
     assert [template[s.kernel] for s in plan.steps] == wanted
     check(DEVICES[-1], [y], inputs, "f32", wanted[0], pose)

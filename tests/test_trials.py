@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jitcl import dtypes
-from jitcl.codegen.generate import Generated, generate
+from jitcl.codegen.generate import Generated
 from jitcl.codegen.plan import Plan
 from jitcl.codegen.trial import GroupTrial, pattern, trials, unchecked
 from jitcl.devices.base import Device
@@ -24,14 +24,10 @@ from jitcl.ir.graph import Graph
 from jitcl.ir.noise import POOL, Noise, Supply, noise
 from jitcl.ir.parser import parse_kernel
 from jitcl.ir.sampling import Sample, sample_kernel, sample_places
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import half_arithmetic
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.source import open_source
 from jitcl.target import Target
+from tests.compiling import compile_graph
 from tests.devices import device, present
 from tests.generated.kernels import GPU, MODELS, op_graphs
 from tests.generated.ragged import GRAPHS, G, graph, w, x
@@ -47,15 +43,10 @@ QUICK = 3
 PARTS = 6                               # of the op table
 
 
-def generated(graph: Graph, target: Target, precision: str = "high") -> Generated:
-    graph = run_passes(graph, pipeline(target, Options(precision=precision)))
-    return generate(graph, fuse(graph, target), target, half=half_arithmetic(target, precision))
-
-
 def model(name: str, target: Target, precision: str = "high") -> Generated:
     golden = np.load(sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0])
     shapes = {k.split(":", 1)[1]: golden[k].shape for k in golden.files if k.startswith("in")}
-    return generated(open_source(MODELS / f"{name}.onnx").graph(shapes, {}), target, precision)
+    return compile_graph(open_source(MODELS / f"{name}.onnx").graph(shapes, {}), target, precision)
 
 
 def opened(spec: str) -> Device:
@@ -105,7 +96,8 @@ CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling
                                                ["low", "high"]))])
 def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
     place = opened("reference")
-    tried = check_all(generated(op_graphs(place.target)[name][0], place.target, precision), place)
+    graph, _ = op_graphs(place.target)[name]
+    tried = check_all(compile_graph(graph, place.target, precision), place)
     if not tried:                       # all of it is known when it is compiled
         assert name in ("sizes", "arange")
     elif name not in CHOOSING:
@@ -121,7 +113,7 @@ def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
 def test_devices_pass_the_op_table(spec: str, precision: str, part: int) -> None:
     place = opened(spec)
     for found, _ in list(op_graphs(place.target).values())[part::PARTS]:
-        check_all(generated(found, place.target, precision), place)
+        check_all(compile_graph(found, place.target, precision), place)
 
 
 @pytest.mark.in_turn
@@ -129,7 +121,7 @@ def test_devices_pass_the_op_table(spec: str, precision: str, part: int) -> None
 @pytest.mark.parametrize("name", PLANTED)
 def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
     place = opened(spec)
-    check_all(generated(PLANTED[name](), place.target), place)
+    check_all(compile_graph(PLANTED[name](), place.target), place)
 
 
 @pytest.mark.thinned(2)
@@ -278,7 +270,7 @@ HEAVY = ("conv-3x3", "conv-f16", "gemm")        # as groups of 256 on a CPU: up 
 def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     place = opened(spec)
     precision = "low" if name.endswith("f16") else "high"
-    found = generated(PLANTED[name](), FORMS[form](place.target), precision)
+    found = compile_graph(PLANTED[name](), FORMS[form](place.target), precision)
     trial = trials(found, found.plan)[-1]
     assert outcome(trial, place) == ""
     assert isinstance(place, OpenClDevice)
@@ -296,7 +288,7 @@ def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
                                   "layer-norm", "elementwise", "elementwise-f16"])
 def test_faults_on_the_cpu_path_are_caught(name: str) -> None:
     place = opened("cpu")
-    found = generated(PLANTED[name](), place.target)
+    found = compile_graph(PLANTED[name](), place.target)
     trial = trials(found, found.plan)[-1]
     idle = dataclasses.replace(trial.plan, steps=trial.plan.steps[:-1])
     assert "sampled elements differ" in trial.wrong(place.load(idle).run(trial.inputs()))
@@ -305,7 +297,7 @@ def test_faults_on_the_cpu_path_are_caught(name: str) -> None:
 def test_each_fault_is_planted_somewhere() -> None:
     texts = [k.body for make in PLANTED.values() for t in (GPU, dataclasses.replace(
         GPU, device_type="cpu", local_is_real=False, vector_width=8, multiply_add="fma"))
-        for k in generated(make(), t).plan.kernels]
+        for k in compile_graph(make(), t).plan.kernels]
     assert [name for name, fault in FAULTS.items() if all(fault(t) == t for t in texts)] == []
 
 
@@ -316,7 +308,7 @@ def test_each_fault_is_planted_somewhere() -> None:
 def right(name: str) -> tuple[GroupTrial, np.ndarray]:
     """A trial for the reference device, and what it gives there."""
     place = opened("reference")
-    found = generated(PLANTED[name](), place.target)
+    found = compile_graph(PLANTED[name](), place.target)
     trial = trials(found, found.plan)[-1]
     (y,) = place.load(trial.plan).run(trial.inputs())
     return trial, y
@@ -365,7 +357,7 @@ def test_padding_that_is_not_zero_is_found() -> None:
     place = opened("cpu")
     plain = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
     inner = G.relu(G.conv(x(1, 20, 9, 9), w(23, 20, 3, 3), **plain))
-    found = generated(graph(G.conv(inner, w(5, 23, 3, 3), **plain)), place.target)
+    found = compile_graph(graph(G.conv(inner, w(5, 23, 3, 3), **plain)), place.target)
     trial, = (t for t in trials(found, found.plan) if t.group.root.type.layout.kind == "NCHWc")
     (y,) = place.load(trial.plan).run(trial.inputs())
     assert trial.wrong([y]) == ""
@@ -384,7 +376,7 @@ def test_the_cheapest_use_of_a_kernel_is_tried() -> None:
     weight = w(24, 40)
     dear, cheap = (G.matmul(x(n, 24, name=f"x{n}"), weight) for n in (480, 48))
     target = dataclasses.replace(opened("cpu").target, vector_width=16, registers=32)
-    found = generated(graph(dear, cheap), target)
+    found = compile_graph(graph(dear, cheap), target)
     tried = trials(found, found.plan)
     assert {e for t in tried for e in t.entries} == {k.entry for k in found.plan.kernels}
     used = {s.name: s.kernel for s in found.plan.steps}
@@ -393,7 +385,7 @@ def test_the_cheapest_use_of_a_kernel_is_tried() -> None:
 
 
 def test_only_wanted_kernels_are_tried() -> None:
-    found = generated(graph(G.softmax(x(4, 6)), G.matmul(x(4, 6), x(6, 5, name="z"))),
+    found = compile_graph(graph(G.softmax(x(4, 6)), G.matmul(x(4, 6), x(6, 5, name="z"))),
                       opened("reference").target)
     for kernel in found.plan.kernels:
         assert [t.entries for t in trials(found, found.plan, {kernel.entry})] == [

@@ -11,19 +11,17 @@ import pytest
 
 import jitcl
 from jitcl import config
-from jitcl.codegen.generate import generate
 from jitcl.devices.cpu import CpuDevice, probe_target
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.types import Layout, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.templates.cpu.tiling import Tile
 from jitcl.templates.winograd_cpu import choice, template
 from jitcl.templates.winograd_cpu.template import LARGEST_ERROR, Match, WinogradCpu
 from jitcl.templates.winograd_cpu.transforms import F2, F4, TRANSFORMS, relative_error
+from tests.compiling import plan_on
 
 with config.override(winograd=None):
     DEVICE = CpuDevice()
@@ -70,7 +68,7 @@ def case(x, k, *, pads=(1, 1, 1, 1), source=1, halo=1, residual="", act="relu", 
 def load(outputs, inputs, target):
     """(the loaded graph, kernels that Winograd's template wrote)."""
     graph = Graph("t", tuple(inputs), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
-    plan = plan_memory(generate(graph, fuse(graph), target).plan, "arena", "normal", 64)
+    plan = plan_on(DEVICE, graph, target, passes=False)
     return DEVICE.load(plan), [k for k in plan.kernels if k.template == "winograd_cpu"]
 
 

@@ -11,20 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from jitcl.codegen.generate import generate
 from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import Sample
-from jitcl.passes.base import run_passes
-from jitcl.passes.fuse import fuse
-from jitcl.passes.options import Options
-from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import half_arithmetic
 from jitcl.runtime.source import open_source
 from jitcl.target import Target
+from tests.compiling import compile_graph
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 G = GraphBuilder()
@@ -81,9 +76,7 @@ def op_graphs(target: Target, most: int = 1 << 30
 def plan_for(graph: Graph, target: Target, *, precision: str = "high",
              templates: bool = True) -> Plan:
     """The plan of a graph; memory is not laid out."""
-    graph = run_passes(graph, pipeline(target, Options(precision=precision)))
-    return generate(graph, fuse(graph, target), target, templates=templates,
-                    half=half_arithmetic(target, precision)).plan
+    return compile_graph(graph, target, precision, templates=templates).plan
 
 
 def distinct(plans: Iterable[Plan]) -> tuple[KernelSource, ...]:
