@@ -8,7 +8,8 @@ import pytest
 
 from jitcl.target import features as vocabulary
 from jitcl.target.features import GATED, PATTERNS, features_of
-from tests.generated.kernels import MODELS, TARGETS, model_plan, op_kernels
+from tests.generated.kernels import TARGETS, model_plan, op_kernels
+from tests.real_models import needs_models
 
 LINES = [
     ("half h = (half)x[0];", {"half"}),
@@ -82,7 +83,7 @@ def test_the_op_table_uses_what_its_target_has(target: str, precision: str) -> N
     assert computes == (TARGETS[target].fp16_arithmetic and precision == "low")
 
 
-@pytest.mark.skipif(not MODELS.is_dir(), reason="the folder of real models is not there")
+@needs_models
 @pytest.mark.parametrize("target", ["gpu-fp16", "cpu"])
 def test_models_use_what_their_target_has(target: str) -> None:
     for name in ("squeezenet1.0_fp16", "minilm_l6_v2"):

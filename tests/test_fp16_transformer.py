@@ -16,15 +16,15 @@ import pytest
 from onnx import AttributeProto, GraphProto, TensorProto, numpy_helper
 
 from tests.drivers import posing
+from tests.real_models import MODELS, absent, goldens
 
-MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 NAME, CASE = "minilm_l6_v2", 1
 RULES = (r"abort /exp.*half t/", r"abort /gemm_.*vload_half4/")      # softmax-like; a product
 CRASH = "LLVM ERROR: Cannot select: intrinsic %llvm.bifrost.2586"
 HALF_ERROR = 2 ** -7            # of the largest output: 2**-11 a rounding, 12 blocks of 6 roundings
 
 pytestmark = [
-    pytest.mark.skipif(not (MODELS / f"{NAME}.onnx").exists(), reason=f"{MODELS} has no {NAME}"),
+    pytest.mark.skipif(bool(absent(NAME)), reason=absent(NAME) or "it is there"),
     pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "posing works")]
 
 
@@ -67,10 +67,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     in_fp16(model.graph)
     onnx.checker.check_model(model)
     onnx.save(model, folder / "model.onnx")
-    golden = np.load(MODELS / "golden" / f"{NAME}.{CASE}.npz")
-    feeds = {k.split(":", 1)[1]: golden[k] for k in golden.files if k.startswith("in")}
+    feeds, outputs = goldens(NAME)[CASE]
     np.savez(folder / "in.npz", **feeds)
-    (wanted,) = (golden[k] for k in golden.files if k.startswith("out"))
+    (wanted,) = outputs.values()
     return {"folder": folder, "wanted": wanted}
 
 

@@ -4,15 +4,14 @@ the golden outputs."""
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jitcl.frontends.onnx import import_model, load
 from jitcl.ops.builder import evaluate
+from tests.real_models import MODELS, goldens, needs_models
 
-MODELS = Path(__file__).parents[2] / "shared" / "models"
 NAMES = (
     "squeezenet1.0_fp32",
     "squeezenet1.0_fp16",
@@ -29,20 +28,15 @@ NAMES = (
     "stories260K_kv",
 )
 
-needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"no real models in {MODELS}")
-
 
 @needs_models
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if "candy" in n else n for n in NAMES]
 )
 def test_golden(name: str) -> None:
-    with np.load(MODELS / "golden" / f"{name}.0.npz") as file:
-        stored = {k: file[k] for k in file.files}
-    feeds = {k.split(":", 1)[1]: v for k, v in stored.items() if k.startswith("in")}
+    feeds, wanted = goldens(name)[0]
     graph = import_model(load(MODELS / f"{name}.onnx"), {n: v.shape for n, v in feeds.items()})
     memo = {n: feeds[n.attr("name")] for n in graph.inputs}
-    wanted = {k.split(":", 1)[1]: v for k, v in stored.items() if k.startswith("out")}
     assert [n for n, _ in graph.outputs] == list(wanted)
     for output, node in graph.outputs:
         got, want = evaluate(node, memo).astype(np.float64), wanted[output].astype(np.float64)

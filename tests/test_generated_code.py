@@ -12,11 +12,10 @@ import pytest
 
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from tests.generated import clang, guarded, oclgrind, ragged, simulated
-from tests.generated.kernels import MODELS, TARGETS, model_plan, op_graphs, op_kernels
+from tests.generated.kernels import TARGETS, model_plan, op_graphs, op_kernels
+from tests.real_models import needs_models
 
 needs_clang = pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
-needs_models = pytest.mark.skipif(not MODELS.is_dir(),
-                                  reason="the folder of real models is not there")
 QUICK = ("mnist8", "squeezenet1.0_fp16", "oww_embedding")
 MORE = ("ultraface_rfb320", "yolox_nano", "selfie_segmentation", "super_resolution_espcn",
         "fns_candy_stdops", "hyperlpr_y5fu_320", "oww_melspectrogram", "minilm_l6_v2")

@@ -13,14 +13,13 @@ import pytest
 
 import jitcl
 from tests.devices import present
+from tests.real_models import MODELS, needs_models
 
-MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 DEVICES = [s for s in present() if s != "reference"]
 PROMPT = (1, 403, 407, 261)
 WARM = 3                        # tokens after which nothing is compiled: the prompt's and two more
 
-pytestmark = pytest.mark.skipif(not MODELS.is_dir(),
-                                reason="the folder of real models is not there")
+pytestmark = needs_models
 Arrays = Mapping[str, np.ndarray]
 
 

@@ -20,7 +20,8 @@ from jitcl.target.features import features_of
 from jitcl.target.ladder import RUNGS, Rung
 from tests import devices
 from tests.generated import ragged
-from tests.generated.kernels import MODELS, TARGETS, op_graphs
+from tests.generated.kernels import TARGETS, op_graphs
+from tests.real_models import MODELS, goldens, needs_models
 from tests.rungs import (
     BY_NAME,
     GRAPHS,
@@ -154,8 +155,6 @@ def test_one_group_of_several_on_the_cpu(spec):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * float(np.abs(want).max()))
 
 
-needs_models = pytest.mark.skipif(not MODELS.is_dir(),
-                                  reason="the folder of real models is not there")
 
 
 @needs_models
@@ -180,13 +179,12 @@ def test_models_on_every_rung(spec, name, rung, monkeypatch):
 
 def check_model(name: str, spec: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real model's golden results with all its groups on one rung."""
-    golden = np.load(sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0])
-    feeds = {k.split(":", 1)[1]: golden[k] for k in golden.files if k.startswith("in")}
+    feeds, wanted = goldens(name)[0]
     graph = open_source(MODELS / f"{name}.onnx").graph({n: a.shape for n, a in feeds.items()}, {})
     monkeypatch.setattr(variants, "RUNGS", (rung,))
     got = results(spec, graph, feeds, rung)
-    for k, ((output, _), y) in enumerate(zip(graph.outputs, got)):
-        want = golden[f"out{k}:{output}"].astype(np.float64)
+    for (output, _), y in zip(graph.outputs, got, strict=True):
+        want = wanted[output].astype(np.float64)
         bound = (2e-2 if "fp16" in name else 1e-3) * max(float(np.abs(want).max()), 1e-30)
         np.testing.assert_allclose(y.astype(np.float64), want, rtol=0, atol=bound)
 

@@ -25,8 +25,8 @@ from jitcl.runtime.source import open_source
 from jitcl.target import Target
 from tests.devices import present
 from tests.generated.kernels import GPU
+from tests.real_models import MODELS, goldens, needs_models
 
-MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 NAMES = ("squeezenet1.0_fp32", "squeezenet1.0_fp16", "mnist8", "ultraface_rfb320", "yolox_nano",
          "selfie_segmentation", "super_resolution_espcn", "fns_candy_stdops", "hyperlpr_y5fu_320",
          "oww_melspectrogram", "oww_embedding", "minilm_l6_v2", "stories260K_kv",
@@ -37,18 +37,7 @@ TOLERANCES = {"stories260K_kv_int4": 5e-2, "ultraface_qop_u8": 2e-2}
 DEVICES = [s for s in present() if s != "reference"]
 CPU_AND_GPU = {"cpu": CpuDevice().target, "gpu": GPU}
 
-pytestmark = pytest.mark.skipif(not MODELS.is_dir(),
-                                reason="the folder of real models is not there")
-
-
-def goldens(name: str) -> list[tuple[dict[str, np.ndarray], list[np.ndarray]]]:
-    """(feeds, expected outputs) of each golden call."""
-    found = []
-    for path in sorted((MODELS / "golden").glob(f"{name}.*.npz")):
-        z = np.load(path)
-        feeds = {k.split(":", 1)[1]: z[k] for k in z.files if k.startswith("in")}
-        found.append((feeds, [z[k] for k in z.files if k.startswith("out")]))
-    return found
+pytestmark = needs_models
 
 
 def error(out: np.ndarray, golden: np.ndarray) -> float:
@@ -66,8 +55,9 @@ def check_replay(name: str, device: str) -> None:
     tolerance = TOLERANCES.get(name, 2e-2 if "fp16" in name else 2e-3)
     for feeds, expected in goldens(name):
         outputs = model.run(feeds)
-        for t, golden in zip(model.outputs, expected):
-            assert error(outputs[t.name], golden) < tolerance
+        assert list(expected) == [t.name for t in model.outputs]
+        for output, golden in expected.items():
+            assert error(outputs[output], golden) < tolerance
     report = model.report()
     assert report.steps and not report.host
 

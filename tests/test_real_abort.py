@@ -25,10 +25,10 @@ from onnx.reference import ReferenceEvaluator
 
 from jitcl.devices.opencl import pocl
 from jitcl.devices.opencl.platform import find_devices
+from tests.real_models import MODELS, absent, goldens
 
 ROOT = Path(__file__).resolve().parents[1]
 SUPERRES = ROOT / "examples" / "superres-x3.onnx"
-MODELS = ROOT.parent / "shared" / "models"
 DEADLY = {"JITCL_POCL_CPU": "znver3"}
 FORCED = {**DEADLY, "JITCL_TARGET": "max_vector_width=16,vector_width=16"}
 SECONDS = 10                    # after which a build counts as hung
@@ -245,13 +245,6 @@ def test_the_form_of_multiply_add_is_the_one_that_is_fast_there(unforced, small,
 # ---- real models
 
 
-def golden(name: str, case: int = 0) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """Feeds and outputs that onnxruntime gave."""
-    with np.load(MODELS / "golden" / f"{name}.{case}.npz") as z:
-        return ({k.split(":", 1)[1]: z[k] for k in z.files if k.startswith("in")},
-                [z[k] for k in z.files if k.startswith("out")])
-
-
 @pytest.mark.parametrize("name", [
     pytest.param("superres-x3", marks=pytest.mark.slow),
     pytest.param("squeezenet1.0_fp32", marks=pytest.mark.long)])       # the fault matrix has others
@@ -266,9 +259,10 @@ def test_a_real_model(name, tmp_path):
         wanted = ReferenceEvaluator(model).run(None, feeds)
     else:
         path = MODELS / f"{name}.onnx"
-        if not path.exists():
-            pytest.skip(f"{MODELS} has no {name}")
-        feeds, wanted = golden(name)
+        if absent(name):
+            pytest.skip(absent(name))
+        feeds, outputs = goldens(name)[0]
+        wanted = list(outputs.values())
     bench = Bench(tmp_path, path, feeds)
     first, outputs = bench.run(FORCED)
     check(outputs, wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from tests import devices
 from tests.compiling import compile_graph
 from tests.generated import clang, oclgrind
 from tests.generated.kernels import TARGETS, plan_for
+from tests.real_models import MODELS, needs_models
 from tests.test_trials import check_all, opened
 
 G = GraphBuilder()
@@ -423,7 +423,6 @@ def test_linear_attention_step_by_step(rule: str, spec: str) -> None:
 
 # -- models that listen ------------------------------------------------------------------------
 
-MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 RATE, CHUNK = 16000, 512
 
 
@@ -444,7 +443,7 @@ def speech_like(seconds: int) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not MODELS.is_dir(), reason="the folder of real models is not there")
+@needs_models
 @pytest.mark.parametrize("device", ["cpu", *(d for d in DEVICES if d == "opencl:pocl")])
 def test_a_minute_of_audio_equals_onnxruntime(device: str) -> None:
     """Chunk by chunk with the state carried over; nothing is compiled after the first."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jitcl
-from tests.test_models import DEVICES, MODELS, NAMES, goldens
+from tests.real_models import MODELS, goldens, needs_models
+from tests.test_models import DEVICES, NAMES
 
-pytestmark = pytest.mark.skipif(not MODELS.is_dir(),
-                                reason="the folder of real models is not there")
+pytestmark = needs_models
 
 
 SECONDS, AT_LEAST = 3.0, 10             # of runs of a large model on a slow driver

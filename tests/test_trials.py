@@ -29,11 +29,10 @@ from jitcl.runtime.source import open_source
 from jitcl.target import Target
 from tests.compiling import compile_graph
 from tests.devices import device, present
-from tests.generated.kernels import GPU, MODELS, op_graphs
+from tests.generated.kernels import GPU, op_graphs
 from tests.generated.ragged import GRAPHS, G, graph, w, x
+from tests.real_models import MODELS, goldens, needs_models
 
-needs_models = pytest.mark.skipif(not MODELS.is_dir(),
-                                  reason="the folder of real models is not there")
 DEVICES = present()
 DRIVERS = [s for s in DEVICES if s.startswith("opencl")]
 NAMES = ("mnist8", "squeezenet1.0_fp16", "oww_embedding", "squeezenet1.0_fp32", "ultraface_rfb320",
@@ -44,8 +43,8 @@ PARTS = 6                               # of the op table
 
 
 def model(name: str, target: Target, precision: str = "high") -> Generated:
-    golden = np.load(sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0])
-    shapes = {k.split(":", 1)[1]: golden[k].shape for k in golden.files if k.startswith("in")}
+    feeds, _ = goldens(name)[0]
+    shapes = {k: v.shape for k, v in feeds.items()}
     return compile_graph(open_source(MODELS / f"{name}.onnx").graph(shapes, {}), target, precision)
 
 

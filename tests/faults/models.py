@@ -17,9 +17,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import jitcl
+from tests.real_models import MODELS, absent
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = ROOT.parent / "shared" / "models"
 SUPERRES = ROOT / "examples" / "superres-x3.onnx"
 LOW_BITS = 0.15                         # of int8 and int4: the engines round in other places
 TOLERANCES = {"high": 2e-3, "normal": 2e-2, "low": 2e-2}
@@ -44,16 +44,14 @@ def missing(name: str) -> str:
     """Why a model can't be had here, for skips; "" where it can."""
     if name == "minilm_int4":
         return missing("minilm_l6_v2")
-    if name in OWN or (REAL / f"{name}.onnx").exists():
-        return ""
-    return f"the folder of real models ({name}) is not there"
+    return "" if name in OWN else absent(name)
 
 
 @functools.cache
 def case(name: str) -> Case:
     """The model of this name; own ones are made, and computed on the CPU path."""
     if name not in OWN:
-        return Case(name, REAL / f"{name}.onnx", REAL / "golden" / f"{name}.0.npz",
+        return Case(name, MODELS / f"{name}.onnx", MODELS / "golden" / f"{name}.0.npz",
                     any(tag in name for tag in ("int8", "int4", "qop", "qdq")))
     folder = Path(tempfile.mkdtemp(prefix="jitcl-faults-"))
     path, feeds = OWN[name](folder)
@@ -116,7 +114,7 @@ def _block(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
 
 def _minilm_int4(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The sentence embedding with its weights in 4 bits, by blocks of 32 of a row."""
-    model = onnx.load(REAL / "minilm_l6_v2.onnx")
+    model = onnx.load(MODELS / "minilm_l6_v2.onnx")
     graph = model.graph
     stored = {t.name: t for t in graph.initializer}
     for node in [n for n in graph.node if n.op_type == "MatMul" and n.input[1] in stored]:
@@ -138,7 +136,7 @@ def _minilm_int4(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     path = folder / "minilm_int4.onnx"
     onnx.save(model, path)
-    with np.load(REAL / "golden" / "minilm_l6_v2.0.npz") as z:
+    with np.load(MODELS / "golden" / "minilm_l6_v2.0.npz") as z:
         return path, {k.split(":", 1)[1]: z[k] for k in z.files if k.startswith("in")}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from jitcl.ops.core import Sample
 from jitcl.runtime.source import open_source
 from jitcl.target import Target
 from tests.compiling import compile_graph
+from tests.real_models import MODELS, goldens
 
-MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 G = GraphBuilder()
 
 GPU = Target(kind="opencl", name="a GPU", device_type="gpu", compute_units=8, vector_width=4,
@@ -95,7 +94,6 @@ def op_kernels(target_name: str, precision: str = "high") -> tuple[KernelSource,
 def model_plan(name: str, target: Target, precision: str = "high"
                ) -> tuple[Plan, dict[str, np.ndarray]]:
     """The plan of a real model for its first golden run, and what that run is fed."""
-    golden = np.load(sorted((MODELS / "golden").glob(f"{name}.*.npz"))[0])
-    feeds = {k.split(":", 1)[1]: golden[k] for k in golden.files if k.startswith("in")}
+    feeds, _ = goldens(name)[0]
     graph = open_source(MODELS / f"{name}.onnx").graph({n: a.shape for n, a in feeds.items()}, {})
     return plan_for(graph, target, precision=precision), feeds
