@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests import drawn
 
 # Times of examples say how busy the machine is: `timeout` of pytest's options bounds a whole test.
 settings.register_profile("jitcl", deadline=None)
@@ -14,6 +17,14 @@ settings.load_profile("jitcl")
 
 # how tests name OpenCL drivers: by device, by what one poses as, by platform
 DRIVER = re.compile(r"(.*:)?(pocl|intel|Portable|Intel\(R\))")
+
+
+@pytest.fixture(autouse=True)
+def _random_data() -> Iterator[None]:
+    """What a test draws through `tests.drawn` depends on no other test."""
+    drawn.start()
+    yield
+    drawn.stop()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

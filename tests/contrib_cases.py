@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,15 +64,23 @@ def case(name: str, op: str, *args: Array | None, outputs: Sequence[int] = (0,),
          fed: Sequence[int] = (0,), atol: float = 2e-5, domain: str = MICROSOFT,
          model_opset: int = 17,
          judge: Any = None, rows: Any = None, **attrs: Any) -> None:
+    global _drawn
+    _drawn = itertools.count()
     CASES.append(Case(name, op, args, attrs, tuple(outputs), tuple(fed), atol, domain,
                       model_opset, judge, rows))
 
 
-_rng = np.random.default_rng(5)
+_drawn = itertools.count()
+
+
+def _rng(shape: tuple[int, ...]) -> np.random.Generator:
+    """A case's data depends on the arrays that it drew before alone, so that no other case changes
+    them."""
+    return np.random.default_rng((5, next(_drawn), *shape))
 
 
 def f32(*shape: int, low: float = -1.0, high: float = 1.0) -> Array:
-    return _rng.uniform(low, high, shape).astype(np.float32)
+    return _rng(shape).uniform(low, high, shape).astype(np.float32)
 
 
 def f16(*shape: int) -> Array:
@@ -79,11 +88,11 @@ def f16(*shape: int) -> Array:
 
 
 def u8(*shape: int, low: int = 0, high: int = 256) -> Array:
-    return _rng.integers(low, high, shape).astype(np.uint8)
+    return _rng(shape).integers(low, high, shape).astype(np.uint8)
 
 
 def i8(*shape: int) -> Array:
-    return _rng.integers(-128, 128, shape).astype(np.int8)
+    return _rng(shape).integers(-128, 128, shape).astype(np.int8)
 
 
 def i32(*values: Any) -> Array:

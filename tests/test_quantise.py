@@ -23,6 +23,7 @@ from jitcl.passes.pipeline import pipeline
 from jitcl.target.features import features_of
 from tests import devices
 from tests.compiling import compile_graph, plan_on
+from tests.drawn import rng
 from tests.generated.kernels import GPU
 
 G = GraphBuilder()
@@ -67,22 +68,13 @@ def bodies(model: jitcl.Model) -> str:
 # -- weights of 4 bits -------------------------------------------------------------------------
 
 
-RNG = np.random.default_rng(3)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Each test draws the same numbers, whichever ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(3).bit_generator.state
-
-
 def int4_matmul(signed: bool = True, block: int = 16) -> tuple[onnx.ModelProto, Array, Array]:
     """x @ dequantised int4 weights in blocks along K: (model, x, expected)."""
     low, high = (-8, 8) if signed else (0, 16)
-    q = RNG.integers(low, high, (64, 48))
-    zero = RNG.integers(low, high, (-(-64 // block), 48))
-    scale = RNG.uniform(0.01, 0.1, zero.shape).astype(np.float32)
-    x = RNG.normal(size=(5, 64)).astype(np.float32)
+    q = rng().integers(low, high, (64, 48))
+    zero = rng().integers(low, high, (-(-64 // block), 48))
+    scale = rng().uniform(0.01, 0.1, zero.shape).astype(np.float32)
+    x = rng().normal(size=(5, 64)).astype(np.float32)
     proto = model(
         [helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0, block_size=block),
          helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -152,7 +144,7 @@ def test_a_compiler_that_dies_of_packed_weights_gets_numbers(device: str, featur
 
 
 def test_int4_of_odd_size_and_in_a_constant_node() -> None:
-    q = RNG.integers(-8, 8, (3, 5))
+    q = rng().integers(-8, 8, (3, 5))
     proto = model(
         [helper.make_node("Constant", [], ["q"], value=int4("", q)),
          helper.make_node("DequantizeLinear", ["q", "s"], ["w"]),
@@ -179,10 +171,10 @@ def test_int4_data_that_is_cut_off_is_refused() -> None:
 @pytest.mark.parametrize("group", [1, 4])
 def test_qdq_convolution(device: str, group: int) -> None:
     """Weights of 8 bits and one scale an output channel stay in 8 bits."""
-    q = RNG.integers(-127, 128, (8, 4 // group, 3, 3)).astype(np.int8)
+    q = rng().integers(-127, 128, (8, 4 // group, 3, 3)).astype(np.int8)
     q = np.tile(q, (8, 1, 1, 1))
-    scale = RNG.uniform(0.01, 0.1, 64).astype(np.float32)
-    x = RNG.normal(size=(1, 4, 9, 7)).astype(np.float32)
+    scale = rng().uniform(0.01, 0.1, 64).astype(np.float32)
+    x = rng().normal(size=(1, 4, 9, 7)).astype(np.float32)
     proto = model(
         [helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=0),
          helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], group=group),
@@ -204,14 +196,14 @@ def nbits(bits: int, zeros: str, k: int, rows: int, dtype: Any = np.float32
     """MatMulNBits: (model, a, expected). `zeros`: "", "packed" or "numbers"."""
     n, block = 24, 32
     blocks = -(-k // block)
-    q = RNG.integers(0, 1 << bits, (n, blocks, block)).astype(np.uint8)
-    scale = RNG.uniform(0.01, 0.1, (n, blocks)).astype(dtype)
-    a = RNG.normal(size=(2, rows, k)).astype(dtype)
-    bias = RNG.normal(size=n).astype(dtype)
+    q = rng().integers(0, 1 << bits, (n, blocks, block)).astype(np.uint8)
+    scale = rng().uniform(0.01, 0.1, (n, blocks)).astype(dtype)
+    a = rng().normal(size=(2, rows, k)).astype(dtype)
+    bias = rng().normal(size=n).astype(dtype)
     zero = np.full((n, blocks), 1 << (bits - 1), np.uint8)
     constants: dict[str, Any] = {"s": scale.reshape(-1), "b": bias}
     if zeros:
-        zero = RNG.integers(0, 1 << bits, (n, blocks)).astype(np.uint8)
+        zero = rng().integers(0, 1 << bits, (n, blocks)).astype(np.uint8)
     packed, packed_zero = q, zero
     if bits == 4:
         packed = q[..., ::2] | q[..., 1::2] << 4
@@ -325,7 +317,7 @@ def test_scales_that_fit_no_axis_are_refused() -> None:
 
 def test_decoded_weights_are_part_of_each_reader() -> None:
     """Two readers decode the same packed constant; neither stores the numbers."""
-    w = G.dequantize(const(RNG.integers(0, 255, (64, 64)), "u8"), const(0.5, "f32"))
+    w = G.dequantize(const(rng().integers(0, 255, (64, 64)), "u8"), const(0.5, "f32"))
     a = x(4, 64)
     graph = Graph("g", (a,), (("y", G.matmul(a, w)),
                               ("z", G.matmul(a, G.transpose(w, perm=(1, 0))))))
@@ -356,13 +348,13 @@ READERS: dict[str, Any] = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", READERS)
 def test_whoever_reads_decoded_weights_reads_them_right(device: str, name: str) -> None:
-    packed = const(RNG.integers(0, 256, 32 * 16), "u8")
-    scale = const(RNG.uniform(0.1, 1, (32, 4, 1)), "f32")
+    packed = const(rng().integers(0, 256, 32 * 16), "u8")
+    scale = const(rng().uniform(0.1, 1, (32, 4, 1)), "f32")
     w = G.dequantize(G.unpack_int4(packed, shape=(32, 4, 8)), scale)
     w = G.reshape(w, shape=(32, 32))
     a = graph_input("a", TensorType("f32", (4, 32)))
     graph = Graph("g", (a,), (("y", READERS[name](w, a)),))
-    feeds = {"a": RNG.uniform(0, 7, (4, 32)).astype(np.float32)}
+    feeds = {"a": rng().uniform(0, 7, (4, 32)).astype(np.float32)}
     want = evaluate(Decompose().run(graph).outputs[0][1], {a: feeds["a"]})
     for templates in (True, False):
         got = devices.run_graph(device, graph, feeds, templates=templates)["y"]

@@ -13,23 +13,17 @@ from onnx import TensorProto, helper
 import jitcl
 from jitcl.errors import JitclError, ModelError, ShapeError, TypeError_
 from jitcl.frontends.onnx import import_model, load
+from tests.drawn import rng
 from tests.test_quantise import DEVICES, model
 
 Array = np.ndarray[Any, Any]
-RNG = np.random.default_rng(11)
 pytestmark = pytest.mark.in_turn
 DTYPES = (np.uint8, np.int8)
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Each test draws the same numbers, whichever ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(11).bit_generator.state
-
-
 def integers(dtype: Any, *shape: int) -> Array:
     info = np.iinfo(dtype)
-    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+    return rng().integers(info.min, info.max + 1, shape).astype(dtype)
 
 
 def number(x: Array, scale: Any, zero: Any) -> Array:
@@ -86,8 +80,8 @@ def test_qlinear_conv(device: str, dtype: Any) -> None:
     """A scale an output channel, a zero point each, a bias in i32."""
     x, w = integers(dtype, 2, 3, 8, 7), integers(dtype, 6, 3, 3, 3)
     xs, ys, xz, yz = np.float32(0.02), np.float32(0.5), dtype(7), dtype(3)
-    ws, wz = RNG.uniform(0.01, 0.02, 6).astype(np.float32), integers(dtype, 6)
-    bias = RNG.integers(-3000, 3000, 6).astype(np.int32)
+    ws, wz = rng().uniform(0.01, 0.02, 6).astype(np.float32), integers(dtype, 6)
+    bias = rng().integers(-3000, 3000, 6).astype(np.int32)
     proto = one_op(
         "QLinearConv", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"], {"x": x},
         {"xs": xs, "xz": xz, "w": w, "ws": ws, "wz": wz, "ys": ys, "yz": yz, "b": bias}, dtype,
@@ -104,7 +98,7 @@ def test_qlinear_conv(device: str, dtype: Any) -> None:
 def test_qlinear_matmul(device: str, dtype: Any) -> None:
     """A scale and zero point for each row of a and each column of b."""
     a, b = integers(dtype, 4, 20), integers(dtype, 20, 6)
-    scales = [RNG.uniform(0.01, 0.02, n).astype(np.float32) for n in (4, 6)]
+    scales = [rng().uniform(0.01, 0.02, n).astype(np.float32) for n in (4, 6)]
     zeros = [integers(dtype, n) for n in (4, 6)]
     ys, yz = np.float32(0.1), dtype(5)
     proto = one_op(
@@ -133,7 +127,7 @@ def test_matmul_integer_of_vectors_and_batches(device: str) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
 def test_quantize_linear_along_an_axis(device: str, dtype: Any) -> None:
     top = float(np.iinfo(dtype).max)
-    x = np.concatenate([RNG.normal(size=(3, 40)) * top, np.array([[0.25, -0.25, 0.75] * 5] * 3)],
+    x = np.concatenate([rng().normal(size=(3, 40)) * top, np.array([[0.25, -0.25, 0.75] * 5] * 3)],
                        axis=1).astype(np.float32)
     scale, zero = np.array([0.5, 0.25, 2], np.float32), integers(dtype, 3)
     proto = one_op("QuantizeLinear", ["x", "s", "z"], {"x": x}, {"s": scale, "z": zero}, dtype,
@@ -148,7 +142,7 @@ def test_dequantize_linear_in_blocks(device: str, block: int) -> None:
     """Also where the last block is short."""
     x = integers(np.int8, 3, 12, 2)
     shape = (3, -(-12 // block), 2)
-    scale, zero = RNG.uniform(0.1, 1, shape).astype(np.float32), integers(np.int8, *shape)
+    scale, zero = rng().uniform(0.1, 1, shape).astype(np.float32), integers(np.int8, *shape)
     proto = one_op("DequantizeLinear", ["x", "s", "z"], {"x": x}, {"s": scale, "z": zero},
                    np.float32, axis=1, block_size=block)
     full = [np.repeat(v, block, axis=1)[:, :12] for v in (scale, zero)]
@@ -157,7 +151,7 @@ def test_dequantize_linear_in_blocks(device: str, block: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dynamic_quantize_linear(device: str) -> None:
-    x = RNG.normal(size=(3, 40)).astype(np.float32)
+    x = rng().normal(size=(3, 40)).astype(np.float32)
     node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])
     proto = model([node], {"x": x}, {"y": TensorProto.UINT8, "s": TensorProto.FLOAT,
                                      "z": TensorProto.UINT8}, {})

@@ -12,11 +12,11 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.compiling import compile_graph, plan_on
 from tests.devices import device, present
+from tests.drawn import rng
 
 DEVICES = [s for s in present() if s.startswith("opencl")]
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
 b = GraphBuilder()
-rng = np.random.default_rng(3)
 
 pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]
 
@@ -44,7 +44,7 @@ def run(spec: str, graph: Graph, arrays, template: str | None, templates: bool =
 def check(spec: str, outputs: list[Node], inputs: list[Node], dtype: str, template: str | None,
           pose: str = "cpu"):
     """Feed random arrays; compare with the references, and with generated loops."""
-    arrays = [rng.standard_normal(n.type.dims).astype("f4" if n.type.dtype == "f32" else "f2")
+    arrays = [rng().standard_normal(n.type.dims).astype("f4" if n.type.dtype == "f32" else "f2")
               for n in inputs]
     graph = Graph("t", tuple(inputs), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
     results = run(spec, graph, arrays, template, pose=pose)
@@ -91,12 +91,12 @@ def conv_case(x, k, kernel, strides=None, pads=None, dilations=None, group=1, ac
     kind = "f4" if dtype == "f32" else "f2"
     inputs = [graph_input("x", TensorType(dtype, x))]
     taps = x[1] // group * np.prod(kernel)
-    w = (rng.standard_normal((k, x[1] // group, *kernel)) / np.sqrt(taps)).astype(kind)
+    w = (rng().standard_normal((k, x[1] // group, *kernel)) / np.sqrt(taps)).astype(kind)
     weights = const(w) if constant else graph_input("w", TensorType(dtype, w.shape))
     inputs += [] if constant else [weights]
     y = b.conv(inputs[0], weights, strides=strides, pads=pads, dilations=dilations, group=group)
     shape = bias or (1, k) + (1,) * rank
-    y = b.add(y, const(rng.standard_normal(shape).astype(kind)))
+    y = b.add(y, const(rng().standard_normal(shape).astype(kind)))
     if residual:
         inputs.append(graph_input("r", y.type))
         y = b.add(y, inputs[-1])
@@ -129,7 +129,7 @@ def matrix(name: str, *shape: int, dtype: str = "f32") -> Node:
 
 
 def weights(*shape: int, dtype: str = "f32") -> Node:
-    values = rng.standard_normal(shape) / np.sqrt(shape[-2])
+    values = rng().standard_normal(shape) / np.sqrt(shape[-2])
     return const(values.astype("f4" if dtype == "f32" else "f2"))
 
 
@@ -189,9 +189,9 @@ def depthwise(x, kernel, strides=(1, 1), pads=None, dilations=(1, 1), copies=1, 
     pads = pads or tuple((n - 1) // 2 * d for n, d in zip(kernel, dilations)) * 2
     rank = len(kernel)
     kind = "f4" if dtype == "f32" else "f2"
-    w = const(rng.standard_normal((x[1] * copies, 1, *kernel)).astype(kind))
+    w = const(rng().standard_normal((x[1] * copies, 1, *kernel)).astype(kind))
     y = b.conv(data, w, strides=strides[:rank], pads=pads, dilations=dilations[:rank], group=x[1])
-    bias = const(rng.standard_normal((1, x[1] * copies) + (1,) * rank).astype(kind))
+    bias = const(rng().standard_normal((1, x[1] * copies) + (1,) * rank).astype(kind))
     return b.relu(b.add(y, bias)), [data]
 
 
@@ -250,9 +250,10 @@ def bottleneck():
 
     def layer(data, k, size):
         c = data.type.dims[1]
-        w = const((rng.standard_normal((k, c, size, size)) / np.sqrt(c * size * size)).astype("f4"))
-        y = b.conv(data, w, strides=(1, 1), pads=(size // 2,) * 4, dilations=(1, 1), group=1)
-        return b.add(y, const(rng.standard_normal((1, k, 1, 1)).astype("f4")))
+        w = rng().standard_normal((k, c, size, size)) / np.sqrt(c * size * size)
+        y = b.conv(data, const(w.astype("f4")), strides=(1, 1), pads=(size // 2,) * 4,
+                   dilations=(1, 1), group=1)
+        return b.add(y, const(rng().standard_normal((1, k, 1, 1)).astype("f4")))
 
     y = b.relu(layer(b.relu(layer(x, 16, 1)), 16, 3))
     y = b.relu(b.add(layer(y, 32, 1), x))
