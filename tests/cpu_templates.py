@@ -10,11 +10,11 @@ from jitcl.ir.graph import Graph, Node
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.compiling import plan_on
+from tests.rounding import TOLERANCE
 
 with config.override(winograd=0):              # of it tests/test_winograd_cpu.py
     DEVICE = CpuDevice()
 WIDTH = DEVICE.target.vector_width
-TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
 b = GraphBuilder()
 
 

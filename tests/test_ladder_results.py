@@ -22,6 +22,7 @@ from tests import devices
 from tests.generated import ragged
 from tests.generated.kernels import TARGETS, op_graphs
 from tests.real_models import MODELS, goldens, needs_models
+from tests.rounding import of_model
 from tests.rungs import (
     BY_NAME,
     GRAPHS,
@@ -185,7 +186,7 @@ def check_model(name: str, spec: str, rung: Rung, monkeypatch: pytest.MonkeyPatc
     got = results(spec, graph, feeds, rung)
     for (output, _), y in zip(graph.outputs, got, strict=True):
         want = wanted[output].astype(np.float64)
-        bound = (2e-2 if "fp16" in name else 1e-3) * max(float(np.abs(want).max()), 1e-30)
+        bound = of_model(name) * max(float(np.abs(want).max()), 1e-30)
         np.testing.assert_allclose(y.astype(np.float64), want, rtol=0, atol=bound)
 
 

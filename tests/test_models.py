@@ -26,14 +26,13 @@ from jitcl.target import Target
 from tests.devices import present
 from tests.generated.kernels import GPU
 from tests.real_models import MODELS, goldens, needs_models
+from tests.rounding import of_model
 
 NAMES = ("squeezenet1.0_fp32", "squeezenet1.0_fp16", "mnist8", "ultraface_rfb320", "yolox_nano",
          "selfie_segmentation", "super_resolution_espcn", "fns_candy_stdops", "hyperlpr_y5fu_320",
          "oww_melspectrogram", "oww_embedding", "minilm_l6_v2", "stories260K_kv",
          "stories260K_kv_int4", "ultraface_qop_u8", "dtln_1", "gtcrn_stream_simple", "silero_vad")
 QUICK = ("mnist8", "squeezenet1.0_fp16")
-# the goldens' engine rounds activations to 8 bits as well, and quantised sums in its own order
-TOLERANCES = {"stories260K_kv_int4": 5e-2, "ultraface_qop_u8": 2e-2}
 DEVICES = [s for s in present() if s != "reference"]
 CPU_AND_GPU = {"cpu": CpuDevice().target, "gpu": GPU}
 
@@ -52,12 +51,11 @@ def error(out: np.ndarray, golden: np.ndarray) -> float:
 
 def check_replay(name: str, device: str) -> None:
     model = jitcl.compile(MODELS / f"{name}.onnx", device=device)
-    tolerance = TOLERANCES.get(name, 2e-2 if "fp16" in name else 2e-3)
     for feeds, expected in goldens(name):
         outputs = model.run(feeds)
         assert list(expected) == [t.name for t in model.outputs]
         for output, golden in expected.items():
-            assert error(outputs[output], golden) < tolerance
+            assert error(outputs[output], golden) < of_model(name)
     report = model.report()
     assert report.steps and not report.host
 

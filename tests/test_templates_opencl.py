@@ -13,9 +13,9 @@ from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.compiling import compile_graph, plan_on
 from tests.devices import device, present
 from tests.drawn import rng
+from tests.rounding import TOLERANCE
 
 DEVICES = [s for s in present() if s.startswith("opencl")]
-TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
 b = GraphBuilder()
 
 pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]

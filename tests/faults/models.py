@@ -22,6 +22,8 @@ from tests.real_models import MODELS, absent
 ROOT = Path(__file__).resolve().parents[2]
 SUPERRES = ROOT / "examples" / "superres-x3.onnx"
 LOW_BITS = 0.15                         # of int8 and int4: the engines round in other places
+# Between CPU and GPU, or to onnxruntime; 2**-11 is a rounding to half. Under "high" only the fp16
+# model stores halves; otherwise each layer of each model does.
 TOLERANCES = {"high": 2e-3, "normal": 2e-2, "low": 2e-2}
 CHANNELS, LENGTH = 64, 12
 
