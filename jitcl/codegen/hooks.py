@@ -19,9 +19,9 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, expressions, statements
+from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Scratch
 
 
 class Hooks:
@@ -69,7 +69,7 @@ class Hooks:
 
     def vector_epilogue(
         self, lane_width: int, *, flat_space: bool, channels_left: str = ""
-    ) -> list[str] | None:
+    ) -> Lines | None:
         """Lines that store the root at address `yo` from the vector `v` of channels kb * lane_width
         + lane.
 
@@ -96,7 +96,7 @@ class Hooks:
         except NotVectorisable:
             return None
 
-    def pixel_epilogue(self, width: int, *, flat_space: bool) -> list[str] | None:
+    def pixel_epilogue(self, width: int, *, flat_space: bool) -> Lines | None:
         """Lines that store a row-major root at address `yo` from the vector `v` of `count` pixels
         along a row.
 
@@ -126,7 +126,7 @@ class Hooks:
         except NotVectorisable:
             return None
 
-    def scalar_epilogue(self, lane_width: int) -> list[str]:
+    def scalar_epilogue(self, lane_width: int) -> Lines:
         """Lines that store the root's element of channel kb * lane_width + lane from the scalar
         `v`, in any layout.
 
@@ -136,8 +136,7 @@ class Hooks:
         ix = self._pixel(E.var("lane", extent=lane_width), lane_width)
         value = E.cast(self.epilogue(ix, self._sum()), root.type.dtype)
         at = physical_index(root.type.layout, root.type.dims, ix)
-        kernel = share(Kernel("epilogue", self._buffers(root), (Store("y", at, value),)))
-        return NumbaRenderer(kernel).block(kernel.body, 0)
+        return _scalar_lines("epilogue", self._buffers(root), Store("y", at, value))
 
     def _sum(self) -> Expr:
         """The variable `v`: what a template hands to the epilogue, exact sums or f32."""
@@ -159,7 +158,7 @@ class Hooks:
         )
         return (*operands, Buffer(self.result, root.type.dtype, root.type.physical, "out"))
 
-    def row_epilogue(self, width: int, into: str = "", whole: bool = False) -> list[str] | None:
+    def row_epilogue(self, width: int, into: str = "", whole: bool = False) -> Lines | None:
         """Lines that store the root at address `yo` from the vector `v` of columns nb * width +
         lane of row `row`.
 
@@ -186,13 +185,12 @@ class Hooks:
         except NotVectorisable:
             return None
 
-    def row_scalar_epilogue(self, width: int) -> list[str]:
+    def row_scalar_epilogue(self, width: int) -> Lines:
         """The same for one element: `v` is the scalar of column nb * width + lane, which exists."""
         root = self.group.root.type
         at = self._row_place(E.var("lane", extent=width), width)
         value = E.cast(self.epilogue(at, self._sum()), root.dtype)
-        kernel = share(Kernel("epilogue", self._buffers(self.group.root), (Store("y", at, value),)))
-        return NumbaRenderer(kernel).block(kernel.body, 0)
+        return _scalar_lines("epilogue", self._buffers(self.group.root), Store("y", at, value))
 
     def _row_place(self, lane: Expr, width: int) -> tuple[Expr, ...]:
         """The root's index at row `row` (over all axes but the last) and column nb * width +
@@ -208,7 +206,7 @@ class Hooks:
         return (*ix, E.index(0) if columns == 1 else E.var("nb") * width + lane)
 
     def cell_lines(self, stores: Sequence[Store], lane: Expr, width: int, wide: tuple[str, ...],
-                   left: str = "") -> list[str] | None:
+                   left: str = "") -> Lines | None:
         """Lines that do a recurrence's stores for vectors along `lane`, from the vectors `wide`;
         `left` as in CellRenderer. None where they are no functions of whole vectors."""
         try:
@@ -216,10 +214,9 @@ class Hooks:
         except NotVectorisable:
             return None
 
-    def cell_starts(self, stores: Sequence[Store]) -> list[str]:
+    def cell_starts(self, stores: Sequence[Store]) -> Lines:
         """Lines that do stores element by element."""
-        kernel = share(Kernel("starts", self._scan_buffers(), tuple(stores)))
-        return NumbaRenderer(kernel).block(kernel.body, 0)
+        return _scalar_lines("starts", self._scan_buffers(), *stores)
 
     def _scan_buffers(self) -> tuple[Buffer, ...]:
         *operands, y = self._buffers(self.group.root)
@@ -271,7 +268,7 @@ class Hooks:
             s.place(len(s.scopes) - 1, *body)
             body = (s.close(),)
         s.place(0, *body)
-        read = set().union(*(names_read(stmt) for stmt in s.scopes[0].stmts))
+        read = buffers_read(tuple(s.scopes[0].stmts))
         operands = tuple(n for n, name in self.names.items() if name in read)
         buffers = (
             *(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
@@ -287,12 +284,7 @@ class Hooks:
         return Emitted("arranged", text, arguments, (copy,))
 
 
-def names_read(stmt: Stmt) -> set[str]:
-    """Names of the buffers that a statement and those inside it load from."""
-    return {
-        x.value
-        for s, _ in statements((stmt,))
-        for e in expressions(s)
-        for x in E.walk(e)
-        if x.op == "load"
-    }
+def _scalar_lines(name: str, buffers: tuple[Buffer, ...], *stores: Store) -> Lines:
+    """Stores element by element."""
+    kernel = share(Kernel(name, buffers, stores))
+    return Lines(NumbaRenderer(kernel).block(kernel.body, 0), buffers_read(kernel.body))

@@ -8,7 +8,8 @@ from jitcl.codegen.render import flat
 from jitcl.codegen.render_vector import VectorRenderer
 from jitcl.codegen.share import share
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Buffer, Kernel, Store
+from jitcl.ir.kernel import Buffer, Kernel, Store, buffers_read
+from jitcl.templates.base import Lines
 
 
 class CellRenderer(VectorRenderer):
@@ -24,8 +25,8 @@ class CellRenderer(VectorRenderer):
         cell = share(Kernel("cell", buffers, tuple(stores)), addresses=False)
         super().__init__(cell, lane, width, wide)
 
-    def lines(self) -> list[str]:
-        return self.block(self.kernel.body, 0)
+    def lines(self) -> Lines:
+        return Lines(self.block(self.kernel.body, 0), buffers_read(self.kernel.body))
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         if not self.left:

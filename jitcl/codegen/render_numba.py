@@ -90,8 +90,7 @@ class NumbaRenderer:
         return f"fma({self.expr(a)}, {self.expr(b)}, {self.expr(other)})"
 
     def operand(self, x: Expr) -> str:
-        text = self.expr(x)
-        return f"({text})" if x.op in _INFIX and " " in text else text
+        return f"({self.expr(x)})" if x.op in _INFIX else self.expr(x)
 
     def literal(self, x: Expr) -> str:
         if x.dtype == "index":

@@ -14,7 +14,19 @@ from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store, statements
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    buffers_read,
+    statements,
+)
+from jitcl.templates.base import Lines
 
 _COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _INFIX = {"lt": "<", "ge": ">="}
@@ -116,9 +128,7 @@ class VectorRenderer(NumbaRenderer):
             parts = [self.split_guard(a) for a in guard.args]
             return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
         text = self.operand(guard)
-        if self.is_wide(guard) and not text.endswith(" 0"):
-            return [text], []
-        return [], [f"({text})"]
+        return ([text], []) if self.is_wide(guard) else ([], [f"({text})"])
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         """A vector load of the lanes at these indices."""
@@ -229,14 +239,17 @@ class EpilogueRenderer(VectorRenderer):
         kernel = share(Kernel("epilogue", buffers, body), addresses=False)
         self.indices = next(s.indices for s in kernel.body if isinstance(s, Store))
         super().__init__(kernel, lane, width, ("v",))
+        self.beside: set[str] = set()            # buffers that are read where the result is stored
 
-    def lines(self) -> list[str]:
-        return self.block(self.kernel.body, 0)
+    def lines(self) -> Lines:
+        lines = self.block(self.kernel.body, 0)
+        return Lines(lines, buffers_read(self.kernel.body), self.beside)
 
     def load(self, x: Expr) -> str:
         if self.is_same(x) and self.partial and self.channels_left:
             return f"vload_part({x.value}, {self.at}, {self.channels_left}, {self.width})"
         if self.is_same(x):
+            self.beside.add(x.value)
             return f"vload({x.value}, {self.at}, {self.width})"
         if x.free & self.space:
             raise NotVectorisable("an operand of another shape is read along a spatial axis")

@@ -186,6 +186,12 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
+def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
+    """Names of the buffers that statements and those inside them load from."""
+    return {e.value for stmt, _ in statements(body) for x in expressions(stmt)
+            for e in walk(x) if e.op == "load"}
+
+
 def mutated(stmt: Stmt) -> tuple[Expr, ...]:
     """The variables whose values one statement itself changes."""
     return (stmt.var,) if isinstance(stmt, Accum) else (

@@ -9,7 +9,7 @@ the `.j2` files beside it are the kernel's text. Fused prologues and epilogues r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,6 +45,16 @@ class Scratch:
 
 
 Argument = Node | Packed | Scratch
+
+
+class Lines(list[str]):
+    """Statements as text, and the buffers that they read: `reads` all of them, `beside` those that
+    are read in whole vectors at the address where the statements store."""
+
+    def __init__(self, lines: Iterable[str] = (), reads: Iterable[str] = (),
+                 beside: Iterable[str] = ()) -> None:
+        super().__init__(lines)
+        self.reads, self.beside = frozenset(reads), sorted(beside)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.passes.gates import gated
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed
 from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
-from jitcl.templates.cpu.operands import alike, operands_of
+from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = (
@@ -205,7 +205,7 @@ class Writer:
         tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1,
                            most_blocks=most_blocks, halves=self.a_dtype() == "f16")
         kgs = -(-per_group // tile.blocks) * s.groups
-        scalar = [] if vector or pixels else self.hooks.scalar_epilogue(width)
+        scalar = Lines() if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
         deep = not inner and self.blocks_at_once(tile) < self.blocks()
         wide = deep and self.reads_memory() and kgs > 1 and s.groups == 1
@@ -217,7 +217,7 @@ class Writer:
         if self.gate is not None and self.gate not in operands:
             operands.append(self.gate)
         runs = tile.rows == 1 and self.phase is None         # of lines: what a tile's end touches
-        touched = ["y", *alike(vector)] if vector and runs else []
+        touched = ["y", *vector.beside] if vector and runs else []
         zero = self.zero_sums()
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
@@ -283,11 +283,11 @@ class Writer:
         nbytes = 4 * self.lanes * math.prod(self.s.kernel) * tile.blocks * self.width
         return max(1, round(STREAM_BYTES / nbytes))
 
-    def pixel_lines(self, flat: bool) -> list[str] | None:
+    def pixel_lines(self, flat: bool) -> Lines | None:
         """The epilogue for row-major results; phases store every second pixel, one by one."""
         if self.phase is not None:
             return None
-        lines: list[str] | None = self.hooks.pixel_epilogue(self.width, flat_space=flat)
+        lines: Lines | None = self.hooks.pixel_epilogue(self.width, flat_space=flat)
         return lines
 
     def may_flatten(self, physical: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import Emitted, Packed
+from jitcl.templates.base import Emitted, Lines, Packed
 from jitcl.templates.conv_cpu.template import (
     FEW_CHANNELS,
     ConvShape,
@@ -74,7 +74,7 @@ class _BytesWriter(Writer):
     def a_dtype(self) -> str:
         return "i32"
 
-    def pixel_lines(self, flat: bool) -> list[str] | None:
+    def pixel_lines(self, flat: bool) -> Lines | None:
         return None
 
     def weights(self, w: np.ndarray) -> np.ndarray:

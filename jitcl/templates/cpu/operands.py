@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from jitcl.ir.graph import Node
+from jitcl.templates.base import Lines
 
 
-def operands_of(lines: Sequence[str], hooks: Any) -> list[Node]:
-    """The operands that an epilogue's lines name, in the group's order."""
-    read = set(re.findall(r"\w+", "\n".join(lines)))
-    return [node for node, name in hooks.names.items() if name in read]
-
-
-def alike(lines: Sequence[str]) -> list[str]:
-    """Names of buffers that vector epilogues read where they store: at `yo`."""
-    return sorted(set(re.findall(r"load\((\w+), yo,", "\n".join(lines))))
+def operands_of(lines: Lines, hooks: Any) -> list[Node]:
+    """The operands that an epilogue's lines read, in the group's order."""
+    return [node for node, name in hooks.names.items() if name in lines.reads]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed
 from jitcl.templates.conv_cpu.template import padded_input
 from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.operands import operands_of
@@ -85,7 +85,7 @@ class DepthwiseCpu:
         left = f"channels - kb * {width}" if s.k % width else ""
         vector = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
         pixels = None if vector else hooks.pixel_epilogue(width, flat_space=False)
-        scalar = [] if vector or pixels else hooks.scalar_epilogue(width)
+        scalar = Lines() if vector or pixels else hooks.scalar_epilogue(width)
         operands = operands_of(vector or pixels or scalar, hooks)
         halo = root.layout.halo if root.layout.kind == "NCHWc" else 0
         columns = row_columns(s.out[1])

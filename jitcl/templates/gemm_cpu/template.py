@@ -16,9 +16,9 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed, Scratch
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
-from jitcl.templates.cpu.operands import alike, operands_of
+from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
 
 PARAMS = (
@@ -207,7 +207,7 @@ class Writer:
             before.append(emitted)
         b = self.b if wide else self.columns(tile.blocks, before)
         vector = self.hooks.row_epilogue(width)
-        scalar = [] if vector else self.hooks.row_scalar_epilogue(width)
+        scalar = Lines() if vector else self.hooks.row_scalar_epilogue(width)
         operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
         k_block = self.k_block(tile, rows)
         deep = k_block < self.depth
@@ -219,7 +219,7 @@ class Writer:
             deep=deep,
             fetch_sums=deep and self.s.batch * self.s.m * self.s.n * 4 > self.cache,
             ahead=not wide,
-            touched=["y", *alike(vector)] if vector and s.m > FEW else [],
+            touched=["y", *vector.beside] if vector and s.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
             a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,

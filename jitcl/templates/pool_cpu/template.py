@@ -7,7 +7,7 @@ from typing import Any
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Emitted
+from jitcl.templates.base import ENTRY, Emitted, Lines
 from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
@@ -39,7 +39,7 @@ class PoolCpu:
         root = group.root.type
         left = f"channels - kb * {width}" if root.dims[1] % width else ""
         lines = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
-        scalar = [] if lines else hooks.scalar_epilogue(width)
+        scalar = Lines() if lines else hooks.scalar_epilogue(width)
         operands = operands_of(lines or scalar, hooks)
         largest = node.op == "max_pool"
         two = root.rank == 4

@@ -16,7 +16,7 @@ import numpy as np
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed, Scratch
 from jitcl.templates.conv_cpu.template import padded_input
 from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.operands import operands_of
@@ -123,7 +123,7 @@ class _Writer:
         s, b, width = self.s, self.b, self.width
         left = f"channels - kb * {width}" if s.k % width else ""
         vector = self.hooks.vector_epilogue(width, flat_space=False, channels_left=left)
-        scalar = [] if vector else self.hooks.scalar_epilogue(width)
+        scalar = Lines() if vector else self.hooks.scalar_epilogue(width)
         operands = operands_of(vector or scalar, self.hooks)
         names = (*TILES, *(DATA if b.whole else ()), *PRODUCTS)
         body = self.render(
