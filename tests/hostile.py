@@ -400,7 +400,7 @@ def misuses() -> dict[str, Row]:
         "shapes by number": compiled("InputError", "there is no input '1'", shapes={1: (2, 8)}),
         "model=None": source(None, "cannot compile a NoneType"),
         "model=''": source("", "Is a directory"),
-        "model of a zero byte": source("a\0.onnx", "null byte"),
+        "model of a zero byte": source("a\0.onnx", "cannot read model 'a\\x00.onnx'"),
         "model of half a character": source("\ud800.onnx", "cannot read model"),
         "model of a long name": source("x" * 5000 + ".onnx", "name too long"),
         "model=BytesIO": source(io.BytesIO(), "cannot compile a BytesIO"),

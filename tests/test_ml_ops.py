@@ -268,7 +268,8 @@ STUMP = {"nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featurei
     ({"target_ids": [0, 4]}, "leaves vote for targets 0 to 4, but there are 1"),
     ({"target_nodeids": [1, 7]}, "node 7 of tree 0 is a leaf, but it is not listed"),
     ({"aggregate_function": "MEAN"}, "aggregate_function is 'MEAN', wanted one of AVERAGE, SUM"),
-    ({"post_transform": "TANH"}, "post_transform is 'TANH', wanted one of NONE, SOFTMAX, LOGISTIC"),
+    ({"post_transform": "TANH"},
+     "attribute 'post_transform' is 'TANH', wanted one of NONE, SOFTMAX, LOGISTIC"),
 ])
 def test_what_is_said_of_malformed_trees(change: dict[str, Any], message: str) -> None:
     model = model_of([("TreeEnsembleRegressor", {**STUMP, **change}, 1)])
@@ -279,7 +280,7 @@ def test_what_is_said_of_malformed_trees(change: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize(("op", "attrs", "message"), [
     ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "offset has 2 elements, wanted 1 or one"),
-    ("Normalizer", {"norm": "L3"}, "norm is 'L3', wanted MAX, L1 or L2"),
+    ("Normalizer", {"norm": "L3"}, "attribute 'norm' is 'L3', wanted one of MAX, L1, L2"),
     ("LinearRegressor", {"coefficients": [1.0, 2.0]}, "2 coefficients are no matrix for rows of 3"),
     ("SVMRegressor", {"n_supports": 2, "support_vectors": [1.0], "coefficients": [1.0, 1.0],
                       "rho": [0.0]}, "support_vectors has 1 elements, wanted 2 vectors of 3"),

@@ -191,10 +191,13 @@ def test_scales_that_float32_rounds_stay_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("wrong, text", [
-    ({"mode": "bilinear"}, "mode 'bilinear' with coordinate_transformation_mode"),
-    ({"coordinate_transformation_mode": "middle"}, "mode 'nearest' with coordinate_transf"),
-    ({"nearest_mode": "round"}, "nearest_mode='round' is not one of"),
-    ({"keep_aspect_ratio_policy": "keep"}, "keep_aspect_ratio_policy='keep' is not one of")])
+    ({"mode": "bilinear"}, "attribute 'mode' is 'bilinear', wanted one of nearest, linear, cubic"),
+    ({"coordinate_transformation_mode": "middle"},
+     "attribute 'coordinate_transformation_mode' is 'middle', wanted one of half_pixel, half"),
+    ({"nearest_mode": "round"},
+     "attribute 'nearest_mode' is 'round', wanted one of round_prefer_floor"),
+    ({"keep_aspect_ratio_policy": "keep"},
+     "attribute 'keep_aspect_ratio_policy' is 'keep', wanted one of stretch, not_larger")])
 def test_values_that_no_opset_allows(wrong: dict[str, Any], text: str) -> None:
     model, feeds = resize(np.ones((1, 6), np.float32), sizes=[1, 9], **wrong)
     with pytest.raises(ModelError, match=text):

@@ -475,6 +475,17 @@ def test_places_are_the_samples_places() -> None:
     np.testing.assert_allclose(one.mid, y.reshape(-1)[positions], atol=1e-4)
 
 
+def test_a_scalar_is_looked_at_again() -> None:
+    """A sum of all, and a kernel without any loop: there is one place, number 0."""
+    for text, fed, want in (
+        ("kernel @s(in x: f32[4], out y: f32[]) {\n  let t: f32 = 0.0\n"
+         "  for k < 4 @loop { t add= x[k] }\n  y[] = t\n}", [1, 2, 3, 4], 10.0),
+        ("kernel @s(in x: f32[], out y: f32[]) {\n  y[] = x[] * 2.0\n}", 3, 6.0),
+    ):
+        one = sample_places(parse_kernel(text), {"x": np.asarray(fed, np.float32)}, np.array([0]))
+        assert one.positions.tolist() == [0] and one.mid.tolist() == [want]
+
+
 def test_noise() -> None:
     assert len(np.unique(noise(1, 1000))) == 1000
     data = Noise(3 * POOL, "f32", 5, "shifted")

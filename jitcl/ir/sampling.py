@@ -61,7 +61,8 @@ def sample_kernel(kernel: Kernel, buffers: Mapping[str, Array | Noise], seed: in
 def sample_places(kernel: Kernel, buffers: Mapping[str, Array | Noise], positions: Array) -> Sample:
     """The same at given flat positions of the output."""
     store = _store(kernel)
-    at = np.unravel_index(positions, kernel.buffer(store.buffer).shape)
+    shape = kernel.buffer(store.buffer).shape
+    at = np.unravel_index(positions, shape) if shape else ()    # NumPy finds no places in a scalar
     level = {}
     for index, values in zip(store.indices, at):
         if index.op == "var":
@@ -69,7 +70,7 @@ def sample_places(kernel: Kernel, buffers: Mapping[str, Array | Noise], position
         elif not index.is_const:
             raise JitclError(f"kernel '{kernel.name}': '{statement_text(store)}' does not store at "
                              "its loops' variables, so no place can be found")
-    return _run(kernel, buffers, [level])
+    return _run(kernel, buffers, [level] if level else [])
 
 
 def _run(kernel: Kernel, buffers: Mapping[str, Array | Noise], points: Points) -> Sample:
