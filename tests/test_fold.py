@@ -264,11 +264,11 @@ def test_c_assigns_at_once() -> None:
     place = devices.device("opencl:pocl")
     if place is None:
         pytest.skip("no PoCL driver")
-    lines = schedule(kernel_of("fibonacci")[0], "k", place.target).body.splitlines()
+    lines = schedule(kernel_of("fibonacci")[0], place.target).body.splitlines()
     stripped = [line.strip() for line in lines]
     first = stripped.index("float next_state0 = state1;")
     assert stripped[first + 1:first + 3] == ["state1 = state0 + state1;", "state0 = next_state0;"]
-    assert "next_" not in schedule(kernel_of("walk")[0], "k", place.target).body
+    assert "next_" not in schedule(kernel_of("walk")[0], place.target).body
 
 
 # ---- rules

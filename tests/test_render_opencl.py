@@ -12,7 +12,7 @@ import pytest
 
 from jitcl import dtypes
 from jitcl.codegen.lower import lower
-from jitcl.codegen.opencl_helpers import helper
+from jitcl.codegen.opencl_helpers import Calls, helper
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_opencl import schedule
 from jitcl.ir import expr as E
@@ -25,6 +25,7 @@ from jitcl.ops.builder import GraphBuilder, reference
 from jitcl.passes.decompose import Decompose
 from jitcl.passes.fuse import fuse
 from jitcl.target import Target
+from jitcl.templates.base import ENTRY, GROUP
 from tests.compiling import compile_graph, plan_on
 from tests.devices import device, present
 from tests.test_ops import assert_close, case, computes
@@ -191,7 +192,7 @@ def test_integer_division_never_traps() -> None:
 
 
 def text_of(node: Node, target: Target) -> str:
-    return schedule(lower(Group(node, frozenset()), "k").kernel, "entry", target).body
+    return schedule(lower(Group(node, frozenset()), "k").kernel, target).body
 
 
 def target_of(**fields: object) -> Target:
@@ -203,8 +204,27 @@ def target_of(**fields: object) -> Target:
 
 def test_text_is_readable() -> None:
     text = text_of(G.mul(G.add(x(9), x(9, name="z")), x(9)), target_of())
-    assert "__kernel void entry(\n    __global const float *restrict x0,    // f32[9]\n" in text
+    assert (f"__kernel {GROUP}void {ENTRY}(\n"
+            "    __global const float *restrict x0,    // f32[9]\n") in text
     assert "    if (i0 >= 9) return;\n    y[i0] = x0[i0] * x1[i0];\n" in text
+
+
+def test_sums_of_narrow_integers_wrap_whatever_they_are_sums_of() -> None:
+    """C computes them as int; a helper's name in front says nothing of the whole."""
+    p, q, r = (x(4, dtype="i8", name=name) for name in "pqr")
+    wrapped = G.cast(G.add(G.max(p, q), r), to="i32")
+    feeds = {"p": np.array([127, -128, 5, 100], np.int8), "q": np.array([1, -128, 6, 90], np.int8),
+             "r": np.array([1, -1, 1, 28], np.int8)}
+    got = run_form("gpu", Graph("n", (p, q, r), (("y", wrapped),)), feeds)["y"]
+    np.testing.assert_array_equal(got, [-128, 127, 7, -128])
+
+
+def test_a_text_has_the_helpers_that_it_calls_and_does_not_hold() -> None:
+    calls = Calls()
+    assert calls.call("from_f16x4", "vload4(0, x)") == "jitcl_from_f16x4(vload4(0, x))"
+    calls.call("max_f32x4", "a", "b")
+    assert calls.define("max_f32x4") == helper("max_f32x4")
+    assert calls.missing() == ["from_f16", "from_f16x4"]
 
 
 def test_literals_carry_their_type() -> None:
@@ -223,7 +243,7 @@ def test_small_groups_where_local_memory_is_emulated() -> None:
     graph = Decompose().run(Graph("g", (x(4, 1000),), (("y", node),)))
     target = replace(target_of(), local_is_real=False)
     (group,) = fuse(graph)
-    done = schedule(lower(group, "k").kernel, "entry", target)
+    done = schedule(lower(group, "k").kernel, target)
     assert done.local_size == (64,) and done.global_size == (4 * 64,)
 
 

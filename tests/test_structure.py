@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,38 @@ CONFINED = {
     "openvino": ("jitcl.bench.peers",),
 }
 FORBIDDEN = ("torch", "tensorflow")
+
+# Code generation asks the IR, or its renderers, and never reads facts back from what it wrote.
+# What searches other strings there, by module and source, with what those are:
+WRITERS = ("jitcl.codegen", "jitcl.templates")
+SEARCHES = {"find", "rfind", "replace", "startswith", "endswith", "removeprefix", "removesuffix",
+            "split", "rsplit", "splitlines", "partition", "rpartition", "translate"}
+TEXTS = {"text", "body", "source", "code", "line", "lines", "rendered"}
+NO_CODE = {
+    ("jitcl.codegen.generate", "spec.name.partition(' ')"): "a buffer's name",
+    ("jitcl.codegen.hooks", "copy.key.startswith(('blocked', 'panels'))"): "a copy's key",
+    ("jitcl.codegen.opencl_expressions", "c in text"): "digits of a literal",
+    ("jitcl.codegen.opencl_expressions", "name.endswith('f64')"): "a helper's name",
+    ("jitcl.codegen.opencl_helpers", "'x' in dtype"): "a helper's type",
+    ("jitcl.codegen.opencl_helpers", "dtype.partition('x')"): "a helper's type",
+    ("jitcl.codegen.opencl_helpers", "dtype.rpartition('x')"): "a helper's type",
+    ("jitcl.codegen.opencl_helpers", "name.rpartition('_')"): "a helper's name",
+    ("jitcl.codegen.opencl_helpers", "op.endswith('_from')"): "a helper's name",
+    ("jitcl.codegen.opencl_helpers", "op.removesuffix('_from')"): "a helper's name",
+    ("jitcl.codegen.render_numba", "self.split(s)"): "splits a loop",
+    ("jitcl.codegen.schedule", "stem[:40].rsplit('_', 1)"): "a kernel's name",
+    ("jitcl.codegen.schedule_gpu", "'index' not in {v.dtype for v in accumulators(loop)}"): "types",
+    ("jitcl.codegen.trial", "dtype.endswith('z')"): "a type",
+    ("jitcl.codegen.variants", "'max_work_group' in rung.caps"): "fields of a Target",
+    ("jitcl.codegen.variants", "import re"): "a driver's messages",
+    ("jitcl.codegen.variants", "text.split()"): "a driver's message",
+    ("jitcl.codegen.written", "emitted.body.replace(GROUP, declaration(emitted.local_size)"
+     " if self.exact else '')"): "fills a placeholder that templates were rendered with",
+    ("jitcl.codegen.written", "text.replace(ENTRY, entry)"): "fills the other one",
+    ("jitcl.templates.cpu.tiling", "'neon' in target.isa"): "a Target's instructions",
+    ("jitcl.templates.gemm_tiled_opencl.template", "self.split()"): "splits a sum",
+    ("jitcl.templates.recurrent_cpu.template", "self.root.op.removesuffix('_states')"): "an op",
+}
 MAX_LINES = 500
 MAX_COLUMNS = 100
 
@@ -243,6 +276,50 @@ def test_annotations_are_not_evaluated():
             and "from __future__ import annotations" not in path.read_text()] == []
 
 
+def is_text(node: ast.AST) -> bool:
+    """Whether an expression is a string that is written out, or made of such."""
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def searches(source: str) -> list[str]:
+    """Where a source uses regular expressions, or searches what may be text."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [a.name for a in node.names] + [getattr(node, "module", None) or ""]
+            found += ["import re" for name in names if name in ("re", "regex")]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner, attr = node.func.value, node.func.attr
+            library = isinstance(owner, ast.Name) and owner.id == "dataclasses"
+            counts = attr in ("count", "index") and any(map(is_text, node.args))
+            if counts or (attr in SEARCHES and not library):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            where = node.comparators[0]
+            name = getattr(where, "attr", getattr(where, "id", ""))
+            data = isinstance(where, (ast.Tuple, ast.Set, ast.Dict))
+            if name in TEXTS or (is_text(node.left) and not data):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_code_generation_does_not_read_its_own_text():
+    found = {(name, what) for name, path in FILES.items() if name.startswith(WRITERS)
+             for what in searches(path.read_text())}
+    assert sorted(found - NO_CODE.keys()) == [], (
+        "ask the IR or the renderer; if this string is no rendered code, say in NO_CODE what it is")
+    assert sorted(NO_CODE.keys() - found) == [], "no longer there: take it out of NO_CODE"
+
+
+def test_templates_do_not_read_their_own_text():
+    pattern = re.compile(rf"\|\s*replace\b|\.({'|'.join(sorted(SEARCHES))})\(")
+    assert [f"{path.relative_to(ROOT)}: {m.group()}"
+            for path in sorted((PACKAGE / "templates").rglob("*.j2"))
+            for m in pattern.finditer(path.read_text())] == []
+    assert pattern.search("{{ line | replace('a', 'b') }}") and pattern.search("{{ x.split() }}")
+
+
 # -- the checks themselves ---------------------------------------------------------------------
 
 
@@ -279,6 +356,23 @@ def test_breaches_are_noticed():
     assert leaves_confinement(*of("from numba import njit", "jitcl.devices.opencl"))
     assert not leaves_confinement(*of("from numba import njit", "jitcl.devices.cpu.compile"))
     assert not leaves_confinement(*of("import onnxscript_like", "jitcl.passes.x"))
+
+
+@pytest.mark.parametrize(("source", "found"), [
+    ("import re", ["import re"]),
+    ("from re import compile", ["import re"]),
+    ("def f():\n    import re as r", ["import re"]),
+    ("if 'rint(' in body: pass", ["'rint(' in body"]),
+    ("if f'{name}(' not in ''.join(a): pass", ["f'{name}(' not in ''.join(a)"]),
+    ("if name in emitted.body: pass", ["name in emitted.body"]),
+    ("at = body.find('x')", ["body.find('x')"]),
+    ("n = src.count('exp(') + values.count(0)", ["src.count('exp(')"]),
+    ("t = e.body.replace('__kernel void', s, 1)", ["e.body.replace('__kernel void', s, 1)"]),
+    ("if text[0].startswith('jitcl_'): pass", ["text[0].startswith('jitcl_')"]),
+    ("e = dataclasses.replace(e, body=b)\nif op in ('add', 'sub') or 'a' in {'a'}: pass", []),
+])
+def test_searches_of_text_are_noticed(source, found):
+    assert searches(source) == found
 
 
 def test_anybody_may_ask_for_the_version():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from jitcl.codegen.hooks import Hooks
 from jitcl.codegen.lower import Loads, NodeLoader, lower
-from jitcl.codegen.opencl_helpers import helper, stored_type
+from jitcl.codegen.opencl_helpers import Calls, helper, stored_type
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
@@ -24,7 +23,7 @@ from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
-from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+from jitcl.templates.base import GROUP, Argument, Emitted, Scratch
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Loader:
     """The body of a function that returns one element of an operand, and what it reads."""
 
     lines: tuple[str, ...]
-    helpers: tuple[str, ...]
+    helpers: tuple[str, ...]                     # functions that the lines call
     operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
     nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
     fast_k: bool                                 # elements along k are neighbours in memory
@@ -43,7 +42,7 @@ class Epilogue:
     """The body of a function that stores one vector of the result, and what it reads."""
 
     lines: tuple[str, ...]
-    helpers: tuple[str, ...]                     # texts of functions that the lines call
+    helpers: tuple[str, ...]                     # functions that the lines call
     operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
     nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
     y_type: str                                  # C type of the result's elements
@@ -56,18 +55,13 @@ class OpenClHooks(Hooks):
         """The C type of a buffer's elements."""
         return stored_type(dtype, self.target.soft_half)
 
-    def helper(self, name: str) -> str:
-        """The text of a function of codegen/opencl_helpers."""
-        return helper(name)
-
     def render(self, template: str, **values: Any) -> str:
-        """The text of a file of `jitcl/templates`, after the conversions of halves that it calls
-        where the driver has no type half."""
-        body = super().render(template, **values)
-        called = set(re.findall(r"\bjitcl_((?:to|from)_f16(?:x\d+)?)\(", body))
-        missing = [n for n in sorted(called) if f"#define JITCL_{n.upper()}\n" not in body]
-        scalars = [n.partition("x")[0] for n in missing]        # vectors are converted with these
-        return "".join(map(helper, dict.fromkeys(scalars + missing))) + body
+        """The text of a file of `jitcl/templates`, after the functions of codegen/opencl_helpers
+        that it calls (by `call_helper`) and does not hold (by `define`)."""
+        calls = Calls()
+        body = super().render(template, group=GROUP, call_helper=calls.call, define=calls.define,
+                              **values)
+        return "".join(map(helper, calls.missing())) + body
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
                        types: dict[Node, TensorType] | None = None) -> Epilogue | None:
@@ -95,9 +89,8 @@ class OpenClHooks(Hooks):
             lines = renderer.lines()
         except NotVectorisable:
             return None
-        read = set(re.findall(r"\bx\d+\b", "\n".join(lines)))
-        used = tuple(n for n in nodes if self.names[n] in read)
-        return Epilogue(tuple(lines), tuple(map(helper, renderer.helpers)),
+        used = tuple(n for n in nodes if self.names[n] in renderer.read)
+        return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
                         self.ctype(root.type.dtype))
 
@@ -126,7 +119,7 @@ class OpenClHooks(Hooks):
         nodes = tuple(n for n, name in self.names.items() if name in read)
         fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())
         operands = tuple((self.names[n], self.ctype(n.type.dtype)) for n in nodes)
-        return Loader(tuple(lines), tuple(map(helper, renderer.helpers)), operands, nodes, fast)
+        return Loader(tuple(lines), tuple(renderer.helpers), operands, nodes, fast)
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
@@ -174,7 +167,7 @@ class OpenClHooks(Hooks):
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
-        done = schedule(kernel, ENTRY, self.target)
+        done = schedule(kernel, self.target)
         return Emitted("arranged", done.body, arguments, (copy,), {}, done.global_size,
                        done.local_size)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.opencl_helpers import CTYPE
-from jitcl.codegen.render import flat
+from jitcl.codegen.render import SizesWritten, flat
 from jitcl.codegen.render_numba import only_stored
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
@@ -67,6 +67,9 @@ class ExpressionRenderer:
         self.stored = {b.name: b.dtype for b in (*kernel.buffers, *kernel.arrays)}
         self.half = computes_in_half(kernel)
         self.helpers: dict[str, None] = {}
+        self.sizes = SizesWritten()
+        self.read: set[str] = set()              # buffers that are read
+        self.named: set[str] = set()             # variables
         self.doubles = False
         self.index = "long" if any(b.size >= _BIG for b in kernel.buffers) else "int"
 
@@ -86,7 +89,7 @@ class ExpressionRenderer:
         if dtypes.is_float(dtype):
             return self._float_literal(float(value), dtype)
         if is_size(value):
-            return str(value), ATOM
+            return self.sizes.write(value), ATOM
         value = int(value)
         suffix = {"u32": "u", "i64": "L", "u64": "UL"}.get(dtype, "")
         if dtype == "index" and abs(value) >= _BIG:
@@ -136,6 +139,7 @@ class ExpressionRenderer:
         if x.op == "const":
             return self.literal(x.value, x.dtype)
         if x.op == "var":
+            self.named.add(x.value)
             return str(x.value), ATOM
         if x.op == "load":
             return self.load(x)
@@ -153,7 +157,7 @@ class ExpressionRenderer:
             return self._narrowed(self._infix(x), x)
         if x.args[0].dtype == "bool":
             return self._truth(x)
-        return self._narrowed(self._call(x), x)
+        return self._call(x)
 
     def _infix(self, x: Expr) -> Text:
         sign, binds = _INFIX[x.op]
@@ -172,7 +176,7 @@ class ExpressionRenderer:
 
     def _narrowed(self, text: Text, x: Expr) -> Text:
         """C computes narrow integers as int: back to their type, so that they wrap."""
-        if x.dtype not in _NARROW or text[0].startswith("jitcl_"):
+        if x.dtype not in _NARROW:
             return text
         return f"({CTYPE[x.dtype]})({text[0]})", UNARY
 
@@ -182,16 +186,17 @@ class ExpressionRenderer:
         if x.op == "not":
             return f"!{args[0]}", UNARY
         form = {
-            "max": "{} || {}",
-            "min": "{} && {}",
-            "lt": "!{} && {}",
-            "le": "!{} || {}",
-            "gt": "{} && !{}",
-            "ge": "{} || !{}",
+            "max": ("{} || {}", LOGIC - 1),
+            "min": ("{} && {}", LOGIC),
+            "lt": ("!{} && {}", LOGIC),
+            "le": ("!{} || {}", LOGIC - 1),
+            "gt": ("{} && !{}", LOGIC),
+            "ge": ("{} || !{}", LOGIC - 1),
         }.get(x.op)
         if form is None:
             raise JitclError(f"scalar '{x.op}' of bool has no meaning")
-        return form.format(*args), LOGIC if "&&" in form else LOGIC - 1
+        text, binds = form
+        return text.format(*args), binds
 
     def _reinterpreted(self, x: Expr) -> Text:
         """The bits of a value as another type, by way of the unsigned integer of as many bits."""
@@ -207,6 +212,7 @@ class ExpressionRenderer:
         have = x.dtype
         unsigned = CTYPE[f"u{8 * dtypes.itemsize(have)}"]
         if x.op == "load" and x.guard is None and (have == "bf16" or have in dtypes.LOW):
+            self.read.add(x.value)
             return f"{x.value}[{self.expr(flat(self.shapes[x.value], x.indices))}]"
         text, binds = self.text(x)
         if have == "bool":
@@ -220,12 +226,12 @@ class ExpressionRenderer:
 
     def _call(self, x: Expr) -> Text:
         kind = x.args[0].dtype
-        args = [self.expr(a) for a in x.args]
         if x.op == "neg":
-            return f"-{self.operand(x.args[0], UNARY + 1)}", UNARY
+            return self._narrowed((f"-{self.operand(x.args[0], UNARY + 1)}", UNARY), x)
         if x.op == "bitnot":
-            return f"~{self.operand(x.args[0], UNARY)}", UNARY
+            return self._narrowed((f"~{self.operand(x.args[0], UNARY)}", UNARY), x)
         if dtypes.is_float(kind):
+            args = [self.expr(a) for a in x.args]
             self.ctype(kind)
             if x.op == "div":
                 return f"{self.operand(x.args[0], MUL)} / {self.operand(x.args[1], MUL + 1)}", MUL
@@ -238,13 +244,14 @@ class ExpressionRenderer:
                 call = f"{name}({floats})"
                 return (f"(half){call}", UNARY) if x.dtype == "f16" else (call, ATOM)
             return f"{name}({', '.join(args)})", ATOM
-        return self._integer_call(x, kind, args)
+        return self._integer_call(x, kind)
 
-    def _integer_call(self, x: Expr, kind: str, args: list[str]) -> Text:
+    def _integer_call(self, x: Expr, kind: str) -> Text:
         if x.op in _WHOLE:
             return self.text(x.args[0])
         if x.op in ("isnan", "isinf"):
             return "false", ATOM
+        args = [self.expr(a) for a in x.args]
         if kind == "index":
             kind = "i64" if self.index == "long" else "i32"
             plain = {"div": "/", "floordiv": "/", "mod": "%", "fmod": "%"}.get(x.op)
@@ -328,6 +335,7 @@ class ExpressionRenderer:
     def _element(self, buffer: str, at: str) -> str:
         dtype = self.stored[buffer]
         self.ctype(dtype)
+        self.read.add(buffer)
         if dtype == "f16" and self.soft_half:
             return self.call_helper("from_f16", f"{buffer}[{at}]")[0]
         if dtype == "f16" and not self.half:
@@ -338,6 +346,7 @@ class ExpressionRenderer:
 
     def read_vector(self, buffer: str, at: str, width: int) -> str:
         """Neighbours in a buffer of f32 or f16 as floats."""
+        self.read.add(buffer)
         if self.stored[buffer] != "f16":
             return f"vload{width}(0, {buffer} + {at})"
         if not self.soft_half:

@@ -7,8 +7,6 @@ built in one program. Names end in the jitcl dtype: `jitcl_floordiv_i32`.
 
 from __future__ import annotations
 
-import re
-
 from jitcl import dtypes
 from jitcl.codegen.opencl_minifloats import low_helper
 from jitcl.errors import JitclError
@@ -43,44 +41,45 @@ _FLOAT = {
     # NaN where either operand is NaN: fmax would drop it
     "max": "return (a > b || a != a) ? a : b;",
     "min": "return (a < b || a != a) ? a : b;",
-    "sign": "return a > 0 ? (T)1 : a < 0 ? (T)-1 : a;",
+    "sign": "return a > 0 ? ({T})1 : a < 0 ? ({T})-1 : a;",
     "floordiv": "return floor(a / b);",
-    "mod": """T r = fmod(a, b);
-    if (r == 0) return copysign((T)0, b);
+    "mod": """{T} r = fmod(a, b);
+    if (r == 0) return copysign(({T})0, b);
     return (r < 0) != (b < 0) ? r + b : r;""",
 }
 _INTEGER = {
     "max": "return a > b ? a : b;",
     "min": "return a < b ? a : b;",
-    "sign": "return (T)(a > 0) - (T)(a < 0);",
-    "abs": "return a < 0 ? (T)-a : a;",
-    # never a trap: x / 0 is 0, lowest / -1 wraps (the lines with SIGNED are for signed types)
+    "sign": "return ({T})(a > 0) - ({T})(a < 0);",
+    "abs": "return a < 0 ? ({T})-a : a;",
+    # never a trap: x / 0 is 0, lowest / -1 wraps ({negated}, {nothing}: lines of signed types)
     "div": """if (b == 0) return 0;
-    SIGNED if (b == -1) return (T)(0 - a);
-    return a / b;""",
+{negated}    return a / b;""",
     "fmod": """if (b == 0) return 0;
-    SIGNED if (b == -1) return 0;
-    return a % b;""",
+{nothing}    return a % b;""",
     "floordiv": """if (b == 0) return 0;
-    SIGNED if (b == -1) return (T)(0 - a);
-    T q = a / b;
-    return (a % b != 0 && (a < 0) != (b < 0)) ? (T)(q - 1) : q;""",
+{negated}    {T} q = a / b;
+    return (a % b != 0 && (a < 0) != (b < 0)) ? ({T})(q - 1) : q;""",
     "mod": """if (b == 0) return 0;
-    SIGNED if (b == -1) return 0;
-    T r = a % b;
-    return (r != 0 && (r < 0) != (b < 0)) ? (T)(r + b) : r;""",
-    "shl": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b);",
-    "shr": "return b < 0 || b >= (T)(8 * sizeof(T)) ? (a < 0 ? (T)-1 : (T)0) : (T)(a >> b);",
+{nothing}    {T} r = a % b;
+    return (r != 0 && (r < 0) != (b < 0)) ? ({T})(r + b) : r;""",
+    "shl": "return b < 0 || b >= ({T})(8 * sizeof({T})) ? ({T})0 : ({T})(a << b);",
+    "shr": "return b < 0 || b >= ({T})(8 * sizeof({T}))"
+           " ? (a < 0 ? ({T})-1 : ({T})0) : ({T})(a >> b);",
     # four bits from bit b on, with and without a sign; b is 0 or 4
-    "int4": "return (T)(((a >> b & 15) ^ 8) - 8);",
-    "uint4": "return (T)(a >> b & 15);",
+    "int4": "return ({T})(((a >> b & 15) ^ 8) - 8);",
+    "uint4": "return ({T})(a >> b & 15);",
     # a negative power is 0 but for the bases 1 and -1
-    "pow": """if (b < 0) return a == 1 || (a == (T)-1 && b % 2 == 0) ? (T)1 : a == (T)-1 ? a : (T)0;
-    T r = 1;
-    for (T n = b, p = a; n > 0; n >>= 1, p = (T)(p * p))
-        if (n & 1) r = (T)(r * p);
+    "pow": """if (b < 0)"""
+           """ return a == 1 || (a == ({T})-1 && b % 2 == 0) ? ({T})1 : a == ({T})-1 ? a : ({T})0;
+    {T} r = 1;
+    for ({T} n = b, p = a; n > 0; n >>= 1, p = ({T})(p * p))
+        if (n & 1) r = ({T})(r * p);
     return r;""",
 }
+# x / -1 and x % -1, which trap for the lowest x
+_MINUS_ONE = {"negated": "    if (b == -1) return ({T})(0 - a);\n",
+              "nothing": "    if (b == -1) return 0;\n"}
 _UNARY = ("sign", "abs")
 _TO_INT = """{narrow} jitcl_{name}({source} a)
 {{
@@ -133,6 +132,34 @@ _OTHER |= {
 _INTS = {"int": ("2147483648", "INT_MIN"), "long": ("9223372036854775808", "LONG_MIN")}
 
 
+class Calls:
+    """The helpers that a template's text calls, and those whose text it holds."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+        self.defined: set[str] = set()
+
+    def call(self, name: str, *args: str) -> str:
+        self.called.add(name)
+        return f"jitcl_{name}({', '.join(args)})"
+
+    def define(self, name: str) -> str:
+        self.defined.add(name)
+        return helper(name)
+
+    def missing(self) -> list[str]:
+        """What else the text needs, in an order in which C knows each function that it calls."""
+        found = sorted(self.called - self.defined)
+        return list(dict.fromkeys([*(n for name in found for n in _needs(name)), *found]))
+
+
+def _needs(name: str) -> list[str]:
+    """The helpers that a helper calls: halves of a vector are converted one by one."""
+    op, _, dtype = name.rpartition("_")
+    scalar, _, lanes = dtype.partition("x")
+    return [f"{op}_{scalar}"] if lanes and op in ("to", "from") else []
+
+
 def helper(name: str) -> str:
     """The text of a helper and its guard: "max_f32", "int_from_f64", "round_f16", ..."""
     guard = f"JITCL_{name.upper()}"
@@ -165,8 +192,9 @@ def _body(name: str) -> str:
         raise JitclError(f"no OpenCL helper '{name}'")
     ctype = CTYPE[dtype]
     arguments = f"{ctype} a" if op in _UNARY else f"{ctype} a, {ctype} b"
-    text = _typed(texts[op], ctype)
-    text = re.sub(r"SIGNED " if dtype.startswith("i") else r" *SIGNED .*\n", "", text)
+    signed = dtype in dtypes.SIGNED
+    lines = {name: line.format(T=ctype) if signed else "" for name, line in _MINUS_ONE.items()}
+    text = texts[op].format(T=ctype, **lines)
     return f"{ctype} jitcl_{name}({arguments})\n{{\n    {text}\n}}"
 
 
@@ -183,8 +211,3 @@ def _vector_body(name: str, op: str, dtype: str) -> str:
         f"float{lanes} jitcl_{name}(float{lanes} a, float{lanes} b)\n{{\n"
         f"    return select(b, a, {test}(a, b) | isnan(a));\n}}"
     )
-
-
-def _typed(text: str, ctype: str) -> str:
-    """The text with T exchanged for a type."""
-    return re.sub(r"\bT\b", ctype, text)

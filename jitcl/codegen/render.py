@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import jinja2
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
+from jitcl.ir.sizes import Size, is_size
 
-SIZE = re.compile(r"\bsize(\d+)\b")
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
@@ -34,10 +32,22 @@ def render(template: str, **values: Any) -> str:
     return environment().get_template(template).render(**values)
 
 
-def size_names(lines: Sequence[str]) -> list[str]:
-    """The sizes that a kernel's statements name (`ir/sizes.py`): its integer parameters."""
-    found = {int(n) for line in lines for n in SIZE.findall(line)}
-    return [f"size{n}" for n in sorted(found)]
+class SizesWritten:
+    """Sizes (`ir/sizes.py`) as a renderer writes them, and the atoms that it wrote: the kernel's
+    integer parameters."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, int] = {}          # number of an atom -> the atom as a size
+
+    def write(self, n: int | Size) -> str:
+        """A count's text."""
+        if is_size(n):
+            self.found |= {k: n.space.atom(k) for monomial in n.terms for k in monomial}
+        return str(n)
+
+    def params(self) -> dict[str, int]:
+        """The parameters in order, by name."""
+        return {f"size{k}": self.found[k] for k in sorted(self.found)}
 
 
 def flat(shape: tuple[int, ...], indices: tuple[Expr, ...]) -> Expr:

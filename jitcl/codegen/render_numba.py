@@ -12,14 +12,14 @@ import math
 
 from jitcl import dtypes
 from jitcl.codegen.loops import linear_in
-from jitcl.codegen.render import flat, render, size_names
+from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.transpose import TILE, turned
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store
 from jitcl.ir.scalar import reinterprets
-from jitcl.ir.sizes import at_least_always
+from jitcl.ir.sizes import at_least_always, is_size
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">",
           "ge": ">=", "eq": "==", "ne": "!="}
@@ -42,6 +42,7 @@ class NumbaRenderer:
         self.kernel = kernel
         self.shapes = {b.name: b.shape for b in (*kernel.buffers, *scratch)}
         self.rows, self.scratch = scratch, {b.name for b in scratch}
+        self.sizes = SizesWritten()
 
     # ---- expressions
 
@@ -94,10 +95,10 @@ class NumbaRenderer:
 
     def literal(self, x: Expr) -> str:
         if x.dtype == "index":
-            return str(x.value)
+            return self.sizes.write(x.value)
         if x.dtype == "bool":
             return str(bool(x.value))
-        value = repr(x.value)
+        value = self.sizes.write(x.value) if is_size(x.value) else repr(x.value)
         if isinstance(x.value, float):
             value = {"inf": "inf", "-inf": "-inf", "nan": "nan"}.get(value, value)
         return f"{dtypes.compute(x.dtype)}({value})"
@@ -142,7 +143,7 @@ class NumbaRenderer:
             return [f"{pad}transpose({tile[0]}, {tile[1]}, {TILE})"]
         guard = common_guard(s)
         if guard is None:
-            head = f"{pad}for {s.var.value} in range({s.extent}):"
+            head = f"{pad}for {s.var.value} in range({self.sizes.write(s.extent)}):"
             return [head, *self.block(s.body, indent + 1)]
         low, high, outside, rest = guard_range(guard, s.var)
         stores = (b for b in s.body if isinstance(b, Store))
@@ -209,7 +210,7 @@ class NumbaRenderer:
         """Split one loop of the nest; the others stay as they are."""
         lines = []
         for depth, f in enumerate(nest):
-            span = _span(f.extent) if depth == k else str(f.extent)
+            span = self.span(f.extent) if depth == k else self.sizes.write(f.extent)
             lines.append("    " * (depth + 1) + f"for {f.var.value} in range({span}):")
         return lines + self.block(nest[-1].body, len(nest) + 1)
 
@@ -218,17 +219,19 @@ class NumbaRenderer:
         if len(nest) == 1:
             return self.split_one(nest, 0)
         total = rest = math.prod(f.extent for f in nest)
-        lines = [f"    for p in range({_span(total)}):"]
+        lines = [f"    for p in range({self.span(total)}):"]
         for depth, f in enumerate(nest):
             rest //= f.extent
-            at = "p" if rest == 1 else f"p // {rest}"
-            lines.append(f"        {f.var.value} = {at if depth == 0 else f'({at}) % {f.extent}'}")
+            at = "p" if rest == 1 else f"p // {self.sizes.write(rest)}"
+            if depth > 0:
+                at = f"({at}) % {self.sizes.write(f.extent)}"
+            lines.append(f"        {f.var.value} = {at}")
         return lines + self.block(nest[-1].body, 2)
 
-
-def _span(extent: int) -> str:
-    """This thread's part of 0 .. extent."""
-    return f"share({extent}, tid, nthreads), share({extent}, tid + 1, nthreads)"
+    def span(self, extent: int) -> str:
+        """This thread's part of 0 .. extent."""
+        text = self.sizes.write(extent)
+        return f"share({text}, tid, nthreads), share({text}, tid + 1, nthreads)"
 
 
 def _is_parallel(s: Stmt) -> bool:
@@ -323,6 +326,11 @@ def render_kernel(kernel: Kernel, entry: str, scratch: tuple[Buffer, ...] = (),
 
     `scratch`: memory of each thread's own that the kernel writes and reads, beside its buffers.
     """
-    lines = renderer(kernel, scratch).body()
-    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, scratch=scratch,
-                  lines=lines, sizes=size_names(lines))
+    return kernel_text(renderer(kernel, scratch), entry)
+
+
+def kernel_text(r: NumbaRenderer, entry: str) -> str:
+    """The text of a renderer's kernel."""
+    lines = r.body()
+    return render("loops/numba.py.j2", entry=entry, buffers=r.kernel.buffers, scratch=r.rows,
+                  lines=lines, sizes=list(r.sizes.params()))

@@ -6,7 +6,7 @@ from jitcl import dtypes
 from jitcl.codegen.loops import renamed
 from jitcl.codegen.opencl_expressions import LOGIC, RELATION, ExpressionRenderer
 from jitcl.codegen.opencl_helpers import helper, stored_type
-from jitcl.codegen.render import flat, render, size_names
+from jitcl.codegen.render import flat, render
 from jitcl.codegen.render_numba import bits_of, only_stored
 from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
@@ -24,6 +24,7 @@ from jitcl.ir.kernel import (
 )
 from jitcl.ir.lanes import work_loops
 from jitcl.ir.sizes import at_least_always, is_size
+from jitcl.templates.base import ENTRY, GROUP
 
 # Sizes of groups are written out: where get_local_size() is folded into a loop, Adreno's compiler
 # fails an assertion ("constant registers < 2": GenieX issues 1284, 1438).
@@ -62,7 +63,7 @@ class OpenClRenderer(ExpressionRenderer):
         first = self.expr(s.first) if s.first is not None else first
         step = str(s.step) if s.step > 1 else step
         advance = f"{name} += {step}" if step else f"++{name}"
-        end = end or str(s.extent)
+        end = end or self.sizes.write(s.extent)
         head = f"{pad}for ({self.index} {name} = {first}; {name} < {end}; {advance}) {{"
         return [head, *self.block(s.body, indent + 1), pad + "}"]
 
@@ -78,7 +79,8 @@ class OpenClRenderer(ExpressionRenderer):
         if always and not declared:
             return self.block(body, indent)
         lines = [*declared, *self.block(body, indent + 1)]
-        head = pad if always else f"{pad}if ({self.operand(first, RELATION + 1)} < {s.extent}) "
+        head = pad if always else (
+            f"{pad}if ({self.operand(first, RELATION + 1)} < {self.sizes.write(s.extent)}) ")
         if len(lines) == 1:
             return [head + lines[0].lstrip()]
         return [head + "{", *lines, pad + "}"]
@@ -142,7 +144,7 @@ class OpenClRenderer(ExpressionRenderer):
                                          ("scan", "CLK_GLOBAL_MEM_FENCE")) if role in roles]
         return " | ".join(flags)
 
-    def scheduled(self, entry: str, local_size: tuple[int, ...]) -> str:
+    def scheduled(self, local_size: tuple[int, ...]) -> str:
         """The text of a scheduled kernel that is launched with a work-group of `local_size`: axes
         of the NDRange, the innermost loop's first. Work-items beyond the last one return.
         """
@@ -158,18 +160,18 @@ class OpenClRenderer(ExpressionRenderer):
                 rounded = f.kind == "item" and (
                     is_size(f.extent) or f.extent % local_size[axis] != 0)
                 if rounded:
-                    beyond.append(f"{name} >= {f.extent}")
+                    beyond.append(f"{name} >= {self.sizes.write(f.extent)}")
                 if name in read or rounded:
                     lines.append(f"    {self.index} {name} = {PLACE[f.kind]}({axis});")
         if beyond:
             lines.append(f"    if ({' || '.join(beyond)}) return;")
-        return self.kernel_text(entry, [*lines, *self.block(inner, 1)])
+        return self.kernel_text([*lines, *self.block(inner, 1)])
 
     def array_type(self, dtype: str) -> str:
         """The type of an array's elements."""
         return "uchar" if dtype == "bool" else self.ctype(dtype)
 
-    def kernel_text(self, entry: str, lines: list[str]) -> str:
+    def kernel_text(self, lines: list[str]) -> str:
         """The kernel around its statements: helpers, extensions, arguments."""
         if self.doubles and not self.fp64:
             raise UnsupportedError(
@@ -179,10 +181,11 @@ class OpenClRenderer(ExpressionRenderer):
         arguments = [(stored_type(b.dtype, self.soft_half), b) for b in self.kernel.buffers]
         return render(
             "loops/opencl.cl.j2",
-            entry=entry,
+            entry=ENTRY,
+            group=GROUP,
             arguments=arguments,
             lines=lines,
-            sizes=size_names(lines),
+            sizes=list(self.sizes.params()),
             doubles=self.doubles,
             half=self.half,
             helpers=[helper(name) for name in self.helpers],

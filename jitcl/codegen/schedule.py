@@ -34,7 +34,7 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
         body = vectors or loops_for_cpu(lowered.kernel, ENTRY)
         return Emitted(stem, body, arguments, (group.root,))
     if target.kind == "opencl":
-        done = schedule(lowered.kernel, ENTRY, target)
+        done = schedule(lowered.kernel, target)
         return Emitted(stem, done.body, arguments, (group.root,), {}, done.global_size,
                        done.local_size)
     raise JitclError(f"no renderer for devices of kind '{target.kind}'")
@@ -46,7 +46,7 @@ def _sized(lowered: Lowered, stem: str, target: Target, arguments: tuple[Node, .
     if target.kind == "cpu" and not scanned(lowered.kernel):
         done = sized_for_cpu(lowered.kernel, ENTRY)
     elif target.kind == "opencl" and not scanned(lowered.kernel):
-        done = sized_for_opencl(lowered.kernel, ENTRY, target)
+        done = sized_for_opencl(lowered.kernel, target)
     else:
         raise SizePinned(f"kernels of '{stem}' have fixed sizes here")
     return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,

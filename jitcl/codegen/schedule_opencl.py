@@ -26,17 +26,17 @@ class Scheduled:
     local_size: tuple[int, ...]
 
 
-def schedule(kernel: Kernel, entry: str, target: Target) -> Scheduled:
+def schedule(kernel: Kernel, target: Target) -> Scheduled:
     """Spread a lowered kernel over the target's work-items and render it."""
     if target.device_type == "cpu":
-        text, items = cpu_form(kernel, entry, target)
+        text, items = cpu_form(kernel, target)
         return Scheduled(text, (items,), (1,))
     kernel = schedule_gpu(kernel, target)
     verify_schedule(kernel, target.local_memory or None)
-    return rendered(kernel, entry, target)
+    return rendered(kernel, target)
 
 
-def rendered(kernel: Kernel, entry: str, target: Target) -> Scheduled:
+def rendered(kernel: Kernel, target: Target) -> Scheduled:
     """A scheduled kernel's text and launch."""
     groups, lanes = work_loops(kernel)
     extents = tuple(f.extent for f in reversed(lanes))       # axis 0 is the innermost loop
@@ -50,4 +50,4 @@ def rendered(kernel: Kernel, entry: str, target: Target) -> Scheduled:
         local = group_of_items(extents, target)
         sizes = tuple(-(-n // m) * m for n, m in zip(extents, local))
     r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
-    return Scheduled(r.scheduled(entry, local), sizes, local)
+    return Scheduled(r.scheduled(local), sizes, local)

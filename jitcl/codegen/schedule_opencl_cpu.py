@@ -29,13 +29,13 @@ GATHERED = 4  # lanes further apart than this are left to the driver's compiler
 VECTOR = 16  # elements that a share of a flat loop is a multiple of
 
 
-def cpu_form(kernel: Kernel, entry: str, target: Target) -> tuple[str, int]:
+def cpu_form(kernel: Kernel, target: Target) -> tuple[str, int]:
     """(the kernel's text, work-items)."""
     scheduled = schedule_cpu(kernel)
     r = CpuRenderer(scheduled.kernel, scheduled.scratch, target)
     lines = r.body()
     rows = [f"    {CTYPE[b.dtype]} {b.name}[{b.size}];" for b in scheduled.scratch]
-    return r.kernel_text(entry, [*rows, *lines]), r.shares
+    return r.kernel_text([*rows, *lines]), r.shares
 
 
 class NoVector(JitclError):

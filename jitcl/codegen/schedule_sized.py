@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jitcl.codegen.loops import flatten, inline_lets, merge_loops
-from jitcl.codegen.render_numba import NumbaRenderer, outer_loops, render_kernel
+from jitcl.codegen.render_numba import NumbaRenderer, kernel_text, outer_loops
 from jitcl.codegen.render_numba import parallel_nest as nest_of
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_gpu import parallel_nest, spread
@@ -31,7 +30,6 @@ from jitcl.ir.sizes import Size, has_size, is_size, judged_by_hint
 from jitcl.target import Target
 
 GROUP = 64                      # work-items a group
-DECLARED = re.compile(r"^    (?:const int )?size(\d+)(?: = param\(.*\)|,|\))$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,13 @@ def simple(kernel: Kernel) -> Kernel:
 
 def sized_for_cpu(kernel: Kernel, entry: str) -> Sized:
     """For the CPU path."""
-    space = sizes_of(kernel)[0].space
-    plain = share(simple(kernel), addresses=False)
-    text = render_kernel(plain, entry, renderer=SizedRenderer)
-    return Sized(text, {f"size{n}": space.atom(n) for n in parameters(text)})
+    r = SizedRenderer(share(simple(kernel), addresses=False))
+    text = kernel_text(r, entry)
+    return Sized(text, r.sizes.params())
 
 
-def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
+def sized_for_opencl(kernel: Kernel, target: Target) -> Sized:
     """For OpenCL devices: a work-item an iteration of the outer parallel loops."""
-    space = sizes_of(kernel)[0].space
     plain = simple(kernel)
     nest, inner = parallel_nest(plain)
     nest = nest or [For(E.var("item", extent=1), "parallel", ())]       # of one element
@@ -89,9 +85,9 @@ def sized_for_opencl(kernel: Kernel, entry: str, target: Target) -> Sized:
     plain = replace(plain, body=spread(nest, "item", inner, (len(nest),)))
     r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
     local = min(GROUP, target.max_work_group)
-    text = r.scheduled(entry, (local,))
+    text = r.scheduled((local,))
     items = (total + local - 1) // local * local
-    return Sized(text, {f"size{n}": space.atom(n) for n in parameters(text)}, (items,), (local,))
+    return Sized(text, r.sizes.params(), (items,), (local,))
 
 
 class SizedRenderer(NumbaRenderer):
@@ -102,11 +98,6 @@ class SizedRenderer(NumbaRenderer):
         with judged_by_hint():
             count = outer_loops(nest)
         return self.split_many(nest[:count])
-
-
-def parameters(text: str) -> tuple[int, ...]:
-    """The numbers of the atoms that a kernel's text declares, in order."""
-    return tuple(int(n) for n in DECLARED.findall(text))
 
 
 __all__ = ["Sized", "group_is_sized", "sized_for_cpu", "sized_for_opencl", "sizes_of"]

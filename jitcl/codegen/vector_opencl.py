@@ -8,8 +8,6 @@ is none of these is refused, and the template computes its epilogue in a kernel 
 
 from __future__ import annotations
 
-import re
-
 from jitcl.codegen.opencl_expressions import ATOM, CHOICE, LOGIC, MUL, UNARY, Text
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
@@ -50,8 +48,7 @@ class EpilogueRenderer(OpenClRenderer):
         """The statements; raises NotVectorisable."""
         lines: list[str] = []
         for s in reversed(self.kernel.body):     # what is read at y's address needs no index
-            name = s.var.value if isinstance(s, Let) else ""
-            if not name or re.search(rf"\b{name}\b", "\n".join(lines)):
+            if not isinstance(s, Let) or s.var.value in self.named:
                 lines = self.stmt(s, 1) + lines
         if self.doubles:
             raise NotVectorisable("double precision")
@@ -68,6 +65,7 @@ class EpilogueRenderer(OpenClRenderer):
     def vector(self, x: Expr) -> Text:
         """Source of a value that differs from lane to lane."""
         if x.op == "var" and x is not self.lane:
+            self.named.add(x.value)
             return str(x.value), ATOM
         if x.op == "load":
             return self.load(x)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from jitcl import dtypes
 from jitcl.codegen.hooks import Hooks
 from jitcl.codegen.hooks_opencl import OpenClHooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized
+from jitcl.ir import expr as E
 from jitcl.ir.group import Chain, Group
+from jitcl.ir.kernel import Kernel, expressions, statements
 from jitcl.target import Target
 from jitcl.templates import CHAINS, TEMPLATES
-from jitcl.templates.base import ENTRY, Emitted
+from jitcl.templates.base import ENTRY, GROUP, Emitted
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Writer:
             return (self._one(group, name, memo),)
         found = self.chain(group)
         if found is not None:
-            return (Written(group, self._launches(group, name, found[0], found[1])),)
+            return (Written(group, self._launches(group, name, found[0], found[1], memo)),)
         *before, last = group.parts
         names = [f"{name}_{(part.anchor or part.root).op}_{k}" for k, part in enumerate(before)]
         return tuple(self._one(part, own, memo)
@@ -76,11 +79,14 @@ class Writer:
             match = template.accepts(group, self.target)
             if match is not None:
                 emitted = template.emit(match, self.hooks(group))
-                return Written(group, self._launches(group, name, emitted, template.name))
-        key = (group, name, self.half)
-        lowered = memo.get(key) or memo.setdefault(key, lower(group, name, half=self.half))
+                return Written(group, self._launches(group, name, emitted, template.name, memo))
+        lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
-        return Written(group, self._launches(group, name, [generic], ""), lowered)
+        return Written(group, self._launches(group, name, [generic], "", memo), lowered)
+
+    def _lowered(self, group: Group, name: str, memo: Memo) -> Lowered:
+        key = (group, name, self.half)
+        return memo.get(key) or memo.setdefault(key, lower(group, name, half=self.half))
 
     def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
         """The kernels of the first template that writes the chain, and that template's name."""
@@ -100,43 +106,50 @@ class Writer:
         return OpenClHooks(group, self.target) if opencl else Hooks(group, self.target)
 
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
-                  template: str) -> tuple[Launch, ...]:
+                  template: str, memo: Memo) -> tuple[Launch, ...]:
         *before, last = kernels
+        options = self._options(group, name, memo)
         found = []
         for k, emitted in enumerate(before):
             helper = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
-            found.append(Launch(helper, self._kernel(emitted, group, template), emitted, name))
-        return (*found, Launch(name, self._kernel(last, group, template), last))
+            found.append(Launch(helper, self._kernel(emitted, options, template), emitted, name))
+        return (*found, Launch(name, self._kernel(last, options, template), last))
 
-    def _kernel(self, emitted: Emitted, group: Group, template: str) -> KernelSource:
-        options = self._options(emitted, group)
-        text = with_group(emitted) if self.exact else emitted.body
+    def _kernel(self, emitted: Emitted, options: tuple[str, ...], template: str) -> KernelSource:
+        options = (*emitted.options, *options)
+        text = emitted.body.replace(GROUP, declaration(emitted.local_size) if self.exact else "")
         digest = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:10]
         entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
         body = text.replace(ENTRY, entry)
         return KernelSource(entry, body, self.language, options, template, tuple(emitted.params))
 
-    def _options(self, emitted: Emitted, group: Group) -> tuple[str, ...]:
-        """Build options: the kernel's own, the target's, none to optimise where that is wrong, and
-        correct quotients where they are rounded to integers: a GPU's own are off by 2.5 units, so
-        that a tie of a quantisation falls on the wrong side (seen on NVIDIA 580).
+    def _options(self, group: Group, name: str, memo: Memo) -> tuple[str, ...]:
+        """Build options of the group's kernels: the target's, none to optimise where that is wrong,
+        and correct quotients where they are rounded to integers: a GPU's own are off by 2.5 units,
+        so that a tie of a quantisation falls on the wrong side (seen on NVIDIA 580).
         """
-        options = (*emitted.options, *self.target.build_options)
-        if self.target.exact_division and "rint(" in emitted.body and " / " in emitted.body:
+        options = self.target.build_options
+        parts = group.parts if isinstance(group, Chain) else (group,)
+        if self.target.exact_division and any(
+                rounds_quotients(self._lowered(part, name, memo).kernel) for part in parts):
             options += ("-cl-fp32-correctly-rounded-divide-sqrt",)
         if any(n.op in self.target.unoptimised_ops for n in group.members):
             options += ("-cl-opt-disable",)
         return options
 
 
-def with_group(emitted: Emitted) -> str:
-    """The kernel's text with its work-group declared, so that a compiler gives each work-item the
-    registers that such a group leaves it.
+def declaration(local_size: tuple[int, ...]) -> str:
+    """What declares a kernel's work-group, so that a compiler gives each work-item the registers
+    that such a group leaves it; "" where the launch leaves the group open.
 
         __kernel void f(...)   ->   __kernel __attribute__((reqd_work_group_size(16, 1, 1))) void f
     """
-    if not emitted.local_size or "reqd_work_group_size" in emitted.body:
-        return emitted.body
-    sizes = ", ".join(map(str, (*emitted.local_size, 1, 1)[:3]))
-    return emitted.body.replace(
-        "__kernel void", f"__kernel __attribute__((reqd_work_group_size({sizes}))) void", 1)
+    sizes = ", ".join(map(str, (*local_size, 1, 1)[:3]))
+    return f"__attribute__((reqd_work_group_size({sizes}))) " if local_size else ""
+
+
+def rounds_quotients(kernel: Kernel) -> bool:
+    """Whether a kernel computes both quotients of floats and floats rounded to integers."""
+    ops = {e.op for stmt, _ in statements(kernel.body) for x in expressions(stmt)
+           for e in E.walk(x) if e.args and dtypes.is_float(e.args[0].dtype)}
+    return {"div", "round"} <= ops

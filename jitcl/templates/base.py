@@ -23,6 +23,7 @@ from jitcl.target import Target
 ENTRY = (
     "KERNEL_ENTRY"  # stands for the function's name in a rendered body, until its digest is known
 )
+GROUP = "KERNEL_GROUP "  # before an OpenCL kernel's type: stands for what declares its work-group
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Emitted:
     """One kernel that a template wrote, and how to launch it."""
 
     stem: str  # readable stem of the kernel's name: "gemm_14x2_relu"
-    body: str  # text with ENTRY for the function's name
+    body: str  # text with ENTRY for the function's name, GROUP where its work-group may be declared
     arguments: tuple[Argument, ...]
     writes: tuple[Argument, ...]
     params: Mapping[str, int] = field(default_factory=dict)      # behind the buffers, in order

@@ -70,9 +70,9 @@ def emit_windows(p: Windows, hooks: Any) -> list[Emitted]:
         "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, kind=p.kind, W=width,
         WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
         KH=kh if unroll else 0, KW=kw if unroll else 0,
-        x_type=hooks.ctype(x.type.dtype), maximum=f"jitcl_{maximum}",
+        x_type=hooks.ctype(x.type.dtype), maximum=maximum,
         multiply_add=target.multiply_add,
-        helpers=[hooks.helper(maximum)] if p.kind == "max" else [])
+        helpers=[maximum] if p.kind == "max" else [])
     block = oh if target.device_type == "cpu" and s.n * s.k >= 4 * target.compute_units else 1
     blocks = -(-oh // block)
     tasks = s.n * s.k * blocks
