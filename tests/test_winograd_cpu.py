@@ -19,7 +19,7 @@ from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.target import Target
 from jitcl.templates.cpu.tiling import Tile
 from jitcl.templates.winograd_cpu import choice, template
-from jitcl.templates.winograd_cpu.template import LARGEST_ERROR, Match, WinogradCpu
+from jitcl.templates.winograd_cpu.template import LARGEST_ERROR, WinogradCpu
 from jitcl.templates.winograd_cpu.transforms import F2, F4, TRANSFORMS, relative_error
 from tests.compiling import plan_on
 
@@ -196,9 +196,8 @@ def group_of(x, k, *, dtype="f32", w=None, blocked=True, target=WIDE, **attrs) -
 
 def outputs_of(group: Group, target: Target = WIDE) -> int:
     """Outputs along a side of the tiles that are chosen; 0 where the template declines."""
-    match = WinogradCpu().accepts(group, target)
-    assert match is None or isinstance(match, Match)
-    return match.blocking.outputs if match else 0
+    found = WinogradCpu().candidates(group, target)
+    return found[0].outputs if found else 0
 
 
 RESNET = [(64, 56, {4}), (128, 28, {4}), (256, 14, {2, 4}), (512, 7, {0})]

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from jitcl.codegen.written import Writer
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Chain, Group
-from jitcl.templates import CHAINS
+from jitcl.templates import CPU_CHAINS
 
 
 def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]:
     """The groups, chains in the place of the last of theirs."""
     possible = writer.templates and writer.target.packed_weights    # else `unpack` takes them apart
-    if not possible or all(t.language != writer.language for t in CHAINS):
+    if not possible or writer.language != "numba":
         return list(groups)
     stored = {group.root: group for group in groups}
     readers = Counter(n for group in groups for n in group.operands)
@@ -38,7 +38,7 @@ def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]
 def _chains(last: Group, stored: dict[Node, Group], readers: Counter[Node],
             writer: Writer) -> Iterator[Chain]:
     """The chains that end with this group and that a template writes."""
-    for length in {t.length for t in CHAINS}:
+    for length in {t.length for t in CPU_CHAINS}:
         parts = _parts(last, length, stored, readers)
         chain = Chain.of(parts) if parts else None
         if chain is not None and writer.chain(chain) is not None:

@@ -25,7 +25,7 @@ from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
 from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import Argument, Packed, Scratch
+from jitcl.templates.base import FIRST, Argument, Chooser, Packed, Scratch
 
 COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
 
@@ -43,17 +43,19 @@ class Generated:
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
              half: bool = False, faults: Faults | None = None, host: Target | None = None,
-             joins: bool = True) -> Generated:
+             joins: bool = True, chooser: Chooser = FIRST) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
     `half`: generated loops compute f16 tensors in f16; templates compute in f32 always. `faults`:
     no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU path's
     Target, for groups that no other variant is left of. `joins`: concatenations may be written in
     place by those that they join (CPU: OpenCL's buffers have no parts that can be bound anywhere),
-    which makes them live longer. Raises BuildError where no variant is left.
+    which makes them live longer. `chooser`: which candidates of templates are taken. Raises
+    BuildError where no variant is left.
     """
-    ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host)
-    groups = with_sums_marked(joined(graph, groups, Writer(target, templates)))
+    ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host,
+                    chooser=chooser)
+    groups = with_sums_marked(joined(graph, groups, Writer(target, templates, chooser=chooser)))
     if joins and target.kind == "cpu":
         groups = in_place(graph, groups)
     return _Generator(graph, ladder).run(groups)

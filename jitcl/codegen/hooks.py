@@ -1,10 +1,11 @@
-"""`Hooks`: what a template reads fused prologues and writes fused epilogues through."""
+"""What a CPU template reads fused prologues and writes fused epilogues through, and what is the
+same in OpenCL (hooks_opencl.py).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
@@ -21,12 +22,13 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Scratch
+from jitcl.templates.base import ENTRY, Argument, Arrangement, Emitted, Lines, Scratch
 
 
-class Hooks:
-    """Names the group's operands (`x0`, `x1`, ... in the order of `group.operands`) and builds
-    expressions on them."""
+class GroupHooks:
+    """What hooks are in every language. Names the group's operands (`x0`, `x1`, ... in the order of
+    `group.operands`) and builds expressions on them.
+    """
 
     def __init__(self, group: Group, target: Target, prefix: str = "x", result: str = "y") -> None:
         self.group, self.target, self.result = group, target, result
@@ -34,38 +36,69 @@ class Hooks:
         self.builder = KernelBuilder()
         self.loads = Loads(self.builder, group, self.names)
 
-    def part(self, group: Group, prefix: str, result: str) -> Hooks:
-        """The hooks of a part of a chain, whose operands and root have names of their own."""
-        return Hooks(group, self.target, prefix, result)
+    @property
+    def anchor(self) -> Node:
+        """The group's anchor, which a template's group has."""
+        assert self.group.anchor is not None
+        return self.group.anchor
 
-    def load(self, node: Node, ix: tuple[Expr, ...]) -> Expr:
-        """An operand of the anchor at a logical index, with whatever is fused before it."""
-        return self.loads.value(node, ix)
-
-    def loader(self, node: Node) -> NodeLoader:
-        """What an op's body reads an operand through."""
-        return NodeLoader(self.loads, node)
+    def render(self, template: str, **values: object) -> str:
+        """The text of a file of `jitcl/templates` with its variables filled in."""
+        return render(template, **values)
 
     def epilogue(self, ix: tuple[Expr, ...], value: Expr) -> Expr:
         """The root's value at logical index `ix`, given the anchor's `value` there; in its compute
         type."""
-        anchor = self.group.anchor
-        assert anchor is not None
-        self.loads.preset(anchor, ix, value)
+        self.loads.preset(self.anchor, ix, value)
         return self.loads.value(self.group.root, ix)
 
-    def epilogue_operands(self) -> list[Node]:
-        """Buffers that the epilogue reads beside the anchor's own operands (bias, residual)."""
-        anchor = self.group.anchor
-        assert anchor is not None
-        own = set(anchor.inputs)
-        return [n for n in self.group.operands if n not in own]
+    def arranged(
+        self,
+        node: Node,
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        where: Arrangement,
+    ) -> tuple[Scratch, Emitted]:
+        """A kernel that copies an operand into an arrangement of `shape`: element `at` is the
+        operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Gives the copy
+        and the launch that writes it."""
+        copy = Scratch(f"{key} for {self.result}", dtype, shape)  # parts of a chain have their own
+        s = KernelBuilder()
+        loads = Loads(s, self.group, self.names)
+        at = tuple(s.open("i", d, "parallel") for d in shape)
+        opened = len(s.scopes) - 1
+        index, inside = where(at)
+        value = trusting_guards(NodeLoader(loads, node)(*index, guard=inside))
+        body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, dtype)),)
+        for _ in range(opened):
+            s.place(len(s.scopes) - 1, *body)
+            body = (s.close(),)
+        s.place(0, *body)
+        read = buffers_read(tuple(s.scopes[0].stmts))
+        operands = tuple(n for n, name in self.names.items() if name in read)
+        buffers = (
+            *(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
+            Buffer("y", dtype, shape, "out"),
+        )
+        kernel = Kernel("arranged", buffers, tuple(s.scopes[0].stmts))
+        return copy, self.emitted(kernel, (*operands, copy), copy)
 
-    # ---- what CPU templates are rendered with
+    def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
+        """The launch of a copying kernel."""
+        raise NotImplementedError
 
-    def render(self, template: str, **values: Any) -> str:
-        """The text of a file of `jitcl/templates` with its variables filled in."""
-        return render(template, **values)
+
+class CpuGroupHooks(GroupHooks):
+    """A group's hooks for the CPU's templates (the protocol `CpuHooks`)."""
+
+    def part(self, group: Group, prefix: str, result: str) -> CpuGroupHooks:
+        """The hooks of a part of a chain, whose operands and root have names of their own."""
+        return CpuGroupHooks(group, self.target, prefix, result)
+
+    def loader(self, node: Node) -> NodeLoader:
+        """What an op's body reads an operand through."""
+        return NodeLoader(self.loads, node)
 
     def vector_epilogue(
         self, lane_width: int, *, flat_space: bool, channels_left: str = ""
@@ -244,38 +277,6 @@ class Hooks:
         return self.arranged(
             node, f"blocked {node.type} {pads}", node.type.dtype, tuple(shape), where
         )
-
-    def arranged(
-        self,
-        node: Node,
-        key: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        where: Callable[[tuple[Expr, ...]], tuple[tuple[Expr, ...], Expr]],
-    ) -> tuple[Scratch, Emitted]:
-        """A kernel that copies an operand into an arrangement of `shape`: element `at` is the
-        operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Gives the copy
-        and the launch that writes it."""
-        copy = Scratch(f"{key} for {self.result}", dtype, shape)  # parts of a chain have their own
-        s = KernelBuilder()
-        loads = Loads(s, self.group, self.names)
-        at = tuple(s.open("i", d, "parallel") for d in shape)
-        opened = len(s.scopes) - 1
-        index, inside = where(at)
-        value = trusting_guards(NodeLoader(loads, node)(*index, guard=inside))
-        body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, dtype)),)
-        for _ in range(opened):
-            s.place(len(s.scopes) - 1, *body)
-            body = (s.close(),)
-        s.place(0, *body)
-        read = buffers_read(tuple(s.scopes[0].stmts))
-        operands = tuple(n for n, name in self.names.items() if name in read)
-        buffers = (
-            *(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
-            Buffer("y", dtype, shape, "out"),
-        )
-        kernel = Kernel("arranged", buffers, tuple(s.scopes[0].stmts))
-        return copy, self.emitted(kernel, (*operands, copy), copy)
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
 
-from jitcl.codegen.hooks import Hooks
+from jitcl.codegen.hooks import GroupHooks
 from jitcl.codegen.lower import Loads, NodeLoader, lower
 from jitcl.codegen.opencl_helpers import Calls, helper, stored_type
 from jitcl.codegen.render import flat
@@ -23,39 +21,17 @@ from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
-from jitcl.templates.base import GROUP, Argument, Emitted, Scratch
+from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Scratch
 
 
-@dataclass(frozen=True)
-class Loader:
-    """The body of a function that returns one element of an operand, and what it reads."""
-
-    lines: tuple[str, ...]
-    helpers: tuple[str, ...]                     # functions that the lines call
-    operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
-    nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
-    fast_k: bool                                 # elements along k are neighbours in memory
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """The body of a function that stores one vector of the result, and what it reads."""
-
-    lines: tuple[str, ...]
-    helpers: tuple[str, ...]                     # functions that the lines call
-    operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
-    nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
-    y_type: str                                  # C type of the result's elements
-
-
-class OpenClHooks(Hooks):
+class OpenClGroupHooks(GroupHooks):
     """Names the group's operands and writes their loads and the epilogue as OpenCL C."""
 
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
         return stored_type(dtype, self.target.soft_half)
 
-    def render(self, template: str, **values: Any) -> str:
+    def render(self, template: str, **values: object) -> str:
         """The text of a file of `jitcl/templates`, after the functions of codegen/opencl_helpers
         that it calls (by `call_helper`) and does not hold (by `define`)."""
         calls = Calls()
@@ -171,7 +147,7 @@ class OpenClHooks(Hooks):
         return Emitted("arranged", done.body, arguments, (copy,), {}, done.global_size,
                        done.local_size)
 
-    def apart(self) -> tuple[Scratch, OpenClHooks, Emitted]:
+    def apart(self) -> tuple[Scratch, OpenClGroupHooks, Emitted]:
         """The epilogue as a kernel of generated loops, for where a template can't write it: the
         memory that it reads the anchor's value from, hooks of the anchor alone, the launch.
         """
@@ -183,7 +159,7 @@ class OpenClHooks(Hooks):
         value = Scratch(f"{anchor.op} {anchor.type}", anchor.type.dtype, anchor.type.physical)
         arguments = tuple(value if a is anchor else a for a in emitted.arguments)
         alone = Group(anchor, group.inlined - behind - {anchor}, anchor)
-        return value, OpenClHooks(alone, self.target), dataclasses.replace(
+        return value, OpenClGroupHooks(alone, self.target), dataclasses.replace(
             emitted, arguments=arguments)
 
 

@@ -18,6 +18,7 @@ from jitcl.ir.group import Group
 from jitcl.ops.builder import reference
 from jitcl.target import Target
 from jitcl.target.ladder import RUNGS, Rung
+from jitcl.templates.base import FIRST, Chooser
 
 RESOURCES = re.compile("OUT_OF_RESOURCES|INVALID_WORK_(GROUP|ITEM)")      # of launches
 GROWTH = 8                     # unpacked weights are at most this many times as large: int4 as f32
@@ -54,7 +55,8 @@ class Refusal:
 @dataclass
 class Ladder:
     """Climbs down for each group; `faults` None keeps to the first rung, `host` is the Target of
-    the CPU path where this device can hand groups to it.
+    the CPU path where this device can hand groups to it, `chooser` which candidates of templates
+    are taken.
     """
 
     target: Target
@@ -62,6 +64,7 @@ class Ladder:
     half: bool = False
     faults: Faults | None = None
     host: Target | None = None
+    chooser: Chooser = FIRST
     unpacked: dict[Node, Node] = field(default_factory=dict)  # nodes of constants alone -> values
 
     def climb(self, group: Group, name: str, origin: Origin | None) -> Variant:
@@ -94,10 +97,11 @@ class Ladder:
 
     def _writer(self, rung: Rung, exact: bool) -> Writer | None:
         if rung.cpu:
-            return Writer(self.host, self.templates) if self.host is not None else None
+            return None if self.host is None else Writer(
+                self.host, self.templates, chooser=self.chooser)
         target = rung.apply(self.target)
         half = self.half and rung.effect.get("fp16_arithmetic", True) and not target.soft_half
-        return Writer(target, self.templates and not rung.loops_only, half, exact)
+        return Writer(target, self.templates and not rung.loops_only, half, exact, self.chooser)
 
     def _write(self, rung: Rung, writer: Writer, group: Group, name: str,
                memo: Memo) -> Iterator[Written]:

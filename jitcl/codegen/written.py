@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitcl import dtypes
-from jitcl.codegen.hooks import Hooks
-from jitcl.codegen.hooks_opencl import OpenClHooks
+from jitcl.codegen.hooks import CpuGroupHooks
+from jitcl.codegen.hooks_opencl import OpenClGroupHooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
@@ -16,8 +16,8 @@ from jitcl.ir import expr as E
 from jitcl.ir.group import Chain, Group
 from jitcl.ir.kernel import Kernel, expressions, statements
 from jitcl.target import Target
-from jitcl.templates import CHAINS, TEMPLATES
-from jitcl.templates.base import ENTRY, GROUP, Emitted
+from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_TEMPLATES
+from jitcl.templates.base import ENTRY, FIRST, GROUP, Chooser, Emitted, H, Writes
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,15 @@ Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most rungs
 @dataclass(frozen=True)
 class Writer:
     """Writes groups for a target. `half`: generated loops compute f16 tensors in f16. `exact`:
-    OpenCL kernels say which work-group they are launched with.
+    OpenCL kernels say which work-group they are launched with. `chooser`: which candidate of a
+    template's is taken.
     """
 
     target: Target
     templates: bool = True
     half: bool = False
     exact: bool = False
+    chooser: Chooser = field(default=FIRST, compare=False)
 
     @property
     def language(self) -> Language:
@@ -73,13 +75,12 @@ class Writer:
 
     def _one(self, group: Group, name: str, memo: Memo) -> Written:
         """The kernels of a template where one accepts the group, else generated loops."""
-        for template in TEMPLATES if self.templates and not group_is_sized(group) else ():
-            if template.language != self.language:
-                continue
-            match = template.accepts(group, self.target)
-            if match is not None:
-                emitted = template.emit(match, self.hooks(group))
-                return Written(group, self._launches(group, name, emitted, template.name, memo))
+        if self.templates and not group_is_sized(group):
+            found = (self._first(OPENCL_TEMPLATES, OpenClGroupHooks(group, self.target))
+                     if self.language == "opencl"
+                     else self._first(CPU_TEMPLATES, CpuGroupHooks(group, self.target)))
+            if found is not None:
+                return Written(group, self._launches(group, name, found[0], found[1], memo))
         lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
         return Written(group, self._launches(group, name, [generic], "", memo), lowered)
@@ -88,22 +89,24 @@ class Writer:
         key = (group, name, self.half)
         return memo.get(key) or memo.setdefault(key, lower(group, name, half=self.half))
 
-    def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
-        """The kernels of the first template that writes the chain, and that template's name."""
-        if any(group_is_sized(part) for part in chain.parts):
-            return None
-        for template in CHAINS:
-            if template.language != self.language or template.length != len(chain.parts):
-                continue
-            match = template.accepts(chain, self.target)
-            emitted = None if match is None else template.emit(match, self.hooks(chain))
+    def _first(self, templates: tuple[Writes[H], ...], hooks: H
+               ) -> tuple[list[Emitted], str] | None:
+        """The kernels of the first template that implements the group, and its name."""
+        for template in templates:
+            emitted = template.write(hooks, self.chooser)
             if emitted is not None:
                 return emitted, template.name
         return None
 
-    def hooks(self, group: Group) -> Hooks:
-        opencl = self.language == "opencl"
-        return OpenClHooks(group, self.target) if opencl else Hooks(group, self.target)
+    def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
+        """The kernels of the first template that writes the chain, and that template's name."""
+        if self.language != "numba" or any(group_is_sized(part) for part in chain.parts):
+            return None
+        for template in (t for t in CPU_CHAINS if t.length == len(chain.parts)):
+            emitted = template.write(chain, CpuGroupHooks(chain, self.target), self.chooser)
+            if emitted is not None:
+                return emitted, template.name
+        return None
 
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:

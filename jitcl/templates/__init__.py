@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jitcl.templates.attention_cpu.template import AttentionCpu
-from jitcl.templates.base import ChainTemplate, Template
+from jitcl.templates.base import CpuHooks, OpenClHooks, Writes, WritesChain
 from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
 from jitcl.templates.conv_integer_cpu.template import ConvIntegerCpu
@@ -19,12 +19,15 @@ from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.recurrent_cpu.template import RecurrentCpu
 from jitcl.templates.winograd_cpu.template import WinogradCpu
 
-TEMPLATES: tuple[Template, ...] = (
+CPU_TEMPLATES: tuple[Writes[CpuHooks], ...] = (
     WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
     PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu(),
+)
+
+OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (
     ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
 )
 
-CHAINS: tuple[ChainTemplate, ...] = (AttentionCpu(),)       # of several groups
+CPU_CHAINS: tuple[WritesChain[CpuHooks], ...] = (AttentionCpu(),)      # of several groups
 
-__all__ = ["CHAINS", "TEMPLATES", "ChainTemplate", "Template"]
+__all__ = ["CPU_CHAINS", "CPU_TEMPLATES", "OPENCL_TEMPLATES"]

@@ -1,23 +1,27 @@
 """What a template is. With no template at all the compiler still gives right answers, from
 generated loops.
 
-A template is one folder: `template.py` says what it implements, what it accepts, its tuning space
-and its launch;
-the `.j2` files beside it are the kernel's text. Fused prologues and epilogues reach it through
-`Hooks`.
+A template is one folder: `template.py` says what it implements, the candidates for a group (its
+tuning space) and the launch; the `.j2` files beside it are the kernel's text. Fused
+prologues and epilogues reach it through `CpuHooks` or `OpenClHooks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Chain, Group
+from jitcl.ir.kernel import Store
+from jitcl.ir.types import TensorType
+from jitcl.ops.core import Loader as OperandLoader
 from jitcl.target import Target
 
 ENTRY = (
@@ -73,48 +77,218 @@ class Emitted:
     images: tuple[Argument, ...] = ()  # those of `arguments` that are read as image1d_buffer
 
 
+@dataclass(frozen=True)
+class Loader:
+    """The body of a function that returns one element of an operand, and what it reads."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[str, ...]                     # functions that the lines call
+    operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
+    nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
+    fast_k: bool                                 # elements along k are neighbours in memory
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The body of a function that stores one vector of the result, and what it reads."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[str, ...]                     # functions that the lines call
+    operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
+    nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
+    y_type: str                                  # C type of the result's elements
+
+
+Arrangement = Callable[[tuple[Expr, ...]], tuple[Sequence[Expr], Expr]]
+
+
 class Hooks(Protocol):
-    """How a template reads fused prologues and writes fused epilogues (implemented in codegen)."""
+    """How a template reads fused prologues and writes fused epilogues, in either language
+    (implemented in codegen/hooks.py).
+    """
 
     group: Group
     target: Target
-
-    def epilogue(self, ix: tuple[Expr, ...], value: Expr) -> Expr:
-        """The root's value at logical index `ix`, given the anchor's `value` there."""
-
-
-class Template(Protocol):
-    """One optimised implementation of a pattern."""
+    names: dict[Node, str]      # of the buffers that the group reads, in the group's order
 
     @property
-    def name(self) -> str: ...
+    def anchor(self) -> Node:
+        """The group's anchor, which a template's group has."""
 
-    @property
-    def language(self) -> str: ...  # "opencl" or "numba"
+    def render(self, template: str, **values: object) -> str:
+        """The text of a file of `jitcl/templates` with its variables filled in."""
 
-    def accepts(self, group: Group, target: Target) -> Any | None:
-        """A match (the template's own record) where it implements the group on the target, else
-        None.
+    def arranged(self, node: Node, key: str, dtype: str, shape: tuple[int, ...],
+                 where: Arrangement) -> tuple[Scratch, Emitted]:
+        """(a copy of an operand in an arrangement of `shape`, the launch that writes it): element
+        `at` is the operand's at the logical index where(at)[0] if where(at)[1] holds, else 0.
         """
 
-    def emit(self, match: Any, hooks: Any, /) -> list[Emitted]:
+
+class CpuHooks(Hooks, Protocol):
+    """Those of templates for the CPU. Epilogues are lines of Numba code: see codegen/hooks.py for
+    the variables in their scope, and for where there are none (None).
+    """
+
+    def part(self, group: Group, prefix: str, result: str) -> CpuHooks:
+        """The hooks of a part of a chain, whose operands and root have names of their own."""
+
+    def loader(self, node: Node) -> OperandLoader:
+        """What an op's body reads an operand through."""
+
+    def blocked(self, node: Node, width: int, pads: tuple[int, ...]) -> tuple[Scratch, Emitted]:
+        """(a copy of an operand in zero-padded blocks of `width` channels, the launch that writes
+        it); of width 0 in planes.
+        """
+
+    def vector_epilogue(self, lane_width: int, *, flat_space: bool, channels_left: str = ""
+                        ) -> Lines | None:
+        """Stores a vector of channels of a root in blocks."""
+
+    def pixel_epilogue(self, width: int, *, flat_space: bool) -> Lines | None:
+        """Stores a vector of pixels along a row of a row-major root."""
+
+    def scalar_epilogue(self, lane_width: int) -> Lines:
+        """Stores one element of a root of any layout, at a channel and a pixel."""
+
+    def row_epilogue(self, width: int, into: str = "", whole: bool = False) -> Lines | None:
+        """Stores a vector of columns of a row-major root."""
+
+    def row_scalar_epilogue(self, width: int) -> Lines:
+        """Stores one element of a row-major root, at a row and a column."""
+
+    def cell_lines(self, stores: Sequence[Store], lane: Expr, width: int, wide: tuple[str, ...],
+                   left: str = "") -> Lines | None:
+        """Does a recurrence's stores for vectors along `lane`."""
+
+    def cell_starts(self, stores: Sequence[Store]) -> Lines:
+        """Does a recurrence's stores element by element."""
+
+
+class OpenClHooks(Hooks, Protocol):
+    """Those of templates for OpenCL devices."""
+
+    def ctype(self, dtype: str) -> str:
+        """The C type of a buffer's elements."""
+
+    def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
+                       types: dict[Node, TensorType] | None = None) -> Epilogue | None:
+        """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved
+        along by `lane` in its last component) from the vector `v`, at element `at` of y.
+
+        `types`: the shapes that the group's tensors are seen in. None where the epilogue is no
+        function of whole vectors.
+        """
+
+    def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr], *inside: Expr
+                   ) -> Loader:
+        """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`.
+        Its variables are those of `ix`, in which `k` counts terms.
+        """
+
+    def flat_pixels(self) -> dict[Node, TensorType] | None:
+        """Types of the epilogue's tensors with all spatial axes as one; None where something in it
+        tells the axes apart.
+        """
+
+    def apart(self) -> tuple[Scratch, OpenClHooks, Emitted]:
+        """(the memory of the anchor's value, hooks of the anchor alone, a kernel that computes the
+        epilogue from that memory), for where the template can't write the epilogue.
+        """
+
+
+@dataclass(frozen=True)
+class Match:
+    """How a template computes a group: its tuning parameters by name, all of them numbers, texts or
+    records of such. None where there is but one way. What the group's own shapes say is no part.
+    """
+
+    def parameters(self) -> dict[str, object]:
+        """The names and values, records as dictionaries: {"form": "direct", "tile": {...}}."""
+        return dataclasses.asdict(self)
+
+
+M = TypeVar("M", bound=Match)
+H = TypeVar("H", bound=Hooks)
+H_in = TypeVar("H_in", bound=Hooks, contravariant=True)
+
+
+class Chooser(Protocol):
+    """Which of a template's candidates a group is written with: the part of a tuner that code
+    generation asks.
+    """
+
+    def choose(self, template: str, group: Group, candidates: tuple[M, ...], /) -> M:
+        """One of the candidates (at least one, best first) of the template of this name."""
+
+
+class First:
+    """Takes what the template holds for the best."""
+
+    def choose(self, template: str, group: Group, candidates: tuple[M, ...], /) -> M:
+        return candidates[0]
+
+
+FIRST = First()
+
+
+class Template(ABC, Generic[M, H]):
+    """One optimised implementation of a pattern, whose matches are `M`."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def candidates(self, group: Group, target: Target) -> tuple[M, ...]:
+        """The ways to compute the group on the target, best first by the template's own estimate
+        of work and memory traffic; () where it doesn't implement the group.
+        """
+
+    @abstractmethod
+    def emit(self, match: M, hooks: H, /) -> list[Emitted]:
         """The kernels, in launch order; the last writes the group's root."""
 
+    def write(self, hooks: H, chooser: Chooser) -> list[Emitted] | None:
+        """The kernels of the candidate that the chooser takes; None where there is none."""
+        found = self.candidates(hooks.group, hooks.target)
+        return self.emit(chooser.choose(self.name, hooks.group, found), hooks) if found else None
 
-class ChainTemplate(Protocol):
+
+class ChainTemplate(ABC, Generic[M, H]):
     """One implementation of several groups in a row, each read by the next alone."""
+
+    name: ClassVar[str]
+    length: ClassVar[int]      # how many groups
+
+    @abstractmethod
+    def candidates(self, chain: Chain, target: Target) -> tuple[M, ...]:
+        """As Template's."""
+
+    @abstractmethod
+    def emit(self, match: M, chain: Chain, hooks: H, /) -> list[Emitted] | None:
+        """As Template's; None where the epilogues turn out to be nothing that it can write."""
+
+    def write(self, chain: Chain, hooks: H, chooser: Chooser) -> list[Emitted] | None:
+        """As Template's, and None where `emit` gives None."""
+        found = self.candidates(chain, hooks.target)
+        return self.emit(chooser.choose(self.name, chain, found), chain, hooks) if found else None
+
+
+class Writes(Protocol[H_in]):
+    """A Template of whatever matches."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write(self, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...
+
+
+class WritesChain(Protocol[H_in]):
+    """A ChainTemplate of whatever matches."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def language(self) -> str: ...
+    def length(self) -> int: ...
 
-    @property
-    def length(self) -> int: ...  # how many groups
-
-    def accepts(self, chain: Chain, target: Target) -> Any | None:
-        """As Template's."""
-
-    def emit(self, match: Any, hooks: Any, /) -> list[Emitted] | None:
-        """As Template's; None where the epilogues turn out to be nothing that it can write."""
+    def write(self, chain: Chain, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Chain, Group
 from jitcl.ir.types import ROW
 from jitcl.passes.matching import scalar
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted
+from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, step_cycles
-from jitcl.templates.gemm_cpu.template import CACHE_WAY, GemmCpu, Shape, Writer, most_rows
+from jitcl.templates.gemm_cpu.template import CACHE_WAY, Shape, Writer, most_rows, product_of
 
 PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
           "q_head", "q_image")
@@ -51,39 +50,35 @@ class Queries:
     image: int
 
 
-class AttentionCpu:
+@dataclass(frozen=True)
+class Tiles(Match):
+    """The register tiles of both products, of equally many rows."""
+
+    scores: Tile
+    result: Tile
+
+
+class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
     """matmul, softmax along its rows, matmul; with epilogues of both products. f32."""
 
     name = "attention_cpu"
-    language = "numba"
     length = 3
 
-    def accepts(self, chain: Chain, target: Target) -> Attention | None:
-        first, softmax, last = chain.parts
-        gemm = GemmCpu()
-        scores, result = gemm.accepts(first, target), gemm.accepts(last, target)
-        if scores is None or result is None or not _plain(first) or not _plain(last):
-            return None
-        assert last.anchor is not None
-        if last.anchor.inputs[0] is not softmax.root or first.root in last.operands:
-            return None
-        same_rows = (scores.batch, scores.m) == (result.batch, result.m)
-        if not same_rows or scores.n != result.k or scores.m < FEWEST_ROWS:
-            return None
-        guarded = softmax_of(softmax, first.root)
-        if guarded is None or 4 * FEWEST_ROWS * result.n > ROWS_BYTES:
-            return None
-        return Attention(scores, result, guarded)
+    def candidates(self, chain: Chain, target: Target) -> tuple[Tiles, ...]:
+        a = attention_of(chain, target)
+        return () if a is None else (choose_tiles(a, target),)
 
-    def emit(self, a: Attention, hooks: Any) -> list[Emitted] | None:
+    def emit(self, match: Tiles, chain: Chain, hooks: CpuHooks) -> list[Emitted] | None:
         """None where an epilogue is no function of whole vectors."""
         width, target = hooks.target.vector_width, hooks.target
-        first, _, last = hooks.group.parts
+        first, _, last = chain.parts
+        a = attention_of(chain, target)
+        assert a is not None
         before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
         lines = before.row_epilogue(width, "s"), after.row_epilogue(width)
         if lines[0] is None or lines[1] is None:
             return None
-        tile, v_tile = choose_tiles(a, target)
+        tile, v_tile = match.scores, match.result
         keys, values = Writer(a.scores, before), Writer(a.result, hooks.part(last, "x", "y"))
         emitted: list[Emitted] = []
         stored = stored_queries(keys, tile.columns)
@@ -110,6 +105,24 @@ class AttentionCpu:
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
         params = numbers(a, tile, v_tile, width, stored)
         return [*emitted, Emitted(stem, body, arguments, (last.root,), params)]
+
+
+def attention_of(chain: Chain, target: Target) -> Attention | None:
+    """The products of a chain that the template computes; None of any other."""
+    first, softmax, last = chain.parts
+    scores, result = product_of(first, target), product_of(last, target)
+    if scores is None or result is None or not _plain(first) or not _plain(last):
+        return None
+    assert last.anchor is not None
+    if last.anchor.inputs[0] is not softmax.root or first.root in last.operands:
+        return None
+    same_rows = (scores.batch, scores.m) == (result.batch, result.m)
+    if not same_rows or scores.n != result.k or scores.m < FEWEST_ROWS:
+        return None
+    guarded = softmax_of(softmax, first.root)
+    if guarded is None or 4 * FEWEST_ROWS * result.n > ROWS_BYTES:
+        return None
+    return Attention(scores, result, guarded)
 
 
 def _plain(group: Group) -> bool:
@@ -167,11 +180,11 @@ def key_blocks(a: Attention, tile: Tile, width: int) -> tuple[int, int]:
     return panels, -(-panels // blocks)
 
 
-def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
+def choose_tiles(a: Attention, target: Target) -> Tiles:
     """Tiles of equally many rows for both products, with the fewest cycles together."""
     width = target.vector_width
     counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
-    best, least = (Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
+    best, least = Tiles(Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
     most = min(MOST_COLUMNS, a.scores.m, ROWS_BYTES // (4 * a.result.n))
     for rows in (r for r in range(1, most + 1) if fits(r, 1, target)):
         pair, cycles = [], 0.0
@@ -183,7 +196,7 @@ def choose_tiles(a: Attention, target: Target) -> tuple[Tile, Tile]:
             pair.append(tiles[costs.index(min(costs))])
         cycles *= -(-a.scores.m // rows)
         if cycles < least:
-            best, least = (pair[0], pair[1]), cycles
+            best, least = Tiles(pair[0], pair[1]), cycles
     return best
 
 

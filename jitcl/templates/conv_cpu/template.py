@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,16 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.passes.gates import gated
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    CpuHooks,
+    Emitted,
+    Lines,
+    Match,
+    Packed,
+    Template,
+)
 from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
@@ -87,7 +95,7 @@ def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: i
 
 
 def padded_input(
-    s: ConvShape, node: Node, hooks: Any, *, planes: bool
+    s: ConvShape, node: Node, hooks: CpuHooks, *, planes: bool
 ) -> tuple[list[Emitted], Argument, tuple[int, ...], tuple[int, int]]:
     """(kernels that run before, the padded input, its shape [N, blocks, H, W], where pixel (0, 0)
     lies in it).
@@ -114,13 +122,12 @@ def padded_input(
     return [emitted], copy, (*shape[:2], 1, shape[2]) if one else shape, (pads[0], pads[1])
 
 
-class ConvCpu:
+class ConvCpu(Template[Match, CpuHooks]):
     """conv with a constant weight, f32 or f16 storage, sums in f32."""
 
     name = "conv_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> ConvShape | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node = group.anchor
         if (
             node is None
@@ -128,7 +135,7 @@ class ConvCpu:
             or node.type.rank not in (3, 4)
             or target.kind != "cpu"
         ):
-            return None
+            return ()
         x, w = node.inputs
         if (
             w.op != "const"
@@ -136,15 +143,16 @@ class ConvCpu:
             or node.type.size == 0
             or x.type.size == 0
         ):
-            return None
+            return ()
         s, width = shape_of(node), target.vector_width
         if s.groups > 1 and (s.c // s.groups % width or s.k // s.groups % width):
-            return None
-        return s
+            return ()
+        return (Match(),)
 
-    def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
-        node, gate = hooks.group.anchor.inputs[0], None
-        found = gated(hooks.group.anchor) if node in hooks.group.inlined else None
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
+        s = shape_of(hooks.anchor)
+        node, gate = hooks.anchor.inputs[0], None
+        found = gated(hooks.anchor) if node in hooks.group.inlined else None
         if found is not None and all(n in hooks.names for n in found):     # else it is copied
             node, gate = found
         before, a, physical, inset = padded_input(s, node, hooks, planes=s.c < FEW_CHANNELS)
@@ -172,7 +180,7 @@ class Writer:
 
     arithmetic: Arithmetic = FLOATS
 
-    def __init__(self, s: ConvShape, hooks: Any, phase: Phase | None = None,
+    def __init__(self, s: ConvShape, hooks: CpuHooks, phase: Phase | None = None,
                  gate: Node | None = None) -> None:
         self.s, self.hooks, self.phase, self.gate = s, hooks, phase, gate
         self.group: Group = hooks.group
@@ -287,8 +295,7 @@ class Writer:
         """The epilogue for row-major results; phases store every second pixel, one by one."""
         if self.phase is not None:
             return None
-        lines: Lines | None = self.hooks.pixel_epilogue(self.width, flat_space=flat)
-        return lines
+        return self.hooks.pixel_epilogue(self.width, flat_space=flat)
 
     def may_flatten(self, physical: tuple[int, ...]) -> bool:
         """1x1, unstrided, no gaps between rows on either side: all pixels are one row."""

@@ -8,25 +8,23 @@ filter
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import Emitted
+from jitcl.templates.base import CpuHooks, Emitted, Match, Template
 from jitcl.templates.conv_cpu.template import FEW_CHANNELS, Phase, Writer, padded_input
 from jitcl.templates.convolution import ConvShape
 
 
-class ConvTransposeCpu:
+class ConvTransposeCpu(Template[Match, CpuHooks]):
     """conv_transpose in 1 and 2 dimensions with a constant weight, without groups and dilation."""
 
     name = "conv_transpose_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Node | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node = group.anchor
         if (
             node is None
@@ -34,7 +32,7 @@ class ConvTransposeCpu:
             or node.type.rank not in (3, 4)
             or target.kind != "cpu"
         ):
-            return None
+            return ()
         x, w = node.inputs
         if (
             w.op != "const"
@@ -42,12 +40,13 @@ class ConvTransposeCpu:
             or node.type.size == 0
             or x.type.size == 0
         ):
-            return None
+            return ()
         if node.attr("group") != 1 or any(d != 1 for d in node.attr("dilations")):
-            return None
-        return node
+            return ()
+        return (Match(),)
 
-    def emit(self, node: Node, hooks: Any) -> list[Emitted]:
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
+        node = hooks.anchor
         phases = list(_phases(node))
         top, left, bottom, right = (max(0, *(s.pads[i] for s, _ in phases)) for i in range(4))
         x = node.inputs[0]

@@ -10,14 +10,12 @@ So is what the CPU's instruction takes from x, where it wants signed bytes of bo
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import Emitted, Lines, Packed
+from jitcl.templates.base import CpuHooks, Emitted, Lines, Match, Packed, Template
 from jitcl.templates.conv_cpu.template import (
     FEW_CHANNELS,
     ConvShape,
@@ -28,22 +26,21 @@ from jitcl.templates.conv_cpu.template import (
 from jitcl.templates.cpu.arithmetic import fours, of_bytes
 
 
-class ConvIntegerCpu:
+class ConvIntegerCpu(Template[Match, CpuHooks]):
     """conv_integer of u8 with constant, symmetric i8; padding only where the zero point is 0."""
 
     name = "conv_integer_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> ConvShape | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node = group.anchor
         if node is None or node.op != "conv_integer" or not target.byte_dot:
-            return None
+            return ()
         if node.type.rank not in (3, 4) or node.type.size == 0 or node.inputs[0].type.size == 0:
-            return None
-        return shape_of(node) if computes_on_bytes(node, target) else None
+            return ()
+        return (Match(),) if computes_on_bytes(node, target) else ()
 
-    def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
-        node = hooks.group.anchor.inputs[0]
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
+        s, node = shape_of(hooks.anchor), hooks.anchor.inputs[0]
         before, a, physical, inset = padded_input(s, node, hooks, planes=False)
         return [*before, _BytesWriter(s, hooks).write(a, physical, inset)]
 
@@ -64,7 +61,7 @@ def computes_on_bytes(node: Node, target: Target) -> bool:
 
 
 class _BytesWriter(Writer):
-    def __init__(self, s: ConvShape, hooks: Any) -> None:
+    def __init__(self, s: ConvShape, hooks: CpuHooks) -> None:
         self.arithmetic = of_bytes(hooks.target)
         super().__init__(s, hooks)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed, Template
 from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.gemm_opencl.product import (
     Operand,
@@ -30,7 +29,7 @@ from jitcl.templates.gemm_opencl.product import (
     real,
 )
 from jitcl.templates.opencl.planes import Window, padded, patches, whole_planes
-from jitcl.templates.opencl.tiling import Tile, choose_tile, image_of, launch
+from jitcl.templates.opencl.tiling import Tile, choose_tiles, image_of, launch
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "c_count", "kh", "kw", "oh",
           "ow", "vectors", "row_vectors", "h_step", "ky_step", "dw", "plane", "x_image", "groups",
@@ -39,39 +38,37 @@ COPY = 32                      # multiply-adds done in the time of copying one e
 
 
 @dataclass(frozen=True)
-class Match:
-    """A convolution, how it is computed, and the tile."""
+class Form(Match):
+    """How a convolution is computed, and the tile."""
 
-    s: ConvShape
     form: str                                    # "flat", "direct" or "patches"
     tile: Tile
 
 
-class ConvOpenCl:
+class ConvOpenCl(Template[Form, OpenClHooks]):
     """conv of f32 or f16 storage, sums in f32."""
 
     name = "conv_opencl"
-    language = "opencl"
 
-    def accepts(self, group: Group, target: Target) -> Match | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
         node = group.anchor
         if node is None or node.op != "conv" or node.type.rank not in (3, 4) or real(target):
-            return None
+            return ()
         if node.type.dtype not in ("f32", "f16") or 0 in (node.type.size, node.inputs[0].type.size):
-            return None
+            return ()
         if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
-            return None
+            return ()
         if node.inputs[0] not in group.operands or node.inputs[1] not in group.operands:
-            return None                          # views of either are for generated loops
+            return ()                            # views of either are for generated loops
         s = shape_of(node)
         if s.groups > 1 and s.groups == s.c:
-            return None                          # depthwise: nothing is read twice
+            return ()                            # depthwise: nothing is read twice
         if not fits_int(node.type.size, s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
                         s.n * s.c * padded(s)[0] * padded(s)[1]):
-            return None
-        return choose_form(s, node.inputs[1].op == "const", target)
+            return ()
+        return choose_forms(s, node.inputs[1].op == "const", target)
 
-    def emit(self, match: Match, hooks: Any) -> list[Emitted]:
+    def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
         return _Writer(match, hooks).emit()
 
 
@@ -79,27 +76,29 @@ def pixels(s: ConvShape) -> int:
     return s.out[0] * s.out[1]
 
 
-def choose_form(s: ConvShape, const_weights: bool, target: Target) -> Match | None:
-    """The form with the least work: multiply-adds of its tiles, and elements that it copies."""
+def choose_forms(s: ConvShape, const_weights: bool, target: Target) -> tuple[Form, ...]:
+    """The forms, that with the least work first: multiply-adds of its tiles, and elements that it
+    copies. Behind the best tiles of the forms come their others.
+    """
     batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
-    flat = choose_tile(batch, m, total, lambda w: -(-total // w), target)
-    if flat is None:
-        return None
+    flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target)
     if s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads):
-        return Match(s, "flat", flat)
+        return tuple(Form("flat", tile) for tile in flat)
+    patches = [Form("patches", tile) for tile in flat]
     oh, ow = s.out
-    direct = choose_tile(batch, m, ow, lambda w: oh * -(-ow // w), target)
-    if direct is None or not const_weights or s.strides[1] > 2:
-        return Match(s, "patches", flat)
+    direct = [Form("direct", tile) for tile in choose_tiles(
+        batch, m, ow, lambda w: oh * -(-ow // w), target)]
+    if not direct or not const_weights or s.strides[1] > 2:
+        return tuple(patches)
     width = min(target.vector_width, target.max_vector_width)
 
     def waste(vectors: int, used: Tile) -> float:
         return vectors * width / total * (1 + (used.rows < 4 and m >= 4))
 
-    patches = waste(-(-total // flat.width), flat) + COPY / m
-    if waste(oh * -(-ow // direct.width), direct) <= patches:
-        return Match(s, "direct", direct)
-    return Match(s, "patches", flat)
+    copied = waste(-(-total // flat[0].width), flat[0]) + COPY / m
+    in_place = waste(oh * -(-ow // direct[0].tile.width), direct[0].tile)
+    first, second = (direct, patches) if in_place <= copied else (patches, direct)
+    return (first[0], second[0], *first[1:], *second[1:])
 
 
 def pack_taps(w: np.ndarray, groups: int, rows: int) -> np.ndarray:
@@ -108,9 +107,10 @@ def pack_taps(w: np.ndarray, groups: int, rows: int) -> np.ndarray:
 
 
 class _Writer:
-    def __init__(self, match: Match, hooks: Any) -> None:
-        self.s, self.form, self.tile, self.hooks = match.s, match.form, match.tile, hooks
-        self.x, self.w = hooks.group.anchor.inputs
+    def __init__(self, match: Form, hooks: OpenClHooks) -> None:
+        self.s, self.match, self.hooks = shape_of(hooks.anchor), match, hooks
+        self.form, self.tile = match.form, match.tile
+        self.x, self.w = hooks.anchor.inputs
         self.m = self.s.k // self.s.groups
 
     def emit(self) -> list[Emitted]:
@@ -130,8 +130,7 @@ class _Writer:
         p = Product(s.n * s.groups, self.m, pixels(s), taps, self.weights,
                     lambda _: self.planes(taps), index, types)
         if types is None:
-            return apart(self.hooks, lambda alone: _Writer(Match(s, self.form, self.tile),
-                                                           alone).emit())
+            return apart(self.hooks, lambda alone: _Writer(self.match, alone).emit())
         return emit_product(p, self.tile, self.hooks)
 
     def channel(self, image: Expr, m: Expr) -> tuple[Expr, Expr]:
@@ -164,7 +163,7 @@ class _Writer:
 
     # ---- direct
 
-    def direct(self, hooks: Any) -> list[Emitted]:
+    def direct(self, hooks: OpenClHooks) -> list[Emitted]:
         s, tile = self.s, self.tile
         oh, ow = s.out
         n, channel = self.channel(counter("image", s.n * s.groups), counter("m", self.m))
@@ -172,9 +171,8 @@ class _Writer:
             counter("w", ow),)
         epilogue = hooks.epilogue_lines((n, channel, *space), tile.width)
         if epilogue is None:
-            return apart(hooks, lambda alone: _Writer(Match(s, self.form, tile), alone).emit())
+            return apart(hooks, lambda alone: _Writer(self.match, alone).emit())
         before, x, (height, width) = whole_planes(hooks, self.x, s)
-        dtype = x.type.dtype if x is self.x else x.dtype  # type: ignore[union-attr]
         taps = s.c // s.groups * s.kernel[0] * s.kernel[1]
         m_tiles = -(-self.m // tile.rows)
         wt_group = m_tiles * tile.rows * taps
@@ -183,7 +181,7 @@ class _Writer:
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
-            x_type=hooks.ctype(dtype), multiply_add=hooks.target.multiply_add,
+            x_type=hooks.ctype(self.x.type.dtype), multiply_add=hooks.target.multiply_add,
             WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image))
         row_vectors = -(-ow // tile.width)
         n_tiles = -(-oh * row_vectors // tile.vectors)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed
+from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
 from jitcl.templates.conv_cpu.template import padded_input
-from jitcl.templates.convolution import ConvShape, shape_of
+from jitcl.templates.convolution import shape_of
 from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
@@ -43,18 +43,25 @@ def pack_filters(w: np.ndarray, width: int) -> np.ndarray:
     return np.ascontiguousarray(full.reshape(-1, width, taps).transpose(0, 2, 1))
 
 
-def row_columns(ow: int) -> int:
+@dataclass(frozen=True)
+class Columns(Match):
+    """Pixels of a tile."""
+
+    columns: int
+
+
+def row_columns(ow: int) -> list[int]:
     """Pixels of a tile: the fewest in all, then the fewest tiles."""
-    return min(range(1, min(ow, MOST_COLUMNS) + 1), key=lambda c: (-(-ow // c) * (c + 1.5), -c))
+    return sorted(range(1, min(ow, MOST_COLUMNS) + 1),
+                  key=lambda c: (-(-ow // c) * (c + 1.5), -c))
 
 
-class DepthwiseCpu:
+class DepthwiseCpu(Template[Columns, CpuHooks]):
     """conv with as many groups as channels and a constant weight."""
 
     name = "depthwise_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> ConvShape | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Columns, ...]:
         node = group.anchor
         if (
             node is None
@@ -62,7 +69,7 @@ class DepthwiseCpu:
             or node.type.rank not in (3, 4)
             or target.kind != "cpu"
         ):
-            return None
+            return ()
         x, w = node.inputs
         if (
             w.op != "const"
@@ -70,16 +77,15 @@ class DepthwiseCpu:
             or node.type.size == 0
             or x.type.size == 0
         ):
-            return None
+            return ()
         s = shape_of(node)
         if s.groups != s.c or s.k != s.c or s.c < target.vector_width // 2 or s.kernel[1] > 16:
-            return None
-        return s
+            return ()
+        return tuple(map(Columns, row_columns(s.out[1])))
 
-    def emit(self, s: ConvShape, hooks: Any) -> list[Emitted]:
-        group: Group = hooks.group
-        assert group.anchor is not None
-        x, w = group.anchor.inputs
+    def emit(self, match: Columns, hooks: CpuHooks) -> list[Emitted]:
+        group, s, columns = hooks.group, shape_of(hooks.anchor), match.columns
+        x, w = hooks.anchor.inputs
         root, width = group.root.type, hooks.target.vector_width
         before, a, physical, inset = padded_input(s, x, hooks, planes=False)
         left = f"channels - kb * {width}" if s.k % width else ""
@@ -88,7 +94,6 @@ class DepthwiseCpu:
         scalar = Lines() if vector or pixels else hooks.scalar_epilogue(width)
         operands = operands_of(vector or pixels or scalar, hooks)
         halo = root.layout.halo if root.layout.kind == "NCHWc" else 0
-        columns = row_columns(s.out[1])
         halo_rows = halo if root.rank == 4 else 0
         body = hooks.render(
             "depthwise_cpu/numba.py.j2",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,17 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed, Scratch
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    CpuHooks,
+    Emitted,
+    Lines,
+    Match,
+    Packed,
+    Scratch,
+    Template,
+)
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
@@ -60,6 +69,14 @@ class Shape:
     n: int
     k: int
     merged: bool
+
+    @staticmethod
+    def of(node: Node) -> Shape:
+        """The numbers of a matmul."""
+        a, b = (i.type for i in node.inputs)
+        *leading, m, n = node.type.dims
+        merged, batch = math.prod(b.dims[:-2]) == 1, math.prod(leading)
+        return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)
 
 
 @dataclass(frozen=True)
@@ -107,39 +124,40 @@ def sets_used(pitch: int, terms: int) -> float:
     return min(1.0, 4 * terms / math.gcd(4 * pitch, L2_WAY))
 
 
-class GemmCpu:
+def product_of(group: Group, target: Target) -> Shape | None:
+    """The product that the template computes; None where it is none of that kind."""
+    node, root = group.anchor, group.root.type
+    if node is None or node.op != "matmul" or target.kind != "cpu" or node.type.size == 0:
+        return None
+    a, b = (i.type for i in node.inputs)
+    if (
+        node.type.dtype not in ("f32", "f16")
+        or root.dims != node.type.dims
+        or root.layout != ROW
+    ):
+        return None
+    if (
+        a.rank < 2
+        or b.rank < 2
+        or a.dims[-1] == 0
+        or node.type.dims[-1] < target.vector_width // 2
+    ):
+        return None
+    shape = Shape.of(node)
+    few = math.prod(node.type.dims[:-1]) <= DECODED_ROWS
+    return None if few and group.decodes(node.inputs[1]) else shape
+
+
+class GemmCpu(Template[Match, CpuHooks]):
     """matmul of f32 or f16 storage, sums in f32."""
 
     name = "gemm_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Shape | None:
-        node, root = group.anchor, group.root.type
-        if node is None or node.op != "matmul" or target.kind != "cpu" or node.type.size == 0:
-            return None
-        a, b = (i.type for i in node.inputs)
-        if (
-            node.type.dtype not in ("f32", "f16")
-            or root.dims != node.type.dims
-            or root.layout != ROW
-        ):
-            return None
-        if (
-            a.rank < 2
-            or b.rank < 2
-            or a.dims[-1] == 0
-            or node.type.dims[-1] < target.vector_width // 2
-        ):
-            return None
-        *leading, m, n = node.type.dims
-        if math.prod(leading) * m <= DECODED_ROWS and group.decodes(node.inputs[1]):
-            return None
-        merged = math.prod(b.dims[:-2]) == 1
-        batch = math.prod(leading)
-        return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
+        return (Match(),) if product_of(group, target) else ()
 
-    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
-        return Writer(s, hooks).emit()
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
+        return Writer(Shape.of(hooks.anchor), hooks).emit()
 
 
 class Writer:
@@ -148,12 +166,11 @@ class Writer:
     arithmetic: Arithmetic = FLOATS
     kind = "gemm"
 
-    def __init__(self, s: Shape, hooks: Any) -> None:
+    def __init__(self, s: Shape, hooks: CpuHooks) -> None:
         self.s, self.hooks = s, hooks
-        self.group: Group = hooks.group
-        assert self.group.anchor is not None
-        self.a, self.b = self.group.anchor.inputs[:2]
-        self.leading = self.group.anchor.type.dims[:-2]
+        self.group = hooks.group
+        self.a, self.b = hooks.anchor.inputs[:2]
+        self.leading = hooks.anchor.type.dims[:-2]
         self.width = hooks.target.vector_width
         self.cache = hooks.target.cache_bytes
         self.depth = -(-s.k // self.arithmetic.together)  # elements of a row of a
@@ -339,7 +356,7 @@ class Writer:
     def operand_index(self, node: Node, row: Expr) -> list[Expr]:
         """The leading indices of an operand at a row of the result (counted over all axes but the
         last)."""
-        leading, m = self.leading, self.group.anchor.type.dims[-2]  # type: ignore[union-attr]
+        leading, m = self.leading, self.hooks.anchor.type.dims[-2]
         ix: list[Expr] = []
         rest = math.prod(leading) * m
         for d in (*leading, m):
@@ -357,7 +374,7 @@ class Writer:
             make = partial(pack_columns, width=self.width, blocks=blocks)
             return Packed(self.b, f"gemm {self.width} {blocks}", make)
         shape = (1 if s.merged else s.batch, -(-s.n // panel), s.k, panel)
-        m = self.group.anchor.type.dims[-2]  # type: ignore[union-attr]
+        m = self.hooks.anchor.type.dims[-2]
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
             column = at[1] * panel + at[3]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,42 +16,43 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import Argument, Emitted, Packed
+from jitcl.templates.base import Argument, CpuHooks, Emitted, Match, Packed, Template
 from jitcl.templates.cpu.arithmetic import fours, of_bytes
 from jitcl.templates.gemm_cpu.template import Rows, Shape, Writer, far, pack_columns
 
 
-class GemmIntegerCpu:
+class GemmIntegerCpu(Template[Match, CpuHooks]):
     """matmul_integer of u8 with one constant matrix of symmetric i8."""
 
     name = "gemm_integer_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Shape | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node, root = group.anchor, group.root.type
         if node is None or node.op != "matmul_integer" or not target.byte_dot:
-            return None
+            return ()
         a, b, a_zero, b_zero = node.inputs
         if (a.type.dtype, b.type.dtype, b.op) != ("u8", "i8", "const") or node.type.size == 0:
-            return None
+            return ()
         if any(z.op != "const" for z in (a_zero, b_zero)) or np.any(b_zero.data):
-            return None
+            return ()
         *batch, k, n = b.type.dims
         plain = root.dims == node.type.dims and root.layout == ROW
         if not plain or a_zero.type.size != 1 or math.prod(batch) != 1 or k == 0:
-            return None
+            return ()
         if n < target.vector_width // 2 or a.type.rank < 2:
-            return None
-        return Shape(1, node.type.size // n, n, k, True)
+            return ()
+        return (Match(),)
 
-    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
-        return _BytesWriter(s, hooks).emit()
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
+        node = hooks.anchor
+        *_, k, n = node.inputs[1].type.dims
+        return _BytesWriter(Shape(1, node.type.size // n, n, k, True), hooks).emit()
 
 
 class _BytesWriter(Writer):
     kind = "gemm_integer"
 
-    def __init__(self, s: Shape, hooks: Any) -> None:
+    def __init__(self, s: Shape, hooks: CpuHooks) -> None:
         self.arithmetic = of_bytes(hooks.target)
         super().__init__(s, hooks)
 

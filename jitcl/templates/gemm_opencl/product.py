@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Packed
 from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "n_count", "k_count",
@@ -55,7 +54,7 @@ class Product:
     types: dict[Node, TensorType] | None = None
 
 
-def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
+def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     """The kernels of a product: operands arranged where needed, then the product itself."""
     places = (counter("image", p.batch), counter("m", p.m), counter("n", p.n))
     epilogue = hooks.epilogue_lines(p.index(*places), tile.width, p.types)
@@ -84,7 +83,7 @@ def emit_product(p: Product, tile: Tile, hooks: Any) -> list[Emitted]:
                                     images=(*a_image, *b_image))]
 
 
-def apart(hooks: Any, emit: Callable[[Any], list[Emitted]]) -> list[Emitted]:
+def apart(hooks: OpenClHooks, emit: Callable[[OpenClHooks], list[Emitted]]) -> list[Emitted]:
     """The anchor alone into temporary memory, its epilogue as generated loops."""
     value, alone, finish = hooks.apart()
     anchor = alone.group.root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import Emitted, Packed
+from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
 from jitcl.templates.gemm_opencl.product import (
     Operand,
     Product,
@@ -25,7 +24,7 @@ from jitcl.templates.gemm_opencl.product import (
     pack_rows,
     real,
 )
-from jitcl.templates.opencl.tiling import Tile, choose_tile
+from jitcl.templates.opencl.tiling import Tile, choose_tiles
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
 NARROW = 4                     # fewer columns are dot products: generated loops do those
@@ -40,53 +39,56 @@ class Shape:
     n: int
     k: int
     merged: bool
-    tile: Tile
+
+    @staticmethod
+    def of(node: Node) -> Shape:
+        """The numbers of a matmul."""
+        *leading, m, n = node.type.dims
+        merged, batch = math.prod(node.inputs[1].type.dims[:-2]) == 1, math.prod(leading)
+        k = node.inputs[0].type.dims[-1]
+        return Shape(1, m * batch, n, k, True) if merged else Shape(batch, m, n, k, False)
 
 
-class GemmOpenCl:
+class GemmOpenCl(Template[Tile, OpenClHooks]):
     """matmul of f32 or f16 storage, sums in f32."""
 
     name = "gemm_opencl"
-    language = "opencl"
 
-    def accepts(self, group: Group, target: Target) -> Shape | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Tile, ...]:
         node, root = group.anchor, group.root.type
         if node is None or node.op != "matmul" or real(target) or node.type.size == 0:
-            return None
+            return ()
         a, b = (i.type for i in node.inputs)
         if node.type.dtype not in ("f32", "f16") or root.dims != node.type.dims:
-            return None
+            return ()
         if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
-            return None
+            return ()
         *leading, m, n = node.type.dims
         if math.prod(leading) * m == 1 and group.decodes(node.inputs[1]):
-            return None                    # once each: loops decode weights where they read them
+            return ()                      # once each: loops decode weights where they read them
         if a.rank < 2 or b.rank < 2 or a.dims[-1] == 0 or n < NARROW:
-            return None
-        merged, batch = math.prod(b.dims[:-2]) == 1, math.prod(leading)
-        if merged:
-            batch, m = 1, m * batch
-        sizes = (batch * (m + 8) * a.dims[-1], batch * a.dims[-1] * (n + 48), batch * m * n)
-        tile = choose_tile(batch, m, n, lambda w: -(-n // w), target)
-        if tile is None or not fits_int(*sizes, *(x.type.size for x in group.operands)):
-            return None
-        return Shape(batch, m, n, a.dims[-1], merged, tile)
+            return ()
+        s = Shape.of(node)
+        sizes = (s.batch * (s.m + 8) * s.k, s.batch * s.k * (n + 48), s.batch * s.m * n)
+        if not fits_int(*sizes, *(x.type.size for x in group.operands)):
+            return ()
+        return choose_tiles(s.batch, s.m, n, lambda w: -(-n // w), target)
 
-    def emit(self, s: Shape, hooks: Any) -> list[Emitted]:
-        return _Writer(s, hooks).emit()
+    def emit(self, match: Tile, hooks: OpenClHooks) -> list[Emitted]:
+        return _Writer(match, hooks).emit()
 
 
 class _Writer:
-    def __init__(self, s: Shape, hooks: Any) -> None:
-        self.s, self.hooks = s, hooks
-        anchor = hooks.group.anchor
+    def __init__(self, tile: Tile, hooks: OpenClHooks) -> None:
+        anchor = hooks.anchor
+        self.s, self.tile, self.hooks = Shape.of(anchor), tile, hooks
         self.a, self.b = anchor.inputs
         self.leading, self.height = anchor.type.dims[:-2], anchor.type.dims[-2]
 
     def emit(self) -> list[Emitted]:
         s = self.s
         return emit_product(Product(s.batch, s.m, s.n, s.k, self.rows, self.columns, self.index),
-                            s.tile, self.hooks)
+                            self.tile, self.hooks)
 
     def index(self, image: Expr, m: Expr, n: Expr) -> tuple[Expr, ...]:
         """The result's index at row `m` of an image, which counts over all leading axes."""

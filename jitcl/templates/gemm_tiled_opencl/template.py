@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -17,13 +16,14 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Scratch, Template
 from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
 from jitcl.templates.gemm_opencl.template import decoded
 
 GROUPS = 2                     # work-groups a core that keep it busy
 LEAST_K = 128                  # terms of a part of a sum that is split
 MAX_SPLITS = 16
+READ = 8                       # multiply-adds in the time of an element from memory
 JOIN = 128                     # work-items a group of the kernel that joins the parts
 TRUE = E.const(True, "bool")
 
@@ -31,7 +31,7 @@ Place = tuple[list[Expr], Expr]                  # an operand's index, and wheth
 
 
 @dataclass(frozen=True)
-class Tiling:
+class Tiling(Match):
     """Work-group tile, terms at a time, work-item tile."""
 
     bm: int
@@ -52,7 +52,15 @@ SMALL = Tiling(32, 32, 32, 4, 4)
 
 
 @dataclass(frozen=True)
-class Match:
+class Split(Match):
+    """The tiles of a product, and how many parts the terms of its sums are split in."""
+
+    tiling: Tiling
+    splits: int
+
+
+@dataclass(frozen=True)
+class Product:
     """A product: where the nodes A and B, seen in `shapes`, are read at (image, row or column,
     k), and where C is stored."""
 
@@ -67,33 +75,86 @@ class Match:
     c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
 
 
-class GemmTiledOpenCl:
+class GemmTiledOpenCl(Template[Split, OpenClHooks]):
     """matmul and conv of f32 or f16 storage, sums in f32."""
 
     name = "gemm_tiled_opencl"
-    language = "opencl"
 
-    def accepts(self, group: Group, target: Target) -> Match | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Split, ...]:
         node = group.anchor
         if node is None or not real(target):
-            return None
+            return ()
         if node.op not in ("matmul", "conv") or node.type.dtype not in ("f32", "f16"):
-            return None
+            return ()
         if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
-            return None
+            return ()
         if 0 in (node.type.size, *(i.type.size for i in node.inputs)):
-            return None
+            return ()
         if not fits_int(MAX_SPLITS * node.type.size, *(n.type.size for n in group.operands)):
-            return None
-        if node.op == "matmul":
-            return matmul(node)
-        return conv(node) if node.inputs[1] in group.operands else None
+            return ()
+        if node.op == "conv" and node.inputs[1] not in group.operands:
+            return ()
+        product = product_of(node)
+        return () if product is None else choose_splits(product, target)
 
-    def emit(self, match: Match, hooks: Any) -> list[Emitted]:
+    def emit(self, match: Split, hooks: OpenClHooks) -> list[Emitted]:
         return _Writer(match, hooks).emit()
 
 
-def matmul(node: Node) -> Match | None:
+def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
+    """First the largest tile of which there are enough to keep the device busy, with sums split as
+    far as that makes too few groups enough; then the others, by what they take.
+    """
+    suitable = [t for t in (LARGE, MIDDLE, SMALL) if t is SMALL or fits(t, p, target)]
+    busy = GROUPS * target.compute_units
+    first = next(t for t in suitable if t is not LARGE or tiles(t, p) >= busy)
+    best = Split(first, splits(first, p, target))
+    found = {Split(t, n): None for t in suitable for n in (splits(t, p, target), 1)}
+    others = (split for split in found if split != best)
+    return (best, *sorted(others, key=lambda split: cycles(split, p, target)))
+
+
+def tiles(t: Tiling, p: Product) -> int:
+    """Tiles of the result."""
+    return p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
+
+
+def fits(t: Tiling, p: Product, target: Target) -> bool:
+    """Whether the target has room for a tile, and the product as much as fills half of it."""
+    local = 4 * t.bk * (t.bm + t.bn + 8)
+    room = t.items <= target.max_work_group and local <= target.local_memory
+    return room and 2 * min(p.m, p.n) > min(t.bm, t.bn)
+
+
+def splits(t: Tiling, p: Product, target: Target) -> int:
+    """Parts that sums are split in: more groups where there are few."""
+    groups, wanted = tiles(t, p), GROUPS * target.compute_units
+    most = min(MAX_SPLITS, max(1, p.k // LEAST_K))
+    parts = min(most, -(-wanted // groups)) if 2 * groups <= wanted else 1
+    return -(-p.k // terms(t, p, parts))
+
+
+def terms(t: Tiling, p: Product, parts: int) -> int:
+    """Terms of one part: whole steps of a tile."""
+    return math.ceil(-(-p.k // parts) / t.bk) * t.bk
+
+
+def cycles(split: Split, p: Product, target: Target) -> float:
+    """What all groups take in their turns: multiply-adds, and elements read from memory and, where
+    sums are split, written and read again.
+    """
+    t, groups = split.tiling, tiles(split.tiling, p) * split.splits
+    turns = -(-groups // (GROUPS * target.compute_units))
+    sums = t.bm * t.bn if split.splits > 1 else 0
+    return turns * (terms(t, p, split.splits) * (t.bm * t.bn + READ * (t.bm + t.bn)) + READ * sums)
+
+
+def product_of(node: Node) -> Product | None:
+    """The product that a matmul or conv is; None where it is too small to be one."""
+    return matmul(node) if node.op == "matmul" else conv(node)
+
+
+def matmul(node: Node) -> Product | None:
     """The product of a matmul; leading axes are rows where b has none."""
     a, b = node.inputs
     if a.type.rank < 2 or b.type.rank < 2:
@@ -119,12 +180,11 @@ def matmul(node: Node) -> Match | None:
         return [*fitted(b, outer), k, n], TRUE
 
     rows_in_all = math.prod(leading) * height if merged else height
-    return Match(batch, rows_in_all, n, a.type.dims[-1], (a, b), (a.type.dims, b.type.dims),
-                 left, right,
-                 lambda image, m, n: (*rows(image, m), n))
+    return Product(batch, rows_in_all, n, a.type.dims[-1], (a, b), (a.type.dims, b.type.dims),
+                   left, right, lambda image, m, n: (*rows(image, m), n))
 
 
-def conv(node: Node) -> Match | None:
+def conv(node: Node) -> Product | None:
     """Weights times pixels, an image a group of channels; None where groups are tiny."""
     x, w = node.inputs
     groups = int(node.attr("group"))
@@ -159,47 +219,25 @@ def conv(node: Node) -> Match | None:
     taps = c * math.prod(kernel)
     pixels = (*x.type.dims[:2], math.prod(out)) if plain else x.type.dims
     shapes = (w.type.dims[0], taps), pixels
-    return Match(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shapes, left, right,
-                 lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)))
+    return Product(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shapes, left, right,
+                   lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)))
 
 
 class _Writer:
-    def __init__(self, match: Match, hooks: Any) -> None:
-        self.p, self.hooks = match, hooks
-        self.tiling = self.choose_tiling()
-        t, p = self.tiling, match
-        self.groups = p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
-        self.splits, self.part = self.split()
-
-    def choose_tiling(self) -> Tiling:
-        """The largest tile of which there are enough to keep the device busy."""
-        p, target = self.p, self.hooks.target
-        for t in (LARGE, MIDDLE):
-            tiles = p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
-            local = 4 * t.bk * (t.bm + t.bn + 8)
-            if t.items > target.max_work_group or local > target.local_memory:
-                continue
-            if 2 * min(p.m, p.n) <= min(t.bm, t.bn):
-                continue
-            if t is MIDDLE or tiles >= GROUPS * target.compute_units:
-                return t
-        return SMALL
-
-    def split(self) -> tuple[int, int]:
-        """(parts that sums are split in, terms of a part): more groups where there are few."""
-        p, wanted = self.p, GROUPS * self.hooks.target.compute_units
-        most = min(MAX_SPLITS, max(1, p.k // LEAST_K))
-        splits = min(most, -(-wanted // self.groups)) if 2 * self.groups <= wanted else 1
-        part = -(-p.k // splits)
-        part = -(-part // self.tiling.bk) * self.tiling.bk
-        return -(-p.k // part), part
+    def __init__(self, match: Split, hooks: OpenClHooks) -> None:
+        product = product_of(hooks.anchor)
+        assert product is not None
+        self.p, self.match, self.hooks = product, match, hooks
+        self.tiling, self.splits = match.tiling, match.splits
+        self.groups = tiles(self.tiling, product)
+        self.part = terms(self.tiling, product, self.splits)
 
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.tiling, self.hooks
         places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
         epilogue = hooks.epilogue_lines(p.c(*places), 1)
         if epilogue is None:
-            return apart(hooks, lambda alone: _Writer(p, alone).emit())
+            return apart(hooks, lambda alone: _Writer(self.match, alone).emit())
         a_node, b_node = p.nodes
         left = hooks.load_lines(a_node, p.shapes[0], *p.a(*self.at("m", p.m, t.bm)),
                                 self.inside("m", p.m, t.bm))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jitcl.ir.graph import Node
-from jitcl.templates.base import ENTRY, Argument, Emitted, Scratch
+from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Scratch
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.opencl.tiling import launch
 
@@ -38,7 +37,7 @@ def padded(s: ConvShape) -> tuple[int, int]:
             s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
 
 
-def patches(hooks: Any, x: Node, s: ConvShape, window: Window, combine: str = "add"
+def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: str = "add"
             ) -> tuple[Scratch, Emitted]:
     """Rows of taps, [planes, kh, kw, oh, ow]; padding holds what changes nothing in a `combine`."""
     planes, kernel, out = s.n * s.c, window.kernel, window.out
@@ -54,7 +53,7 @@ def patches(hooks: Any, x: Node, s: ConvShape, window: Window, combine: str = "a
     return copy, Emitted("patches", body, (x, copy), (copy,), params, sizes, local)
 
 
-def whole_planes(hooks: Any, x: Node, s: ConvShape, combine: str = "add"
+def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
                  ) -> tuple[list[Emitted], Argument, tuple[int, int]]:
     """(kernels before, planes without a tap outside, their height and width)."""
     size = padded(s)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitcl.target import Target
-from jitcl.templates.base import Argument, Packed
+from jitcl.templates.base import Argument, Match, Packed
 
 WIDTHS = (16, 8, 4, 2, 1)
 SHARES = 4                     # work-items a core of a CPU, so that cores finish together
+MOST_CANDIDATES = 8            # of all tiles that fit
 GROUP = 64                     # work-items a group of a GPU
 MAX_INDEX = 1 << 31            # kernels count in int
 PIXEL = 4                      # floats of an image's pixel
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(Match):
     """`rows` rows times `vectors` vectors of `width` neighbours."""
 
     rows: int
@@ -29,26 +31,25 @@ class Tile:
         return self.vectors * self.width
 
 
-def choose_tile(batch: int, rows: int, most: int, vectors: Callable[[int], int],
-                target: Target) -> Tile | None:
-    """The tile that is done soonest. `vectors(width)`: how many vectors a row of the result has,
-    `most`: the widest that fits it. None where there is no such vector.
+def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int],
+                 target: Target) -> tuple[Tile, ...]:
+    """The tiles that are done soonest, best first. `vectors(width)`: how many vectors a row of the
+    result has, `most`: the widest that fits it. () where there is no such vector.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
     cpu = target.device_type == "cpu"
     widest = min(most, target.max_vector_width, target.vector_width)
-    best: tuple[float, Tile] | None = None
+    found: list[tuple[float, Tile]] = []
     for width in (w for w in WIDTHS if w <= widest):
         for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
             for count in (3, 2, 1) if cpu else (2, 1):
                 if height * count + count + 1 > target.registers:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
-                cost = _cost(tiles, height, count, target)
-                if best is None or cost < best[0]:
-                    best = cost, Tile(height, count, width)
-    return best[1] if best else None
+                found.append((_cost(tiles, height, count, target), Tile(height, count, width)))
+    best = heapq.nsmallest(MOST_CANDIDATES, found, key=lambda pair: pair[0])   # stable
+    return tuple(tile for _, tile in best)
 
 
 def _cost(tiles: int, rows: int, vectors: int, target: Target) -> float:

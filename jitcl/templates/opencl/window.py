@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted
+from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
 from jitcl.templates.opencl.planes import padded, whole_planes
@@ -17,6 +16,13 @@ from jitcl.templates.opencl.tiling import WIDTHS, launch
 PARAMS = ("each", "tasks", "blocks", "block", "channels", "copies", "oh", "ow", "kh", "kw", "dw",
           "h_step", "ky_step", "x_plane")
 MOST_TAPS = 25                 # that are written out
+
+
+@dataclass(frozen=True)
+class Lanes(Match):
+    """Pixels of a row that are one vector."""
+
+    width: int
 
 
 @dataclass(frozen=True)
@@ -45,18 +51,18 @@ def suitable(group: Group, s: ConvShape, target: Target) -> bool:
     return read and fits_int(anchor.type.size, s.n * s.c * height * width)
 
 
-def vector_width(s: ConvShape, target: Target) -> int:
-    """The width with the fewest vectors a row; of equals the narrower."""
+def vector_widths(s: ConvShape, target: Target) -> tuple[Lanes, ...]:
+    """The widths with the fewest vectors a row first; of equals the narrower."""
     most = min(target.vector_width, target.max_vector_width)
     fitting = [w for w in WIDTHS if w <= min(s.out[1], most)]
-    return min(fitting, key=lambda w: (-(-s.out[1] // w), w))
+    return tuple(map(Lanes, sorted(fitting, key=lambda w: (-(-s.out[1] // w), w))))
 
 
-def emit_windows(p: Windows, hooks: Any) -> list[Emitted]:
+def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     """The kernels: planes padded where needed, then the windows."""
     s, width, target = p.s, p.width, hooks.target
     oh, ow = s.out
-    x = hooks.group.anchor.inputs[0]
+    x = hooks.anchor.inputs[0]
     space = (counter("h", oh), counter("w", ow))[4 - x.type.rank:]
     epilogue = hooks.epilogue_lines((counter("image", s.n), counter("m", s.k), *space), width)
     if epilogue is None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Emitted, Lines
+from jitcl.templates.base import ENTRY, CpuHooks, Emitted, Lines, Match, Template
 from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
@@ -17,25 +15,25 @@ PARAMS = (
 )
 
 
-class PoolCpu:
+class PoolCpu(Template[Match, CpuHooks]):
     """max_pool and average_pool of f32 or f16, from blocks to blocks."""
 
     name = "pool_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Node | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node = group.anchor
         if node is None or node.op not in ("max_pool", "average_pool") or target.kind != "cpu":
-            return None
+            return ()
         x, root, width = node.inputs[0], group.root.type, target.vector_width
         blocked = all(t.layout.kind == "NCHWc" and t.layout.block == width for t in (x.type, root))
         if not blocked or x.type.rank not in (3, 4) or x.type.dtype not in ("f32", "f16"):
-            return None
+            return ()
         stored = x not in group.inlined
-        return node if stored and node.type.size and x.type.size else None
+        return (Match(),) if stored and node.type.size and x.type.size else ()
 
-    def emit(self, node: Node, hooks: Any) -> list[Emitted]:
-        width, group, x = hooks.target.vector_width, hooks.group, node.inputs[0]
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
+        width, group, node = hooks.target.vector_width, hooks.group, hooks.anchor
+        x = node.inputs[0]
         root = group.root.type
         left = f"channels - kb * {width}" if root.dims[1] % width else ""
         lines = hooks.vector_epilogue(width, flat_space=False, channels_left=left)

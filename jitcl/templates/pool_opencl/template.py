@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import Emitted
+from jitcl.templates.base import Emitted, OpenClHooks, Template
 from jitcl.templates.convolution import ConvShape
-from jitcl.templates.opencl.window import Windows, emit_windows, suitable, vector_width
+from jitcl.templates.opencl.window import Lanes, Windows, emit_windows, suitable, vector_widths
 
 KINDS = {"max_pool": "max", "average_pool": "mean"}
 
 
-class PoolOpenCl:
+class PoolOpenCl(Template[Lanes, OpenClHooks]):
     """max_pool, and average_pool where every window has as many elements; f32 or f16 storage."""
 
     name = "pool_opencl"
-    language = "opencl"
 
-    def accepts(self, group: Group, target: Target) -> Windows | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Lanes, ...]:
         node = group.anchor
         if node is None or node.op not in KINDS or node.type.rank not in (3, 4):
-            return None
+            return ()
         if node.op == "average_pool" and not whole_windows(node):
-            return None
+            return ()
         s = pool_shape(node)
-        if not suitable(group, s, target):
-            return None
-        return Windows(KINDS[node.op], s, vector_width(s, target))
+        return vector_widths(s, target) if suitable(group, s, target) else ()
 
-    def emit(self, match: Windows, hooks: Any) -> list[Emitted]:
-        return emit_windows(match, hooks)
+    def emit(self, match: Lanes, hooks: OpenClHooks) -> list[Emitted]:
+        node = hooks.anchor
+        return emit_windows(Windows(KINDS[node.op], pool_shape(node), match.width), hooks)
 
 
 def whole_windows(node: Node) -> bool:
@@ -46,15 +42,16 @@ def pool_shape(node: Node) -> ConvShape:
     """The numbers of a pooling node. With `ceil`, padding behind reaches as far as the windows."""
     x = node.inputs[0].type.dims
     rank = len(x) - 2
-    size, out, kernel, strides, dilations = (
-        (1,) * (2 - rank) + tuple(values) for values in (
-            x[2:], node.type.dims[2:], node.attr("kernel"), node.attr("strides"),
-            node.attr("dilations")))
-    pads = node.attr("pads")
-    before = (0,) * (2 - rank) + tuple(pads[:rank])
-    after = tuple(
+
+    def two(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
+        return (missing, values[0]) if rank == 1 else (values[0], values[1])
+
+    size, out, kernel, strides, dilations = map(two, (
+        x[2:], node.type.dims[2:], node.attr("kernel"), node.attr("strides"),
+        node.attr("dilations")))
+    before = two(node.attr("pads")[:rank], 0)
+    bottom, right = (
         max((o - 1) * st + (k - 1) * d + 1 - n - b, 0)
         for o, st, k, d, n, b in zip(out, strides, kernel, dilations, size, before))
-    pairs: Any = (size, out, kernel, strides, dilations, (*before, *after))
-    two_by_two = dict(zip(("size", "out", "kernel", "strides", "dilations", "pads"), pairs))
-    return ConvShape(n=x[0], c=x[1], k=x[1], groups=x[1], **two_by_two)
+    return ConvShape(x[0], x[1], x[1], size, out, kernel, strides, dilations,
+                     (*before, bottom, right), x[1])

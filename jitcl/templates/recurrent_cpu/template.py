@@ -15,14 +15,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Store
@@ -30,7 +29,7 @@ from jitcl.ir.types import ROW
 from jitcl.ops.builder import lookup
 from jitcl.ops.core import Part, Scan
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Packed
+from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Match, Packed, Template
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic, fours, of_bytes
 from jitcl.templates.cpu.tiling import LATENCY
 
@@ -117,7 +116,7 @@ class _Products(KernelBuilder):
         self.found: list[Product] = []
 
     def reduce(self, combine: str, extents: Sequence[int], term: Callable[..., Expr],
-               init: Any = None) -> Expr:
+               init: Number | None = None) -> Expr:
         value = term(*(E.var(f"k{a}", extent=d) for a, d in enumerate(extents)))
         state, weight = value.args if value.op == "mul" else (value, value)
         if combine != "add" or state.value != "y" or weight.value != "r":
@@ -130,28 +129,27 @@ class _Products(KernelBuilder):
         return E.var(product.name, "f32")
 
 
-class RecurrentCpu:
+class RecurrentCpu(Template[Match, CpuHooks]):
     """The states of recurrent cells in f32 with constant recurrent weights, f32 or bytes."""
 
     name = "recurrent_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Group | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         root = group.root
         if root.op not in CELLS or target.kind != "cpu" or group.inlined:
-            return None
+            return ()
         if root.type.dtype != "f32" or root.type.layout != ROW or root.type.size == 0:
-            return None
+            return ()
         if root.inputs[1].op != "const" or root.type.dims[-1] < 2 or root.type.dims[2] < 2:
-            return None
-        return group
+            return ()
+        return (Match(),)
 
-    def emit(self, match: Group, hooks: Any) -> list[Emitted]:
+    def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
         return [_Writer(hooks).emit()]
 
 
 class _Writer:
-    def __init__(self, hooks: Any) -> None:
+    def __init__(self, hooks: CpuHooks) -> None:
         self.hooks = hooks
         self.root: Node = hooks.group.root
         self.r = self.root.inputs[1]

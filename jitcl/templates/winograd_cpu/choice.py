@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitcl.target import Target
+from jitcl.templates.base import Match
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.cpu.tiling import Tile, choose_tile, step_cycles
 from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms
@@ -32,7 +33,7 @@ GAIN = 0.9                     # of a direct convolution's cycles: what is close
 
 
 @dataclass(frozen=True)
-class Blocking:
+class Blocking(Match):
     """F(outputs x outputs, 3x3), or F(outputs, 3) along `rows`, on blocks of `groups` register
     tiles of tile.columns tiles.
 

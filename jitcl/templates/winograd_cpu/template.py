@@ -7,18 +7,25 @@ An infinite input or NaN makes NaN of all outputs of its tile, not only of its n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Lines, Packed, Scratch
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    CpuHooks,
+    Emitted,
+    Lines,
+    Packed,
+    Scratch,
+    Template,
+)
 from jitcl.templates.conv_cpu.template import padded_input
-from jitcl.templates.convolution import ConvShape, shape_of
+from jitcl.templates.convolution import shape_of
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.winograd_cpu.choice import Blocking, choices
 from jitcl.templates.winograd_cpu.transforms import Transforms, relative_error
@@ -30,12 +37,6 @@ PRODUCTS = (
     *("n_count", "channels", "kbs", "kgs", "last", "wt_position"),
     *("y_first", "y_block", "y_width", "y_height"),
 )
-
-
-@dataclass(frozen=True)
-class Match:
-    shape: ConvShape
-    blocking: Blocking
 
 
 def pack_weights(w: np.ndarray, t: Transforms, width: int, blocks: int) -> np.ndarray:
@@ -55,48 +56,46 @@ def taps(w: np.ndarray) -> np.ndarray:
     return w[:, :, 0] if w.shape[2:] == (1, 3) else w
 
 
-class WinogradCpu:
+class WinogradCpu(Template[Blocking, CpuHooks]):
     """conv 3x3 or 1x3 (3 in one dimension) of f32, stride 1, no dilation, no groups, constant
     weights that lose no accuracy, results in blocks."""
 
     name = "winograd_cpu"
-    language = "numba"
 
-    def accepts(self, group: Group, target: Target) -> Match | None:
+    def candidates(self, group: Group, target: Target) -> tuple[Blocking, ...]:
         node, root = group.anchor, group.root.type
         if node is None or node.op != "conv" or target.kind != "cpu":
-            return None
+            return ()
         if node.type.rank not in (3, 4):
-            return None
+            return ()
         x, w = node.inputs
         if w.op != "const" or any(t.dtype != "f32" for t in (x.type, w.type, node.type)):
-            return None
+            return ()
         if root.layout.kind != "NCHWc" or root.layout.block != target.vector_width:
-            return None
+            return ()
         if node.type.size == 0 or x.type.size == 0:
-            return None
+            return ()
         s = shape_of(node)
         if s.kernel not in ((3, 3), (1, 3)):
-            return None
+            return ()
         if (s.strides, s.dilations, s.groups) != ((1, 1), (1, 1), 1):
-            return None
+            return ()
         fused = target.multiply_add == "fma"
-        for blocking in choices(s, target):
+        for blocking in choices(s, target):      # one: the error of each takes long to find
             error = relative_error(taps(w.data), blocking.transforms, fused=fused)
             if error <= LARGEST_ERROR:
-                return Match(s, blocking)
-        return None
+                return (blocking,)
+        return ()
 
-    def emit(self, match: Match, hooks: Any) -> list[Emitted]:
+    def emit(self, match: Blocking, hooks: CpuHooks) -> list[Emitted]:
         return _Writer(match, hooks).emit()
 
 
 class _Writer:
-    def __init__(self, match: Match, hooks: Any) -> None:
-        self.s, self.b, self.hooks = match.shape, match.blocking, hooks
-        self.group: Group = hooks.group
-        assert self.group.anchor is not None
-        self.x, self.w = self.group.anchor.inputs
+    def __init__(self, match: Blocking, hooks: CpuHooks) -> None:
+        self.s, self.b, self.hooks = shape_of(hooks.anchor), match, hooks
+        self.group = hooks.group
+        self.x, self.w = hooks.anchor.inputs
         self.transforms = self.b.transforms
         self.width: int = hooks.target.vector_width
         self.root = self.group.root.type
@@ -140,14 +139,14 @@ class _Writer:
         params = {name: values[name] for name in names}
         return Emitted(stem, body, arguments, (self.group.root,), params)
 
-    def render(self, file: str, names: tuple[str, ...], operands: list[Node], **more: Any) -> str:
+    def render(self, file: str, names: tuple[str, ...], operands: list[Node],
+               **more: object) -> str:
         t = self.transforms
-        text: str = self.hooks.render(
+        return self.hooks.render(
             f"winograd_cpu/{file}.py.j2", entry=ENTRY, params=names, W=self.width, N=t.size,
             OUT=t.outputs, ROWS=self.b.rows, P=self.b.positions,
             TILES=self.b.tiles, data_steps=t.data, result_steps=t.results,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands], **more)
-        return text
 
     def values(self, physical: tuple[int, ...], inset: tuple[int, int]) -> dict[str, int]:
         """The kernels' integer parameters, by name."""
