@@ -15,25 +15,27 @@ from jitcl.passes.precision import half_arithmetic
 from jitcl.passes.verify import check
 from jitcl.runtime.lowering import laid_out
 from jitcl.target import Target
+from jitcl.templates.base import FIRST, Chooser
 
 
 def compile_graph(graph: Graph, target: Target, precision: str = "high", *, passes: bool = True,
                   templates: bool = True, faults: Faults | None = None,
-                  host: Target | None = None) -> Generated:
+                  host: Target | None = None, chooser: Chooser = FIRST) -> Generated:
     """The kernels and the plan of a graph for a target; memory is not laid out. passes=False: of a
     graph that is as passes should have left it, with layouts, say, that the test chose.
     """
     if passes:
         graph = run_passes(graph, pipeline(target, Options(precision=precision)), verify=check)
     return generate(graph, fuse(graph, target), target, templates=templates, faults=faults,
-                    half=half_arithmetic(target, precision), host=host)
+                    half=half_arithmetic(target, precision), host=host, chooser=chooser)
 
 
 def plan_on(device: Device, graph: Graph, target: Target | None = None, precision: str = "high",
-            *, passes: bool = True, templates: bool = True, faults: Faults | None = None) -> Plan:
+            *, passes: bool = True, templates: bool = True, faults: Faults | None = None,
+            chooser: Chooser = FIRST) -> Plan:
     """The plan of a graph with its memory laid out as the device has it. target: what the device
     poses as.
     """
     made = compile_graph(graph, target or device.target, precision, passes=passes,
-                         templates=templates, faults=faults)
+                         templates=templates, faults=faults, chooser=chooser)
     return laid_out(made.plan, device, "normal")

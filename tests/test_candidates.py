@@ -8,14 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from jitcl.codegen.generate import generate
 from jitcl.codegen.variants import Ladder
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.passes.fuse import fuse
-from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.templates.base import FIRST, Match
@@ -30,7 +28,9 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     Split,
 )
 from jitcl.templates.opencl.tiling import Tile
+from tests.compiling import compile_graph, plan_on
 from tests.devices import device
+from tests.rounding import TOLERANCE
 
 b = GraphBuilder()
 MALI_G610 = PROFILES["mali-g610"].target
@@ -94,11 +94,10 @@ def run(graph: Graph, target: Target, chooser) -> tuple[np.ndarray, set[str]]:
     """The result on PoCL, and the templates of the kernels."""
     rng = np.random.default_rng(7)
     arrays = [rng.standard_normal(n.type.dims).astype("f4") for n in graph.inputs]
-    plan = generate(graph, fuse(graph), target, chooser=chooser).plan
-    plan = plan_memory(plan, POCL.memory_mode, "normal", max(64, POCL.target.alignment))
+    plan = plan_on(POCL, graph, target, passes=False, chooser=chooser)
     (got,) = POCL.load(plan).run(arrays)
     want = evaluate(graph.outputs[0][1], dict(zip(graph.inputs, arrays)))
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()))
+    assert np.abs(got - want).max() <= TOLERANCE["f32"] * max(1.0, np.abs(want).max())
     return got, {k.template for k in plan.kernels}
 
 
@@ -139,7 +138,8 @@ def test_every_candidate_is_right(case):
         chooser = Take(place)
         run(make(), as_target(**changes), chooser)
         assert chooser.seen[0][2][place] == match      # the same candidates, in the same order
-        plan = generate(make(), fuse(make()), as_target(**changes), chooser=Take(place)).plan
+        plan = compile_graph(make(), as_target(**changes), passes=False,
+                             chooser=Take(place)).plan
         kernels.add(tuple((k.entry, plan.steps[-1].global_size) for k in plan.kernels))
     assert name == case.split()[0] and len(kernels) == len(found) > 1
 
@@ -149,7 +149,7 @@ def test_a_tuner_sees_names_and_parameters():
     chooser = Take(0)
     target = MALI_G610
     for graph in (product(), convolution()):
-        generate(graph, fuse(graph), target, chooser=chooser)
+        compile_graph(graph, target, chooser=chooser)
     (gemm, group, tiles), (conv, _, forms) = chooser.seen
     assert (gemm, conv) == ("gemm_opencl", "conv_opencl") and group.anchor.op == "matmul"
     assert set(tiles[0].parameters()) == {"rows", "vectors", "width"}
@@ -165,9 +165,9 @@ def test_a_tuner_sees_names_and_parameters():
 def test_the_first_is_taken_where_nobody_chooses():
     graph = convolution()
     target = MALI_G610
-    plan = generate(graph, fuse(graph), target).plan
-    assert plan.kernels == generate(graph, fuse(graph), target, chooser=Take(0)).plan.kernels
-    other = generate(graph, fuse(graph), target, chooser=Take(-1)).plan
+    plan = compile_graph(graph, target).plan
+    assert plan.kernels == compile_graph(graph, target, chooser=Take(0)).plan.kernels
+    other = compile_graph(graph, target, chooser=Take(-1)).plan
     assert plan.kernels != other.kernels
     assert Ladder(target).chooser is FIRST
 

@@ -75,12 +75,14 @@ class Writer:
 
     def _one(self, group: Group, name: str, memo: Memo) -> Written:
         """The kernels of a template where one accepts the group, else generated loops."""
+        found: tuple[list[Emitted], str] | None = None
         if self.templates and not group_is_sized(group):
-            found = (self._first(OPENCL_TEMPLATES, OpenClGroupHooks(group, self.target))
-                     if self.language == "opencl"
-                     else self._first(CPU_TEMPLATES, CpuGroupHooks(group, self.target)))
-            if found is not None:
-                return Written(group, self._launches(group, name, found[0], found[1], memo))
+            if self.language == "opencl":
+                found = self._first(OPENCL_TEMPLATES, OpenClGroupHooks(group, self.target))
+            else:
+                found = self._first(CPU_TEMPLATES, CpuGroupHooks(group, self.target))
+        if found is not None:
+            return Written(group, self._launches(group, name, *found, memo))
         lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
         return Written(group, self._launches(group, name, [generic], "", memo), lowered)

@@ -2,8 +2,8 @@
 generated loops.
 
 A template is one folder: `template.py` says what it implements, the candidates for a group (its
-tuning space) and the launch; the `.j2` files beside it are the kernel's text. Fused
-prologues and epilogues reach it through `CpuHooks` or `OpenClHooks`.
+tuning space) and the launch; the `.j2` files beside it are the kernel's text. Fused prologues and
+epilogues reach it through `CpuHooks` or `OpenClHooks`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Hooks(Protocol):
         """The group's anchor, which a template's group has."""
 
     def render(self, template: str, **values: object) -> str:
-        """The text of a file of `jitcl/templates` with its variables filled in."""
+        """The text of a file of `jitcl/templates` with its variables filled in; in OpenCL after the
+        functions of codegen/opencl_helpers.py that it calls.
+        """
 
     def arranged(self, node: Node, key: str, dtype: str, shape: tuple[int, ...],
                  where: Arrangement) -> tuple[Scratch, Emitted]:

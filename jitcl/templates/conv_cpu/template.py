@@ -15,16 +15,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.passes.gates import gated
 from jitcl.target import Target
-from jitcl.templates.base import (
-    ENTRY,
-    Argument,
-    CpuHooks,
-    Emitted,
-    Lines,
-    Match,
-    Packed,
-    Template,
-)
+from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
 from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
