@@ -76,6 +76,8 @@ VALUES: dict[Any, tuple[Any, ...]] = {
     ("Upsample", "mode"): ("nearest", "linear", "bilinear"),
     ("TensorScatter", "mode"): ("linear", "circular"),
     ("RoiAlign", "coordinate_transformation_mode"): ("half_pixel", "output_half_pixel"),
+    ("NegativeLogLikelihoodLoss", "reduction"): ("none", "mean", "sum"),
+    ("SoftmaxCrossEntropyLoss", "reduction"): ("none", "mean", "sum"),
     ("BitShift", "direction"): ("LEFT", "RIGHT"), ("Gemm", "alpha"): (0.0, 0.5),
     ("MeanVarianceNormalization", "axes"): ([0], [0, 2, 3], [1, 2]),
     ("MaxRoiPool", "pooled_shape"): ([1, 1], [2, 3]),

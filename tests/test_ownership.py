@@ -447,7 +447,7 @@ def test_a_cache_of_another_user_is_not_run(shared, reader):
     root = shared / "cache"
     root.mkdir()
     os.chown(root, OTHER, OTHER)
-    theirs = {"JITCL_CACHE_DIR": str(root), "HOME": "/nonexistent"}
+    theirs = {"JITCL_CACHE_DIR": str(root), "HOME": str(shared / "no home")}
     for builds in (True, False):
         made, said = as_user(OTHER, **theirs)
         assert made["root"] == str(root) and (made["builds"] > 0) == builds and said == ""
@@ -477,9 +477,14 @@ def test_a_cache_of_root_is_read_by_others(shared):
 
 @as_root
 @pytest.mark.parametrize("home", [None, *(
-    pytest.param(h, marks=pytest.mark.slow) for h in ("/", "/nonexistent"))])
-def test_a_user_without_a_home_still_works(home):
-    """As containers run programs: an id that the system has no user for, and nowhere to write."""
+    pytest.param(h, marks=pytest.mark.slow) for h in ("/", "/nonexistent", "closed"))])
+def test_a_user_without_a_home_still_works(home, shared):
+    """As containers run programs: an id that the system has no user for, nowhere to write, or a
+    home that is somebody else's.
+    """
+    if home == "closed":
+        (shared / home).mkdir(mode=0o700)
+        home = str(shared / home)
     made, said = as_user(THIRD, HOME=home)
     assert made["builds"] > 0 and "Kernels are kept for this process only" in said
     assert said.count("WARNING") == 1 and "Traceback" not in said

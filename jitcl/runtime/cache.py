@@ -256,6 +256,13 @@ class KernelCache:
         self._warned.add(topic)
         log.log(level, text)
 
+    def _warn_refused(self, doing: str, error: OSError) -> None:
+        """The system refuses to "read" or "write to" the cache; what permissions forbid, once."""
+        topic = "permission" if isinstance(error, PermissionError) else doing
+        self._warn_once(topic, f"cannot {doing} the kernel cache {self.root}: "
+                        f"{error.strerror or error}. Kernels are kept for this process only. "
+                        "JITCL_CACHE_DIR names another directory.")
+
 
 @dataclass(frozen=True)
 class DeviceCache:
@@ -324,9 +331,7 @@ class DeviceCache:
             written = entry.write(path, head, chunks, cache._key)
         except OSError as error:
             cache.stats.add("failed_writes")
-            cache._warn_once("write", f"cannot write to the kernel cache {cache.root}: "
-                             f"{error.strerror or error}. Kernels are kept for this process only. "
-                             "JITCL_CACHE_DIR names another directory.")
+            cache._warn_refused("write to", error)
             cache._keep_in_memory(path, chunks)
             return
         cache.stats.add("writes")
@@ -441,8 +446,7 @@ class DeviceCache:
             _unlink(path)
             return None
         except OSError as error:
-            cache._warn_once("read", f"cannot read the kernel cache {cache.root}: "
-                             f"{error.strerror or error}")
+            cache._warn_refused("read", error)
             return None
         with suppress(OSError):                # read-only, or evicted in between
             os.utime(path, follow_symlinks=False)           # the eviction's order
