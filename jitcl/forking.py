@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from jitcl.errors import DeviceError
 
 FORK_SECONDS = 30.0             # that a fork waits for other threads
+REST_SECONDS = 0.1              # and for a library's own, which nobody gives work any more
 END_SECONDS = 30.0              # that the process's end does
 
 generation = 0
@@ -44,6 +45,7 @@ class Library:
     def __init__(self, name: str) -> None:
         self.name = name
         self.caught = False                     # the fork that made this process came at a bad time
+        self.used = False
         self._changed = threading.Condition()
         self._inside: dict[int, int] = {}       # thread -> how deep
         self._closed_by = 0                     # the thread that forks or ends the process
@@ -62,6 +64,7 @@ class Library:
                     raise SystemExit            # of a daemon thread: silent, and lets locks go
                 self._changed.wait()
             self._inside[me] = self._inside.get(me, 0) + 1
+            self.used = True
 
     def __exit__(self, *_: object) -> None:
         me = threading.get_ident()
@@ -151,6 +154,35 @@ def _before_fork() -> None:
         if not library.close(max(0.0, deadline - time.monotonic())):
             log.warning("a thread has been in %s for %.0f s: a child that is forked now can't "
                         "use it", library.name, FORK_SECONDS)
+    if OPENCL.used:
+        _let_workers_rest()
+
+
+def _let_workers_rest() -> None:
+    """A driver's worker threads hold its locks for a moment when their work is done (TBB's, of
+    Intel's runtime, while they go to sleep: one fork in fifty beside busy threads left a child
+    that waits for ever). Linux tells which threads run; what other libraries' threads do, which
+    may run on, is no reason to wait longer.
+    """
+    begin, quiet = time.monotonic(), 0
+    known = {thread.native_id for thread in threading.enumerate()}
+    while quiet < 2 and time.monotonic() < begin + REST_SECONDS:
+        quiet = 0 if _running(known) else quiet + 1
+        time.sleep(0.001)
+
+
+def _running(known: set[int | None]) -> bool:
+    """Whether a thread runs that is none of `known`; True where the system does not tell."""
+    try:
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
+        for thread in threads:
+            if thread not in known:
+                with open(f"/proc/self/task/{thread}/stat") as file:
+                    if file.read().rpartition(")")[2].split()[0] == "R":
+                        return True
+    except (FileNotFoundError, ProcessLookupError):         # no /proc, or a thread that has ended
+        return True
+    return False
 
 
 def _after_in_parent() -> None:

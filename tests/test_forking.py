@@ -166,7 +166,7 @@ def test_forks_while_threads_run(device: str) -> None:
     run(device, """
     model = compiled()
     busy(model, 2)
-    for _ in range(6):
+    for _ in range(40):
         assert child(lambda: right(model)) == 0
     assert child(lambda: right(compiled())) == 0
     assert right(model)

@@ -5,6 +5,7 @@ same in OpenCL (hooks_opencl.py).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from jitcl.codegen.loops import trusting_guards
@@ -25,7 +26,7 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Arrangement, Emitted, Lines, Scratch
 
 
-class GroupHooks:
+class GroupHooks(ABC):
     """What hooks are in every language. Names the group's operands (`x0`, `x1`, ... in the order of
     `group.operands`) and builds expressions on them.
     """
@@ -84,9 +85,9 @@ class GroupHooks:
         kernel = Kernel("arranged", buffers, tuple(s.scopes[0].stmts))
         return copy, self.emitted(kernel, (*operands, copy), copy)
 
+    @abstractmethod
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
-        raise NotImplementedError
 
 
 class CpuGroupHooks(GroupHooks):
