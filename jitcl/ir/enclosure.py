@@ -18,7 +18,6 @@ infinity where its sides differ too much to bound: anything is right there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,13 +207,8 @@ def _abs(dtype: str, a: Enclosed) -> Enclosed:
 
 # ---- functions of floats
 
-def _erf(x: Array) -> Array:
-    return np.array([math.erf(v) for v in np.ravel(x).tolist()]).reshape(np.shape(x))
-
-
 def _monotone(fn: Callable[[Array], Array], ulps: float) -> Callable[..., Enclosed]:
-    """A rising or falling function: the ends of the interval bound it. `ulps` are the larger of
-    the full and the embedded profile's (OpenCL C 1.2, 7.4)."""
+    """A rising or falling function: the ends of the interval bound it."""
     def rule(dtype: str, a: Enclosed) -> Enclosed:
         mid, unit = fn(a.mid), 2 * ulps * UNIT[dtype]
         if a.exact:
@@ -298,12 +292,7 @@ _FLOAT: dict[str, Callable[..., Enclosed]] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _sup(np.maximum),
     "min": _sup(np.minimum), "neg": _neg, "abs": _abs, "pow": _pow, "fmod": _fmod, "mod": _mod,
     "floordiv": _floordiv, "sin": _wave(np.sin), "cos": _wave(np.cos), "tan": _tan, "cosh": _cosh,
-    **{name: _monotone(fn, ulps) for name, fn, ulps in (
-        ("floor", np.floor, 0), ("ceil", np.ceil, 0), ("trunc", np.trunc, 0),
-        ("round", np.rint, 0), ("sign", np.sign, 0), ("sqrt", np.sqrt, 4), ("exp", np.exp, 4),
-        ("log", np.log, 4), ("erf", _erf, 16), ("tanh", np.tanh, 5), ("asin", np.arcsin, 4),
-        ("acos", np.arccos, 4), ("atan", np.arctan, 5), ("sinh", np.sinh, 4),
-        ("asinh", np.arcsinh, 4), ("acosh", np.arccosh, 4), ("atanh", np.arctanh, 5))}}
+    **{s.name: _monotone(s.fn, s.ulps) for s in SCALARS.values() if s.ulps is not None}}
 
 
 # ---- truth values and choices

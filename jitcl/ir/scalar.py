@@ -1,9 +1,11 @@
 """The scalar operations that kernels are made of: name, operands, meaning in NumPy, result type.
 
-A renderer maps each name to its language; the interpreter calls `fn`. `same` in `result` is the
-operands' type. `as_u32` is the same bits read as another stored type of as many bits. Float `div`
-is IEEE division; integer `div` truncates toward zero as C does; `floordiv` and `mod` round toward
-minus infinity. `min` and `max` of floats give NaN where either operand is NaN, as ONNX wants.
+A function of floats is whole in its line here (`function`): the interpreter calls `fn`, the CPU's
+kernels call the C library, OpenCL kernels its builtin, enclosures widen by `ulps`. Renderers know
+the others by name. `same` in `result` is the operands' type. `as_u32` is the same bits read as
+another stored type of as many bits. Float `div` is IEEE division; integer `div` truncates toward
+zero as C does; `floordiv` and `mod` round toward minus infinity. `min` and `max` of floats give NaN
+where either operand is NaN, as ONNX wants.
 """
 
 from __future__ import annotations
@@ -20,13 +22,30 @@ from jitcl import dtypes
 
 @dataclass(frozen=True)
 class Scalar:
-    """One operation. `cost` is in FLOPs as roofline counts use them."""
+    """One operation. `cost` is in FLOPs as roofline counts use them; `takes` is the kind of its
+    operands, any where it is empty. Where a function of floats rises or falls throughout, `ulps`
+    is the larger error that OpenCL C 1.2 (7.4) allows it in its full and its embedded profile.
+    """
 
     name: str
     arity: int
     fn: Callable[..., Any]
     result: str = "same"
     cost: int = 1
+    takes: str = "numbers"          # "floats", "integers", "bool" or ""
+    ulps: float | None = None
+    libm: bool = False              # the C library has it, under this name
+
+
+def function(name: str, fn: Callable[[Any], Any], ulps: float | None = None, *,
+             libm: bool = True) -> Scalar:
+    """A function of one float. Without `ulps`, ir/enclosure.py has its rule; libm=False where the
+    CPU's kernels compute it inline (devices/cpu/operations.py)."""
+    return Scalar(name, 1, fn, cost=8, takes="floats", ulps=ulps, libm=libm)
+
+
+def _rounding(name: str, fn: Callable[[Any], Any]) -> Scalar:
+    return Scalar(name, 1, fn, takes="floats", ulps=0)
 
 
 def _ints(a: Any, b: Any) -> bool:
@@ -92,31 +111,32 @@ SCALARS: dict[str, Scalar] = {s.name: s for s in (
     Scalar("add", 2, np.add), Scalar("sub", 2, np.subtract), Scalar("mul", 2, np.multiply),
     Scalar("div", 2, _trunc_div, cost=1), Scalar("floordiv", 2, _floor_div), Scalar("mod", 2, _mod),
     Scalar("fmod", 2, _fmod), Scalar("pow", 2, _pow, cost=8),
-    Scalar("min", 2, np.minimum), Scalar("max", 2, np.maximum),
-    Scalar("neg", 1, np.negative), Scalar("abs", 1, np.abs), Scalar("sign", 1, np.sign),
-    Scalar("floor", 1, np.floor), Scalar("ceil", 1, np.ceil), Scalar("trunc", 1, np.trunc),
-    Scalar("round", 1, np.rint),                                   # half to even
-    Scalar("sqrt", 1, np.sqrt), Scalar("exp", 1, np.exp, cost=8), Scalar("log", 1, np.log, cost=8),
-    Scalar("erf", 1, _erf, cost=8), Scalar("tanh", 1, np.tanh, cost=8),
-    Scalar("sin", 1, np.sin, cost=8), Scalar("cos", 1, np.cos, cost=8),
-    Scalar("tan", 1, np.tan, cost=8),
-    Scalar("asin", 1, np.arcsin, cost=8), Scalar("acos", 1, np.arccos, cost=8),
-    Scalar("atan", 1, np.arctan, cost=8), Scalar("sinh", 1, np.sinh, cost=8),
-    Scalar("cosh", 1, np.cosh, cost=8), Scalar("asinh", 1, np.arcsinh, cost=8),
-    Scalar("acosh", 1, np.arccosh, cost=8), Scalar("atanh", 1, np.arctanh, cost=8),
-    Scalar("eq", 2, np.equal, _BOOL), Scalar("ne", 2, np.not_equal, _BOOL),
+    Scalar("min", 2, np.minimum, takes=""), Scalar("max", 2, np.maximum, takes=""),
+    Scalar("neg", 1, np.negative), Scalar("abs", 1, np.abs), Scalar("sign", 1, np.sign, ulps=0),
+    _rounding("floor", np.floor), _rounding("ceil", np.ceil), _rounding("trunc", np.trunc),
+    _rounding("round", np.rint),                                   # half to even
+    Scalar("sqrt", 1, np.sqrt, takes="floats", ulps=4),
+    function("exp", np.exp, 4, libm=False), function("log", np.log, 4, libm=False),
+    function("erf", _erf, 16, libm=False), function("tanh", np.tanh, 5, libm=False),
+    function("sin", np.sin), function("cos", np.cos), function("tan", np.tan),
+    function("asin", np.arcsin, 4), function("acos", np.arccos, 4), function("atan", np.arctan, 5),
+    function("sinh", np.sinh, 4), function("cosh", np.cosh), function("asinh", np.arcsinh, 4),
+    function("acosh", np.arccosh, 4), function("atanh", np.arctanh, 5),
+    Scalar("eq", 2, np.equal, _BOOL, takes=""), Scalar("ne", 2, np.not_equal, _BOOL, takes=""),
     Scalar("lt", 2, np.less, _BOOL), Scalar("le", 2, np.less_equal, _BOOL),
     Scalar("gt", 2, np.greater, _BOOL), Scalar("ge", 2, np.greater_equal, _BOOL),
-    Scalar("and", 2, np.logical_and, _BOOL), Scalar("or", 2, np.logical_or, _BOOL),
-    Scalar("xor", 2, np.logical_xor, _BOOL), Scalar("not", 1, np.logical_not, _BOOL),
-    Scalar("isnan", 1, np.isnan, _BOOL), Scalar("isinf", 1, np.isinf, _BOOL),
-    Scalar("bitand", 2, np.bitwise_and), Scalar("bitor", 2, np.bitwise_or),
-    Scalar("bitxor", 2, np.bitwise_xor), Scalar("bitnot", 1, np.bitwise_not),
-    Scalar("shl", 2, np.left_shift), Scalar("shr", 2, np.right_shift),
+    *(Scalar(name, n, fn, _BOOL, takes="bool") for name, n, fn in (
+        ("and", 2, np.logical_and), ("or", 2, np.logical_or), ("xor", 2, np.logical_xor),
+        ("not", 1, np.logical_not))),
+    Scalar("isnan", 1, np.isnan, _BOOL, takes="floats"),
+    Scalar("isinf", 1, np.isinf, _BOOL, takes="floats"),
+    *(Scalar(name, n, fn, takes="integers") for name, n, fn in (
+        ("bitand", 2, np.bitwise_and), ("bitor", 2, np.bitwise_or), ("bitxor", 2, np.bitwise_xor),
+        ("bitnot", 1, np.bitwise_not), ("shl", 2, np.left_shift), ("shr", 2, np.right_shift))),
     # four bits of a value from bit b on, with and without a sign
     Scalar("int4", 2, _int4), Scalar("uint4", 2, _uint4),
-    Scalar("select", 3, np.where),                                 # condition, then, else
-    *(Scalar(f"as_{t}", 1, _viewed(t), t, cost=0) for t in dtypes.STORED),
+    Scalar("select", 3, np.where, takes=""),                       # condition, then, else
+    *(Scalar(f"as_{t}", 1, _viewed(t), t, cost=0, takes="") for t in dtypes.STORED),
 )}
 
 COMBINES = ("add", "mul", "max", "min", "and", "or")

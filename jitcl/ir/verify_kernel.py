@@ -36,13 +36,6 @@ from jitcl.ir.kernel import (
 from jitcl.ir.printer import expr_text, statement_text
 from jitcl.ir.scalar import COMBINES, SCALARS, reinterprets, result_dtype
 
-# scalar operations that only some types have; others take any number
-_LOGIC = ("and", "or", "xor", "not")
-_BITS = ("bitand", "bitor", "bitxor", "bitnot", "shl", "shr")
-_EQUALITY = ("eq", "ne", "select")
-_REAL = ("floor", "ceil", "trunc", "round", "sqrt", "exp", "log", "erf", "isnan", "isinf", "sin",
-         "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh")
-
 
 def verify_kernel(kernel: Kernel) -> None:
     """VerifyError unless names are declared, types agree and no index is known to be outside."""
@@ -357,15 +350,10 @@ def _takes(op: str, dtype: str) -> str:
         return "" if fits else f"a stored type of {width} bits"
     if dtype in dtypes.LOW and op != "select":
         return f"{dtypes.compute(dtype)}, which it is computed in: cast first"
-    if op in _LOGIC:
-        return "" if dtype == "bool" else "bool"
-    if op in _BITS:
-        return "" if dtypes.is_int(dtype) else "integers"
-    if op in _REAL:
-        return "" if dtypes.is_float(dtype) else "floats: cast first"
-    if dtype == "bool" and op not in (*_EQUALITY, "min", "max"):
-        return "numbers: cast first"
-    return ""
+    takes = SCALARS[op].takes
+    fits = {"bool": dtype == "bool", "integers": dtypes.is_int(dtype),
+            "floats": dtypes.is_float(dtype), "numbers": dtype != "bool"}.get(takes, True)
+    return "" if fits else takes + ": cast first" * (takes in ("floats", "numbers"))
 
 
 def _substitute(x: Expr, values: Mapping[Expr, Expr]) -> Expr:

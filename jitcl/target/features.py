@@ -12,11 +12,14 @@ from functools import lru_cache
 _NUMBER = r"(?:float|double|half|char|uchar|short|ushort|int|uint|long|ulong)"
 # builtins whose names say how many lanes they take: vload8, vstore_half4_rte, convert_float16
 _LANES = r"\b(?:v(?:load|store)|vloada_|vstorea_|convert_|as_)[a-z_]*"
-_MATH = ("exp", "exp2", "log", "log2", "log1p", "expm1", "pow", "sqrt", "rsqrt", "cbrt", "tanh",
-         "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh",
-         "atanh", "erf", "erfc", "fma", "mad", "floor", "ceil", "round", "rint", "trunc", "fmod",
-         "copysign", "fabs", "fmax", "fmin", "select", "clamp", "isnan", "isinf", "isgreater",
-         "isless", "min", "max", "popcount", "mad24", "mul24", "dot")
+# OpenCL C 1.2's builtins that compute
+_MATH = tuple("""
+    acos acosh acospi asin asinh asinpi atan atan2 atan2pi atanh atanpi cbrt ceil clamp copysign
+    cos cosh cospi dot erf erfc exp exp10 exp2 expm1 fabs fdim floor fma fmax fmin fmod frexp
+    hypot ilogb isgreater isinf isless isnan ldexp lgamma log log10 log1p log2 logb mad mad24
+    max min modf mul24 nextafter popcount pow pown powr remainder rint rootn round rsqrt select
+    sin sincos sinh sinpi sqrt tan tanh tanpi tgamma trunc
+""".split())
 
 
 def _vector(lanes: str) -> str:

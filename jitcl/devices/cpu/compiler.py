@@ -27,36 +27,15 @@ from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, T
 
 from jitcl.devices.cpu import host, vector  # noqa: F401  (registers the types that kernels use)
 from jitcl.errors import BuildError
+from jitcl.ir.scalar import SCALARS
 
 SIGNATURE = (types.int64, types.int64, types.int64)
 #: what an object may leave undefined (the C math library, and memset/memcpy that LLVM puts in for
 #: loops)
 LIBC = frozenset(
     name + suffix
-    for name in (
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "exp",
-        "log",
-        "erf",
-        "pow",
-        "fmod",
-        "floor",
-        "ceil",
-        "rint",
-        "trunc",
-        "fma",
-    )
+    for name in (*(s.name for s in SCALARS.values() if s.libm), "exp", "log", "tanh", "erf", "pow",
+                 "fmod", "floor", "ceil", "rint", "trunc", "fma")
     for suffix in ("", "f")
 ) | {"memset", "memcpy", "memmove"}
 

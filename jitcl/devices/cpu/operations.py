@@ -19,6 +19,7 @@ from jitcl.devices.cpu import elementary
 from jitcl.devices.cpu.convert import cast_value
 from jitcl.devices.cpu.emit import F32, Emit, constant, declare, mangle, splat
 from jitcl.devices.cpu.vtypes import Vector, element_type, lanes_of, with_element
+from jitcl.ir.scalar import SCALARS
 
 Generate = Callable[
     [ir.IRBuilder, Any, list[ir.Value]], ir.Value
@@ -331,7 +332,7 @@ def _sum_fma(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
 
 
 _B = types.boolean
-_LIBM = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+_LIBM = tuple(s.name for s in SCALARS.values() if s.libm)
 TABLE: dict[str, tuple[int, Generate, Any]] = {
     "add": (2, _arith("fadd", "add"), None),
     "sub": (2, _arith("fsub", "sub"), None),
