@@ -22,7 +22,7 @@ from jitcl.errors import OptionError
 
 PREFIX = "JITCL_"
 ISOLATION = ("always", "untrusted", "never")
-DEBUG_LADDER = (
+DEBUG_LEVELS = (
     "0 nothing, 1 what was chosen and timings, 2 the graph after each pass, "
     "3 kernels' head comments, 4 full sources"
 )
@@ -185,7 +185,7 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_POCL_CPU", lambda text: text.strip(), lambda: None, "a CPU as LLVM names it",
         "the CPU that PoCL 3.0 and 3.1 generate code for", "one that PoCL's library was built for"),
     Variable(
-        "JITCL_DEBUG", _whole(0, 4), lambda: 0, "0 to 4", "tells more on stderr: " + DEBUG_LADDER,
+        "JITCL_DEBUG", _whole(0, 4), lambda: 0, "0 to 4", "tells more on stderr: " + DEBUG_LEVELS,
         "0"),
 )
 _BY_SHORT = {v.short: v for v in VARIABLES}

@@ -18,9 +18,9 @@ import numpy as np
 from jitcl.codegen.plan import Plan
 from jitcl.codegen.variants import features
 from jitcl.devices.base import Cache, Progress
-from jitcl.devices.care import Care
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.faults import Fault, FaultDatabase, database_path
+from jitcl.devices.load_options import LoadOptions
 from jitcl.errors import KernelFault
 from jitcl.target import Target
 
@@ -47,7 +47,7 @@ class PosingDevice:
         self.host_target = probe_target()
         self.on_load, self.on_run = on_load, on_run
         self.loads: list[Plan] = []
-        self.cares: list[Care | None] = []
+        self.load_options: list[LoadOptions | None] = []
         self.opened = 0
         self.alive: weakref.WeakSet[PosingExecutable] = weakref.WeakSet()
         self.lock = threading.Lock()
@@ -57,10 +57,10 @@ class PosingDevice:
         return self.target.name
 
     def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
-             care: Care | None = None) -> PosingExecutable:
+             options: LoadOptions | None = None) -> PosingExecutable:
         with self.lock:
             self.loads.append(plan)
-            self.cares.append(care)
+            self.load_options.append(options)
         made = PosingExecutable(self, plan)     # first: what fails then is to be freed
         if self.on_load is not None:
             self.on_load(self, plan)

@@ -9,7 +9,7 @@ import pytest
 
 import jitcl
 from jitcl import config
-from jitcl.codegen.written import Writer
+from jitcl.codegen.writer import Writer
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Chain
@@ -240,7 +240,7 @@ def test_scores_take_no_memory():
 
 
 def test_a_chain_that_no_template_writes_is_its_groups(monkeypatch):
-    """As on a lower rung of the ladder, where a chain was made for the first."""
+    """As on a lower variant of the kernels, where a chain was made for the first."""
     y, inputs = attention((1, 2, 32, 32, 16, 16))
     made = []
 

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from jitcl.codegen.variants import Ladder
+from jitcl.codegen.variants import VariantChooser
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.types import TensorType
@@ -169,7 +169,7 @@ def test_the_first_is_taken_where_nobody_chooses():
     assert plan.kernels == compile_graph(graph, target, chooser=Take(0)).plan.kernels
     other = compile_graph(graph, target, chooser=Take(-1)).plan
     assert plan.kernels != other.kernels
-    assert Ladder(target).chooser is FIRST
+    assert VariantChooser(target).chooser is FIRST
 
 
 def test_both_forms_of_a_convolution_are_tried_early():

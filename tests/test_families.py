@@ -18,8 +18,8 @@ import jitcl
 from jitcl.ir.sizes import Size, Space, at
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, Family
-from jitcl.runtime.ladder import opening, reopen
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.specialise import opening, reopen
 from jitcl.runtime.symbols import expression, symbolic
 from tests.devices import present
 
@@ -252,7 +252,7 @@ def test_where_a_size_is_needed_shapes_have_plans_of_their_own(tmp_path: Path) -
 def test_what_numpy_makes_of_a_pinned_size_is_told(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other exceptions are mistakes, and not caught."""
-    def pinned(ladder: Any, space: Space, sized: Any) -> Any:
+    def pinned(specialiser: Any, space: Space, sized: Any) -> Any:
         return np.arange(9)[space.atom(0)]
 
     monkeypatch.setattr("jitcl.runtime.families.sized_plan", pinned)
@@ -261,7 +261,7 @@ def test_what_numpy_makes_of_a_pinned_size_is_told(
         model.run(feeds("softmax", n))
     assert model.report().alone.startswith("IndexError: only integers")
 
-    def mistaken(ladder: Any, space: Space, sized: Any) -> Any:
+    def mistaken(specialiser: Any, space: Space, sized: Any) -> Any:
         raise AttributeError("no such thing")
 
     monkeypatch.setattr("jitcl.runtime.families.sized_plan", mistaken)
@@ -286,7 +286,7 @@ def test_a_family_that_does_not_load_again_makes_room_for_another(
     """After its device was lost, say."""
     model, lost = grown(tmp_path)
     reopen(model.device, opening(model.device))
-    monkeypatch.setattr(type(model._ladder), "reload", lambda *_: None)
+    monkeypatch.setattr(type(model._specialiser), "reload", lambda *_: None)
     check(model.run(feeds("softmax", 13)), reference("softmax").run(feeds("softmax", 13)))
     (family,) = model._families.kept.values()
     assert family is not lost and model.report().sizes == (("n", 13, 256),)
@@ -296,13 +296,13 @@ def test_what_is_outgrown_is_gone_before_more_is_allocated(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, family = grown(tmp_path)
     assert family.loaded is not None
-    before, load = weakref.ref(family.loaded.executable), type(model._ladder).load_sized
+    before, load = weakref.ref(family.loaded.executable), type(model._specialiser).load_sized
     left = []
 
     def larger(*args: Any) -> Any:
         left.append(before())
         return load(*args)
-    monkeypatch.setattr(type(model._ladder), "load_sized", larger)
+    monkeypatch.setattr(type(model._specialiser), "load_sized", larger)
     model.run(feeds("softmax", 300))
     assert left == [None]
 

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import jitcl
-from jitcl.runtime.ladder import Ladder
+from jitcl.runtime.specialise import Specialiser
 from tests.devices import present
 
 DEVICES = [s for s in present() if s != "reference"]
@@ -210,13 +210,13 @@ class Loads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        load = Ladder.load_sized
+        load = Specialiser.load_sized
 
-        def counted(ladder: Ladder, *args: Any) -> Any:
+        def counted(specialiser: Specialiser, *args: Any) -> Any:
             self.count += 1
-            return load(ladder, *args)
+            return load(specialiser, *args)
 
-        monkeypatch.setattr(Ladder, "load_sized", counted)
+        monkeypatch.setattr(Specialiser, "load_sized", counted)
 
 
 def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:

@@ -84,7 +84,7 @@ def test_size_and_bad_moments_say_nothing_of_features(kind):
     assert known.rejects("gemm_2", some("half", "local")) == ""
 
 
-def test_features_that_no_rung_takes_out_are_never_blamed():
+def test_features_that_no_variant_takes_out_are_never_blamed():
     known = FaultDatabase(None)
     known.record(crash("k", "call:exp", "option:-cl-mad-enable", "fp64", "int64"))
     assert known.blamed() == ()

@@ -17,8 +17,8 @@ import pytest
 
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
-from jitcl.devices.care import Care
 from jitcl.devices.faults import BINARIES, FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.opencl import list_devices, trust
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.opencl.isolation import Isolated, WorkerFault, isolated
@@ -140,7 +140,7 @@ def test_all_ways_give_the_same_results(found):
             ("always", {"reloadable": False}), ("untrusted", {"trusted": False})]
     for mode, fields in ways:
         device = opened(found, **fields)
-        got = device.load(chain(DOUBLE, SQUARE), Memory(), care=Care(mode)).run([X])
+        got = device.load(chain(DOUBLE, SQUARE), Memory(), options=LoadOptions(mode)).run([X])
         np.testing.assert_array_equal(got[0], (2 * X) ** 2)
         assert device.faults.faults == ()
 
@@ -149,7 +149,7 @@ def test_a_trusted_driver_needs_no_worker(found, monkeypatch):
     monkeypatch.setattr(Isolated, "call", lambda *a, **k: pytest.fail("a worker was asked"))
     device = opened(found)
     trials = (Compared(chain(DOUBLE)), Compared(chain(SQUARE)))
-    device.load(chain(DOUBLE, SQUARE), Memory(), care=Care("untrusted", trials))
+    device.load(chain(DOUBLE, SQUARE), Memory(), options=LoadOptions("untrusted", trials))
     np.testing.assert_array_equal(trials[0].seen[0], 2 * X)
     np.testing.assert_array_equal(trials[1].seen[0], X * X)
     assert device.counters["programs_built_from_source"] == 1
@@ -164,11 +164,11 @@ def test_what_was_proven_needs_no_worker_again(found, fields, monkeypatch):
     """With a binary it is loaded, without one it is built from source; nothing is tried."""
     plan, cache, faults = chain(DOUBLE, SQUARE), Memory(), FaultDatabase(None)
     trial = Compared(plan)
-    opened(found, faults, **fields).load(plan, cache, care=Care("always", (trial,)))
+    opened(found, faults, **fields).load(plan, cache, options=LoadOptions("always", (trial,)))
     np.testing.assert_array_equal(trial.seen[0], (2 * X) ** 2)
     monkeypatch.setattr(Isolated, "call", lambda *a, **k: pytest.fail("a worker was asked"))
     again, silent = opened(found, faults, **fields), Compared(plan, "must not be asked")
-    (y,) = again.load(plan, cache, care=Care("always", (silent,))).run([X])
+    (y,) = again.load(plan, cache, options=LoadOptions("always", (silent,))).run([X])
     np.testing.assert_array_equal(y, (2 * X) ** 2)
     assert not silent.seen
     binaries = fields.get("cached_binaries", True) and (
@@ -180,7 +180,7 @@ def test_what_was_proven_needs_no_worker_again(found, fields, monkeypatch):
 def test_what_no_worker_has_proven_never_reaches_an_untrusted_driver_here(found, monkeypatch):
     """Neither its source nor a binary that was made without a worker."""
     plan, cache = chain(DOUBLE, SQUARE), Memory()
-    opened(found, trusted=False).load(plan, cache, care=Care("never"))
+    opened(found, trusted=False).load(plan, cache, options=LoadOptions("never"))
     assert any(kind == KERNEL_KIND for kind, _ in cache.data)
 
     def crash(*_: Any, **__: Any) -> None:
@@ -189,21 +189,21 @@ def test_what_no_worker_has_proven_never_reaches_an_untrusted_driver_here(found,
     monkeypatch.setattr(Isolated, "call", crash)
     device = opened(found, trusted=False)
     with pytest.raises(KernelFault):
-        device.load(plan, cache, care=Care("untrusted"))
+        device.load(plan, cache, options=LoadOptions("untrusted"))
     assert set(device.counters.values()) == {0}
 
 
 def test_a_binary_that_is_refused_goes_the_way_of_new_kernels(found):
     plan, cache, faults = chain(DOUBLE), Memory(), FaultDatabase(None)
-    opened(found, faults, trusted=False).load(plan, cache, care=Care("untrusted"))
+    opened(found, faults, trusted=False).load(plan, cache, options=LoadOptions("untrusted"))
     for (kind, key) in [k for k in cache.data if k[0] == PROGRAM_KIND]:
         cache.data[kind, key] = sealed(b"of another driver" * 100)
     device, trial = opened(found, faults, trusted=False), Compared(plan)
-    device.load(plan, cache, care=Care("untrusted", (trial,))).run([X])
+    device.load(plan, cache, options=LoadOptions("untrusted", (trial,))).run([X])
     assert device.counters["binaries_refused"] == 1 and len(trial.seen) == 1
     assert device.counters["programs_built_from_source"] == 0     # the worker's was loaded
     third = opened(found, faults, trusted=False)
-    third.load(plan, cache, care=Care("untrusted"))
+    third.load(plan, cache, options=LoadOptions("untrusted"))
     assert third.counters["programs_loaded_from_binary"] == 1
 
 
@@ -212,7 +212,7 @@ def test_all_failures_are_collected_and_recorded(found, fields):
     device = opened(found, **fields)
     plan = chain(DOUBLE, BROKEN, SQUARE, source("broken_2", "also_nonsense + x[i]"))
     with pytest.raises(KernelFault) as caught:
-        device.load(plan, Memory(), care=Care("untrusted"))
+        device.load(plan, Memory(), options=LoadOptions("untrusted"))
     text = str(caught.value)
     assert "2 of 4 kernels" in text and "'broken_1'" in text and "'broken_2'" in text
     assert "nonsense" in text and ">   5 |" in text         # the log and the numbered source
@@ -221,7 +221,7 @@ def test_all_failures_are_collected_and_recorded(found, fields):
     assert all("nonsense" in f.log for f in device.faults.faults)
     before = device.counters
     with pytest.raises(KernelFault, match="not tried again"):
-        device.load(plan, Memory(), care=Care("untrusted"))
+        device.load(plan, Memory(), options=LoadOptions("untrusted"))
     assert device.counters == before
 
 
@@ -231,31 +231,31 @@ def test_wrong_results_are_faults_and_are_not_kept(found, mode):
     trials = (Compared(chain(DOUBLE), "element 7: got 1, wanted 2\nmore"),
               Compared(chain(SQUARE)))
     with pytest.raises(KernelFault, match="wrong in the check: element 7: got 1, wanted 2"):
-        device.load(plan, cache, care=Care(mode, trials))
+        device.load(plan, cache, options=LoadOptions(mode, trials))
     (fault,) = device.faults.faults
     assert (fault.entry, fault.stage, fault.kind) == ("double_1", "check", "wrong")
     assert fault.signature == "element 7: got 1, wanted 2" and "more" in fault.log
     kept = {k for (kind, k), data in cache.data.items() if kind == KERNEL_KIND and b"by" in data}
     assert kept == {device.store.key(SQUARE)}
     with config.override(checks=False):
-        opened(found).load(plan, Memory(), care=Care(mode, trials)).run([X])
+        opened(found).load(plan, Memory(), options=LoadOptions(mode, trials)).run([X])
 
 
 def test_a_kernel_that_was_right_elsewhere_is_not_blamed(found):
     device = opened(found)
     trials = (Compared(chain(DOUBLE)), Compared(chain(DOUBLE, SQUARE), "bad"))
     with pytest.raises(KernelFault):
-        device.load(chain(DOUBLE, SQUARE), care=Care("untrusted", trials))
+        device.load(chain(DOUBLE, SQUARE), options=LoadOptions("untrusted", trials))
     assert [f.entry for f in device.faults.faults] == ["square_1"]
 
 
 def test_unchecked_kernels_are_checked_once_checks_are_on(found):
     plan, cache, trial = chain(DOUBLE), Memory(), Compared(chain(DOUBLE), "wrong")
     with config.override(checks=False):
-        opened(found).load(plan, cache, care=Care("untrusted", (trial,)))
+        opened(found).load(plan, cache, options=LoadOptions("untrusted", (trial,)))
     assert not trial.seen
     with pytest.raises(KernelFault, match="wrong"):
-        opened(found).load(plan, cache, care=Care("untrusted", (trial,)))
+        opened(found).load(plan, cache, options=LoadOptions("untrusted", (trial,)))
 
 
 def test_unproven_features_go_to_workers_and_become_known(found, monkeypatch):
@@ -277,7 +277,7 @@ def test_unproven_features_go_to_workers_and_become_known(found, monkeypatch):
 
     monkeypatch.setattr(Isolated, "call", listen)
     device, trial = opened(found, proven=("barrier",)), Compared(chain(halves))
-    device.load(chain(DOUBLE, halves), Memory(), care=Care("untrusted", (trial,)))
+    device.load(chain(DOUBLE, halves), Memory(), options=LoadOptions("untrusted", (trial,)))
     assert asked == [["halves_1"]]
     assert device.faults.good >= {"barrier", "half_storage", "local"}
 
@@ -298,7 +298,7 @@ def test_kernels_with_the_blamed_features_need_no_crash_of_their_own(found, monk
     monkeypatch.setattr(isolated(found), "size", 1)
     device = opened(found, trusted=False)
     with pytest.raises(KernelFault, match="5 of 5"):
-        device.load(chain(*wide, DOUBLE), care=Care("untrusted"))
+        device.load(chain(*wide, DOUBLE), options=LoadOptions("untrusted"))
     assert tried[0] == "double_1" and len(tried) == 2
     assert "vec16" in device.faults.rejects("another", frozenset(("vec16", "call:exp")))
 
@@ -316,7 +316,7 @@ def test_a_driver_that_cannot_reload_is_asked_once(found, monkeypatch):
     monkeypatch.setattr(Isolated, "call", crash_at_load)
     monkeypatch.setattr(isolated(found), "size", 1)
     device, cache = opened(found, trusted=False), Memory()
-    device.load(chain(DOUBLE, SQUARE), cache, care=Care("untrusted")).run([X])
+    device.load(chain(DOUBLE, SQUARE), cache, options=LoadOptions("untrusted")).run([X])
     assert jobs == [True, False, False]
     (fault,) = device.faults.faults
     assert (fault.entry, fault.stage, fault.features) == (BINARIES, "load", ())
@@ -335,12 +335,12 @@ def test_launches_that_lack_memory_are_repeated_alone(found, monkeypatch):
         return call(self, request, *a, **k)
 
     monkeypatch.setattr(Isolated, "call", scarce)
-    opened(found).load(chain(DOUBLE, SQUARE), care=Care("always")).run([X])
+    opened(found).load(chain(DOUBLE, SQUARE), options=LoadOptions("always")).run([X])
     assert sorted(tries) == ["double_1"] * 2 + ["square_1"] * 2
     times[0] = 9
     device = opened(found)
     with pytest.raises(OutOfMemoryError, match="no memory left"):
-        device.load(chain(DOUBLE, SQUARE), care=Care("always"))
+        device.load(chain(DOUBLE, SQUARE), options=LoadOptions("always"))
     assert device.faults.faults == ()
 
 
@@ -357,11 +357,11 @@ def test_a_lost_device_is_a_kernels_fault_the_second_time(found, monkeypatch, lo
     monkeypatch.setattr(Isolated, "call", lose)
     device = opened(found)
     if losses == 1:
-        device.load(chain(DOUBLE), care=Care("always")).run([X])
+        device.load(chain(DOUBLE), options=LoadOptions("always")).run([X])
         assert device.faults.faults == ()
         return
     with pytest.raises(KernelFault, match="lost in the launch"):
-        device.load(chain(DOUBLE), care=Care("always"))
+        device.load(chain(DOUBLE), options=LoadOptions("always"))
     assert [f.kind for f in device.faults.faults] == ["lost"] and left == [7]
 
 
@@ -370,7 +370,7 @@ def test_a_trial_of_trusted_and_other_kernels_runs_once(found):
     other = source("other_1", "x[i] + ((float16)(1.0f)).x")
     device = opened(found, proven=())
     trial = Compared(chain(DOUBLE, other))
-    device.load(chain(DOUBLE, other), Memory(), care=Care("untrusted", (trial,)))
+    device.load(chain(DOUBLE, other), Memory(), options=LoadOptions("untrusted", (trial,)))
     assert len(trial.seen) == 1
     assert device.store.checked == {device.store.key(k) for k in (DOUBLE, other)}
 
@@ -378,7 +378,7 @@ def test_a_trial_of_trusted_and_other_kernels_runs_once(found):
 @pytest.mark.parametrize("mode", ["untrusted", "always"])
 def test_progress_counts_kernels(found, mode):
     seen: list[tuple[int, int, str]] = []
-    opened(found).load(chain(DOUBLE, SQUARE), None, lambda *a: seen.append(a), Care(mode))
+    opened(found).load(chain(DOUBLE, SQUARE), None, lambda *a: seen.append(a), LoadOptions(mode))
     total = {"untrusted": 2 + 1, "always": 2}[mode]         # kernels, a program that is kept
     assert seen[0][:2] == (0, total) and seen[-1][:2] == (total, total)
     assert [done for done, *_ in seen] == sorted(done for done, *_ in seen)
@@ -400,7 +400,7 @@ def test_an_interrupt_ends_the_jobs_and_records_nothing(found, monkeypatch):
     monkeypatch.setattr(Isolated, "abort", noted)
     monkeypatch.setattr(Proving, "_finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        device.load(chain(DOUBLE, SQUARE), care=Care("always"))
+        device.load(chain(DOUBLE, SQUARE), options=LoadOptions("always"))
     assert [type(owner) for owner in given_up] == [Proving]
     assert not isolated(found)._busy and device.faults.faults == ()
 
@@ -420,7 +420,7 @@ def test_a_step_alone_is_a_plan():
 
 DEADLY = """
 from jitcl.codegen.plan import *
-from jitcl.devices.care import Care
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.opencl import open_device
 from jitcl.devices.opencl.isolation import isolated
 from jitcl.errors import KernelFault
@@ -431,7 +431,7 @@ plan = Plan((TensorSpec("x", "f32", (16,), 0),), (TensorSpec("y", "f32", (16,), 
             (Step("wide", "wide_1", (0, 1), (), (1,), (1,), writes=(1,)),), buffers, ())
 device = open_device("opencl:pocl")
 try:
-    device.load(plan, care=Care("untrusted"))
+    device.load(plan, options=LoadOptions("untrusted"))
 except KernelFault as error:
     print(error)
 print(isolated(device.found).started, "workers")
@@ -471,7 +471,7 @@ import json
 from dataclasses import replace
 from tests.caches import Memory
 from tests.test_isolation import Compared, X, chain, source
-from jitcl.devices.care import Care
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.opencl import open_device
 from jitcl.devices.opencl.isolation import isolated
 from jitcl.errors import KernelFault
@@ -484,7 +484,7 @@ class Checked(Compared):
 device = open_device("opencl")
 plan = chain(source("{name}", "2.0f * x[i]"))
 try:
-    (y,) = device.load(plan, Memory(), care=Care("untrusted", (Checked(plan),))).run([X])
+    (y,) = device.load(plan, Memory(), options=LoadOptions("untrusted", (Checked(plan),))).run([X])
     right = bool(np.array_equal(y, 2 * X))
 except KernelFault as error:
     right = False

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jitcl.devices.care import Care
 from jitcl.devices.faults import Fault, FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.opencl import list_devices, programs
 from jitcl.devices.opencl.isolation import Isolated
 from jitcl.devices.pending import KEPT_SECONDS, Pending
@@ -114,7 +114,7 @@ import os, signal, sys
 from pathlib import Path
 from tests.caches import Memory
 from tests.test_isolation import DEVICES, DOUBLE, Compared, chain, opened
-from jitcl.devices.care import Care
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.faults import Fault, FaultDatabase
 from jitcl.devices.opencl import loading, programs
 
@@ -129,7 +129,7 @@ else:
     loading.run_once = die
 device = opened(DEVICES[0], FaultDatabase(Path(sys.argv[1])))
 plan = chain(DOUBLE)
-device.load(plan, Memory(), care=Care("untrusted", (Compared(plan),)))
+device.load(plan, Memory(), options=LoadOptions("untrusted", (Compared(plan),)))
 """
 
 
@@ -155,14 +155,14 @@ def test_a_process_that_died_over_a_kernel_is_not_followed_by_another(path, aske
     assert done.returncode == -number, done.stderr
     assert len(marks(path)) == 1
     device, plan, cache = opened(DEVICES[0], FaultDatabase(path)), chain(DOUBLE, SQUARE), Memory()
-    (y,) = device.load(plan, cache, care=Care("untrusted")).run([X])
+    (y,) = device.load(plan, cache, options=LoadOptions("untrusted")).run([X])
     np.testing.assert_array_equal(y, (2 * X) ** 2)
     assert asked == [["double_1"], ["square_1"]]                # the driver is not trusted
     assert marks(path) == [] and device.faults.faults == ()
     again = opened(DEVICES[0], FaultDatabase(path))
-    again.load(plan, cache, care=Care("untrusted"))
+    again.load(plan, cache, options=LoadOptions("untrusted"))
     assert len(asked) == 2 and again.counters["programs_built_from_source"] == 0
-    again.load(chain(NEGATED), cache, care=Care("untrusted"))   # it is again: they were right
+    again.load(chain(NEGATED), cache, options=LoadOptions("untrusted"))   # it is: they were right
     assert len(asked) == 2 and again.counters["programs_built_from_source"] == 1
 
 
@@ -171,11 +171,11 @@ def test_one_model_forgives_what_another_has_left(path, asked):
     """A process was killed over a model that nobody loads any more: its kernels stay suspected."""
     left_behind(path, "double_1")
     device = opened(DEVICES[0], FaultDatabase(path))
-    device.load(chain(SQUARE), Memory(), care=Care("untrusted"))
+    device.load(chain(SQUARE), Memory(), options=LoadOptions("untrusted"))
     assert asked == [["square_1"]]
-    device.load(chain(NEGATED), Memory(), care=Care("untrusted"))
+    device.load(chain(NEGATED), Memory(), options=LoadOptions("untrusted"))
     assert asked == [["square_1"]] and set(Pending(path).died_over()) == {"double_1"}
-    device.load(chain(DOUBLE), Memory(), care=Care("untrusted"))
+    device.load(chain(DOUBLE), Memory(), options=LoadOptions("untrusted"))
     assert asked == [["square_1"], ["double_1"]] and marks(path) == []
 
 
@@ -187,10 +187,10 @@ def test_a_driver_that_crashed_over_proven_features_is_not_trusted(path, asked):
         faults = FaultDatabase(path)
         faults.probed((), True)
         faults.record(replace(crash, features=features))
-        opened(DEVICES[0], faults).load(chain(SQUARE), Memory(), care=Care("untrusted"))
+        opened(DEVICES[0], faults).load(chain(SQUARE), Memory(), options=LoadOptions("untrusted"))
         assert asked == wanted
         faults.retry()
-    opened(DEVICES[0], faults).load(chain(SQUARE), Memory(), care=Care("untrusted"))
+    opened(DEVICES[0], faults).load(chain(SQUARE), Memory(), options=LoadOptions("untrusted"))
     assert len(asked) == 1
 
 
@@ -200,7 +200,7 @@ def test_what_died_again_after_a_worker_had_survived_it_has_failed(path, asked):
     left_behind(path, "double_1", number=2)
     faults = FaultDatabase(path)
     with pytest.raises(KernelFault, match="the process ended twice over it"):
-        opened(DEVICES[0], faults).load(chain(DOUBLE), Memory(), care=Care("untrusted"))
+        opened(DEVICES[0], faults).load(chain(DOUBLE), Memory(), options=LoadOptions("untrusted"))
     assert [f.kind for f in faults.faults] == ["crash"] and marks(path) == [] and asked == []
 
 
@@ -216,7 +216,7 @@ def test_what_a_worker_has_survived_is_on_file_while_it_is_built_here(path, monk
     monkeypatch.setattr(programs, "from_source", lambda *a: (look(), build(*a))[1])
     for reloadable in (True, False):
         device = opened(DEVICES[0], FaultDatabase(path), reloadable=reloadable)
-        device.load(chain(DOUBLE), Memory(), care=Care("always"))
+        device.load(chain(DOUBLE), Memory(), options=LoadOptions("always"))
     assert seen == [["double_1"], ["double_1"]] and marks(path) == []
 
 
@@ -263,12 +263,12 @@ def test_kernels_on_file_are_those_under_way(path, monkeypatch):
 
     monkeypatch.setattr(programs, "from_source", look)
     faults = FaultDatabase(path)
-    opened(DEVICES[0], faults).load(chain(DOUBLE, SQUARE), care=Care("untrusted"))
+    opened(DEVICES[0], faults).load(chain(DOUBLE, SQUARE), options=LoadOptions("untrusted"))
     assert seen == [[["double_1", "square_1"]]]
-    opened(DEVICES[0], faults).load(chain(DOUBLE), care=Care("never"))
+    opened(DEVICES[0], faults).load(chain(DOUBLE), options=LoadOptions("never"))
     assert seen[1:] == [[]]
     with pytest.raises(KernelFault):
-        opened(DEVICES[0], faults).load(chain(BROKEN), care=Care("untrusted"))
+        opened(DEVICES[0], faults).load(chain(BROKEN), options=LoadOptions("untrusted"))
     assert seen[2:] == [[["broken_1"]]] and marks(path) == []
 
 
@@ -276,20 +276,20 @@ def test_kernels_on_file_are_those_under_way(path, monkeypatch):
 def test_a_stored_kernel_that_a_first_launch_died_over_is_tried_anew(path, asked):
     """It came into the cache where results were not compared."""
     plan, cache, faults = chain(DOUBLE), Memory(), FaultDatabase(path)
-    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted"))
+    opened(DEVICES[0], faults).load(plan, cache, options=LoadOptions("untrusted"))
     left_behind(path, "double_1")
     trial = Compared(plan)
-    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted", (trial,)))
+    opened(DEVICES[0], faults).load(plan, cache, options=LoadOptions("untrusted", (trial,)))
     assert asked == [["double_1"]] and len(trial.seen) == 1 and marks(path) == []
 
 
 @needs_device
 def test_a_warm_start_looks_at_no_file(path, monkeypatch):
     plan, cache, faults = chain(DOUBLE), Memory(), FaultDatabase(path)
-    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted"))
+    opened(DEVICES[0], faults).load(plan, cache, options=LoadOptions("untrusted"))
     monkeypatch.setattr(Pending, "_left_behind", lambda _: pytest.fail("it looked"))
     monkeypatch.setattr(Pending, "_written", lambda *_: pytest.fail("it wrote"))
-    opened(DEVICES[0], faults).load(plan, cache, care=Care("untrusted"))
+    opened(DEVICES[0], faults).load(plan, cache, options=LoadOptions("untrusted"))
 
 
 # -- trials ---------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_trial_that_cannot_judge_clears_nobody(mode, reason, caplog):
     four = source("four_1", "x[i] + ((float4)(1.0f)).x")
     device, trial = opened(DEVICES[0], proven=("vec4",)), Compared(chain(four), reason=reason)
     with caplog.at_level(logging.INFO, "jitcl.opencl"):
-        (y,) = device.load(chain(four), Memory(), care=Care(mode, (trial,))).run([X])
+        (y,) = device.load(chain(four), Memory(), options=LoadOptions(mode, (trial,))).run([X])
     np.testing.assert_array_equal(y, X + 1)
     assert ("vec4" in device.faults.good) == bool(device.store.checked) == (not reason)
     assert ("can't be checked (no bound is known): four_1" in caplog.text) == bool(reason)
@@ -314,4 +314,5 @@ def test_a_trial_that_cannot_be_prepared_ends_the_loading():
             raise ValueError("no such operation")
 
     with pytest.raises(ValueError, match="no such operation"):
-        opened(DEVICES[0]).load(chain(DOUBLE), care=Care("untrusted", (Odd(chain(DOUBLE)),)))
+        odd = LoadOptions("untrusted", (Odd(chain(DOUBLE)),))
+        opened(DEVICES[0]).load(chain(DOUBLE), options=odd)

@@ -21,7 +21,7 @@ import json, os
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from jitcl.devices.care import Care
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.opencl import open_device
 from jitcl.errors import JitclError
@@ -34,7 +34,7 @@ plan = replace(plan_of(), kernels=(replace(SCALE, options=("-DAPART",)), SQUARE)
 x = np.linspace(-1, 1, 1000, dtype=np.float32)
 
 def load(plan=plan):
-    return device.load(plan, care=Care("never"))
+    return device.load(plan, options=LoadOptions("never"))
 
 def outcome(executable):
     try:

@@ -22,9 +22,9 @@ import pytest
 
 from jitcl.devices import faults as faults_module
 from jitcl.devices import shortage
-from jitcl.devices.care import Care
 from jitcl.devices.cpu import objects
 from jitcl.devices.faults import Fault, FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.opencl import list_devices, proving
 from jitcl.devices.opencl.isolation import WorkerFault
 from jitcl.devices.opencl.probe import _limits, _Record
@@ -156,7 +156,7 @@ def test_a_worker_that_was_killed_is_no_fault_of_its_kernel(monkeypatch, signatu
     monkeypatch.setattr(proving, "isolated", lambda found: Pool())
     device = opened(list_devices()[0])
     with pytest.raises(OutOfMemoryError, match=f"ended from outside \\({signature}"):
-        device.load(chain(DOUBLE), Memory(), care=Care("always"))
+        device.load(chain(DOUBLE), Memory(), options=LoadOptions("always"))
     assert len(calls) == 2 and device.faults.faults == ()
 
 

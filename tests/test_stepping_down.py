@@ -1,4 +1,4 @@
-"""Down the ladder at load and at run, on a device that fails on cue."""
+"""Fallbacks at load and at run, on a device that fails on cue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.runtime.cache import KernelCache
-from jitcl.target.ladder import RUNGS
+from jitcl.target.variants import VARIANTS
 from tests.posing import GRAPH, TARGET, PosingDevice, failing, softmax_of_relu
 
 ROOT = Path(__file__).parent.parent
@@ -176,8 +176,8 @@ def test_a_failure_that_teaches_nothing_ends_the_search(tmp_path):
 
 
 def test_it_gives_up_in_the_end(tmp_path, monkeypatch):
-    from jitcl.runtime import ladder
-    monkeypatch.setattr(ladder, "ATTEMPTS", 3)
+    from jitcl.runtime import specialise
+    monkeypatch.setattr(specialise, "ATTEMPTS", 3)
     with pytest.raises(BuildError, match=r"(?s)failed on each of 3 variants .*SIGABRT"):
         opened(posing(tmp_path, on_load=failing(lambda f: True)), tmp_path)
 
@@ -196,7 +196,7 @@ def test_any_driver_gives_a_right_result(tmp_path_factory, at_load, at_run):
     on_run = failing(lambda f: any(bad <= f for bad in at_run), stage="run", kind="resources")
     device = posing(root, on_load=on_load, on_run=on_run)
     check(opened(device, root))
-    assert len(device.loads) <= 2 * len(RUNGS) + 1
+    assert len(device.loads) <= 2 * len(VARIANTS) + 1
     again = posing(root, on_load=on_load, on_run=on_run)
     check(opened(again, root))
     assert len(again.loads) == 1
@@ -241,7 +241,7 @@ def test_trials_are_for_new_plans_only(tmp_path):
     opened(device, tmp_path)
     with config.override(checks=False):
         opened(device, tmp_path, memory="low")
-    assert [bool(care.trials) for care in device.cares] == [True, False, False]
+    assert [bool(options.trials) for options in device.load_options] == [True, False, False]
 
 
 def test_isolation_is_passed_on_and_no_part_of_keys(tmp_path, monkeypatch):
@@ -250,7 +250,7 @@ def test_isolation_is_passed_on_and_no_part_of_keys(tmp_path, monkeypatch):
     with config.override(isolation="never"):
         assert opened(device, tmp_path).report().from_cache
     opened(device, tmp_path)
-    assert [c.isolation for c in device.cares] == ["always", "never", "untrusted"]
+    assert [c.isolation for c in device.load_options] == ["always", "never", "untrusted"]
 
 
 @pytest.mark.parametrize("word", ["sometimes", "", 1])
@@ -295,7 +295,7 @@ def test_threads_that_meet_a_fault_at_once_compile_once(tmp_path):
 
 
 def memory(limit: str, at: str = "on_load") -> dict[str, object]:
-    """A device that has room for plans of rung `limit` of memory, and lower ones."""
+    """A device that has room for memory plan `limit`, and lower ones."""
     def small(device: PosingDevice, plan: Plan) -> None:
         if limit == "cpu" or (limit == "streamed" and not plan.streamed):
             raise OutOfMemoryError(f"{device.name}: the model needs 9 GiB, the device has 1 GiB\n"
@@ -380,7 +380,7 @@ def test_a_smaller_plan_is_left_when_the_device_has_room_again(tmp_path):
         return model.report().memory, len(device.loads)
     peak = opened(posing(), tmp_path / "other").plan.peak_bytes
     assert [run(peak), run(peak)] == [("", 1), ("", 1)]
-    assert run(peak - 1) == ("streamed", 4)         # the stored one, then all rungs
+    assert run(peak - 1) == ("streamed", 4)         # the stored one, then all variants
     assert [run(peak - 1), run(peak - 1)] == [("streamed", 1)] * 2
     assert [run(peak), run(peak + 1)] == [("", 1)] * 2
     assert [run(1), run(1), run(peak - 1)] == [("cpu", 4), ("cpu", 0), ("streamed", 3)]

@@ -29,7 +29,7 @@ CONFINED = {
     "numba": ("jitcl.devices.cpu",),
     "llvmlite": ("jitcl.devices.cpu",),
     "onnx": ("jitcl.frontends.onnx",),
-    "pickle": ("jitcl.devices.frames",),         # a pipe to a child, never a file
+    "pickle": ("jitcl.devices.messages",),         # a pipe to a child, never a file
     "onnxruntime": ("jitcl.bench.peers",),       # what jitcl is compared with, in its own process
     "openvino": ("jitcl.bench.peers",),
 }
@@ -56,12 +56,12 @@ NO_CODE = {
     ("jitcl.codegen.schedule", "stem[:40].rsplit('_', 1)"): "a kernel's name",
     ("jitcl.codegen.schedule_gpu", "'index' not in {v.dtype for v in accumulators(loop)}"): "types",
     ("jitcl.codegen.trial", "dtype.endswith('z')"): "a type",
-    ("jitcl.codegen.variants", "'max_work_group' in rung.caps"): "fields of a Target",
+    ("jitcl.codegen.variants", "'max_work_group' in variant.caps"): "fields of a Target",
     ("jitcl.codegen.variants", "import re"): "a driver's messages",
     ("jitcl.codegen.variants", "text.split()"): "a driver's message",
-    ("jitcl.codegen.written", "emitted.body.replace(GROUP, declaration(emitted.local_size)"
+    ("jitcl.codegen.writer", "emitted.body.replace(GROUP, declaration(emitted.local_size)"
      " if self.exact else '')"): "fills a placeholder that templates were rendered with",
-    ("jitcl.codegen.written", "text.replace(ENTRY, entry)"): "fills the other one",
+    ("jitcl.codegen.writer", "text.replace(ENTRY, entry)"): "fills the other one",
     ("jitcl.templates.cpu.tiling", "'neon' in target.isa"): "a Target's instructions",
     ("jitcl.templates.recurrent_cpu.template", "self.root.op.removesuffix('_states')"): "an op",
 }

@@ -17,8 +17,8 @@ from jitcl.codegen.generate import Generated
 from jitcl.codegen.plan import Plan
 from jitcl.codegen.trial import GroupTrial, pattern, trials, unchecked
 from jitcl.devices.base import Device
-from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.ir.graph import Graph
 from jitcl.ir.noise import POOL, Noise, Supply, noise
@@ -277,7 +277,8 @@ def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     plans = {title: planted(trial.plan, fault) for title, fault in FAULTS.items()
              if (name, form, title) not in SOUND}
     plans["no launch"] = dataclasses.replace(trial.plan, steps=trial.plan.steps[:-1])
-    said = {title: trial.wrong(forgetful.load(plan, care=Care("never")).run(trial.inputs()))
+    never = LoadOptions("never")
+    said = {title: trial.wrong(forgetful.load(plan, options=never).run(trial.inputs()))
             for title, plan in plans.items() if plan is not None}
     assert [t for t, text in said.items() if not text.startswith(f"{trial.subject}: ")] == []
     assert len(said) >= 3

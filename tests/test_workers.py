@@ -29,15 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FAKE = """
 import os, sys, time
-from jitcl.devices.frames import read_frame, write_frame
+from jitcl.devices.messages import read_message, write_message
 from jitcl.devices.opencl.worker import end_with_parent
 end_with_parent(int(sys.argv[-1]))
 out = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
-while (request := read_frame(sys.stdin.buffer)) is not None:
+while (request := read_message(sys.stdin.buffer)) is not None:
     what, *more = request
     if what == "hello":
-        write_frame(out, ("done", None))
+        write_message(out, ("done", None))
         continue
     if what == "try":
         with open(more[0], "r+b") as deaths:     # a byte for each that is still to come
@@ -45,7 +45,7 @@ while (request := read_frame(sys.stdin.buffer)) is not None:
             deaths.truncate(max(0, left - 1))
         if left:
             os._exit(9)
-    write_frame(out, ("stage", "build", "kernel_7"))
+    write_message(out, ("stage", "build", "kernel_7"))
     if what == "signal":
         os.write(2, more[1].encode())
         os.kill(os.getpid(), more[0])
@@ -56,19 +56,19 @@ while (request := read_frame(sys.stdin.buffer)) is not None:
             pass
     elif what == "sleep":
         time.sleep(more[0])
-        write_frame(out, ("stage", "launch", "kernel_8"))
+        write_message(out, ("stage", "launch", "kernel_8"))
         time.sleep(more[0])
-        write_frame(out, ("done", os.getpid()))
+        write_message(out, ("done", os.getpid()))
     elif what == "fail":
-        write_frame(out, ("failed", *more))
+        write_message(out, ("failed", *more))
     elif what == "child":
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
-        write_frame(out, ("done", pid))
+        write_message(out, ("done", pid))
     else:
         print("the driver prints where it likes")
-        write_frame(out, ("done", more[0] if more else os.getpid()))
+        write_message(out, ("done", more[0] if more else os.getpid()))
 """
 FOUND = Found(0, 0, "p", "v", "n", SimpleNamespace(driver_version="1"))
 

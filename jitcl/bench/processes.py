@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jitcl import errors
-from jitcl.devices.frames import child_command, read_frame, write_frame
+from jitcl.devices.messages import child_command, read_message, write_message
 from jitcl.errors import DeviceError, JitclError
 
 _SAID = 400                 # characters of a dead engine's last line
@@ -94,8 +94,8 @@ class EngineProcess:
 
     def _answer(self, request: tuple[Any, ...]) -> Any:
         try:
-            write_frame(self._process.stdin, request)  # type: ignore[arg-type]
-            answer = read_frame(self._process.stdout)  # type: ignore[arg-type]
+            write_message(self._process.stdin, request)  # type: ignore[arg-type]
+            answer = read_message(self._process.stdout)  # type: ignore[arg-type]
         except OSError:
             answer = None
         if answer is None:

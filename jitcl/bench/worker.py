@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from jitcl.bench.turns import timed_turn
-from jitcl.devices.frames import read_frame, write_frame
+from jitcl.devices.messages import read_message, write_message
 from jitcl.errors import JitclError
 
 
@@ -33,16 +33,16 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)                               # what an engine prints cannot damage the frames
     engine: Engine | None = None
-    while (request := read_frame(sys.stdin.buffer)) is not None:
+    while (request := read_message(sys.stdin.buffer)) is not None:
         try:
             if request[0] == "open":
                 engine, answer = _open(*request[1:])
             else:
                 assert engine is not None, "an engine is opened first"
                 answer = _answer(engine, *request)
-            write_frame(out, ("ok", answer))
+            write_message(out, ("ok", answer))
         except JitclError as error:
-            write_frame(out, ("error", type(error).__name__, str(error)))
+            write_message(out, ("error", type(error).__name__, str(error)))
 
 
 def _open(opener: str, arguments: dict[str, Any], threads: int) -> tuple[Engine, Any]:

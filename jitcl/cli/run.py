@@ -128,7 +128,7 @@ def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any]
     if report.precision != "high":
         out.print(report.precision_line().strip())
     if report.stepped_down and report.from_cache:           # a compilation has warned
-        from jitcl.runtime.stepped import runs
+        from jitcl.runtime.fallbacks import runs
         out.print(f"the driver failed before: {runs(report.stepped_down)}")
     how = ("plan from the cache" if report.from_cache
            else f"compiled, {model.cache.stats.writes} cache entries written")

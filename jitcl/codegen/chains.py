@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from jitcl.codegen.written import Writer
+from jitcl.codegen.writer import Writer
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Chain, Group
 from jitcl.templates import CPU_CHAINS

@@ -17,8 +17,8 @@ from jitcl.codegen.lower import Lowered
 from jitcl.codegen.parts import in_place
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
-from jitcl.codegen.variants import Faults, Ladder, Variant
-from jitcl.codegen.written import Launch, Writer, Written
+from jitcl.codegen.variants import Faults, GroupVariant, VariantChooser
+from jitcl.codegen.writer import GroupKernels, Launch, Writer
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
@@ -38,7 +38,7 @@ class Generated:
     groups: list[Group]
     kernels: list[Lowered | None]            # one a group; None where nothing is launched
     places: dict[object, int] = field(default_factory=dict)     # Node -> its buffer in the plan
-    whys: dict[int, str] = field(default_factory=dict)  # group -> why it is on a lower rung
+    whys: dict[int, str] = field(default_factory=dict)  # group -> why it is on a lower variant
 
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
@@ -53,18 +53,18 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     which makes them live longer. `chooser`: which candidates of templates are taken. Raises
     BuildError where no variant is left.
     """
-    ladder = Ladder(target, templates, half, faults if target.kind == "opencl" else None, host,
-                    chooser=chooser)
+    variants = VariantChooser(target, templates, half, faults if target.kind == "opencl" else None,
+                              host, chooser)
     groups = with_sums_marked(joined(graph, groups, Writer(target, templates, chooser=chooser)))
     if joins and target.kind == "cpu":
         groups = in_place(graph, groups)
-    return _Generator(graph, ladder).run(groups)
+    return _Generator(graph, variants).run(groups)
 
 
 @dataclass
 class _Generator:
     graph: Graph
-    ladder: Ladder
+    variants: VariantChooser
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
@@ -173,22 +173,22 @@ class _Generator:
     def write(self, group: Group, number: int) -> Lowered | None:
         """All launches of a group, in the variant that its driver gets."""
         name = self.name(group, number)
-        variant = self.ladder.climb(group, name, self.origin(group))
-        if variant.rung.name:
-            self.whys[number] = variant.why
-        *before, last = variant.parts
+        chosen = self.variants.choose(group, name, self.origin(group))
+        if chosen.variant.name:
+            self.whys[number] = chosen.why
+        *before, last = chosen.parts
         self.inner = {last.group.root: self.places[group.root]}
         for part in before:
             spec = part.launches[-1].name
             self.inner[part.group.root] = self.buffer(spec, part.group.root, "temp")
-        for part in variant.parts:
-            whole = group if len(variant.parts) == 1 else part.group
+        for part in chosen.parts:
+            whole = group if len(chosen.parts) == 1 else part.group
             for launch in part.launches:
-                self.launch(launch, whole, part, variant, number)
+                self.launch(launch, whole, part, chosen, number)
         self.inner = {}
         return None if before else last.lowered
 
-    def launch(self, launch: Launch, group: Group, part: Written, variant: Variant,
+    def launch(self, launch: Launch, group: Group, part: GroupKernels, chosen: GroupVariant,
                number: int) -> None:
         """One step. All FLOPs of a group are counted at its main step, not at those that arrange
         its operands."""
@@ -203,12 +203,12 @@ class _Generator:
         how = f"template {kernel.template}" if kernel.template else "generated loops"
         mark = COMMENT[kernel.language]
         head = self.head(launch, group, part, mark) + f"{mark} {work}; {how}\n"
-        if variant.rung.name:
-            head += f"{mark} written {variant.rung.says}, since the driver fails: {variant.why}\n"
+        if chosen.variant.name:
+            head += f"{mark} written {chosen.variant.says}, since the driver fails: {chosen.why}\n"
         self.steps.append(Step(
             launch.name, kernel.entry, buffers, tuple(emitted.params.values()), emitted.global_size,
             emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
-            variant.rung.name))
+            chosen.variant.name))
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)
@@ -219,21 +219,21 @@ class _Generator:
         nodes = (group.anchor or group.root, *reversed(group.members))
         return next((o for n in nodes if (o := self.graph.origins.get(n)) is not None), None)
 
-    def head(self, launch: Launch, group: Group, part: Written, mark: str) -> str:
+    def head(self, launch: Launch, group: Group, part: GroupKernels, mark: str) -> str:
         """The comment that stands above a kernel in dumps: what, from where, and what this launch
         is given: of a kernel that arranges operands, or reads what was arranged, not the group's.
         """
         ops = " + ".join(n.op for n in group.members)
         names = ", ".join(f"'{n}' ({t})" for n, t in self.origins(group)) or "the graph"
         emitted, operands = launch.emitted, part.group.operands
-        told = [(a, self.told(a, operands, part.group.root)) for a in emitted.arguments]
+        told = [(a, self.described(a, operands, part.group.root)) for a in emitted.arguments]
         reads = ", ".join(text for a, text in told if a not in emitted.writes) or "no operands"
         writes = ", ".join(text for a, text in told if a in emitted.writes)
         what = f"arranges operands for {launch.prepares}: {ops}" if launch.prepares else ops
         return (f"{mark} {launch.name}: {what}\n{mark} from {names}\n"
                 f"{mark} {reads} -> {writes}\n")
 
-    def told(self, arg: Argument, operands: list[Node], root: Node) -> str:
+    def described(self, arg: Argument, operands: list[Node], root: Node) -> str:
         """An argument of a kernel: an operand of its group by its number, what the group makes as
         y, anything else by its buffer's name.
         """
@@ -248,7 +248,7 @@ class _Generator:
         return f"{name} {spec.dtype}[{','.join(map(str, spec.shape))}]"
 
 
-def part_flops(group: Group, part: Written) -> int:
+def part_flops(group: Group, part: GroupKernels) -> int:
     """FLOPs of a group, or of the part that it is split into."""
     return kernel_flops(part.lowered.kernel) if part.lowered else group_flops(group)
 

@@ -64,7 +64,7 @@ class Step:
     writes: tuple[int, ...] = ()            # those of `buffers` that are written
     images: tuple[int, ...] = ()            # those of `buffers` bound as image1d_buffer of float4
     group: int = -1                         # of fuse: all steps of a group have its number
-    variant: str = ""                       # rung of the ladder (target/ladder.py); "" = the first
+    variant: str = ""                       # of target/variants.py; "" = the first
 
     def moved(self, places: Mapping[int, int]) -> Step:
         """The step in another plan: `places` has the number there of each of its buffers."""

@@ -137,7 +137,7 @@ def _tensor(spec: BufferSpec, buffer: int) -> TensorSpec:
 
 @dataclass
 class GroupTrial:
-    """One group's steps on random data; `devices.care.Trial` says what its parts are for."""
+    """One group's steps on random data; as `devices.load_options.Trial` has it."""
 
     subject: str
     plan: Plan

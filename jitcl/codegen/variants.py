@@ -1,4 +1,4 @@
-"""Which variant of a group's kernels a driver gets: the first rung of the ladder (target/ladder.py)
+"""Which variant of a group's kernels a driver gets: the first of target/variants.py
 none of whose kernels is known to fail there.
 """
 
@@ -11,13 +11,13 @@ from typing import Protocol
 
 from jitcl import dtypes
 from jitcl.codegen.plan import KernelSource
-from jitcl.codegen.written import Memo, Writer, Written
+from jitcl.codegen.writer import GroupKernels, Memo, Writer
 from jitcl.errors import BuildError
 from jitcl.ir.graph import Node, Origin, const
 from jitcl.ir.group import Group
 from jitcl.ops.builder import reference
 from jitcl.target import Target
-from jitcl.target.ladder import RUNGS, Rung
+from jitcl.target.variants import VARIANTS, Variant
 from jitcl.templates.base import FIRST, Chooser
 
 RESOURCES = re.compile("OUT_OF_RESOURCES|INVALID_WORK_(GROUP|ITEM)")      # of launches
@@ -27,19 +27,19 @@ SHOWN = 160                    # characters of a signature in an error or a comm
 
 
 class Faults(Protocol):
-    """The part of devices/faults.FaultDatabase that the ladder asks."""
+    """The part of devices/faults.FaultDatabase that this asks."""
 
     def rejects(self, entry: str, features: frozenset[str]) -> str: ...
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A group as it is written on one rung; several parts where it is split. `why`: what speaks
-    against the rungs above.
+class GroupVariant:
+    """A group's kernels in one variant; several parts where it is split. `why`: what speaks
+    against the variants above.
     """
 
-    rung: Rung
-    parts: tuple[Written, ...]
+    variant: Variant
+    parts: tuple[GroupKernels, ...]
     why: str = ""
 
 
@@ -47,14 +47,14 @@ class Variant:
 class Refusal:
     """A kernel that must not be tried."""
 
-    rung: Rung
+    variant: Variant
     kernel: str
     signature: str
 
 
 @dataclass
-class Ladder:
-    """Climbs down for each group; `faults` None keeps to the first rung, `host` is the Target of
+class VariantChooser:
+    """Chooses for each group; `faults` None keeps to the first variant, `host` is the Target of
     the CPU path where this device can hand groups to it, `chooser` which candidates of templates
     are taken.
     """
@@ -67,47 +67,47 @@ class Ladder:
     chooser: Chooser = FIRST
     unpacked: dict[Node, Node] = field(default_factory=dict)  # nodes of constants alone -> values
 
-    def climb(self, group: Group, name: str, origin: Origin | None) -> Variant:
-        """The group on its first rung that nothing speaks against. Raises BuildError where there
+    def choose(self, group: Group, name: str, origin: Origin | None) -> GroupVariant:
+        """The group on its first variant that nothing speaks against. Raises BuildError where there
         is none.
         """
         refusals: list[Refusal] = []
         memo: Memo = {}
-        for rung, writer in self._rungs(refusals):
-            parts = tuple(self._write(rung, writer, group, name, memo))
-            refused = self._refused(rung, parts)
+        for variant, writer in self._variants(refusals):
+            parts = tuple(self._write(variant, writer, group, name, memo))
+            refused = self._refused(variant, parts)
             if refused is None:
-                return Variant(rung, parts, refusals[0].signature if refusals else "")
+                return GroupVariant(variant, parts, refusals[0].signature if refusals else "")
             refusals.append(refused)
         raise BuildError(no_variant(group, origin, refusals, self.target))
 
-    def _rungs(self, refusals: Sequence[Refusal]) -> Iterator[tuple[Rung, Writer]]:
-        """The rungs that differ from those above them, each with what writes its kernels. Where
+    def _variants(self, refusals: Sequence[Refusal]) -> Iterator[tuple[Variant, Writer]]:
+        """The variants that differ from those above them, each with what writes its kernels. Where
         launches were refused so far, smaller groups are declared: most kernels' texts don't depend
         on their group, and the same kernel is not tried twice.
         """
         seen = set()
-        for rung in RUNGS if self.faults is not None else RUNGS[:1]:
-            exact = "max_work_group" in rung.caps and any(
+        for variant in VARIANTS if self.faults is not None else VARIANTS[:1]:
+            exact = "max_work_group" in variant.caps and any(
                 RESOURCES.search(r.signature) for r in refusals)
-            writer = self._writer(rung, exact)
-            if writer is not None and (writer, rung.split) not in seen:
-                seen.add((writer, rung.split))
-                yield rung, writer
+            writer = self._writer(variant, exact)
+            if writer is not None and (writer, variant.split) not in seen:
+                seen.add((writer, variant.split))
+                yield variant, writer
 
-    def _writer(self, rung: Rung, exact: bool) -> Writer | None:
-        if rung.cpu:
+    def _writer(self, variant: Variant, exact: bool) -> Writer | None:
+        if variant.cpu:
             return None if self.host is None else Writer(
                 self.host, self.templates, chooser=self.chooser)
-        target = rung.apply(self.target)
-        half = self.half and rung.effect.get("fp16_arithmetic", True) and not target.soft_half
-        return Writer(target, self.templates and not rung.loops_only, half, exact, self.chooser)
+        target = variant.apply(self.target)
+        half = self.half and variant.effect.get("fp16_arithmetic", True) and not target.soft_half
+        return Writer(target, self.templates and not variant.loops_only, half, exact, self.chooser)
 
-    def _write(self, rung: Rung, writer: Writer, group: Group, name: str,
-               memo: Memo) -> Iterator[Written]:
+    def _write(self, variant: Variant, writer: Writer, group: Group, name: str,
+               memo: Memo) -> Iterator[GroupKernels]:
         if not writer.target.packed_weights:
             group = unpack(group, self.unpacked)
-        if not rung.split:
+        if not variant.split:
             yield from writer.write(group, name, memo)
             return
         for k, node in enumerate(group.members):
@@ -116,14 +116,14 @@ class Ladder:
                 part = name if node is group.root else f"{name}_{node.op}_{k}"
                 yield from writer.write(whole, part, memo)
 
-    def _refused(self, rung: Rung, parts: tuple[Written, ...]) -> Refusal | None:
+    def _refused(self, variant: Variant, parts: tuple[GroupKernels, ...]) -> Refusal | None:
         """The first kernel that is known to fail."""
         if self.faults is None:
             return None
         for kernel in (launch.kernel for part in parts for launch in part.launches):
             signature = self.faults.rejects(kernel.entry, features(kernel))
             if signature:
-                return Refusal(rung, kernel.entry, one_line(signature))
+                return Refusal(variant, kernel.entry, one_line(signature))
         return None
 
 
@@ -187,11 +187,11 @@ def one_line(text: str) -> str:
 
 def no_variant(group: Group, origin: Origin | None, refusals: list[Refusal],
                target: Target) -> str:
-    """The message where every rung of the ladder has failed."""
+    """The message where every variant has failed."""
     node = group.anchor or group.root
     what = f"node '{origin.name}' ({origin.op_type})" if origin else f"op '{node.op}' {node.type}"
     known = {r.kernel: r for r in reversed(refusals)}.values()     # each as it was first written
-    tried = [f"  written {r.rung.says}: {r.kernel}: {r.signature}" for r in reversed(known)]
+    tried = [f"  written {r.variant.says}: {r.kernel}: {r.signature}" for r in reversed(known)]
     driver = f"the driver of {target.name}" + (f" ({target.driver})" if target.driver else "")
     return "\n".join([
         f"{what}: {driver} fails on every variant of its kernels", *tried,

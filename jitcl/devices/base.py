@@ -14,8 +14,8 @@ from jitcl.devices.progress import Progress, Tally
 from jitcl.target import Target
 
 if TYPE_CHECKING:
-    from jitcl.devices.care import Care
     from jitcl.devices.faults import Fault, FaultDatabase
+    from jitcl.devices.load_options import LoadOptions
     from jitcl.target.quirks import Quirk
 
 __all__ = ["Binding", "Cache", "Device", "DeviceInfo", "Executable", "Progress", "Tally"]
@@ -98,7 +98,7 @@ class Device(Protocol):
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
-        care: Care | None = None,
+        options: LoadOptions | None = None,
     ) -> Executable:
         """Build what the cache lacks, allocate, upload constants.
 

@@ -41,7 +41,7 @@ SIGNATURE_KEPT = 300
 LOGS_KEPT = 100                     # of the newest faults; older ones keep their signature
 FAULTS_KEPT = 2000
 LOCK_SECONDS = 10.0
-# features that a rung of the ladder can take out of a kernel; of others only the kernel is blamed
+# features that a variant can take out of a kernel; of others only the kernel is blamed
 REMOVABLE = frozenset(("half", "half_storage", "local", "barrier", "image", "vec16", "vec8", "vec4",
                        "int4", "int8", "subgroup"))
 # kinds that say something of this kernel's size or of that moment, and nothing of its features
@@ -67,7 +67,7 @@ class Fault:
     kind: str
     signature: str
     features: tuple[str, ...] = ()
-    variant: str = ""               # the rung that the kernel was on, "" = as scheduled
+    variant: str = ""               # the variant that the kernel was, "" = as scheduled
     log: str = ""
     when: float = 0.0               # seconds since 1970
 
@@ -88,7 +88,7 @@ class Fault:
 
 
 def blamable(feature: str) -> bool:
-    """Whether another rung of the ladder lacks the feature."""
+    """Whether another variant lacks the feature."""
     return feature in REMOVABLE or feature.startswith("template:")
 
 

@@ -6,8 +6,8 @@ from typing import Literal, NoReturn
 
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress, Tally
-from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.errors import DeviceError
 from jitcl.target import Target
 from jitcl.target.profiles import find_profile
@@ -30,7 +30,7 @@ class ProfileDevice:
         """Nothing: nothing was opened."""
 
     def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
-             care: Care | None = None) -> NoReturn:
+             options: LoadOptions | None = None) -> NoReturn:
         """Always a DeviceError: there is no such device here."""
         raise DeviceError(
             f"'{self.name}' is a description of {self.target.name}, not a device: it compiles "

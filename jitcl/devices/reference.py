@@ -14,8 +14,8 @@ import numpy as np
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
-from jitcl.devices.care import Care
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.repeated import one_by_one
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.ir.interpreter import run_kernel
@@ -41,7 +41,7 @@ class ReferenceDevice:
         """Nothing: there is nothing to lose."""
 
     def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
-             care: Care | None = None) -> ReferenceExecutable:
+             options: LoadOptions | None = None) -> ReferenceExecutable:
         """Parses and verifies the kernels and allocates all buffers; nothing is built or cached.
 
         DeviceError for kernels in another language, OutOfMemoryError with what was needed.

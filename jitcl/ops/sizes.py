@@ -66,7 +66,7 @@ _BY_ELEMENT: dict[str, Callable[..., Any]] = {
     "neg": operator.neg, "abs": abs, "min": min, "max": max,
     "mod": operator.mod, "equal": operator.eq, "less": operator.lt, "greater": operator.gt,
     "less_or_equal": operator.le, "greater_or_equal": operator.ge}
-_MOVES = ("gather", "concat", "reshape", "transpose", "slice", "tile", "expand")
+_MOVEMENT = ("gather", "concat", "reshape", "transpose", "slice", "tile", "expand")
 
 
 def arithmetic(node: Node, ref: Callable[..., Any], *arrays: Array) -> Array:
@@ -83,7 +83,7 @@ def arithmetic(node: Node, ref: Callable[..., Any], *arrays: Array) -> Array:
         found = np.where(*(arrays[0].astype(bool), *arrays[1:]))
     elif node.op in _BY_ELEMENT and whole and not node.kwargs:
         found = _each(_BY_ELEMENT[node.op], *arrays)
-    elif node.op in _MOVES and not has_size(tuple(node.kwargs.values())):
+    elif node.op in _MOVEMENT and not has_size(tuple(node.kwargs.values())):
         found = np.asarray(ref(*arrays, **node.kwargs))
     elif node.op == "reduce_prod":
         found = np.asarray(functools.reduce(operator.mul, arrays[0].reshape(-1), 1), object)

@@ -10,7 +10,7 @@ from jitcl.ops.cost import element_cost
 
 HEAVY = ("contraction", "window", "scan", "sort")
 VIEWS = ("reshape", "transpose", "slice", "expand", "tile")    # one operand at another index
-MOVES = {"pad": 2, "concat": 1}        # FLOPs of an element; of concat: for each operand
+COPY_FLOPS = {"pad": 2, "concat": 1}        # FLOPs of an element; of concat: for each operand
 EPILOGUE = 24                          # nodes behind a heavy one that are looked at
 DECODERS = ("dequantize", "unpack", "unpack_int4", "unpack_uint4")
 SHORT_ROW = 4096                       # elements that one worker may well do alone
@@ -87,7 +87,7 @@ class Regions:
         found: dict[Node, int] = {}
         for node in self.order:
             if self.kind[node] == "movement":
-                own = MOVES.get(node.op, 0) * (len(node.inputs) if node.op == "concat" else 1)
+                own = COPY_FLOPS.get(node.op, 0) * (len(node.inputs) if node.op == "concat" else 1)
             elif self.kind[node] == "elementwise":
                 own = element_cost(node)
             else:

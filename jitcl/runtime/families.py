@@ -45,8 +45,8 @@ from jitcl.ir.indices import IndexCheck
 from jitcl.ir.sizes import Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
-from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
 from jitcl.runtime.symbols import VALUE, Dims, elements, pattern_of, symbolic
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Family:
 class Families:
     """A model's families, the last used at the end. Not for use from two threads at once."""
 
-    ladder: Ladder
+    specialiser: Specialiser
     inputs: Sequence[Tensor]
     kept: OrderedDict[int, Family] = field(default_factory=OrderedDict)
     _seen: dict[Any, None] = field(default_factory=dict)            # shapes, ENOUGH of them
@@ -224,9 +224,9 @@ class Families:
                key: Callable[[], Key], patience: Patience) -> Member | None:
         """A family's plan at these shapes, and values of inputs that decide shapes, where there is
         a family for them or it is time for one. `key`: of the specialisation for them, which
-        `ladder.alone` says something of.
+        `specialiser.alone` says something of.
         """
-        self.ladder.alone = ""
+        self.specialiser.alone = ""
         if any(v.size > FEW for v in values.values()):
             return None
         return self._member({**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist())
@@ -270,7 +270,7 @@ class Families:
         """Whether shapes go on changing, and there can be families."""
         enough = len(self._seen) >= ENOUGH or any(n + VALUE in self._last for n in self.vary)
         return enough and config.get("families") and (
-            self.ladder.device.target.kind != "reference")
+            self.specialiser.device.target.kind != "reference")
 
     def _symbolic(self, space: Space, shapes: Mapping[str, Dims]) -> dict[str, Dims]:
         """Symbols for what has changed, of shapes and of values."""
@@ -289,15 +289,15 @@ class Families:
         if not space.atoms:
             return None
         if pattern in self._hopeless:
-            self.ladder.alone = self._hopeless[pattern]
+            self.specialiser.alone = self._hopeless[pattern]
             return None
         why = f"there are {VARIANTS} plans for many shapes, and these fit none of them"
         for variant in range(VARIANTS):
             parts = {**key.parts, "shapes": pattern, "values": "", "family": str(variant)}
             family_key = Key(parts, key.subject)
-            family = self._stored(self.ladder.cache.get_mmap("plan", family_key), sized)
+            family = self._stored(self.specialiser.cache.get_mmap("plan", family_key), sized)
             if family is None:
-                with self.ladder.cache.building("plan", family_key, mapped=True) as other:
+                with self.specialiser.cache.building("plan", family_key, mapped=True) as other:
                     family = self._stored(other, sized)     # of another process
                     if family is None:
                         return self._made(family_key, pattern, space, sized, shapes, patience)
@@ -314,8 +314,8 @@ class Families:
 
     def _refuse(self, pattern: str, why: str) -> None:
         """From now on, shapes of a pattern have plans of their own."""
-        self._hopeless[pattern] = self.ladder.alone = why
-        log.info("model %s: a plan for each set of shapes: %s", self.ladder.source.name, why)
+        self._hopeless[pattern] = self.specialiser.alone = why
+        log.info("model %s: a plan for each set of shapes: %s", self.specialiser.source.name, why)
 
     def drop(self, special: Specialisation) -> bool:
         """Forget the family of a member that failed; False where that was done."""
@@ -337,12 +337,13 @@ class Families:
     def _made(self, key: Key, pattern: str, space: Space, sized: Mapping[str, Dims],
               shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
         """Compiled for sizes; None, once and for all, where that can't be."""
-        ladder, why = self.ladder, f"the driver failed on {ATTEMPTS} variants of the plan for many"
+        specialiser, why = self.specialiser, (
+            f"the driver failed on {ATTEMPTS} variants of the plan for many")
         for _ in range(ATTEMPTS):
             try:
-                with ladder.tally.part(1, "generating kernels for many shapes"):
-                    plan, tried = sized_plan(ladder, space, sized)
-                plan = ladder.weights.shared(plan)
+                with specialiser.tally.part(1, "generating kernels for many shapes"):
+                    plan, tried = sized_plan(specialiser, space, sized)
+                plan = specialiser.weights.shared(plan)
                 found = self._first(Family(plan, sized), shapes, patience, tried)
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels
@@ -356,7 +357,7 @@ class Families:
                 free_frames(error)
                 break
             if found is not None:
-                ladder.store(key, plan, {
+                specialiser.store(key, plan, {
                     n: [*map(serial.size_row, dims)] for n, dims in sized.items()})
                 return found
             why = WORK_ENOUGH
@@ -367,8 +368,9 @@ class Families:
     def _stored(self, stored: Any, sized: Mapping[str, Dims]) -> Family | None:
         """What the cache holds; None where it can't be used."""
         try:
-            plan, rows = serial.decode(stored, self.ladder.weights.find) if stored else (None, {})
-            if plan is None or plan.space is None or self.ladder.rejected(plan):
+            plan, rows = (serial.decode(stored, self.specialiser.weights.find) if stored
+                          else (None, {}))
+            if plan is None or plan.space is None or self.specialiser.rejected(plan):
                 return None
             shapes = {n: tuple(serial.size_of(d, plan.space) for d in row)
                       for n, row in rows.items()}
@@ -394,13 +396,13 @@ class Families:
         """The loaded family at these values; loaded anew where it has no room for them, or its
         device was lost.
         """
-        ladder, loaded = self.ladder, family.loaded
+        specialiser, loaded = self.specialiser, family.loaded
         if family.outgrown(values):
             family.loaded = loaded = None               # room for the larger one
             family.capacity = family.roomy(values)
-            loaded = ladder.load_sized(family.plan.at(family.capacity), patience, tried)
+            loaded = specialiser.load_sized(family.plan.at(family.capacity), patience, tried)
         elif loaded is not None and loaded.stale:
-            loaded = ladder.reload(loaded, patience)
+            loaded = specialiser.reload(loaded, patience)
         family.loaded = loaded
         if loaded is None:
             return None
@@ -421,7 +423,7 @@ def said(error: Exception, space: Space) -> str:
     return f"{type(error).__name__}: {line}" if isinstance(error, DISGUISED) else line
 
 
-def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
+def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
                ) -> tuple[Plan, Generated | None]:
     """(the plan for sizes, all of it at the hints where kernels are to be tried). Raises
     SizePinned, and what compilation raises.
@@ -433,11 +435,11 @@ def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
     from jitcl.passes.precision import half_arithmetic
     from jitcl.runtime.lowering import Lowering
 
-    device = ladder.device
+    device = specialiser.device
     shapes = {n: dims for n, dims in sized.items() if not n.endswith(VALUE)}
     values = {n: array_of(sized[n + VALUE]).reshape(dims) for n, dims in shapes.items()
               if n + VALUE in sized}
-    lowering = Lowering(ladder.source, shapes, values, device, ladder.options)
+    lowering = Lowering(specialiser.source, shapes, values, device, specialiser.options)
     if sum(hint(group_flops(g)) for g in lowering.groups if group_is_sized(g)) > HEAVY:
         raise SizePinned(WORK_ENOUGH)
     generated = lowering.generate(host=False)
@@ -447,7 +449,7 @@ def sized_plan(ladder: Ladder, space: Space, sized: Mapping[str, Dims]
         raise SizePinned("a buffer may shrink where a dimension grows")
     if device.faults is None or not config.get("checks"):
         return plan, None
-    half = half_arithmetic(device.target, ladder.options.precision)
+    half = half_arithmetic(device.target, specialiser.options.precision)
     return plan, concrete(generated, [a.hint for a in space.atoms], half)
 
 

@@ -19,7 +19,7 @@ from jitcl.runtime.source import Tensor
 from jitcl.runtime.values import check_value
 
 if TYPE_CHECKING:
-    from jitcl.runtime.ladder import Specialisation
+    from jitcl.runtime.specialise import Specialisation
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,15 @@ from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound, not_bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
 from jitcl.runtime.digests import stamp
+from jitcl.runtime.fallbacks import MemoryFallback
 from jitcl.runtime.families import Families, Member
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, feeds_of, fixed_shapes
-from jitcl.runtime.ladder import Ladder, Patience, Specialisation, free_frames
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
 from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
-from jitcl.runtime.stepped import Fallback
+from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
 
 Shapes = Mapping[str, tuple[int, ...]]
 Compute = Callable[[Specialisation], list[np.ndarray]]
@@ -135,7 +135,8 @@ class Model:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
         tally = Tally.of(progress)
-        self._ladder = Ladder(source, device, options, strict, self.cache, tally, isolation)
+        self._specialiser = Specialiser(
+            source, device, options, strict, self.cache, tally, isolation)
         self._open = (cache_dir, tally, isolation)
         self._lock = forking.rlock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
@@ -146,7 +147,7 @@ class Model:
         self.outputs: tuple[Tensor, ...] = meta["outputs"]
         self._beside: tuple[str, ...] = meta["beside"]
         self._by_value: list[str] = meta["by_value"]
-        self._families = Families(self._ladder, self.inputs)
+        self._families = Families(self._specialiser, self.inputs)
         self.program: Program | None = None         # where the model is no single graph
         if meta["program"] or any(t.value is not None for t in self.inputs):
             self._make_program()
@@ -215,7 +216,7 @@ class Model:
                     free_frames(error)
                     special = None
                     continue
-                below, dropped = self._ladder.below(special, error), self._drop(special)
+                below, dropped = self._specialiser.below(special, error), self._drop(special)
                 free_frames(error)
                 special = None
                 if dropped:         # else another thread has put something smaller there
@@ -368,7 +369,7 @@ class Model:
                 values, kept_as = self._identity(arrays)
                 found = self._kept.pop(kept_as, None)
                 if found is not None and found.stale:
-                    found = self._ladder.reload(found, patience)
+                    found = self._specialiser.reload(found, patience)
                 if found is not None:
                     self._kept[kept_as] = found         # at the end: used last
                     break
@@ -379,7 +380,7 @@ class Model:
                     found = self._member(arrays, values, patience) if fed else None
                     if found is not None:
                         break
-                    found = self._kept[kept_as] = self._ladder.specialise(
+                    found = self._kept[kept_as] = self._specialiser.specialise(
                         self._key(arrays, values), shapes, values, patience)
                 except NeedsValue as e:
                     if not fed or e.input_name in self._by_value:
@@ -439,14 +440,15 @@ class Model:
             return self._families.give_up(special)
 
     def _take_smaller(
-        self, arrays: Mapping[str, np.ndarray], patience: Patience, rung: str, fallback: Fallback
+        self, arrays: Mapping[str, np.ndarray], patience: Patience, memory: str,
+        fallback: MemoryFallback,
     ) -> None:
-        """Compile from a rung of memory on, in place of what was dropped."""
+        """Compile from a smaller memory plan on, in place of what was dropped."""
         with self._lock:
             values, kept_as = self._identity(arrays)
             shapes = {n: a.shape for n, a in arrays.items()}
-            self._kept[kept_as] = self._ladder.compile(
-                self._key(arrays, values), shapes, values, patience, rung, fallback)
+            self._kept[kept_as] = self._specialiser.compile(
+                self._key(arrays, values), shapes, values, patience, memory, fallback)
 
     def _key(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Key:
         shapes = {n: list(a.shape) for n, a in sorted(arrays.items())}

@@ -39,13 +39,13 @@ from jitcl.ir.types import Sym
 from jitcl.runtime import control
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.control import placed
-from jitcl.runtime.moves import MOVES
 from jitcl.runtime.repeated import Steps, compute, steps_of
+from jitcl.runtime.sequence_ops import SEQUENCE_OPS
 from jitcl.runtime.source import OnnxSource, Source, Tensor
 
 if TYPE_CHECKING:
-    from jitcl.runtime.ladder import Specialisation
     from jitcl.runtime.model import Model
+    from jitcl.runtime.specialise import Specialisation
 
 START = State()
 MAX_LEVELS = 1024               # kept in memory
@@ -190,9 +190,9 @@ class Program:
     def _run_step(self, where: Where, level: Level, step: HostStep, env: Env,
                   trace: Trace, computed: set[str]) -> Sequence[Any]:
         operands = [self._value(where, level, n, env) if n else None for n in step.inputs]
-        move = MOVES.get(step.op_type)
-        if move is not None and not step.domain:
-            return [move(step.name, operands)]
+        host_op = SEQUENCE_OPS.get(step.op_type)
+        if host_op is not None and not step.domain:
+            return [host_op(step.name, operands)]
         if step.repeats is not None:
             return self._repeated(step, step.repeats, operands, env, trace, computed)
         drive = control.DRIVERS.get(step.op_type) if step.bodies else None

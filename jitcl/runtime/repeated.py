@@ -14,7 +14,7 @@ from jitcl.frontends.levels import HostStep, Repeats, Source
 from jitcl.ir.indices import IndexCheck
 from jitcl.runtime import control
 from jitcl.runtime.indices import check_computed, check_indices
-from jitcl.runtime.ladder import Specialisation
+from jitcl.runtime.specialise import Specialisation
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
-from jitcl.runtime.ladder import Specialisation
+from jitcl.runtime.fallbacks import MEMORY_SAYS, KernelFallback
 from jitcl.runtime.precisions import AS_MODEL, precision_got
-from jitcl.runtime.stepped import MEMORY_SAYS, SteppedDown
+from jitcl.runtime.specialise import Specialisation
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Report:
     of the device, `stepped_down` the steps whose first variants failed on its driver.
 
     device: what runs the model. asked: the device that was asked for. memory: "" for the plan as
-    asked, else the rung of runtime/ladder.MEMORY_RUNGS that fitted; memory_why: what did not fit.
+    asked, else which of specialise.MEMORY_PLANS fitted; memory_why: what did not fit.
     program: parts, host steps and cuts in order, where the model is no single graph.
     precision: as it was asked for. computes: what tensors are stored and computed in.
     precision_why: why that is less than was asked for.
@@ -83,7 +83,7 @@ class Report:
     peak_bytes: int
     from_cache: bool
     asked: str = ""
-    stepped_down: tuple[SteppedDown, ...] = ()
+    stepped_down: tuple[KernelFallback, ...] = ()
     memory: str = ""
     memory_why: str = ""
     program: tuple[Row, ...] = ()
@@ -179,7 +179,7 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     got, why = precision_got(precision, plan, special.device.target)
     return Report(
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
-        plan.peak_bytes, special.from_cache, device.name, special.stepped, special.rung,
+        plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
         fallback.why if fallback is not None else "", sizes=special.sizes, alone=special.alone,
         precision=precision, computes=got, precision_why=why)
 

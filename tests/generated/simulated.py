@@ -19,7 +19,7 @@ from jitcl.ops import OPS
 from jitcl.ops.builder import evaluate
 from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
-from jitcl.target.ladder import RUNGS
+from jitcl.target.variants import VARIANTS
 from tests.generated.kernels import TARGETS, op_graphs, plan_for
 from tests.generated.ragged import GRAPHS, feeds_of
 
@@ -74,19 +74,19 @@ SMALL = 1000                        # elements: sorting 10,000 takes minutes her
 
 
 def simulable(target: str) -> Target:
-    """One of TARGETS with vectors of at most 8 lanes, on a rung of the ladder: "gpu/no-local".
+    """One of TARGETS with vectors of at most 8 lanes, on a variant of the kernels: "gpu/no-local".
 
     Oclgrind 21.10 takes halves of 16 lanes for unset, even those of a constant:
     `float16 v = (float16)(1.0f);  isgreater(v.lo, v.hi)`.
     """
-    name, _, rung = target.partition("/")
-    found = next(r for r in RUNGS if r.name == rung).apply(TARGETS[name])
+    name, _, variant = target.partition("/")
+    found = next(r for r in VARIANTS if r.name == variant).apply(TARGETS[name])
     return dataclasses.replace(found, vector_width=min(found.vector_width, 8))
 
 
 def plan_on(graph: Graph, target: str) -> Plan:
-    """The plan for such a target, by templates where the rung has them."""
-    loops = any(r.name == target.partition("/")[2] and r.loops_only for r in RUNGS)
+    """The plan for such a target, by templates where the variant has them."""
+    loops = any(r.name == target.partition("/")[2] and r.loops_only for r in VARIANTS)
     return plan_for(graph, simulable(target), templates=not loops)
 
 

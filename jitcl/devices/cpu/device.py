@@ -17,14 +17,14 @@ import numpy as np
 from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
-from jitcl.devices.care import Care
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import cached_kernels, load_kernels
-from jitcl.devices.cpu.repetition import Table, moves
+from jitcl.devices.cpu.repetition import Table, carried_copies
 from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.load_options import LoadOptions
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
 
@@ -94,9 +94,9 @@ class CpuDevice:
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
-        care: Care | None = None,
+        options: LoadOptions | None = None,
     ) -> CpuExecutable:
-        """Builds what the cache lacks, links it and allocates every buffer. `care` is for drivers.
+        """Builds what the cache lacks, links it and allocates every buffer. `options`: for drivers.
 
         Raises BuildError, and OutOfMemoryError with what was needed.
         """
@@ -258,7 +258,7 @@ class CpuExecutable:
                 self._point(places, self._outputs[i].ctypes.data)
             views = [self._outputs[s] if s >= 0 else self._inputs[~s] for s in how.stacked]
             stacked = [np.empty((how.runs, *v.shape), v.dtype) for v in views]
-            copied = moves(how, rows, self._inputs, self._outputs, stacked)
+            copied = carried_copies(how, rows, self._inputs, self._outputs, stacked)
             copy, threads = self._executor.kernels["jitcl_copy"], self._threads()
             Table(self._steps, copy, copied, how.runs, self._short).run(
                 lambda job: self._executor.run(job, threads))

@@ -30,7 +30,7 @@ from jitcl.cores import usable_cores
 from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.cpu import host
 from jitcl.devices.cpu.resident import give_back
-from jitcl.devices.frames import child_command, read_frame, write_frame
+from jitcl.devices.messages import child_command, read_message, write_message
 from jitcl.errors import BuildError
 from jitcl.target import Target
 
@@ -62,8 +62,8 @@ class _Worker:
     def build(self, source: KernelSource, absent: str) -> bytes:
         try:
             job = (source.entry, source.body, absent)
-            write_frame(self.process.stdin, job)  # type: ignore[arg-type]
-            answer = read_frame(self.process.stdout)  # type: ignore[arg-type]
+            write_message(self.process.stdin, job)  # type: ignore[arg-type]
+            answer = read_message(self.process.stdout)  # type: ignore[arg-type]
         except OSError:
             answer = None
         if answer is None:

@@ -34,7 +34,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Moves:
+class Copies:
     """What is copied in each run. results: where outputs and state of the last run lie."""
 
     before: list[Copy]
@@ -42,8 +42,8 @@ class Moves:
     results: list[np.ndarray]
 
 
-def moves(how: Repeat, rows: Sequence[np.ndarray], inputs: Sequence[np.ndarray],
-          outputs: Sequence[np.ndarray], stacked: Sequence[np.ndarray]) -> Moves:
+def carried_copies(how: Repeat, rows: Sequence[np.ndarray], inputs: Sequence[np.ndarray],
+          outputs: Sequence[np.ndarray], stacked: Sequence[np.ndarray]) -> Copies:
     """inputs, outputs: views of the plan's buffers. What lies in a buffer that the next run's state
     is written to (an output may be an input) is copied aside first.
     """
@@ -65,7 +65,7 @@ def moves(how: Repeat, rows: Sequence[np.ndarray], inputs: Sequence[np.ndarray],
     kept = [(to, outputs[s] if s >= 0 else inputs[~s]) for to, s in zip(stacked, how.stacked)]
     behind = [Copy(_at(to), _at(view), view.nbytes, view.nbytes) for to, view in kept] + aside
     behind += [Copy(_at(to), _at(x), x.nbytes) for to, x in zip(targets, state) if x is not to]
-    return Moves([c for c in before if c.nbytes], [c for c in behind if c.nbytes],
+    return Copies([c for c in before if c.nbytes], [c for c in behind if c.nbytes],
                  [*lasting, *state])
 
 
@@ -76,8 +76,9 @@ def _at(array: np.ndarray) -> int:
 class Table:
     """The steps of some runs, for any number of runs in turn."""
 
-    def __init__(self, steps: np.ndarray, copy: int, moves: Moves, runs: int, short: bool) -> None:
-        before, copies = moves.before, [*moves.before, *moves.behind]
+    def __init__(self, steps: np.ndarray, copy: int, carried: Copies, runs: int,
+                 short: bool) -> None:
+        before, copies = carried.before, [*carried.before, *carried.behind]
         width = len(steps) + len(copies)
         self.count = max(1, min(runs, STEPS // max(width, 1)))
         self._runs, self._width, self._short = runs, width, short
@@ -110,4 +111,4 @@ class Table:
             execute(job)
 
 
-__all__ = ["Copy", "Moves", "Table", "moves"]
+__all__ = ["Copy", "Copies", "Table", "carried_copies"]

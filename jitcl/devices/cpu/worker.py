@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from jitcl.devices.frames import read_frame, write_frame
+from jitcl.devices.messages import read_message, write_message
 
 
 def main() -> None:
@@ -19,9 +19,9 @@ def main() -> None:
     from jitcl.devices.cpu.compiler import compile_kernel
     from jitcl.errors import BuildError
 
-    while (job := read_frame(sys.stdin.buffer)) is not None:
+    while (job := read_message(sys.stdin.buffer)) is not None:
         entry, text, absent = job
         try:
-            write_frame(out, (entry, compile_kernel(entry, text, absent), None))
+            write_message(out, (entry, compile_kernel(entry, text, absent), None))
         except BuildError as error:
-            write_frame(out, (entry, None, str(error)))
+            write_message(out, (entry, None, str(error)))

@@ -9,8 +9,8 @@ import pyopencl as cl
 from jitcl import forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress, Tally
-from jitcl.devices.care import Care, configured
 from jitcl.devices.faults import BINARIES, FaultDatabase, fault_database
+from jitcl.devices.load_options import LoadOptions, configured
 from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
@@ -99,12 +99,12 @@ class OpenClDevice:
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
-        care: Care | None = None,
+        options: LoadOptions | None = None,
     ) -> LoadedPlan:
         """Build or load the plan's kernels, allocate its buffers, upload its constants.
 
         `cache` has get(kind, key) and put(kind, key, bytes); `progress(done, total, what)` is
-        called while kernels are built; `care` says in which process (default: as JITCL_ISOLATION
+        called while kernels are built; `options` say in which process (default: as JITCL_ISOLATION
         does, and nothing is compared). Kernels of the CPU path run on the host, in their steps'
         places.
 
@@ -122,7 +122,7 @@ class OpenClDevice:
             raise lost_error(f"{self.name}: {FORKED}")
         self.check_memory(plan)
         tally = Tally.of(progress)
-        programs = Loading(self, plan, cache, tally, care or configured()).programs()
+        programs = Loading(self, plan, cache, tally, options or configured()).programs()
         tally.now("loading the model")
         kind = StreamedExecutable if plan.streamed else OpenClExecutable
         return kind(self, plan, programs, cache, tally)

@@ -1,4 +1,4 @@
-"""Steps of an OpenCL plan that run on the CPU path: the ladder's last rung for a part of a graph.
+"""Steps of an OpenCL plan that run on the CPU path: the last variant of a part of a graph.
 
     launches ... | finish, read what the section reads | CPU kernels | write what it wrote | ...
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from jitcl import config, forking, ownership
 from jitcl.cores import usable_cores
-from jitcl.devices.frames import HEAD, child_command, packed, unnamed_file, unpacked
+from jitcl.devices.messages import HEAD, child_command, decode, encode, unnamed_file
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.shortage import CODES
 from jitcl.errors import DeviceError
@@ -258,7 +258,7 @@ class _Worker:
             self._entry = str(request[1])
         self._mark = self.errors.seek(0, os.SEEK_END)
         try:
-            self._send(packed(request), time.monotonic() + seconds)
+            self._send(encode(request), time.monotonic() + seconds)
             while True:
                 tag, *said = self._receive(time.monotonic() + seconds)
                 if tag == "done":
@@ -307,7 +307,7 @@ class _Worker:
 
     def _receive(self, deadline: float) -> Any:
         size = HEAD.unpack(self._read(HEAD.size, deadline))[0]
-        return unpacked(self._read(size, deadline))
+        return decode(self._read(size, deadline))
 
     def _read(self, count: int, deadline: float) -> bytearray:
         pipe, data = self.process.stdout.fileno(), bytearray()  # type: ignore[union-attr]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from jitcl import config
 from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.devices.base import Cache, Progress, Tally
-from jitcl.devices.care import Care, Trial
 from jitcl.devices.faults import Fault
+from jitcl.devices.load_options import LoadOptions, Trial
 from jitcl.devices.opencl import trust
 from jitcl.devices.opencl.building import RefusedBuild
 from jitcl.devices.opencl.programs import ProgramStore, batches
@@ -43,24 +43,24 @@ class Loading:
     """The work of `OpenClDevice.load` on kernels; used once."""
 
     def __init__(self, device: OpenClDevice, plan: Plan, cache: Cache | None,
-                 progress: Progress | Tally | None, care: Care) -> None:
+                 progress: Progress | Tally | None, options: LoadOptions) -> None:
         self.device, self.plan, self.cache = device, plan, cache
-        self.tally, self.care = Tally.of(progress), care
+        self.tally, self.options = Tally.of(progress), options
         self.store: ProgramStore = device.store
         self.faults = device.faults
-        self.pending = Pending(None if care.isolation == "never" else device.faults.path)
+        self.pending = Pending(None if options.isolation == "never" else device.faults.path)
         sources = [k for k in plan.kernels if k.language == "opencl"]
         self.wanted = {self.store.key(s): s for s in sources}
         self.key_of = {s.entry: k for k, s in self.wanted.items()}
         self.variants = {s.kernel: s.variant for s in plan.steps}
-        self.trials = care.trials if config.get("checks") else ()
+        self.trials = options.trials if config.get("checks") else ()
         self.failed: dict[str, str] = {}    # entry -> what happened, in full
         self.proven: list[str] = []         # keys of kernels that workers have survived
 
     def programs(self) -> dict[str, Any]:
         """A built program per kernel, by entry name. Raises KernelFault."""
         with self.store.lock:
-            self.proven = self.store.find(self.wanted, self.cache, self.care.isolation)
+            self.proven = self.store.find(self.wanted, self.cache, self.options.isolation)
             self.build_proven()
             died, doubt = self._died_over()
             missing = self._acceptable(k for k in self.wanted if k not in self.store)
@@ -69,7 +69,7 @@ class Loading:
                 log.info("%s: kernels are built in a worker process first: %s", self.device.name,
                          doubt)
             alone = {k: s for k, s in missing.items() if trust.isolated(
-                self.care.isolation, s.features, self.device.target,
+                self.options.isolation, s.features, self.device.target,
                 doubt or (trust.DIED if s.entry in died else ""))}
             self._make(missing, alone)
             if died:
@@ -119,7 +119,7 @@ class Loading:
 
     def _doubt(self) -> str:
         """Why no kernel is built here first, though the driver is known good."""
-        if self.care.isolation == "never" or impossible_here():
+        if self.options.isolation == "never" or impossible_here():
             return ""
         crash = self.faults.crash_of_proven()
         if crash is not None:
@@ -180,7 +180,7 @@ class Loading:
             part.step()
         part.now("keeping programs")
         good = {k: s for batch in built for k, s in batch.items() if k in self.store}
-        self.store.keep(good, self.cache, trust.maker(self.care.isolation, self.device.target),
+        self.store.keep(good, self.cache, trust.maker(self.options.isolation, self.device.target),
                         part.step)
 
     def _keys_of(self, trial: Trial) -> list[str]:

@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from jitcl.codegen.plan import KernelSource, Plan
-from jitcl.devices.care import Trial
 from jitcl.devices.faults import BINARIES, Fault
+from jitcl.devices.load_options import Trial
 from jitcl.devices.opencl.isolation import WorkerFault, isolated
 from jitcl.devices.opencl.loading import Loading, chosen, first_line
 from jitcl.devices.opencl.trial_plans import step_plan
@@ -106,7 +106,7 @@ class Proving:
     def _attempts(self) -> list[Attempt]:
         """A job for each trial that has kernels to prove, and for each kernel without a trial."""
         found = [self._attempt_of(trial.plan, keys, trial) for trial, keys in chosen(
-            self.loading.care.trials, set(self.alone), self.loading.key_of)]
+            self.loading.options.trials, set(self.alone), self.loading.key_of)]
         covered = {k for a in found for k in a.keys}
         return found + [
             self._attempt_of(step_plan(self.loading.plan, source.entry), {key}, None)

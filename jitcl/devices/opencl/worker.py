@@ -1,6 +1,6 @@
 """A worker process: builds and launches what the user's process must not be hurt by.
 
-Frames in (devices/frames.py), each answered before the next:
+Messages in (devices/messages.py), each answered before the next:
 
     ("hello", identity)    find the device that the parent means; the first frame
     ("probe", name)        run a probe: its evidence, as a dict
@@ -26,7 +26,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.plan import KernelSource, Plan
-from jitcl.devices.frames import read_frame, write_frame
+from jitcl.devices.messages import read_message, write_message
 from jitcl.devices.opencl.platform import Found, find_devices
 from jitcl.errors import DeviceLostError, JitclError, KernelFault, OutOfMemoryError
 from jitcl.target.target import Target
@@ -81,7 +81,7 @@ class Session:
 
     def stage(self, stage: str, entry: str) -> None:
         """Tell the parent what comes next."""
-        write_frame(self.out, ("stage", stage, entry))
+        write_message(self.out, ("stage", stage, entry))
 
     def probe(self, name: str) -> dict[str, Any]:
         from jitcl.devices.opencl.probes import run_probe
@@ -210,7 +210,7 @@ def main() -> None:
     os.dup2(2, 1)                            # whatever prints cannot damage the frames
     _leave_no_core_file()
     session: Session | None = None
-    while (request := read_frame(sys.stdin.buffer)) is not None:
+    while (request := read_message(sys.stdin.buffer)) is not None:
         try:
             if session is None:
                 session = Session(out, request[1])
@@ -223,7 +223,7 @@ def main() -> None:
             frame = ("failed", "refused", _line(error), str(error)[-LOG_KEPT:])
         except Exception as error:  # noqa: BLE001  (whatever it is, the parent must hear of it)
             frame = ("failed", "error", _line(error), traceback.format_exc()[-LOG_KEPT:])
-        write_frame(out, frame)
+        write_message(out, frame)
 
 
 def _line(error: BaseException) -> str:

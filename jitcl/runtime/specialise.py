@@ -1,8 +1,8 @@
-"""Down the ladder: compile for what a driver is known to survive, load, and where that fails take
+"""Compile for what a driver is known to survive, load, and where that fails take
 the next variant, a smaller plan, or the CPU, until something loads.
 
     generate -> load -> KernelFault      the database knows more now: generate again
-                     -> OutOfMemoryError the next of MEMORY_RUNGS
+                     -> OutOfMemoryError the next of MEMORY_PLANS
                      -> DeviceLostError  the device is opened again, once
                      -> loaded           the plan goes into the cache
 
@@ -24,8 +24,8 @@ import numpy as np
 from jitcl import config, forking
 from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.devices.base import Device, Executable, Tally
-from jitcl.devices.care import Care
 from jitcl.devices.faults import Fault
+from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.progress import Part
 from jitcl.errors import (
     BuildError,
@@ -38,8 +38,8 @@ from jitcl.ir.indices import IndexCheck
 from jitcl.passes.options import Options
 from jitcl.runtime import serial
 from jitcl.runtime.cache import DeviceCache, Key
+from jitcl.runtime.fallbacks import KernelFallback, MemoryFallback, kernel_fallbacks, warning
 from jitcl.runtime.source import Source
-from jitcl.runtime.stepped import Fallback, SteppedDown, steps_down, told
 from jitcl.runtime.weights import Weights, needs
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 200                  # loads and runs of one call; each failure teaches the database
 # how a plan gets smaller, and what of it is left when nothing of it fits
-MEMORY_RUNGS = ("", "low", "streamed", "cpu")
+MEMORY_PLANS = ("", "low", "streamed", "cpu")
 
 log = logging.getLogger("jitcl")
 _opened: weakref.WeakKeyDictionary[Device, int] = weakref.WeakKeyDictionary()
@@ -107,9 +107,9 @@ class Specialisation:
     device: Device
     opening: int                                # of the device, when this was loaded
     from_cache: bool = False
-    rung: str = ""                              # of MEMORY_RUNGS
-    stepped: tuple[SteppedDown, ...] = ()
-    fallback: Fallback | None = None            # why the plan is smaller, or on the CPU
+    memory: str = ""                              # of MEMORY_PLANS
+    stepped: tuple[KernelFallback, ...] = ()
+    fallback: MemoryFallback | None = None            # why the plan is smaller, or on the CPU
     sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
     alone: str = ""                             # why no family serves shapes that go on changing
 
@@ -125,7 +125,7 @@ class Specialisation:
 
 
 @dataclass
-class Ladder:
+class Specialiser:
     """Compiles and loads one model's specialisations on a device. Not for use from two threads at
     once.
     """
@@ -175,19 +175,19 @@ class Ladder:
             return None  # another version's layout, or its weights are gone: compile again
         if self.strict and self._on_host(plan):
             return None
-        fallback = Fallback(**extra["fallback"]) if extra["fallback"] else None
+        fallback = MemoryFallback(**extra["fallback"]) if extra["fallback"] else None
         if fallback is not None and fallback.fits_now(self.device):
             return None  # there is room again for what did not fit
-        rung = extra["rung"]
-        device = self.host() if rung == "cpu" else self.device
-        if patience.useless == (rung, plan.kernels):
+        memory = extra["memory"]
+        device = self.host() if memory == "cpu" else self.device
+        if patience.useless == (memory, plan.kernels):
             return None
         loaded = self._load_again(device, plan, patience)
         if loaded is None:
-            patience.useless = rung, plan.kernels
+            patience.useless = memory, plan.kernels
             return None
-        stepped = tuple(SteppedDown(**row) for row in extra["stepped"])
-        return Specialisation(plan, *loaded, True, rung, stepped, fallback, alone=self.alone)
+        stepped = tuple(KernelFallback(**row) for row in extra["stepped"])
+        return Specialisation(plan, *loaded, True, memory, stepped, fallback, alone=self.alone)
 
     def rejected(self, plan: Plan) -> bool:
         """Whether the database speaks against a kernel of the plan by now."""
@@ -227,12 +227,12 @@ class Ladder:
                 return None
         return None
 
-    def below(self, special: Specialisation, error: OutOfMemoryError) -> tuple[str, Fallback]:
+    def below(self, special: Specialisation, error: OutOfMemoryError) -> tuple[str, MemoryFallback]:
         """What `compile` takes for a specialisation that ran out of memory; raises the error where
         nothing smaller is left.
         """
-        rung = self._below(special.rung, special.device, error)
-        return rung, Fallback.of(special.device, special.plan, error)
+        memory = self._below(special.memory, special.device, error)
+        return memory, MemoryFallback.of(special.device, special.plan, error)
 
     # ---- compiling
 
@@ -242,31 +242,31 @@ class Ladder:
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, np.ndarray],
         patience: Patience,
-        rung: str = "",
-        fallback: Fallback | None = None,
+        memory: str = "",
+        fallback: MemoryFallback | None = None,
     ) -> Specialisation:
-        """Generate and load until it loads, from a rung of MEMORY_RUNGS on; then store the plan,
+        """Generate and load until it loads, from one of MEMORY_PLANS on; then store the plan,
         and tell the user in one line where kernels stepped down.
         """
         with self.tally.part(3, "reading the model") as part:
-            return self._compile(key, shapes, values, patience, rung, fallback, part)
+            return self._compile(key, shapes, values, patience, memory, fallback, part)
 
     def _compile(
         self, key: Key, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray],
-        patience: Patience, rung: str, fallback: Fallback | None, part: Part,
+        patience: Patience, memory: str, fallback: MemoryFallback | None, part: Part,
     ) -> Specialisation:
         from jitcl.runtime.lowering import Lowering
 
         before, tried = self._known_faults(), set[str]()
         ran = patience.failed                           # kernels that led here, if any
-        device = self.host() if rung == "cpu" else self.device
+        device = self.host() if memory == "cpu" else self.device
         lowering = Lowering(self.source, shapes, values, device, self.options)
         part.step()
         while True:
             part.now("generating kernels")
             generated, plan = lowering.plan(
-                "low" if rung in ("low", "streamed") else None,
-                rung == "streamed", host=not self.strict)
+                "low" if memory in ("low", "streamed") else None,
+                memory == "streamed", host=not self.strict)
             plan = self.weights.shared(plan)
             tried.update(k.entry for k in plan.kernels)
             seen = opening(device)
@@ -280,20 +280,20 @@ class Ladder:
             except KernelFault as error:
                 patience.kernels_failed(device, plan, error)
             except OutOfMemoryError as error:
-                rung = self._below(rung, device, error)
-                fallback = Fallback.of(device, plan, error)
+                memory = self._below(memory, device, error)
+                fallback = MemoryFallback.of(device, plan, error)
                 free_frames(error)
-                if rung == "cpu":
+                if memory == "cpu":
                     device = self.host()
                     lowering = Lowering(self.source, shapes, values, device, self.options)
-        special = Specialisation(plan, executable, device, seen, False, rung,
-                                 steps_down(generated, plan), fallback, alone=self.alone)
+        special = Specialisation(plan, executable, device, seen, False, memory,
+                                 kernel_fallbacks(generated, plan), fallback, alone=self.alone)
         shortage = self.device.faults.shortage if self.device.faults is not None else ""
         if not shortage:                # else the next process makes a better one
             self.store(key, plan, _beside(special))
         new = [f for f in self._known_faults()
                if f.entry in ran or (f.entry in tried and f not in before)]
-        line = told(self.device.name, special.stepped, new, rung, fallback, shortage)
+        line = warning(self.device.name, special.stepped, new, memory, fallback, shortage)
         if line:
             log.warning("%s", line)
         return special
@@ -310,31 +310,31 @@ class Ladder:
             seen = opening(self.device)
             try:
                 executable = self._load(self.device, plan, tried, tried.plan if tried else None)
-                stepped = steps_down(tried, plan) if tried is not None else ()
+                stepped = kernel_fallbacks(tried, plan) if tried is not None else ()
                 return Specialisation(plan, executable, self.device, seen, stepped=stepped)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
 
     def _load(self, device: Device, plan: Plan, generated: Generated | None = None,
               tried: Plan | None = None) -> Executable:
-        """Loaded with the care that was asked for; new plans with trials (of `tried`, if that is
+        """Loaded, in a worker first as was asked for; new plans with trials (of `tried`, if that is
         another plan of the same kernels).
         """
         cache = self.cache
         if device is not self.device:
             cache = self.cache.cache.for_target(device.target)
         trials = _trials(device, generated, tried or plan)
-        care = Care(self.isolation or config.get("isolation"), trials)
-        return device.load(plan, cache, self.tally, care)
+        options = LoadOptions(self.isolation or config.get("isolation"), trials)
+        return device.load(plan, cache, self.tally, options)
 
     def _known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()
 
     # ---- less memory
 
-    def _below(self, rung: str, device: Device, error: OutOfMemoryError) -> str:
-        """The next of MEMORY_RUNGS that makes a difference; raises the error where none is left."""
-        for lower in MEMORY_RUNGS[MEMORY_RUNGS.index(rung) + 1:]:
+    def _below(self, memory: str, device: Device, error: OutOfMemoryError) -> str:
+        """The next of MEMORY_PLANS that makes a difference; raises the error where none is left."""
+        for lower in MEMORY_PLANS[MEMORY_PLANS.index(memory) + 1:]:
             if lower == "low" and self.options.memory == "low":
                 continue
             if lower == "streamed" and device.host_target is None:
@@ -368,7 +368,7 @@ def _entries(plan: Plan) -> frozenset[str]:
 
 def _beside(special: Specialisation) -> dict[str, Any]:
     """What is stored beside a plan: how it came to be what it is."""
-    return {"rung": special.rung, "stepped": [vars(s) for s in special.stepped],
+    return {"memory": special.memory, "stepped": [vars(s) for s in special.stepped],
             "fallback": vars(special.fallback) if special.fallback else None}
 
 

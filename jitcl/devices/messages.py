@@ -32,25 +32,25 @@ def unnamed_file() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def packed(value: Any) -> bytes:
-    """A value as a frame."""
+def encode(value: Any) -> bytes:
+    """A value as a message."""
     data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(data)) + data
 
 
-def unpacked(data: bytes | bytearray) -> Any:
-    """The value of a frame's bytes behind the length."""
+def decode(data: bytes | bytearray) -> Any:
+    """The value of a message's bytes behind the length."""
     return pickle.loads(data)
 
 
-def write_frame(stream: BinaryIO, value: Any) -> None:
-    stream.write(packed(value))
+def write_message(stream: BinaryIO, value: Any) -> None:
+    stream.write(encode(value))
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> Any:
+def read_message(stream: BinaryIO) -> Any:
     """The next value, or None at the end of the stream."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         return None
-    return unpacked(stream.read(HEAD.unpack(head)[0]))
+    return decode(stream.read(HEAD.unpack(head)[0]))

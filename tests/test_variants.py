@@ -1,4 +1,4 @@
-"""The ladder: which variant a group gets of which kernels are known to fail, and what its source
+"""Which variant a group gets of which kernels are known to fail, and what its source
 then lacks.
 """
 
@@ -17,10 +17,10 @@ from jitcl.ir.graph import Graph, Origin, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.target.ladder import RUNGS
+from jitcl.target.variants import VARIANTS
 from tests.generated import clang, oclgrind, ragged
 from tests.generated.kernels import TARGETS
-from tests.rungs import (
+from tests.variants import (
     BY_NAME,
     GRAPHS,
     HALVES,
@@ -37,7 +37,7 @@ from tests.rungs import (
     x,
 )
 
-# -- which rung --------------------------------------------------------------------------------
+# -- which variant -----------------------------------------------------------------------------
 
 TAKEN = [
     ("conv", "gpu", [("local",)], "no-local"),
@@ -67,16 +67,16 @@ TAKEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target", "fails", "rung"), TAKEN)
-def test_a_group_steps_down_to_what_works(name, target, fails, rung):
+@pytest.mark.parametrize(("name", "target", "fails", "variant"), TAKEN)
+def test_a_group_steps_down_to_what_works(name, target, fails, variant):
     low = TARGETS[target].fp16_arithmetic and "f16" in name
     first = plan_of(GRAPHS[name](), TARGETS[target], low=low)
     plan = plan_of(GRAPHS[name](), TARGETS[target], Driver(*fails), low=low)
     assert any(set(f) <= features(k) for f in fails for k in first.kernels)
-    assert {s.variant for s in plan.steps} == {rung}
+    assert {s.variant for s in plan.steps} == {variant}
     assert not any(set(f) <= features(k) for f in fails for k in plan.kernels)
     for step in plan.steps:
-        assert f"// written {BY_NAME[rung].says}, since the driver fails: SIGABRT" in step.head
+        assert f"// written {BY_NAME[variant].says}, since the driver fails: SIGABRT" in step.head
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -113,7 +113,7 @@ def test_smaller_groups_are_declared_where_launches_were_refused(name):
     target = TARGETS["gpu"]
     entries: set[str] = set()
     variants_met = []
-    for _ in range(len(RUNGS)):
+    for _ in range(len(VARIANTS)):
         plan = plan_of(GRAPHS[name](), target, Launches(entries=entries))
         variants_met += [s.variant for s in main_steps(plan)]
         entries |= {k.entry for k in plan.kernels}
@@ -153,10 +153,10 @@ def test_a_driver_without_faults_gets_what_is_scheduled(name, target):
 @pytest.mark.parametrize("target", ["gpu-fp16", "mali", "cpu"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernel_by_kernel_down_to_the_cpu(name, target):
-    """Every kernel that is tried fails: no kernel comes twice, the rungs come in their order, and
+    """Every kernel that is tried fails: none comes twice, the variants come in their order, and
     the CPU at last."""
     driver, order, low = Driver(), [], TARGETS[target].fp16_arithmetic
-    for _ in range(4 * len(RUNGS)):
+    for _ in range(4 * len(VARIANTS)):
         plan = plan_of(GRAPHS[name](), TARGETS[target], driver, low=low, host=host())
         steps = [s for s in plan.steps if s.group == plan.steps[0].group]
         if steps[0].variant == "cpu":
@@ -166,7 +166,7 @@ def test_kernel_by_kernel_down_to_the_cpu(name, target):
         assert not new & driver.entries
         driver.entries |= new
     assert {s.variant for s in steps} == {"cpu"}
-    places = [[r.name for r in RUNGS].index(v) for v in order]
+    places = [[r.name for r in VARIANTS].index(v) for v in order]
     assert places == sorted(places)
     assert len(set(places)) == len(places) >= 1
 
@@ -195,27 +195,27 @@ TYPICAL = [t if t == "cpu-fp16" else pytest.param(t, marks=pytest.mark.long)
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TYPICAL)
-@pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
-def test_what_the_sources_of_a_rung_lack(rung, target, monkeypatch):
-    driver = forced(rung, monkeypatch)
+@pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
+def test_what_the_sources_of_a_variant_lack(variant, target, monkeypatch):
+    driver = forced(variant, monkeypatch)
     found = set()
     for make in (*GRAPHS.values(), *ragged.GRAPHS.values()):
         for low in {False, TARGETS[target].fp16_arithmetic}:
             plan = plan_of(make(), TARGETS[target], driver, low=low)
-            assert {s.variant for s in plan.steps} == {rung.name}
+            assert {s.variant for s in plan.steps} == {variant.name}
             for kernel in plan.kernels:
                 found |= features(kernel)
                 text = bare(kernel.body)
-                if "half" in LACKS.get(rung.name, ()) and rung.effect.get("soft_half"):
+                if "half" in LACKS.get(variant.name, ()) and variant.effect.get("soft_half"):
                     assert "half" not in text
-                if rung.loops_only:
+                if variant.loops_only:
                     assert kernel.template == ""
-            most = rung.caps.get("max_work_group", 256)
+            most = variant.caps.get("max_work_group", 256)
             assert all(s.local_size[0] <= most for s in plan.steps)
             assert all(g % n == 0 for s in plan.steps
                        for g, n in zip(s.global_size, s.local_size))
-    assert not found & LACKS.get(rung.name, set())
-    assert "vec4" in found or LACKS.get(rung.name, set()) >= VECTORS or rung.loops_only
+    assert not found & LACKS.get(variant.name, set())
+    assert "vec4" in found or LACKS.get(variant.name, set()) >= VECTORS or variant.loops_only
 
 
 def bare(body: str) -> str:
@@ -249,9 +249,9 @@ def test_a_split_group_is_a_kernel_a_node(monkeypatch):
 
 
 def test_a_group_on_the_cpu_has_a_kernel_of_the_cpu_path(monkeypatch):
-    rung = BY_NAME["cpu"]
+    variant = BY_NAME["cpu"]
     for make in GRAPHS.values():
-        plan = plan_of(make(), TARGETS["mali"], forced(rung, monkeypatch), host=host())
+        plan = plan_of(make(), TARGETS["mali"], forced(variant, monkeypatch), host=host())
         assert {k.language for k in plan.kernels} == {"numba"}
         assert {(s.variant, s.global_size, s.local_size) for s in plan.steps} == {("cpu", (), ())}
         assert all(s.head.startswith("# ") for s in plan.steps)
@@ -320,15 +320,15 @@ def test_what_would_fill_memory_stays_computed():
 @pytest.mark.thinned(2)
 @pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
 @pytest.mark.parametrize("target", TYPICAL)
-@pytest.mark.parametrize("rung", OPENCL, ids=lambda r: r.name or "first")
-def test_sources_of_every_rung_pass_clang(rung, target, monkeypatch):
-    driver = forced(rung, monkeypatch)
+@pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
+def test_sources_of_every_variant_pass_clang(variant, target, monkeypatch):
+    driver = forced(variant, monkeypatch)
     for low in {False, TARGETS[target].fp16_arithmetic}:
         plans = [plan_of(make(), TARGETS[target], driver, low=low) for make in GRAPHS.values()]
         kernels = {k.entry: k for plan in plans for k in plan.kernels}.values()
         halves = any("half" in features(k) for k in kernels)
         assert clang.objections(kernels, fp16=halves) == ""
-        if rung.effect.get("soft_half"):
+        if variant.effect.get("soft_half"):
             for kernel in kernels:           # not even what every OpenCL has for halves
                 assert clang.diagnose("#define half no such type\n" + kernel.body,
                                       extra=("-Wno-unused-parameter",)) == ""
@@ -349,7 +349,7 @@ def test_plain_kernels_access_what_is_theirs():
 # narrow vectors: these are the graphs without
 UNSTRIDED = ("conv-3x3", "conv-groups", "conv-f16", "depthwise", "gemm", "gemm-f16", "softmax",
              "sum-long", "argmax", "concat", "elementwise-f16")
-SIMULATED = [*((f"gpu/{rung}", ()) for rung in (
+SIMULATED = [*((f"gpu/{variant}", ()) for variant in (
     "f32-simple", "no-local", "f32", "groups-16", "no-vectors")),
     ("cpu/no-vectors", ()), ("cpu/vectors-4", UNSTRIDED)]
 
@@ -358,7 +358,7 @@ SIMULATED = [*((f"gpu/{rung}", ()) for rung in (
 @pytest.mark.parametrize(("target", "names"), [
     pytest.param(target, names, id=target, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
     for k, (target, names) in enumerate(SIMULATED)])
-def test_kernels_of_a_rung_access_what_is_theirs(target, names):
+def test_kernels_of_a_variant_access_what_is_theirs(target, names):
     check_simulated("graphs", target, *names)
 
 

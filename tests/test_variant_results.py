@@ -1,4 +1,4 @@
-"""Every rung of the ladder computes the same: on the drivers that are here, on the CPU, on real
+"""Every variant of the kernels computes the same: on the drivers that are here, on the CPU, on real
 models; and halves by integer arithmetic are exact.
 """
 
@@ -17,13 +17,13 @@ from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import open_source
 from jitcl.target.features import features_of
-from jitcl.target.ladder import RUNGS, Rung
+from jitcl.target.variants import VARIANTS, Variant
 from tests import devices
 from tests.generated import ragged
 from tests.generated.kernels import TARGETS, op_graphs
 from tests.real_models import MODELS, goldens, needs_models
 from tests.rounding import of_model
-from tests.rungs import (
+from tests.variants import (
     BY_NAME,
     GRAPHS,
     HALVES,
@@ -48,22 +48,22 @@ QUICK = ("conv-strided-f16", "gemm", "depthwise-f16", "max-pool-f16", "softmax-f
          "elementwise-f16", "int8", "int4")
 
 
-def results(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
+def results(spec: str, graph: Graph, feeds: dict[str, np.ndarray], variant: Variant,
             low: bool = False) -> list[np.ndarray]:
-    """What a device computes with all groups on one rung, which is set already."""
+    """What a device computes with all groups in one variant, which is set already."""
     place = devices.device(spec)
     assert place is not None
     low = low and place.target.fp16_arithmetic
     plan = plan_of(graph, place.target, Driver(), low=low, host=host())
-    assert {s.variant for s in plan.steps} == ({rung.name} if plan.steps else set())
+    assert {s.variant for s in plan.steps} == ({variant.name} if plan.steps else set())
     plan = plan_memory(plan, place.memory_mode, alignment=max(64, place.target.alignment))
     executable = place.load(plan, kernel_cache().for_target(place.target))
     return executable.run([feeds[t.name] for t in plan.inputs])
 
 
-def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
+def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], variant: Variant,
           low: bool = False) -> None:
-    got = results(spec, graph, feeds, rung, low)
+    got = results(spec, graph, feeds, variant, low)
     given = {n: feeds[str(n.attr("name"))] for n in graph.inputs}
     for (name, node), y in zip(graph.outputs, got):
         want = evaluate(node, given)
@@ -78,20 +78,20 @@ def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung,
                                    atol=bound, err_msg=name)
 
 
-@pytest.mark.parametrize(("rung", "spec"), [
-    pytest.param(rung, spec, id=f"{rung.name or 'first'}-{spec}",
-                 marks=() if rung.name in LOWEST else pytest.mark.long if (j + k) % 2
+@pytest.mark.parametrize(("variant", "spec"), [
+    pytest.param(variant, spec, id=f"{variant.name or 'first'}-{spec}",
+                 marks=() if variant.name in LOWEST else pytest.mark.long if (j + k) % 2
                  else pytest.mark.slow)
-    for j, rung in enumerate(OPENCL) for k, spec in enumerate(PLACES)])
-def test_every_rung_computes_the_same(rung, spec, monkeypatch):
+    for j, variant in enumerate(OPENCL) for k, spec in enumerate(PLACES)])
+def test_every_variant_computes_the_same(variant, spec, monkeypatch):
     place = devices.device(spec)
     assert place is not None
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
+    monkeypatch.setattr(variants, "VARIANTS", (variant,))
     for name in QUICK:
         graph = GRAPHS[name]()
-        check(spec, graph, ragged.feeds_of(graph), rung)
+        check(spec, graph, ragged.feeds_of(graph), variant)
         if place.target.fp16_arithmetic and "f16" in name:
-            check(spec, graph, ragged.feeds_of(graph), rung, low=True)
+            check(spec, graph, ragged.feeds_of(graph), variant, low=True)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -110,26 +110,26 @@ def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
                                atol=bound)
 
 
-@pytest.mark.parametrize(("rung", "spec", "part"), [
-    pytest.param(BY_NAME[rung], spec, part, id=f"{rung}-{spec}-{part}",
+@pytest.mark.parametrize(("variant", "spec", "part"), [
+    pytest.param(BY_NAME[variant], spec, part, id=f"{variant}-{spec}-{part}",
                  marks=pytest.mark.slow if part == 2 * j + k else pytest.mark.long)
-    for j, rung in enumerate(("f32-simple", "split")) for k, spec in enumerate(PLACES)
+    for j, variant in enumerate(("f32-simple", "split")) for k, spec in enumerate(PLACES)
     for part in range(PARTS)])
-def test_the_op_table_on_the_lowest_rungs(rung, spec, part, monkeypatch):
+def test_the_op_table_on_the_lowest_variants(variant, spec, part, monkeypatch):
     place = devices.device(spec)
     assert place is not None
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
+    monkeypatch.setattr(variants, "VARIANTS", (variant,))
     for graph, feeds in list(op_graphs(place.target).values())[part::PARTS]:
         plan = plan_of(graph, place.target, Driver())
         for kernel in plan.kernels:
             assert not features(kernel) & LACKS["f32-simple"]
-        check_loosely(spec, graph, feeds, rung)
+        check_loosely(spec, graph, feeds, variant)
 
 
-def check_loosely(spec: str, graph: Graph, feeds: dict[str, np.ndarray], rung: Rung) -> None:
+def check_loosely(spec: str, graph: Graph, feeds: dict[str, np.ndarray], variant: Variant) -> None:
     """As test_ops does it, in one bound for all rows of an op."""
     given = {n: feeds[str(n.attr("name"))] for n in graph.inputs}
-    for (name, node), y in zip(graph.outputs, results(spec, graph, feeds, rung)):
+    for (name, node), y in zip(graph.outputs, results(spec, graph, feeds, variant)):
         want = evaluate(node, given)
         if not dtypes.is_float(node.type.dtype):
             assert np.array_equal(y, want), f"{graph.name} {name}"
@@ -159,31 +159,31 @@ def test_one_group_of_several_on_the_cpu(spec):
 
 
 @needs_models
-@pytest.mark.parametrize("rung", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
+@pytest.mark.parametrize("variant", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
 @pytest.mark.parametrize("spec", PLACES)
-def test_a_model_on_the_lowest_rungs(rung, spec, monkeypatch):
-    check_model("mnist8", spec, rung, monkeypatch)
+def test_a_model_on_the_lowest_variants(variant, spec, monkeypatch):
+    check_model("mnist8", spec, variant, monkeypatch)
 
 
-ON_MODELS = [("squeezenet1.0_fp16", r) for r in RUNGS] + [
+ON_MODELS = [("squeezenet1.0_fp16", r) for r in VARIANTS] + [
     (name, BY_NAME[r]) for name in ("minilm_l6_v2", "ultraface_rfb320") for r in LOWEST]
 
 
 @needs_models
-@pytest.mark.parametrize(("name", "rung", "spec"), [
-    pytest.param(name, rung, spec, id=f"{name}-{rung.name or 'first'}-{spec}",
+@pytest.mark.parametrize(("name", "variant", "spec"), [
+    pytest.param(name, variant, spec, id=f"{name}-{variant.name or 'first'}-{spec}",
                  marks=pytest.mark.long if (j + 2 * k) % 9 else pytest.mark.slow)
-    for j, (name, rung) in enumerate(ON_MODELS) for k, spec in enumerate(PLACES)])
-def test_models_on_every_rung(spec, name, rung, monkeypatch):
-    check_model(name, spec, rung, monkeypatch)
+    for j, (name, variant) in enumerate(ON_MODELS) for k, spec in enumerate(PLACES)])
+def test_models_on_every_variant(spec, name, variant, monkeypatch):
+    check_model(name, spec, variant, monkeypatch)
 
 
-def check_model(name: str, spec: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model's golden results with all its groups on one rung."""
+def check_model(name: str, spec: str, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model's golden results with all its groups on one variant."""
     feeds, wanted = goldens(name)[0]
     graph = open_source(MODELS / f"{name}.onnx").graph({n: a.shape for n, a in feeds.items()}, {})
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
-    got = results(spec, graph, feeds, rung)
+    monkeypatch.setattr(variants, "VARIANTS", (variant,))
+    got = results(spec, graph, feeds, variant)
     for (output, _), y in zip(graph.outputs, got, strict=True):
         want = wanted[output].astype(np.float64)
         bound = of_model(name) * max(float(np.abs(want).max()), 1e-30)
@@ -234,12 +234,12 @@ def test_floats_are_rounded_to_the_nearest_half(spec, monkeypatch):
 
 @pytest.mark.parametrize("spec", PLACES)
 def test_vectors_of_halves_are_converted_like_single_ones(spec, monkeypatch):
-    """Vectors and no type half: nobody's rung, but what a quirk may ask for."""
-    rung = Rung("soft", "with soft halves", {"soft_half": True, "fp16_arithmetic": False})
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
+    """Vectors and no type half: nobody's variant, but what a quirk may ask for."""
+    variant = Variant("soft", "with soft halves", {"soft_half": True, "fp16_arithmetic": False})
+    monkeypatch.setattr(variants, "VARIANTS", (variant,))
     for name in ("conv-strided-f16", "gemm-f16", "depthwise-f16", "elementwise-f16"):
         graph = GRAPHS[name]()
-        check(spec, graph, ragged.feeds_of(graph), rung)
+        check(spec, graph, ragged.feeds_of(graph), variant)
     plan = plan_of(GRAPHS["gemm-f16"](), TARGETS["mali"], Driver())
     assert any("jitcl_from_f16x" in k.body for k in plan.kernels)
     assert not any(HALVES & features_of(k.body) for k in plan.kernels)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jitcl.errors import ModelError
 
-Move = Callable[[str, Sequence[Any]], Any]
+HostOp = Callable[[str, Sequence[Any]], Any]
 
 
 def _insert(node: str, operands: Sequence[Any]) -> list[Any]:
@@ -71,11 +71,11 @@ def _position(node: str, op: str, value: Any, length: int, more: int) -> int:
     return at + length if at < 0 else at
 
 
-MOVES: Mapping[str, Move] = {
+SEQUENCE_OPS: Mapping[str, HostOp] = {
     "SequenceInsert": _insert, "SequenceErase": _erase, "SequenceAt": _at,
     "SequenceLength": _length, "SequenceConstruct": lambda node, operands: list(operands),
     "SequenceEmpty": lambda node, operands: [], "Optional": _optional,
     "OptionalGetElement": _get, "OptionalHasElement": _has,
     "Identity": lambda node, operands: operands[0]}
 
-__all__ = ["MOVES"]
+__all__ = ["SEQUENCE_OPS"]

@@ -1,4 +1,4 @@
-"""What tests of the ladder share: graphs, drivers that fail on some kernels, plans on one rung."""
+"""What tests of variants share: graphs, drivers that fail on some kernels, plans on one variant."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.target import Target
-from jitcl.target.ladder import RUNGS, Rung
+from jitcl.target.variants import VARIANTS, Variant
 from tests.compiling import compile_graph
 from tests.generated import ragged
 
 G = GraphBuilder()
-BY_NAME = {r.name: r for r in RUNGS}
-OPENCL = [r for r in RUNGS if not r.cpu]
+BY_NAME = {r.name: r for r in VARIANTS}
+OPENCL = [r for r in VARIANTS if not r.cpu]
 VECTORS = {"vec4", "vec8", "vec16"}
 HALVES = {"half", "half_storage"}
 
-# What kernels of a rung may not have
+# What kernels of a variant may not have
 LACKS = {
     "no-local": {"local", "barrier"},
     "vectors-8": {"vec16"},
@@ -109,9 +109,9 @@ def plan_of(graph: Graph, target: Target, faults: variants.Faults | None = None,
                          templates=templates).plan
 
 
-def forced(rung: Rung, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A database for which the ladder has one rung only."""
-    monkeypatch.setattr(variants, "RUNGS", (rung,))
+def forced(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A database for which there is one variant only."""
+    monkeypatch.setattr(variants, "VARIANTS", (variant,))
     return Driver()
 
 

@@ -34,7 +34,7 @@ class Trial(Protocol):
 
 
 @dataclass(frozen=True)
-class Care:
+class LoadOptions:
     """What `Device.load` is told about trust.
 
     isolation: "always", "untrusted" or "never": when kernels are built and first launched in a
@@ -45,6 +45,6 @@ class Care:
     trials: tuple[Trial, ...] = ()
 
 
-def configured() -> Care:
+def configured() -> LoadOptions:
     """As JITCL_ISOLATION says, without trials."""
-    return Care(config.get("isolation"))
+    return LoadOptions(config.get("isolation"))

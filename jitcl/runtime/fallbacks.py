@@ -11,7 +11,7 @@ from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Device
 from jitcl.devices.faults import Fault
 from jitcl.errors import JitclError
-from jitcl.target.ladder import RUNGS
+from jitcl.target.variants import VARIANTS
 
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
@@ -21,16 +21,16 @@ STAGES = {"build": "in the compiler", "load": "when its binary was made and load
           "launch": "at the first launch", "check": "in a check of results", "run": "in a run",
           "probe": "in a probe", "try": "before a kernel was named"}
 ENDED = re.compile(r"(SIG[A-Z0-9]+|exit status \d+): (.*)")       # a signature of a crash
-MEMORY_SAYS = {             # of a rung of runtime/ladder.MEMORY_RUNGS
+MEMORY_SAYS = {             # of one of runtime/specialise.MEMORY_PLANS
     "low": "the model runs in the tightest memory plan",
     "streamed": "the model's buffers are made when they are needed, which is slower",
     "cpu": "the whole model runs on the CPU"}
-_SAYS = {r.name: r.says for r in RUNGS} | {"cpu": "on the CPU"}
+_SAYS = {r.name: r.says for r in VARIANTS} | {"cpu": "on the CPU"}
 
 
 @dataclass(frozen=True)
-class SteppedDown:
-    """A step that is not what it would be on a good driver. `variant`: a rung of the ladder."""
+class KernelFallback:
+    """A step that is not what it would be on a good driver. `variant`: of target/variants.py."""
 
     step: str
     kernel: str
@@ -48,7 +48,7 @@ class SteppedDown:
 
 
 @dataclass(frozen=True)
-class Fallback:
+class MemoryFallback:
     """Why a whole model got a smaller plan, or the CPU: `device` ran out of memory.
 
     peak, largest: bytes in all, and of the largest allocation, of the plan that did not fit, where
@@ -61,7 +61,7 @@ class Fallback:
     largest: int = 0
 
     @classmethod
-    def of(cls, device: Device, plan: Plan, error: JitclError) -> Fallback:
+    def of(cls, device: Device, plan: Plan, error: JitclError) -> MemoryFallback:
         """From the plan that did not fit, and the error that said so."""
         why = str(error).splitlines()[0].removeprefix(f"{device.name}: ")
         largest, _ = max(plan.allocations(), default=(0, ""))
@@ -75,22 +75,22 @@ class Fallback:
             self.peak <= target.global_memory and self.largest <= target.max_allocation)
 
 
-def steps_down(generated: Generated, plan: Plan) -> tuple[SteppedDown, ...]:
-    """The steps of a plan that are on a lower rung."""
+def kernel_fallbacks(generated: Generated, plan: Plan) -> tuple[KernelFallback, ...]:
+    """The steps of a plan that are on a lower variant."""
     return tuple(
-        SteppedDown(s.name, s.kernel, tuple(n for n, _ in s.origins), s.variant,
+        KernelFallback(s.name, s.kernel, tuple(n for n, _ in s.origins), s.variant,
                     generated.whys.get(s.group, ""))
         for s in plan.steps if s.variant)
 
 
-def told(device: str, stepped: Sequence[SteppedDown], new: Sequence[Fault], rung: str,
-         fallback: Fallback | None, shortage: str = "") -> str:
+def warning(device: str, stepped: Sequence[KernelFallback], new: Sequence[Fault], memory: str,
+         fallback: MemoryFallback | None, shortage: str = "") -> str:
     """One line for the user: what failed, what runs otherwise, where it is remembered; "" where
     all is as it should be. `shortage`: what the system lacked, so that nothing is remembered.
     """
     parts = []
     if fallback is not None:
-        parts.append(f"out of memory ({fallback.why}); {MEMORY_SAYS[rung]}")
+        parts.append(f"out of memory ({fallback.why}); {MEMORY_SAYS[memory]}")
     if stepped:
         parts.append(f"{_failed(stepped, new)}; {runs(stepped)}")
         parts.append(f"not remembered, as the system is to blame: {shortage}" if shortage else
@@ -100,7 +100,7 @@ def told(device: str, stepped: Sequence[SteppedDown], new: Sequence[Fault], rung
     return f"{device}: " + "; ".join(" ".join(p.split()) for p in parts)
 
 
-def _failed(stepped: Sequence[SteppedDown], new: Sequence[Fault]) -> str:
+def _failed(stepped: Sequence[KernelFallback], new: Sequence[Fault]) -> str:
     """"its driver failed on 3 kernels (SIGABRT in the compiler: LLVM ERROR: ...)"."""
     if not new:
         why = next((s.why for s in stepped if s.why), "")
@@ -115,7 +115,7 @@ def _failed(stepped: Sequence[SteppedDown], new: Sequence[Fault]) -> str:
     return f"its driver failed on {count} kernel{'s' * (count > 1)} ({what}{more})"
 
 
-def runs(stepped: Sequence[SteppedDown]) -> str:
+def runs(stepped: Sequence[KernelFallback]) -> str:
     """"softmax_12, softmax_31 run without local memory, conv_7 on the CPU"."""
     by_variant: dict[str, list[str]] = {}
     for s in stepped:
@@ -130,4 +130,4 @@ def runs(stepped: Sequence[SteppedDown]) -> str:
     return ", ".join(found)
 
 
-__all__ = ["Fallback", "SteppedDown", "runs", "steps_down", "told"]
+__all__ = ["KernelFallback", "MemoryFallback", "kernel_fallbacks", "runs", "warning"]

@@ -31,7 +31,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Written:
+class GroupKernels:
     """All launches of a group, and its unscheduled kernel where generated loops write it."""
 
     group: Group
@@ -39,7 +39,7 @@ class Written:
     lowered: Lowered | None = None
 
 
-Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most rungs of the ladder
+Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most variants
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Writer:
     def language(self) -> Language:
         return LANGUAGE[self.target.kind]
 
-    def write(self, group: Group, name: str, memo: Memo) -> tuple[Written, ...]:
+    def write(self, group: Group, name: str, memo: Memo) -> tuple[GroupKernels, ...]:
         """The group's kernels; those of each of its parts, where it is a chain that no template
         writes. `memo` keeps what is lowered for other writers.
         """
@@ -67,13 +67,13 @@ class Writer:
             return (self._one(group, name, memo),)
         found = self.chain(group)
         if found is not None:
-            return (Written(group, self._launches(group, name, found[0], found[1], memo)),)
+            return (GroupKernels(group, self._launches(group, name, found[0], found[1], memo)),)
         *before, last = group.parts
         names = [f"{name}_{(part.anchor or part.root).op}_{k}" for k, part in enumerate(before)]
         return tuple(self._one(part, own, memo)
                      for part, own in zip((*before, last), (*names, name)))
 
-    def _one(self, group: Group, name: str, memo: Memo) -> Written:
+    def _one(self, group: Group, name: str, memo: Memo) -> GroupKernels:
         """The kernels of a template where one accepts the group, else generated loops."""
         found: tuple[list[Emitted], str] | None = None
         if self.templates and not group_is_sized(group):
@@ -82,10 +82,10 @@ class Writer:
             else:
                 found = self._first(CPU_TEMPLATES, CpuGroupHooks(group, self.target))
         if found is not None:
-            return Written(group, self._launches(group, name, *found, memo))
+            return GroupKernels(group, self._launches(group, name, *found, memo))
         lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
-        return Written(group, self._launches(group, name, [generic], "", memo), lowered)
+        return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered)
 
     def _lowered(self, group: Group, name: str, memo: Memo) -> Lowered:
         key = (group, name, self.half)
