@@ -28,14 +28,15 @@ from jitcl.errors import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "Bound", "BuildError", "CacheError", "DeviceError", "DeviceLostError", "InputError",
-    "JitclError", "KernelFault", "Model", "ModelError", "OptionError", "OutOfMemoryError",
-    "ParseError", "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__",
-    "compile", "devices", "parse",
+    "Bound", "BuildError", "CacheError", "DeviceError", "DeviceLostError", "InferenceSession",
+    "InputError", "JitclError", "KernelFault", "Model", "ModelError", "OptionError",
+    "OutOfMemoryError", "ParseError", "ShapeError", "TypeError_", "UnsupportedError", "VerifyError",
+    "__version__", "compile", "devices", "parse",
 ]
 
 if TYPE_CHECKING:
     from jitcl.devices.select import devices
+    from jitcl.onnxruntime.session import InferenceSession
     from jitcl.runtime.bound import Bound
     from jitcl.runtime.model import Model, compile
     from jitcl.runtime.source import parse
@@ -53,6 +54,9 @@ def __getattr__(name: str) -> Any:
     if name == "Bound":
         from jitcl.runtime.bound import Bound
         return Bound
+    if name == "InferenceSession":
+        from jitcl.onnxruntime.session import InferenceSession
+        return InferenceSession
     if name == "devices":
         import jitcl.devices
         return jitcl.devices                 # callable: see there

@@ -11,10 +11,12 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jitcl.cores import usable_cores
@@ -190,6 +192,8 @@ VARIABLES: tuple[Variable, ...] = (
 )
 _BY_SHORT = {v.short: v for v in VARIABLES}
 _overrides: dict[str, Any] = {}
+_here: ContextVar[Mapping[str, Any]] = ContextVar(
+    "_here", default=MappingProxyType({}))
 
 
 def variable(name: str) -> Variable:
@@ -218,6 +222,9 @@ def get(name: str) -> Any:
     Raises OptionError where the environment holds a wrong value.
     """
     var = variable(name)
+    local = _here.get()
+    if var.short in local:
+        return local[var.short]
     if var.short in _overrides:
         return _overrides[var.short]
     text = os.environ.get(var.name, "").strip()
@@ -230,18 +237,36 @@ def say(level: int, text: str) -> None:
         sys.stderr.write(f"jitcl: {text}\n")
 
 
-@contextmanager
-def override(**values: Any) -> Iterator[None]:
-    """Within the block, variables have these values (None: the default), in every thread.
-
-    Values are checked as if they came from the environment; not for use from two threads at once.
-    """
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     parsed = {}
     for name, value in values.items():
         var = variable(name)
         text = str(int(value)) if isinstance(value, bool) else str(value)
         parsed[var.short] = (
             var.default() if value is None else _parse(var, text, f"override of {var.name}"))
+    return parsed
+
+
+@contextmanager
+def here(**values: Any) -> Iterator[None]:
+    """`override` for this thread (this context) alone, before all others; None leaves a variable
+    as it is.
+    """
+    parsed = _checked({n: v for n, v in values.items() if v is not None})
+    token = _here.set({**_here.get(), **parsed})
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+@contextmanager
+def override(**values: Any) -> Iterator[None]:
+    """Within the block, variables have these values (None: the default), in every thread.
+
+    Values are checked as if they came from the environment; not for use from two threads at once.
+    """
+    parsed = _checked(values)
     before = dict(_overrides)
     _overrides.update(parsed)
     try:

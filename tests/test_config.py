@@ -126,3 +126,16 @@ def test_the_table_names_every_variable_and_fits(width):
     assert max(map(len, lines)) <= width
     heads = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert heads == [v.name for v in config.VARIABLES]
+
+
+def test_here_holds_in_one_thread_alone_and_before_overrides():
+    import threading
+    elsewhere = []
+    with config.override(threads=3), config.here(threads=1, debug=None):
+        other = threading.Thread(target=lambda: elsewhere.append(config.get("threads")))
+        other.start()
+        other.join()
+        assert config.get("threads") == 1 and config.get("debug") == 0
+    assert elsewhere == [3]
+    with pytest.raises(OptionError, match="THREADS"), config.here(threads=0):
+        pass

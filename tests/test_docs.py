@@ -107,6 +107,17 @@ def test_the_readmes_page_of_use_runs(monkeypatch, tmp_path, capsys):
     assert "none on the host" in capsys.readouterr().out
 
 
+def test_the_page_on_drop_in_interfaces_runs(monkeypatch, capsys):
+    monkeypatch.setenv("JITCL_DEVICE", "cpu")
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "drop-in.md").read_text(),
+                           re.DOTALL):
+        text = code.replace("model.onnx", str(ROOT / "examples" / "superres-x3.onnx"))
+        scope = {"array": np.zeros((1, 3, 8, 8), np.float32)}
+        exec(compile(text, "drop-in.md", "exec"), scope)
+        assert scope["upscaled"].shape == (1, 3, 24, 24)
+        assert "none on the host" in capsys.readouterr().out
+
+
 def test_the_readme_tells_all_options_of_compile():
     names = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     parameters = inspect.signature(jitcl.compile).parameters

@@ -20,8 +20,8 @@ PACKAGE = ROOT / "jitcl"
 # A room imports only from rooms above it. "jitcl" is the public face, jitcl/__init__.py and
 # its helpers beside it; it may use all above it, and is used by the bench and the command line.
 ROOMS = ("errors", "forking", "cores", "config", "ownership", "dtypes", "target", "ir", "ops",
-         "frontends", "passes", "templates", "codegen", "devices", "tuning", "runtime", "jitcl",
-         "bench", "cli")
+         "frontends", "passes", "templates", "codegen", "devices", "tuning", "runtime",
+         "onnxruntime", "jitcl", "bench", "cli")
 
 # Libraries that only one place may touch, wherever in a module the import stands.
 CONFINED = {

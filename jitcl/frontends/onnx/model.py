@@ -81,8 +81,8 @@ class OnnxModel:
         graph = self.proto.graph
         inputs = {v.name: v for v in graph.input}
         order = sorted(inputs, key=lambda n: n in self.initialisers)
-        return ({n: _value_type(inputs[n].type, n) for n in order},
-                {v.name: _value_type(v.type, v.name) for v in graph.output})
+        return ({n: value_type(inputs[n].type, n) for n in order},
+                {v.name: value_type(v.type, v.name) for v in graph.output})
 
     @cached_property
     def external_files(self) -> tuple[Path, ...]:
@@ -153,16 +153,16 @@ def unreadable(proto: Any) -> Opaque | None:
     return Opaque(text, (what, tuple(proto.dims)))
 
 
-def _value_type(type: onnx.TypeProto, name: str) -> ValueType:
+def value_type(type: onnx.TypeProto, name: str) -> ValueType:
     """A declared type of any kind."""
     kind = type.WhichOneof("value")
     if kind in ("sequence_type", "optional_type"):
         return ValueType(kind.split("_")[0],
-                         of=_value_type(getattr(type, kind).elem_type, f"?{name}"))
+                         of=value_type(getattr(type, kind).elem_type, f"?{name}"))
     if kind == "map_type":
         key = type.map_type.key_type
         return ValueType("map", tensors.dtype_of(key) or tensors.dtype_name(key),
-                         of=_value_type(type.map_type.value_type, f"?{name}"))
+                         of=value_type(type.map_type.value_type, f"?{name}"))
     if kind not in ("tensor_type", "sparse_tensor_type"):
         return ValueType("unknown")
     tensor = getattr(type, kind)
