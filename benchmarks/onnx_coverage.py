@@ -26,7 +26,7 @@ import onnx
 import onnx_node_tests
 
 from jitcl.frontends.onnx import functions, host, importer, opsets
-from jitcl.ops.core import ONNX
+from jitcl.frontends.onnx.rules import ONNX
 
 DEVICES = {"cpu": "cpu", "opencl:pocl": "PoCL", "opencl:intel": "Intel", "opencl:nvidia": "NVIDIA"}
 DOMAINS = {"": "the default domain (ai.onnx)", "ai.onnx.ml": "ai.onnx.ml",

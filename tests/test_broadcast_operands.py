@@ -10,13 +10,13 @@ import pytest
 import jitcl
 from jitcl import config
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable, VectorRenderer
+from jitcl.frontends.onnx.rules.quantised import dynamically_quantised
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.ops.quantised import dynamically_quantised
 from tests.devices import present
 
 N, H, W = 2, 7, 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from jitcl.ops.core import ONNX
+from jitcl.frontends.onnx.rules import ONNX
 
 DOC = Path(__file__).resolve().parents[1] / "docs" / "onnx-coverage.md"
 

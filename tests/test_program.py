@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 import jitcl
-from jitcl.ops.core import ONNX
+from jitcl.frontends.onnx.rules import ONNX
 from tests.programs import (
     BOOL,
     I64,

@@ -7,13 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from jitcl.errors import ModelError, UnsupportedError
+from jitcl.errors import ModelError, ShapeError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 
 ML = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")     # as opset 5 numbers them
 TINY = 1e-7                                  # scores this near 0 count as 0 in SOFTMAX_ZERO
+
+
+def rows_of(g: GraphBuilder, x: Node) -> Node:
+    """Rows of f32 features, [N, F]; a vector is one row."""
+    if x.type.rank == 1:
+        x = g.reshape(x, shape=(1, *x.type.shape))
+    if x.type.rank != 2:
+        raise ShapeError(f"wanted rows of features [N, F], got {x.type}")
+    return x if x.type.dtype == "f32" else g.cast(x, to="f32")
+
+
+def affine(g: GraphBuilder, x: Node, coefficients: Any, intercepts: Any, count: int | None) -> Node:
+    """x [N, F] times coefficients [count, F], plus intercepts: [N, count]."""
+    width = x.type.shape[1]
+    table = np.asarray(coefficients, np.float32).ravel()
+    rows = count or (len(table) // width if isinstance(width, int) and width else 0)
+    if not rows or not isinstance(width, int) or len(table) != rows * width:
+        raise ShapeError(f"{len(table)} coefficients are no matrix for rows of {width} features"
+                         + (f" and {count} scores" if count else ""))
+    score = g.matmul(x, const(np.ascontiguousarray(table.reshape(rows, width).T)))
+    added = np.asarray(intercepts, np.float32).ravel()
+    if not len(added):
+        return score
+    if len(added) not in (1, rows):
+        raise ModelError(f"intercepts has {len(added)} elements for {rows} scores")
+    return g.add(score, const(added.reshape(1, -1)))
 
 
 def transform_of(attrs: Mapping[str, Any]) -> str:

@@ -15,13 +15,14 @@ from jitcl.ir.graph import Node, const
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import F32, Index, Loader, indexed, onnx_rule, same_dtype, sample
-from jitcl.ops.ml_linear import affine, rows_of
 from jitcl.ops.ml_scores import (
     ML,
+    affine,
     best,
     class_labels,
     either,
     looked_up,
+    rows_of,
     transform_of,
     transformed,
     two_columns,

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: the recurrent part as scans; the rules that import them: recurrent_onnx.py.
+"""RNN, GRU and LSTM: the recurrent part as scans; the rules that import them: frontends/onnx/rules.
 
 What does not depend on the previous step, x @ W' with its biases, is an ordinary matrix product
 for all steps at once. The scans below do the rest, all steps of a sequence in one kernel:

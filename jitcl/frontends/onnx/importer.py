@@ -30,6 +30,7 @@ from jitcl.frontends.onnx.control import RULES as CONTROL
 from jitcl.frontends.onnx.model import OnnxModel, label, reads, unreadable
 from jitcl.frontends.onnx.node import OnnxNode
 from jitcl.frontends.onnx.problems import Cut, Problems
+from jitcl.frontends.onnx.rules.training import DOMAIN as TRAINING_DOMAIN
 from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Sized, Value, tensors_in
 from jitcl.frontends.onnx.sequences import RULES as SEQUENCES
 from jitcl.frontends.onnx.training import RULES as TRAINING
@@ -38,7 +39,6 @@ from jitcl.ir.sizes import has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
 from jitcl.ops.core import Bounded
-from jitcl.ops.training import DOMAIN as TRAINING_DOMAIN
 
 # (domain, op type) -> a rule that sees more than operands: bodies, sequences, names in sight
 SPECIAL: dict[tuple[str, str], Callable[..., Sequence[Value | None] | None]] = {

@@ -18,8 +18,9 @@ from jitcl import dtypes
 from jitcl.errors import ShapeError
 from jitcl.frontends.onnx.node import OnnxNode
 from jitcl.frontends.onnx.oldest import as_of_7
+from jitcl.frontends.onnx.rules import ONNX
 from jitcl.ir.graph import Node, const
-from jitcl.ops.core import ONNX, norm_axis
+from jitcl.ops.core import norm_axis
 
 # op type -> (first opset of the new form, {attribute: (input number, dtype)}); dtype "x" is that
 # of input 0

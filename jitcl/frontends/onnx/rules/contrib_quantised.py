@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, UnsupportedError
+from jitcl.frontends.onnx.rules.quantised import (
+    dynamically_quantised,
+    integer_product,
+    one_number,
+    qlinear_conv,
+)
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contrib import (
@@ -17,12 +23,6 @@ from jitcl.ops.contrib import (
     inputs_of,
     microsoft,
     standard,
-)
-from jitcl.ops.quantised import (
-    dynamically_quantised,
-    integer_product,
-    one_number,
-    qlinear_conv,
 )
 
 # ---- computed on the numbers that they stand for

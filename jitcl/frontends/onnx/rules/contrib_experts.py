@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
+from jitcl.frontends.onnx.rules.contrib_nbits import dequantised, unpacked
+from jitcl.frontends.onnx.rules.recurrent import lstm
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contrib import inputs_of, microsoft, refuse
-from jitcl.ops.contrib_nbits import dequantised, unpacked
 from jitcl.ops.core import ONNX
-from jitcl.ops.recurrent_onnx import lstm
 
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import ModelError, ShapeError
+from jitcl.frontends.onnx.rules.ml_forest import Forest, numbered, positioned
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import onnx_rule
-from jitcl.ops.ml_forest import Forest, numbered, positioned
 from jitcl.ops.ml_scores import (
     ML,
     best,

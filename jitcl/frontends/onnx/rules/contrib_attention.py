@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
+from jitcl.frontends.onnx.rules.contrib_quantised import columns, scaled_product
 from jitcl.ir.graph import Node
 from jitcl.ir.sizes import whole
 from jitcl.ops.attention import joined_heads, split_heads
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
 from jitcl.ops.contrib import counting, inputs_of, microsoft, refuse, whole_number
-from jitcl.ops.contrib_quantised import columns, scaled_product
 from jitcl.ops.gather import in_range
 from jitcl.ops.normalisation import stats_type
 

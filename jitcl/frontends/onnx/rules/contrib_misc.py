@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError, UnsupportedError
+from jitcl.frontends.onnx.rules.contrib_quantised import number
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contrib import inputs_of, microsoft, standard
-from jitcl.ops.contrib_quantised import number
 from jitcl.ops.core import ONNX, Bounded, norm_axis
 from jitcl.ops.gather import in_range
 from jitcl.ops.movement import ints
