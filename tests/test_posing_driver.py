@@ -388,6 +388,7 @@ print('"' + found.compiler_cpu + '"')
 """
 
 
+@pytest.mark.slow
 def test_pocl_dies_of_wide_vectors_where_its_library_is_for_another_cpu(tmp_path):
     """It aborts ("Do not know how to scalarize this operator's operand!"), crashes or hangs."""
     pytest.importorskip("pyopencl")

@@ -215,6 +215,7 @@ def test_retry_has_it_tried_again(small, forced, tmp_path):
 # ---- left alone
 
 
+@pytest.mark.slow
 def test_unforced_the_probe_keeps_schedules_off_it(small, unforced):
     seen, outputs = unforced
     check(outputs, [softmax_of_silu_of_conv(**small.feeds)])

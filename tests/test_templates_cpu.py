@@ -202,6 +202,7 @@ def gated_case(x, k, strides=None, halo=None, residual=False, blocked=True):
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, "f32"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", GATES)
 def test_a_convolutions_weights_take_the_gate(name):
     outputs, inputs, dtype = gated_case(**GATES[name])
@@ -421,6 +422,7 @@ def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
     assert run_once() == parts
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("groups", [2, 8])
 @pytest.mark.parametrize("name", PARTS)
 def test_a_convolution_of_a_large_input_is_the_same_bit_for_bit(name, groups, monkeypatch):

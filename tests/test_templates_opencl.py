@@ -222,7 +222,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name, spec, pose", cases(WINDOWS))
 def test_windows(name, spec, pose):
     y, inputs = WINDOWS[name]()

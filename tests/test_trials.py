@@ -123,7 +123,7 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
     check_all(compile_graph(PLANTED[name](), place.target), place)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @needs_models
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "spec", "precision"), [
@@ -260,7 +260,7 @@ def quick(name: str, spec: str, form: str) -> bool:
 HEAVY = ("conv-3x3", "conv-f16", "gemm")        # as groups of 256 on a CPU: up to a minute each
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "spec", "form"), [
     pytest.param(*case, marks=[] if quick(*case) else pytest.mark.long

@@ -80,6 +80,7 @@ def same(proto: onnx.ModelProto, model: jitcl.Model, feeds: dict[str, np.ndarray
     return len(found[names[0]])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [3, pytest.param(12, marks=pytest.mark.slow), 20])
 def test_each_new_text_runs_what_the_first_compiled(

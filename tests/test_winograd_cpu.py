@@ -110,7 +110,7 @@ CASES = {
 QUICK_F2 = ("ragged", "odd channels")          # F(2x2) differs in its numbers only
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name, outputs", [
     *((name, 4) for name in CASES),
     *(pytest.param(name, 2, marks=() if name in QUICK_F2 else pytest.mark.slow) for name in CASES),
@@ -142,6 +142,7 @@ ALONG_ROWS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ALONG_ROWS)
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_filters_along_rows(name, outputs):
