@@ -37,6 +37,7 @@ from jitcl.runtime.fallbacks import MemoryFallback
 from jitcl.runtime.families import Families, Member
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, feeds_of, fixed_shapes
+from jitcl.runtime.intermediates import Intermediates, names_of
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
 from jitcl.runtime.report import Report, report_of
@@ -148,6 +149,7 @@ class Model:
         self._beside: tuple[str, ...] = meta["beside"]
         self._by_value: list[str] = meta["by_value"]
         self._families = Families(self._specialiser, self.inputs)
+        self._inner = Intermediates(source, self._part)
         self.program: Program | None = None         # where the model is no single graph
         if meta["program"] or any(t.value is not None for t in self.inputs):
             self._make_program()
@@ -159,10 +161,16 @@ class Model:
     # ---- running
 
     @telling
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any], *, intermediates: Collection[str] = ()
+            ) -> dict[str, Any]:
         """Output name -> array, for input name -> array. Inputs are checked and copied; raises
         InputError. Strings are arrays of `str`, sequences lists, empty optionals None, maps dicts.
+
+        intermediates: ONNX names of inner tensors, or of nodes (all that those give), to return,
+        too, by the tensors' names; InputError for an unknown one. They take a plan of their own.
         """
+        if intermediates != () and names_of(intermediates):
+            return self._inner.model(intermediates).run(feeds)
         again = self._again
         if again is not None and again.matches(feeds):
             return self._run(feeds, again.special)[0]
@@ -356,7 +364,7 @@ class Model:
         return True
 
     def _part(self, source: Source) -> Model:
-        """A part of the model, with the same options."""
+        """A part of the model, or one made of it, with the same options."""
         return Model(source, self.device, self.options, self.strict, *self._open)
 
     # ---- specialising

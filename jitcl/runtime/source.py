@@ -7,8 +7,9 @@ never loads the onnx package.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,6 +88,21 @@ class OnnxSource:
 
             self._model = load(self.data)
         return self._model
+
+    def derived(self, model: Any, *what: Any) -> OnnxSource:
+        """The source of a model that was made of this one; `what` was done, as JSON values."""
+        made = OnnxSource(None, self.name, digest(json.dumps([self.digest, *what]).encode()))
+        made._model = model
+        return made
+
+    def inner(self, names: Sequence[str]) -> OnnxSource:
+        """The model which gives inner tensors, too, for names of tensors or of nodes. Raises
+        InputError for an unknown one.
+        """
+        from jitcl.frontends.onnx.inner import tensors_of, with_outputs
+
+        found = tensors_of(self.model, names)
+        return self.derived(with_outputs(self.model, found), "intermediates", found)
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         m = self.model
