@@ -11,7 +11,7 @@ from jitcl.passes.base import run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import half_arithmetic
+from jitcl.passes.precision import assign_precision
 from jitcl.passes.verify import check
 from jitcl.runtime.lowering import laid_out
 from jitcl.target import Target
@@ -26,8 +26,9 @@ def compile_graph(graph: Graph, target: Target, precision: str = "high", *, pass
     """
     if passes:
         graph = run_passes(graph, pipeline(target, Options(precision=precision)), verify=check)
-    return generate(graph, fuse(graph, target), target, templates=templates, faults=faults,
-                    half=half_arithmetic(target, precision), host=host, chooser=chooser)
+    graph, groups = assign_precision(graph, fuse(graph, target), target, precision)
+    return generate(graph, groups, target, templates=templates, faults=faults, host=host,
+                    chooser=chooser)
 
 
 def plan_on(device: Device, graph: Graph, target: Target | None = None, precision: str = "high",

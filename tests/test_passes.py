@@ -8,6 +8,9 @@
     // CHECK-COUNT: 2 text            so many times
     // ERROR: text                    instead: the pass raises a JitclError that says so
 
+Of `assign-precision`, which comes after fusion, the text also has a line for each group: what it
+makes of what, and what it computes in.
+
 Every case is also evaluated by the ops' references before and after, on random inputs.
 """
 
@@ -27,14 +30,14 @@ from jitcl.codegen.lower import lower
 from jitcl.errors import JitclError, OptionError, ShapeError, VerifyError
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
 from jitcl.ir.parser import parse_graph
-from jitcl.ir.printer import print_graph, print_kernel
+from jitcl.ir.printer import print_graph, print_kernel, value_names
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate, infer
 from jitcl.passes.base import Pass, RewritePass, Rewriter, run_passes
-from jitcl.passes.fuse import fuse
+from jitcl.passes.fuse import check_groups, fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import half_arithmetic
+from jitcl.passes.precision import assign_precision
 from jitcl.passes.specialise import specialise
 from jitcl.passes.verify import check
 from jitcl.target import Target
@@ -86,6 +89,19 @@ def passes_of(case: Case) -> list[Pass]:
     target = dataclasses.replace(TARGET, **case.target)
     known = {p.name: p for p in pipeline(target, Options(**case.options))}
     return [known[name] for name in case.passes]
+
+
+def assigned(case: Case, graph: Graph) -> tuple[Graph, str]:
+    """The graph after fusion and `assign-precision`, and its text with its groups."""
+    target = dataclasses.replace(TARGET, **case.target)
+    groups = fuse(graph, target)
+    result, after = assign_precision(graph, groups, target, case.options["precision"])
+    assert [[n.op for n in g.members] for g in after] == [[n.op for n in g.members] for g in groups]
+    check_groups(result, after)
+    names = value_names(result)
+    lines = [f"// {names[g.root]} = {' + '.join(n.op for n in g.members)} in {g.compute}\n"
+             for g in after]
+    return result, print_graph(result) + "".join(lines)
 
 
 def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
@@ -140,8 +156,12 @@ def test_case(case: Case) -> None:
             run_passes(graph, passes_of(case))
         assert all(t in str(e.value) for t in case.errors)
         return
-    result = run_passes(graph, passes_of(case), verify=check)
-    assert_checks(case, print_graph(result).split("\n", 1)[1])         # without the head
+    if case.passes == ["assign-precision"]:
+        result, text = assigned(case, graph)
+    else:
+        result = run_passes(graph, passes_of(case), verify=check)
+        text = print_graph(result)
+    assert_checks(case, text.split("\n", 1)[1])         # without the head
     exact = case.passes == ["canonicalise"] or case.passes == ["fold-constants"]
     half = case.options.get("precision", "high") != "high"
     rounded = "projected-bytes" in case.passes              # to 16 bits of the largest in a row
@@ -152,7 +172,7 @@ def test_case(case: Case) -> None:
 def test_every_rewrite_pass_has_a_case() -> None:
     covered = {name for case in read_cases() for name in case.passes}
     rewrites = {p.name for p in pipeline(TARGET, Options()) if p.name != "assign-layouts"}
-    assert rewrites <= covered
+    assert rewrites | {"assign-precision"} <= covered
 
 
 # ---- what all passes keep
@@ -183,10 +203,13 @@ def small_network() -> Graph:
 def test_the_pipeline_keeps_values(precision: str) -> None:
     graph = small_network()
     result = run_passes(graph, pipeline(TARGET, Options(precision=precision)), verify=check)
-    assert_same_values(graph, result, 1e-5 if precision == "high" else 5e-3)
-    assert any(n.type.dtype == "f16" for n in result.nodes) == (precision != "high")
+    assert_same_values(graph, result, 1e-5)
     again = run_passes(result, pipeline(TARGET, Options()))
     assert again == result, "the pipeline comes to rest"
+    stored, groups = assign_precision(result, fuse(result), TARGET, precision)
+    check_groups(stored, groups)
+    assert_same_values(graph, stored, 1e-5 if precision == "high" else 5e-3)
+    assert any(n.type.dtype == "f16" for n in stored.nodes) == (precision != "high")
 
 
 def test_origins_are_carried_on() -> None:
@@ -245,11 +268,19 @@ def test_unknown_options_name_the_choices() -> None:
         Options(precision="fast")
 
 
-def test_half_arithmetic_is_for_low_alone() -> None:
-    able = Target("opencl", "test", fp16_arithmetic=True)
-    assert half_arithmetic(able, "low")
-    assert not half_arithmetic(able, "normal")
-    assert not half_arithmetic(Target("opencl", "test"), "low")
+# ---- precision
+
+ABLE = Target("opencl", "test", fp16_arithmetic=True)
+
+
+@pytest.mark.parametrize(("target", "precision", "computes"), [
+    (ABLE, "low", True), (ABLE, "normal", False), (ABLE, "high", False),
+    (Target("opencl", "test"), "low", False), (TARGET, "low", False)])
+def test_half_arithmetic_is_for_low_where_the_device_has_it(
+        target: Target, precision: str, computes: bool) -> None:
+    graph = run_passes(small_network(), pipeline(target, Options(precision=precision)))
+    _, groups = assign_precision(graph, fuse(graph, target), target, precision)
+    assert any(group.compute == "f16" for group in groups) == computes
 
 
 # ---- specialise
@@ -282,7 +313,8 @@ def test_specialise_reports_what_does_not_fit() -> None:
 
 
 def test_low_precision_multiplies_in_half_and_sums_in_f32() -> None:
-    graph = run_passes(small_network(), pipeline(TARGET, Options(precision="low")))
-    text = "\n".join(print_kernel(lower(group, "k", half=True).kernel) for group in fuse(graph))
+    graph = run_passes(small_network(), pipeline(ABLE, Options(precision="low")))
+    _, groups = assign_precision(graph, fuse(graph), ABLE, "low")
+    text = "\n".join(print_kernel(lower(group, "k").kernel) for group in groups)
     assert re.search(r"f32\(x0\[.*\] \* x1\[.*\]\)", text), text
     assert "acc0: f16" not in text

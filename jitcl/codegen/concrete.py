@@ -11,14 +11,13 @@ from jitcl.codegen.generate import Generated
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.ir.graph import Node, toposort
-from jitcl.ir.group import Group
 from jitcl.ir.sizes import at, everywhere
 
 
-def concrete(generated: Generated, values: Sequence[int], half: bool) -> Generated:
-    """The plan, groups and unscheduled kernels where atoms have these values. `half` as it was
-    generated with. Its nodes are not interned: tensors that become the same (ranges of two lengths
-    that happen to be equal now) are kept apart, since each has its place in memory.
+def concrete(generated: Generated, values: Sequence[int]) -> Generated:
+    """The plan, groups and unscheduled kernels where atoms have these values. Its nodes are not
+    interned: tensors that become the same (ranges of two lengths that happen to be equal now) are
+    kept apart, since each has its place in memory.
     """
     roots = [n for g in generated.groups for n in (*g.members, *g.operands)]
     roots += [n for n in generated.places if isinstance(n, Node)]
@@ -29,12 +28,13 @@ def concrete(generated: Generated, values: Sequence[int], half: bool) -> Generat
         new[node] = replace(node, inputs=tuple(new[i] for i in node.inputs), attrs=attrs,
                             type=node.type.with_(shape=shape))
     places = {new[n] if isinstance(n, Node) else n: b for n, b in generated.places.items()}
-    groups = [Group(new[g.root], frozenset(new[n] for n in g.inlined),
-                    new[g.anchor] if g.anchor is not None else None) for g in generated.groups]
+    groups = [replace(g, root=new[g.root], inlined=frozenset(new[n] for n in g.inlined),
+                      anchor=new[g.anchor] if g.anchor is not None else None)
+              for g in generated.groups]
     kernels: list[Lowered | None] = []
     for old, group, kernel in zip(generated.groups, groups, generated.kernels):
         if kernel is not None and group_is_sized(old):
-            kernel = lower(group, kernel.kernel.name, half=half)
+            kernel = lower(group, kernel.kernel.name)
         elif kernel is not None:            # its operands may be made of sizes all the same
             kernel = replace(kernel, operands=tuple(new[n] for n in kernel.operands))
         kernels.append(kernel)

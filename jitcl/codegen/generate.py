@@ -42,18 +42,17 @@ class Generated:
 
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
-             half: bool = False, faults: Faults | None = None, host: Target | None = None,
-             joins: bool = True, chooser: Chooser = FIRST) -> Generated:
+             faults: Faults | None = None, host: Target | None = None, joins: bool = True,
+             chooser: Chooser = FIRST) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
-    `half`: generated loops compute f16 tensors in f16; templates compute in f32 always. `faults`:
-    no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU path's
-    Target, for groups that no other variant is left of. `joins`: concatenations may be written in
-    place by those that they join (CPU: OpenCL's buffers have no parts that can be bound anywhere),
-    which makes them live longer. `chooser`: which candidates of templates are taken. Raises
-    BuildError where no variant is left.
+    `faults`: no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU
+    path's Target, for groups that no other variant is left of. `joins`: concatenations may be
+    written in place by those that they join (CPU: OpenCL's buffers have no parts that can be bound
+    anywhere), which makes them live longer. `chooser`: which candidates of templates are taken.
+    Raises BuildError where no variant is left.
     """
-    variants = VariantChooser(target, templates, half, faults if target.kind == "opencl" else None,
+    variants = VariantChooser(target, templates, faults if target.kind == "opencl" else None,
                               host, chooser)
     groups = with_sums_marked(joined(graph, groups, Writer(target, templates, chooser=chooser)))
     if joins and target.kind == "cpu":

@@ -17,7 +17,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Group, is_literal
+from jitcl.ir.group import is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
@@ -154,11 +154,11 @@ class OpenClGroupHooks(GroupHooks):
         group, anchor = self.group, self.group.anchor
         assert anchor is not None
         behind = frozenset(self._below()) - {anchor, group.root}
-        rest = Group(group.root, behind, None)
+        rest = dataclasses.replace(group, inlined=behind, anchor=None, compute="f32")
         emitted = generic_kernel(lower(rest, "epilogue"), rest, self.target)
         value = Scratch(f"{anchor.op} {anchor.type}", anchor.type.dtype, anchor.type.physical)
         arguments = tuple(value if a is anchor else a for a in emitted.arguments)
-        alone = Group(anchor, group.inlined - behind - {anchor}, anchor)
+        alone = dataclasses.replace(group, root=anchor, inlined=group.inlined - behind - {anchor})
         return value, OpenClGroupHooks(alone, self.target), dataclasses.replace(
             emitted, arguments=arguments)
 

@@ -50,7 +50,9 @@ def _operands(group: Group, roots: dict[Node, Group], taken: set[Node]) -> list[
         return None
     made: list[Group] = []
     for x in root.inputs:
-        if x in taken or x.type.layout != root.type.layout or not _contiguous(x.type, axis):
+        if x in taken or not _contiguous(x.type, axis):
+            return None
+        if (x.type.layout, x.type.dtype) != (root.type.layout, root.type.dtype):
             return None
         if x in group.inlined:
             inlined = {n for n in toposort([x]) if n in group.inlined}

@@ -4,6 +4,7 @@ none of whose kernels is known to fail there.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,6 @@ class VariantChooser:
 
     target: Target
     templates: bool = True
-    half: bool = False
     faults: Faults | None = None
     host: Target | None = None
     chooser: Chooser = FIRST
@@ -100,8 +100,7 @@ class VariantChooser:
             return None if self.host is None else Writer(
                 self.host, self.templates, chooser=self.chooser)
         target = variant.apply(self.target)
-        half = self.half and variant.effect.get("fp16_arithmetic", True) and not target.soft_half
-        return Writer(target, self.templates and not variant.loops_only, half, exact, self.chooser)
+        return Writer(target, self.templates and not variant.loops_only, exact, self.chooser)
 
     def _write(self, variant: Variant, writer: Writer, group: Group, name: str,
                memo: Memo) -> Iterator[GroupKernels]:
@@ -111,7 +110,8 @@ class VariantChooser:
             yield from writer.write(group, name, memo)
             return
         for k, node in enumerate(group.members):
-            whole = Group(node, frozenset(), node if node is group.anchor else None)
+            whole = dataclasses.replace(group, root=node, inlined=frozenset(),
+                                        anchor=node if node is group.anchor else None)
             if node is group.root or node.type.size:
                 part = name if node is group.root else f"{name}_{node.op}_{k}"
                 yield from writer.write(whole, part, memo)
@@ -149,7 +149,8 @@ def unpack(group: Group, values: dict[Node, Node]) -> Group:
         return Group(Node.make("cast", (root,), {"to": dtype}, type=group.root.type), frozenset())
     members = {n for n in new.values() if n.op != "const"}
     keeps_anchor = group.anchor is not None and anchor in members
-    return Group(root, frozenset(_below(root, members)), anchor if keeps_anchor else None)
+    return dataclasses.replace(group, root=root, inlined=frozenset(_below(root, members)),
+                               anchor=anchor if keeps_anchor else None)
 
 
 def _value(node: Node, values: dict[Node, Node]) -> Node:

@@ -44,14 +44,12 @@ Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most varia
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes groups for a target. `half`: generated loops compute f16 tensors in f16. `exact`:
-    OpenCL kernels say which work-group they are launched with. `chooser`: which candidate of a
-    template's is taken.
+    """Writes groups for a target. `exact`: OpenCL kernels say which work-group they are launched
+    with. `chooser`: which candidate of a template's is taken.
     """
 
     target: Target
     templates: bool = True
-    half: bool = False
     exact: bool = False
     chooser: Chooser = field(default=FIRST, compare=False)
 
@@ -88,8 +86,9 @@ class Writer:
         return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered)
 
     def _lowered(self, group: Group, name: str, memo: Memo) -> Lowered:
-        key = (group, name, self.half)
-        return memo.get(key) or memo.setdefault(key, lower(group, name, half=self.half))
+        half = group.compute == "f16" and self.target.computes_f16
+        key = (group, name, half)
+        return memo.get(key) or memo.setdefault(key, lower(group, name, half=half))
 
     def _first(self, templates: tuple[Writes[H], ...], hooks: H
                ) -> tuple[list[Emitted], str] | None:

@@ -14,13 +14,15 @@ class Group:
     """`root` is stored, `inlined` nodes are computed where they are read.
 
     `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there
-    is one; what lies between it and the root is its epilogue.
+    is one; what lies between it and the root is its epilogue. `compute`: the type, f32 or f16,
+    that f16 values are computed in; sums of them are f32.
     """
 
     root: Node
     inlined: frozenset[Node]                 # without the root
     anchor: Node | None = None
     summed: bool = False                     # a reader sums its pixels, channel by channel
+    compute: str = "f32"
 
     @cached_property
     def members(self) -> list[Node]:

@@ -83,7 +83,8 @@ def _shrink(g: GraphBuilder, node: Any) -> Node:
                     threshold=node.attrs.get("lambd", 0.5))
 
 
-@elementwise(onnx="HardSigmoid", ref=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1),
+@elementwise(onnx="HardSigmoid", range="bounds",
+             ref=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1),
              samples=[*_ONE, sample(F32(9), alpha=0.5, beta=0.6)])
 def hard_sigmoid(s: KernelBuilder, x: Expr, alpha: float = 0.2, beta: float = 0.5) -> Expr:
     """alpha * x + beta, clipped to 0..1."""
@@ -98,7 +99,7 @@ def hard_swish(g: GraphBuilder, x: Node) -> Node:
 
 # ---- with exponentials
 
-@elementwise(onnx="Sigmoid", ref=_sigmoid, samples=_ONE)
+@elementwise(onnx="Sigmoid", range="bounds", ref=_sigmoid, samples=_ONE)
 def sigmoid(s: KernelBuilder, x: Expr) -> Expr:
     """1 / (1 + exp(-x)); an exp that overflows gives the right 0."""
     return s.div(1.0, s.exp(-x) + 1.0)
@@ -110,7 +111,7 @@ def softplus(s: KernelBuilder, x: Expr) -> Expr:
     return s.max(x, 0.0) + s.log(s.exp(-s.abs(x)) + 1.0)
 
 
-@elementwise(onnx="Softsign", ref=lambda x: x / (1 + np.abs(x)), samples=_FINITE)
+@elementwise(onnx="Softsign", range="bounds", ref=lambda x: x / (1 + np.abs(x)), samples=_FINITE)
 def softsign(s: KernelBuilder, x: Expr) -> Expr:
     return x / (s.abs(x) + 1.0)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +31,16 @@ Index = tuple[Expr, ...]
 Infer = Callable[..., TensorType]            # infer(*types, **attrs)
 Body = Callable[..., Expr]                   # body(s, ix, *loaders, **attrs)
 Rule = Callable[..., Any]                    # rule(g, node): ONNX import
+
+
+# What becomes of the range of f16, whose largest number is 65504 and whose smallest normal one is
+# 2^-14, where the operands are within it:
+#     keeps      results are about as large as operands
+#     grows      results leave it soon (exponentials, powers, sums)
+#     bounds     results are within it, whatever the operands are (tanh, sqrt, log)
+#     divides    as `bounds` where the divisor stays away from 0, else as `grows`
+#     exact      neither operands nor results survive f16: positions, scales, tables, bits
+Range = Literal["keeps", "grows", "bounds", "divides", "exact"]
 
 
 class Loader(Protocol):
@@ -122,6 +132,7 @@ class Op:
     samples: tuple[Sample, ...] = ()
     doc: str = ""
     scan: Callable[..., Any] | None = None
+    range: Range = "keeps"
 
 
 @dataclass(frozen=True)
@@ -256,8 +267,8 @@ def norm_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 # ---- decorators
 
 def elementwise(*, ref: Callable[..., Any], result: str | None = None, onnx: str | None = None,
-                infer: Infer | None = None,
-                samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Expr]], Op]:
+                infer: Infer | None = None, samples: Sequence[Sample] = (),
+                range: Range = "keeps") -> Callable[[Callable[..., Expr]], Op]:
     """`fn(s, *values, **attrs)` at each element; operands broadcast. `result`: dtype if another."""
     def typed(*types: TensorType, **_: Any) -> TensorType:
         dtype = same_dtype(*types)
@@ -269,8 +280,8 @@ def elementwise(*, ref: Callable[..., Any], result: str | None = None, onnx: str
         name = fn.__name__.rstrip("_")
         if onnx:
             _plain_rule(onnx, name)
-        return declare(Op(name, "elementwise", infer or typed, ref, body,
-                          samples=tuple(samples), doc=fn.__doc__ or ""))
+        return declare(Op(name, "elementwise", infer or typed, ref, body, samples=tuple(samples),
+                          doc=fn.__doc__ or "", range=range))
     return wrap
 
 
@@ -287,13 +298,14 @@ def clamped(s: KernelBuilder, value: Expr, extent: int) -> Expr:
 
 
 def indexed(kind: str, *, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
-            samples: Sequence[Sample] = ()) -> Callable[[Body], Op]:
+            samples: Sequence[Sample] = (), range: Range = "keeps") -> Callable[[Body], Op]:
     """The universal form: `fn(s, ix, *loaders, **attrs)`."""
     def wrap(fn: Body) -> Op:
         name = fn.__name__.rstrip("_")
         if onnx:
             _plain_rule(onnx, name)
-        return declare(Op(name, kind, infer, ref, fn, samples=tuple(samples), doc=fn.__doc__ or ""))
+        return declare(Op(name, kind, infer, ref, fn, samples=tuple(samples),
+                          doc=fn.__doc__ or "", range=range))
     return wrap
 
 
@@ -311,8 +323,8 @@ def movement(*, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
     return wrap
 
 
-def reduction(combine: str, *, ref: Callable[..., Any], samples: Sequence[Sample] = ()
-              ) -> Callable[[Callable[[KernelBuilder, Expr, int], Expr]], Op]:
+def reduction(combine: str, *, ref: Callable[..., Any], samples: Sequence[Sample] = (),
+              range: Range = "keeps") -> Callable[[Callable[[KernelBuilder, Expr, int], Expr]], Op]:
     """`combine` over `axes` (None: all), then `fn(s, total, count)` on what it gave."""
     def typed(x: TensorType, axes: Sequence[int] | None = None,
               keepdims: bool = True) -> TensorType:
@@ -326,12 +338,12 @@ def reduction(combine: str, *, ref: Callable[..., Any], samples: Sequence[Sample
 
             def term(*ks: Expr) -> Expr:
                 k, i = iter(ks), iter(kept)
-                return x(*(next(k if a in over else i) for a in range(len(x.shape))))
+                return x(*(next(k if a in over else i) for a, _ in enumerate(x.shape)))
             extents = [x.shape[a] for a in over]
             how = {"max": "or", "min": "and"}[combine] if x.dtype == "bool" else combine
             return fn(s, s.reduce(how, extents, term), math.prod(extents))
-        return declare(Op(fn.__name__, "reduction", typed, ref, body,
-                          samples=tuple(samples), doc=fn.__doc__ or ""))
+        return declare(Op(fn.__name__, "reduction", typed, ref, body, samples=tuple(samples),
+                          doc=fn.__doc__ or "", range=range))
     return wrap
 
 

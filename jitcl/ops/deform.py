@@ -68,7 +68,7 @@ def _columns_ref(x: Array, offset: Array, mask: Array | None = None, *, kernel: 
 _PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
 
 
-@indexed("window", infer=_columns_type, ref=_columns_ref, samples=[
+@indexed("window", range="exact", infer=_columns_type, ref=_columns_ref, samples=[
     sample(F32(2, 4, 5, 6), F32(2, 8, 4, 5), kernel=(2, 2), **_PLAIN),
     sample(F32(2, 4, 5, 6), F32(2, 24, 3, 3), F32(2, 12, 3, 3), kernel=(3, 2), strides=(2, 2),
            pads=(1, 0, 1, 1), dilations=(1, 2), offset_groups=2),

@@ -69,7 +69,7 @@ def _div(x: np.ndarray, y: np.ndarray) -> Any:
     return np.where((x < 0) != (y < 0), -quotient, quotient)
 
 
-@elementwise(onnx="Div", ref=_div, samples=[
+@elementwise(onnx="Div", range="divides", ref=_div, samples=[
     sample(F32(2, 3), F32(3, low=0.5)), sample(I32(2, 9), I32(9, low=1)),
     sample(I64(9), Spec((), "i64", -3, -2)),
     sample(Spec((9,), "u8", 0, 99), Spec((9,), "u8", 1, 9))])
@@ -109,7 +109,7 @@ def _pow_ref(x: np.ndarray, y: np.ndarray) -> Any:
     return wrapped.astype(x.dtype).reshape(np.broadcast_shapes(x.shape, y.shape))
 
 
-@elementwise(onnx="Pow", infer=_pow_type, ref=_pow_ref, samples=[
+@elementwise(onnx="Pow", range="grows", infer=_pow_type, ref=_pow_ref, samples=[
     sample(F32(2, 9, low=0.1), F32(9)), sample(F32(9, low=0.1), F32()),
     sample(F32(9), I64(9, low=-2, high=3)),
     sample(I32(9), I32(9, low=0, high=6)), sample(I64(9, low=1), F32(9, low=0)),
@@ -167,7 +167,8 @@ def _variadic(g: GraphBuilder, node: Any) -> Node:
     return g.div(total, len(node.inputs)) if node.op_type == "Mean" else total
 
 
-@elementwise(ref=lambda x, low, high: np.minimum(np.maximum(x, low), high), samples=[
+@elementwise(range="bounds", ref=lambda x, low, high: np.minimum(np.maximum(x, low), high),
+             samples=[
     sample(F32(2, 9), Spec((), values=(-1.0,)), Spec((), values=(0.5,))),
     sample(I32(9), Spec((), "i32", values=(-3,)), Spec((), "i32", values=(2,))),
     sample(F16(9), Spec((), "f16", values=(1.0,)), Spec((), "f16", values=(-1.0,)))])
@@ -198,7 +199,7 @@ def abs_(s: KernelBuilder, x: Expr) -> Expr:
     return s.abs(x)
 
 
-@elementwise(onnx="Sign", ref=np.sign, samples=[
+@elementwise(onnx="Sign", range="bounds", ref=np.sign, samples=[
     *_ONE, sample(I64(9)), sample(fixed(math.nan, -0.0, 2.0))])
 def sign(s: KernelBuilder, x: Expr) -> Expr:
     """-1, 0 or 1; NaN of NaN."""
@@ -222,90 +223,92 @@ def round_(s: KernelBuilder, x: Expr) -> Expr:
     return s.round(x)
 
 
-@elementwise(onnx="Sqrt", ref=np.sqrt, samples=_within(0.0, 4.0))
+@elementwise(onnx="Sqrt", range="bounds", ref=np.sqrt, samples=_within(0.0, 4.0))
 def sqrt(s: KernelBuilder, x: Expr) -> Expr:
     return s.sqrt(x)
 
 
-@elementwise(onnx="Reciprocal", ref=lambda x: 1 / x, samples=_within(0.25, 4.0))
+@elementwise(onnx="Reciprocal", range="divides", ref=lambda x: 1 / x, samples=_within(0.25, 4.0))
 def reciprocal(s: KernelBuilder, x: Expr) -> Expr:
     return s.div(1.0, x)
 
 
-@elementwise(onnx="Exp", ref=np.exp, samples=[
+@elementwise(onnx="Exp", range="grows", ref=np.exp, samples=[
     *_ONE, sample(fixed(-math.inf, 89.0, math.nan))])
 def exp(s: KernelBuilder, x: Expr) -> Expr:
     return s.exp(x)
 
 
-@elementwise(onnx="Log", ref=np.log, samples=[
+@elementwise(onnx="Log", range="bounds", ref=np.log, samples=[
     *_within(0.1, 4.0), sample(fixed(0.0, math.inf, -1.0))])
 def log(s: KernelBuilder, x: Expr) -> Expr:
     return s.log(x)
 
 
-@elementwise(onnx="Erf", ref=np.vectorize(math.erf, otypes=[np.float64]), samples=_ONE)
+@elementwise(onnx="Erf", range="bounds", ref=np.vectorize(math.erf, otypes=[np.float64]),
+             samples=_ONE)
 def erf(s: KernelBuilder, x: Expr) -> Expr:
     """The error function 2/sqrt(pi) * integral of exp(-t^2) from 0 to x."""
     return s.erf(x)
 
 
-@elementwise(onnx="Sin", ref=np.sin, samples=_ONE)
+@elementwise(onnx="Sin", range="bounds", ref=np.sin, samples=_ONE)
 def sin(s: KernelBuilder, x: Expr) -> Expr:
     return s.sin(x)
 
 
-@elementwise(onnx="Cos", ref=np.cos, samples=_ONE)
+@elementwise(onnx="Cos", range="bounds", ref=np.cos, samples=_ONE)
 def cos(s: KernelBuilder, x: Expr) -> Expr:
     return s.cos(x)
 
 
-@elementwise(onnx="Tan", ref=np.tan, samples=_within(-1.0, 1.0))
+@elementwise(onnx="Tan", range="grows", ref=np.tan, samples=_within(-1.0, 1.0))
 def tan(s: KernelBuilder, x: Expr) -> Expr:
     return s.tan(x)
 
 
-@elementwise(onnx="Asin", ref=np.arcsin, samples=_within(-1.0, 1.0))
+@elementwise(onnx="Asin", range="bounds", ref=np.arcsin, samples=_within(-1.0, 1.0))
 def asin(s: KernelBuilder, x: Expr) -> Expr:
     return s.asin(x)
 
 
-@elementwise(onnx="Acos", ref=np.arccos, samples=_within(-1.0, 1.0))
+@elementwise(onnx="Acos", range="bounds", ref=np.arccos, samples=_within(-1.0, 1.0))
 def acos(s: KernelBuilder, x: Expr) -> Expr:
     return s.acos(x)
 
 
-@elementwise(onnx="Atan", ref=np.arctan, samples=_ONE)
+@elementwise(onnx="Atan", range="bounds", ref=np.arctan, samples=_ONE)
 def atan(s: KernelBuilder, x: Expr) -> Expr:
     return s.atan(x)
 
 
-@elementwise(onnx="Sinh", ref=np.sinh, samples=_ONE)
+@elementwise(onnx="Sinh", range="grows", ref=np.sinh, samples=_ONE)
 def sinh(s: KernelBuilder, x: Expr) -> Expr:
     return s.sinh(x)
 
 
-@elementwise(onnx="Cosh", ref=np.cosh, samples=_ONE)
+@elementwise(onnx="Cosh", range="grows", ref=np.cosh, samples=_ONE)
 def cosh(s: KernelBuilder, x: Expr) -> Expr:
     return s.cosh(x)
 
 
-@elementwise(onnx="Tanh", ref=np.tanh, samples=[*_ONE, sample(fixed(-99.0, 99.0, math.nan))])
+@elementwise(onnx="Tanh", range="bounds", ref=np.tanh, samples=[
+    *_ONE, sample(fixed(-99.0, 99.0, math.nan))])
 def tanh(s: KernelBuilder, x: Expr) -> Expr:
     return s.tanh(x)
 
 
-@elementwise(onnx="Asinh", ref=np.arcsinh, samples=_ONE)
+@elementwise(onnx="Asinh", range="bounds", ref=np.arcsinh, samples=_ONE)
 def asinh(s: KernelBuilder, x: Expr) -> Expr:
     return s.asinh(x)
 
 
-@elementwise(onnx="Acosh", ref=np.arccosh, samples=_within(1.0, 9.0))
+@elementwise(onnx="Acosh", range="bounds", ref=np.arccosh, samples=_within(1.0, 9.0))
 def acosh(s: KernelBuilder, x: Expr) -> Expr:
     return s.acosh(x)
 
 
-@elementwise(onnx="Atanh", ref=np.arctanh, samples=_within(-0.9, 0.9))
+@elementwise(onnx="Atanh", range="bounds", ref=np.arctanh, samples=_within(-0.9, 0.9))
 def atanh(s: KernelBuilder, x: Expr) -> Expr:
     return s.atanh(x)
 

@@ -167,7 +167,7 @@ def _product_ref(x: Array, w: Array) -> Array:
     return np.stack([z.real, z.imag], -1).astype(x.dtype)
 
 
-@indexed("window", infer=_product_type, ref=_product_ref, samples=[
+@indexed("window", range="grows", infer=_product_type, ref=_product_ref, samples=[
     sample(F32(3, 4, 2), F32(4, 2)), sample(F32(2, 3, 1), F32(2, 3, 2))])
 def complex_mul(s: KernelBuilder, ix: Index, x: Loader, w: Loader) -> Expr:
     """x[..., 0] + i x[..., 1] times the numbers w, whose axes are the last of x's."""

@@ -73,7 +73,7 @@ def _power_ref(x: Array, rounding: str, saturate: bool) -> Array:
 _POWERS = fixed(0.0, 1.0, 1.1, 1.5, 1.75, 2.0, 3.0, 0.124, 3e38, math.inf, math.nan, -1.0, 1.2e-38)
 
 
-@elementwise(infer=_power_type, ref=_power_ref, samples=[
+@elementwise(range="exact", infer=_power_type, ref=_power_ref, samples=[
     *(sample(_POWERS, rounding=r, saturate=s) for r in ROUNDINGS for s in (True, False)),
     sample(F32(64, low=1e-3, high=1e3), rounding="nearest", saturate=True)])
 def power_of_two(s: KernelBuilder, x: Expr, rounding: str, saturate: bool) -> Expr:
@@ -162,7 +162,7 @@ _BITS: list[Sample] = [
 
 
 # the references of movement get elements as they are stored
-@indexed("movement", infer=_bitcast_type, ref=_bitcast_ref, samples=_BITS)
+@indexed("movement", range="exact", infer=_bitcast_type, ref=_bitcast_ref, samples=_BITS)
 def bitcast(s: KernelBuilder, ix: Index, x: Loader, to: str) -> Expr:
     """The same bits as elements of another type of as many."""
     value = E.call(f"as_{to}", E.cast(x(*ix), x.type.dtype))

@@ -140,7 +140,7 @@ def _lookup_ref(x: Array, keys: Array, values: Array) -> Array:
     return np.asarray(values[np.asarray(found, np.int64)].reshape(x.shape))
 
 
-@indexed("contraction", infer=_lookup_type, ref=_lookup_ref, samples=[
+@indexed("contraction", range="exact", infer=_lookup_type, ref=_lookup_ref, samples=[
     sample(I64(3, 7, low=0, high=6), Spec((4,), "i64", values=(5, 1, 1, 3)), F32(5)),
     sample(Spec((5,), "f32", values=(0.5, float("nan"), -0.0, 3.0, 1.0)),
            Spec((3,), "f32", values=(float("nan"), 0.0, 1.0)), I64(4)),

@@ -39,7 +39,7 @@ def _distance_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(same_dtype(x, y), (x.shape[0], y.shape[1]))
 
 
-@indexed("contraction", infer=_distance_type,
+@indexed("contraction", range="grows", infer=_distance_type,
          ref=lambda x, y: np.square(x[:, :, None] - y[None]).sum(axis=1),
          samples=[sample(F32(5, 3), F32(3, 7)), sample(F32(33, 12), F32(12, 40))])
 def squared_distance(s: KernelBuilder, ix: Index, x: Loader, y: Loader) -> Expr:
@@ -82,7 +82,7 @@ def _couple_type(r: TensorType, classes: int) -> TensorType:
     return r.with_(shape=(r.shape[0], classes))
 
 
-@indexed("contraction", infer=_couple_type, ref=_couple_ref, samples=[
+@indexed("contraction", range="exact", infer=_couple_type, ref=_couple_ref, samples=[
     sample(F32(9, 1, low=0.01, high=0.99), classes=2),
     sample(F32(9, 3, low=0.05, high=0.95), classes=3, rtol=1e-4),
     sample(F32(5, 6, low=0.1, high=0.9), classes=4, rtol=1e-4)])

@@ -143,7 +143,7 @@ _DEQUANTISE: list[Sample] = [
 ]
 
 
-@elementwise(infer=_dequantised_type, ref=_dequantised_ref, samples=_DEQUANTISE)
+@elementwise(range="exact", infer=_dequantised_type, ref=_dequantised_ref, samples=_DEQUANTISE)
 def dequantize(
     s: KernelBuilder, x: Expr, scale: Expr, zero: Expr | None = None, to: str = ""
 ) -> Expr:

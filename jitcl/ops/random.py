@@ -191,7 +191,7 @@ def _random_normal(g: GraphBuilder, node: Any) -> Node:
 # ---- what is decided by chance
 
 
-@elementwise(result="bool", ref=lambda p, u: np.where(p <= 0.5, u > 1 - p, u <= p),
+@elementwise(range="exact", result="bool", ref=lambda p, u: np.where(p <= 0.5, u > 1 - p, u <= p),
              samples=[sample(F32(50, low=0, high=1), F32(50, low=0, high=1)),
                       sample(fixed(0.0, 1.0, 0.5), fixed(0.5, 0.5, 0.5))])
 def happens(s: KernelBuilder, p: Expr, u: Expr) -> Expr:

@@ -53,7 +53,7 @@ def _over(fn: Any) -> Any:
 
 # ---- sums, products, extremes
 
-@reduction("add", ref=_over(np.sum), samples=[
+@reduction("add", range="grows", ref=_over(np.sum), samples=[
     *_SHAPES, sample(I64(3, 4), axes=(0,)), sample(F32(2, 0), axes=(1,))])
 def reduce_sum(s: KernelBuilder, total: Expr, count: int) -> Expr:
     return total
@@ -64,7 +64,7 @@ def reduce_mean(s: KernelBuilder, total: Expr, count: int) -> Expr:
     return total / count
 
 
-@reduction("mul", ref=_over(np.prod), samples=[
+@reduction("mul", range="grows", ref=_over(np.prod), samples=[
     *_SHAPES, sample(I32(3, 4), axes=(0,)), sample(F32(2, 0), axes=(1,))])
 def reduce_prod(s: KernelBuilder, total: Expr, count: int) -> Expr:
     return total
@@ -232,7 +232,8 @@ def _same_type(x: TensorType, axis: int, **_: Any) -> TensorType:
     return x
 
 
-@indexed("scan", infer=_same_type, ref=_running_ref, samples=_running_samples(7, 0.5))
+@indexed("scan", range="grows", infer=_same_type, ref=_running_ref,
+         samples=_running_samples(7, 0.5))
 def running_direct(s: KernelBuilder, ix: Index, x: Loader, axis: int, combine: str = "add",
                    exclusive: bool = False, reverse: bool = False) -> Expr:
     """Each element combined with all before it (`exclusive`: without itself), for short axes."""

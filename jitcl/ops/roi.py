@@ -114,7 +114,7 @@ def _align_ref(x: Array, boxes: Array, images: Array, size: tuple[int, int], rat
     return y.astype(x.dtype)
 
 
-@indexed("window", infer=_align_type, ref=_align_ref, samples=[
+@indexed("window", range="exact", infer=_align_type, ref=_align_ref, samples=[
     sample(F32(2, 3, 6, 7), _BOXES, _IMAGES, size=(3, 2), ratio=r, scale=c, half_pixel=h, mode=m)
     for r, c, h, m in ((2, 1.0, True, "avg"), (1, 0.5, False, "avg"), (3, 1.0, False, "max"))])
 def roi_align_grid(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, images: Loader,
@@ -169,7 +169,7 @@ def _weights_ref(boxes: Array, bins: int, extent: int, axis: int, scale: float =
     return y.astype(boxes.dtype)
 
 
-@indexed("window", infer=_weights_type, ref=_weights_ref, samples=[
+@indexed("window", range="exact", infer=_weights_type, ref=_weights_ref, samples=[
     sample(_BOXES, bins=3, extent=6, axis=0), sample(_BOXES, bins=1, extent=7, axis=1, scale=0.7),
     sample(_BOXES, bins=2, extent=1, axis=1, half_pixel=False),
     sample(Spec((1, 4), values=(-40.0, -9.0, 300.0, 77.0)), bins=2, extent=9, axis=1)])
@@ -231,7 +231,7 @@ def _greatest_ref(x: Array, boxes: Array, images: Array, size: tuple[int, int], 
     return _align_ref(x, boxes, images, size, 0, scale, half_pixel, "max")
 
 
-@indexed("scan", infer=_align_type, ref=_greatest_ref, samples=[
+@indexed("scan", range="exact", infer=_align_type, ref=_greatest_ref, samples=[
     sample(F32(2, 3, 6, 7), _BOXES, _IMAGES, size=(3, 2), scale=0.8, half_pixel=h)
     for h in (True, False)])
 def roi_align_greatest(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, images: Loader,
@@ -312,7 +312,7 @@ def _pool_ref(x: Array, rois: Array, bins: int, axis: int, scale: float = 1.0) -
     return np.stack(parts)
 
 
-@indexed("scan", infer=_pool_type, ref=_pool_ref, samples=[
+@indexed("scan", range="exact", infer=_pool_type, ref=_pool_ref, samples=[
     sample(F32(2, 3, 6, 7), _ROIS, bins=2, axis=2), sample(F32(3, 2, 4, 7), _ROIS, bins=3, axis=3),
     sample(F32(2, 1, 9, 4), _ROIS, bins=4, axis=2, scale=0.5)])
 def roi_max(s: KernelBuilder, ix: Index, x: Loader, rois: Loader, bins: int, axis: int,

@@ -99,6 +99,7 @@ _SAMPLED = [
 
 @indexed(
     "window",
+    range="exact",
     infer=_grid_type,
     ref=_grid_ref,
     samples=[

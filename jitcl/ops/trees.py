@@ -85,7 +85,8 @@ def _leaves_samples() -> list[Sample]:
             sample(_ROWS, *_FOREST, _MASKS, depth=2, inner=3, test="masked")]
 
 
-@indexed("contraction", infer=_leaves_type, ref=_leaves_ref, samples=_leaves_samples())
+@indexed("contraction", range="exact", infer=_leaves_type, ref=_leaves_ref,
+         samples=_leaves_samples())
 def tree_leaves(s: KernelBuilder, ix: Index, x: Loader, feature: Loader, threshold: Loader,
                 children: Loader, roots: Loader, *masks: Loader, depth: int, inner: int,
                 test: str) -> Expr:
@@ -126,7 +127,7 @@ def _sum_ref(leaves: np.ndarray, weights: np.ndarray, combine: str = "add") -> A
 _ENDS = Spec((3, 5), "i32", values=(0, 1, 2, 3, 4, 4, 4, 0, 0, 1, 2, 2, 2, 1, 3))
 
 
-@indexed("contraction", infer=_sum_type, ref=_sum_ref, samples=[
+@indexed("contraction", range="exact", infer=_sum_type, ref=_sum_ref, samples=[
     sample(_ENDS, F32(5, 1)), sample(_ENDS, F32(5, 3)), sample(_ENDS, F32(5, 9), combine="max"),
     sample(_ENDS, F32(5, 2), combine="min")])
 def leaf_sum(s: KernelBuilder, ix: Index, leaves: Loader, weights: Loader,

@@ -11,7 +11,7 @@ from jitcl.passes.integer_products import IntegerProducts, UnsignedBytes
 from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
 from jitcl.passes.pointwise import ConvolveSmall, MergeProducts, PixelProducts
-from jitcl.passes.precision import AssignPrecision, CheckTypes
+from jitcl.passes.precision import CheckTypes
 from jitcl.passes.projected_bytes import ProjectedBytes
 from jitcl.passes.simplify import (
     DivideOnce,
@@ -27,8 +27,8 @@ from jitcl.target import Target
 
 
 def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
-    """The passes for a target. `fuse` follows them; it makes groups of the graph that they
-    leave.
+    """The passes for a target. `fuse` follows them, which makes groups of the graph that they
+    leave, and `assign_precision`, which says what is stored and computed as f16.
     """
     packed = target.packed_weights
     return (
@@ -55,6 +55,5 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         FoldConstants(packed=packed),
         SplitConcat(target.max_concat),
         CheckTypes(target),
-        AssignPrecision(options.precision, target),
         AssignLayouts(target),
     )

@@ -1,42 +1,46 @@
-"""Which types tensors are stored in and computed in: what the model says, or half of it.
+"""Which types buffers are stored in and kernels compute in: decided once, after fusion.
 
     high     as the model says; f16 tensors are stored as f16 and computed in f32
-    normal   f32 tensors between kernels are stored as f16, arithmetic stays f32
-    low      the same, and arithmetic on f16 tensors is f16 where the device has it (sums stay f32)
+    normal   f32 tensors that kernels exchange, and constants, are stored as f16; arithmetic is f32
+    low      the same, and groups of nodes whose values stay within f16 compute in f16 where the
+             device has it; sums are f32 always
+
+A node's dtype then says how it is stored. What is inlined is never rounded: a kernel that computes
+in f32 converts what it loads and rounds what it stores. Inputs and outputs keep their dtypes.
 
 Only what is large (or may be, where sizes are not known) is worth halving, and only what survives
-it: exponentials, powers and squares, with what is made of them until a logarithm, a root or a
-bounded function tames them, reductions and what feeds them alone (a sum of squares passes 65504
-soon), and arithmetic with constants that f16 can't hold (an epsilon of 1e-12) stay f32. Inside one
-kernel nothing is rounded: an f16 node that is inlined is an f32 value.
+it, which each op's declaration says (`Range` of ops/core.py). Exponentials and powers, with what is
+made of them until a bounded op tames them, reductions and what feeds them alone (a sum of squares
+passes 65504 soon), and whatever meets a constant that f16 can't hold stay f32: a mask's finfo.min
+would be -inf, an epsilon of 1e-12 zero.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.errors import UnsupportedError
-from jitcl.ir.graph import Graph, Node, const, rebuild
-from jitcl.ir.sizes import at_least_always, same
-from jitcl.ops.builder import GraphBuilder, lookup
+from jitcl.ir.graph import Graph, Node, const
+from jitcl.ir.group import Group, is_literal
+from jitcl.ir.sizes import at_least_always
+from jitcl.ir.types import ROW
+from jitcl.ops.builder import lookup
 from jitcl.passes.base import Pass
-from jitcl.passes.regions import DECODERS, VIEWS
+from jitcl.passes.regions import VIEWS
 from jitcl.target import Target
 
 log = logging.getLogger("jitcl")
 
 TINY, HUGE = 2.0 ** -14, 65504.0           # f16's smallest normal and largest number
-WIDE = ("exp", "pow", "reciprocal", "sinh", "cosh")     # results that leave f16's range soon
-TAME = ("log", "sqrt", "tanh", "sigmoid", "erf", "clip", "div", "softplus", "atan")
+SMALL = 4096                               # bytes: tensors up to here stay f32
+UNSTORED = ("", "reduction", "sort", "recurrence", "creation")     # kinds whose results stay f32
+HALVED = ("elementwise", "movement", "contraction")                # kinds that f16 computes
 LISTED = 8                                 # nodes that an error names
-
-
-def half_arithmetic(target: Target, precision: str) -> bool:
-    """Whether generated loops compute f16 tensors in f16: under "low", where the device can."""
-    return precision == "low" and target.kind == "opencl" and target.fp16_arithmetic
 
 
 @dataclass(frozen=True)
@@ -71,138 +75,246 @@ class CheckTypes(Pass):
         return f"'{origin.name}' ({origin.op_type})" if origin else f"'{node.op}' {node.type}"
 
 
-@dataclass(frozen=True)
-class AssignPrecision(Pass):
-    """Store f32 tensors as f16 where the option allows and the values survive it.
+def assign_precision(graph: Graph, groups: Sequence[Group], target: Target, precision: str
+                     ) -> tuple[Graph, list[Group]]:
+    """The fused graph with the types that its nodes are stored in, and its groups with the type
+    that each computes in. Groups stay what they are: no node is added, no kernel launched for it.
 
-        %1 = conv(%x, w) : f32[1,64,56,56]            %1 = conv(%x, w) : f32[1,64,56,56]
-        %2 = conv(%1, v) : f32[1,64,56,56]      =>    %2 = cast(%1) {to='f16'}
-                                                      %3 = conv(%2, v16) : f16[1,64,56,56]
-                                                      %4 = cast(%3) {to='f32'}      (an output
-                                                      keeps its type)
+        %0 = conv(%x, %w) : f32[1,64,56,56]           %0 = conv(%x, %w16) : f32[1,64,56,56]
+        %1 = relu(%0) : f32[1,64,56,56]         =>    %1 = relu(%0) : f16[1,64,56,56]
+        %2 = conv(%1, %v) : f32[1,64,56,56]           %2 = conv(%1, %v16) : f32[1,64,56,56]
     """
-
-    precision: str
-    target: Target
-    small_bytes: int = 4096                # tensors up to here stay f32
-
-    def run(self, graph: Graph) -> Graph:
-        if self.precision == "high":
-            return graph
-        if not self.target.fp16_storage:
-            log.warning("precision=%s: device '%s' cannot store f16; tensors stay f32",
-                        self.precision, self.target.name)
-            return graph
-        return _Halver(graph, self.small_bytes).run()
+    if precision == "high":
+        return graph, list(groups)
+    if not target.fp16_storage:
+        log.warning("precision=%s: device '%s' cannot store f16; tensors stay f32",
+                    precision, target.name)
+        return graph, list(groups)
+    half = precision == "low" and target.kind == "opencl" and target.fp16_arithmetic
+    return _Assigner(graph, groups, half).run()
 
 
-class _Halver:
-    """Chooses f16 or f32 for every f32 node, and casts where the two meet."""
+class Survival:
+    """Which values of a graph f16 holds."""
 
-    def __init__(self, graph: Graph, small_bytes: int) -> None:
-        self.graph, self.small = graph, small_bytes
+    def __init__(self, graph: Graph) -> None:
         self.readers = graph.readers()
-        self.outputs = {n for _, n in graph.outputs}
-        self.g = GraphBuilder()
-        self.half: dict[Node, bool] = {}
         self.wide: set[Node] = set()           # values that may leave f16's range
-
-    def run(self) -> Graph:
-        for node in self.graph.nodes:
-            if self._widens(node):
+        self.held: set[Node] = set()           # f32 values that may be stored as f16
+        self.exact: set[Node] = set()          # values of which a reader wants all digits
+        for node in reversed(graph.nodes):
+            if any(self._wants_digits(r) for r in self.readers[node]):
+                self.exact.add(node)
+        for node in graph.nodes:
+            if node.type.dtype in ("f16", "f32") and self._widens(node):
                 self.wide.add(node)
-            self.half[node] = node.type.dtype == "f32" and self._halved(node)
-        graph = rebuild(self.graph, self._change)
-        outputs = tuple((name, self._as(new, old.type.dtype))
-                        for (name, new), (_, old) in zip(graph.outputs, self.graph.outputs))
-        return Graph(graph.name, graph.inputs, outputs, graph.origins)
+            if node.type.dtype == "f32" and self._holds(node):
+                self.held.add(node)
 
-    def _kind(self, node: Node) -> str:
-        return "" if node.op in ("input", "const") else lookup(node.op).kind
-
-    def _halved(self, node: Node) -> bool:
-        kind = self._kind(node)
-        if kind in ("", "reduction", "sort", "recurrence") or (
-                at_least_always(self.small, node.type.nbytes)):
-            return False
-        if node.op in DECODERS:
-            return False                       # scales are among the smallest numbers of a model
-        if any(r.op in ("bitcast", "power_of_two") for r in self.readers[node]):
-            return False                       # whose bits are looked at
-        if node in self.wide or any(i in self.wide for i in node.inputs):
-            return False
-        if kind == "elementwise":
-            only_output = node in self.outputs and not self.readers[node]
-            return not (only_output or self._fragile(node))
-        floats = [i for i in node.inputs if i.type.dtype == "f32" and i.op != "const"]
-        if kind == "movement":
-            return any(self.half[i] for i in floats)
-        if not all(_fits(i.data) for i in node.inputs if i.op == "const" and i.type.dtype == "f32"):
-            return False
-        # what reads the graph's inputs reads them as they come: a cast before it would be one
-        # more kernel
-        return not floats or any(not self._from_input(i) for i in floats)
+    def constant(self, node: Node) -> bool:
+        """Whether all who read an f32 constant may read it as f16."""
+        return fits(node) and all(
+            r in self.held or (kind(r) == "contraction" and lookup(r.op).range != "exact")
+            for r in self.readers[node])
 
     def _widens(self, node: Node) -> bool:
-        """Exponentials, powers, squares, and what is computed from them before a tame op."""
-        if node.type.dtype != "f32" or self._kind(node) in ("", "reduction"):
-            return False
-        if node.op in TAME:
-            return node.op == "clip" and not all(i.op == "const" for i in node.inputs[1:])
-        square = node.op == "mul" and node.inputs[0] is node.inputs[1]
+        """Whether it leaves f16's range, or reads what does and does not bound it."""
+        if kind(node) == "":
+            return node.op == "const" and overflows(node)
+        grown = any(i in self.wide for i in node.inputs)
+        fact = lookup(node.op).range
+        if fact == "grows" or (node.op == "mul" and node.inputs[0] is node.inputs[1]):
+            return True
+        if node.op == "mul" and any(map(normalises, node.inputs)):
+            return False                       # a quotient, written with a reciprocal
+        if fact == "divides":
+            divisor = node.inputs[-1]
+            if is_literal(divisor):
+                return grown or not fits(divisor)
+            return not away_from_zero(divisor)
+        if node.op == "clip":                  # by what f16 holds, or by anything
+            return grown and not all(i.op == "const" and fits(i) for i in node.inputs[1:])
         if node.op == "cast" and node.inputs[0].type.dtype == "f8e8m0":
             return True                        # powers of two from 2^-127 to 2^127
-        return square or node.op in WIDE or any(i in self.wide for i in node.inputs)
+        return grown and fact != "bounds"
 
-    def _from_input(self, node: Node) -> bool:
-        while node.op in VIEWS:
-            node = node.inputs[0]
-        return node.op == "input"
-
-    def _fragile(self, node: Node) -> bool:
-        """Values that f16 loses: made of sums or of constants outside its range, or made for
-        sums alone.
-        """
+    def _holds(self, node: Node) -> bool:
+        if kind(node) in UNSTORED or at_least_always(SMALL, node.type.nbytes):
+            return False
+        if lookup(node.op).range == "exact" or node in self.wide or node in self.exact:
+            return False
         floats = [i for i in node.inputs if i.type.dtype == "f32"]
-        if not all(_fits(i.data) for i in floats if i.op == "const"):
+        if not all(fits(i) for i in floats if i.op == "const"):
+            return False
+        if kind(node) == "movement":
+            return any(i in self.held for i in floats)
+        if kind(node) == "elementwise":
+            readers = self.readers[node]
+            return not readers or any(kind(r) != "reduction" for r in readers)
+        # products of the graph's inputs alone: samples of sound may be as large as 32768
+        large = [i for i in floats if i.op != "const"]
+        return not large or not all(map(from_input, large))
+
+    def _wants_digits(self, reader: Node) -> bool:
+        """Whether a node wants all digits of what it reads: of positions, and of numbers that
+        become integers. So does what only moves or shifts such values.
+        """
+        if lookup(reader.op).range == "exact":
             return True
-        if any(self._kind(i) == "reduction" or not same(i.type.size, node.type.size)
-               for i in floats if i.op != "const" and not self.half[i]):
+        if reader.op == "cast" and dtypes.is_int(reader.type.dtype):
             return True
-        readers = self.readers[node]
-        return bool(readers) and all(self._kind(r) == "reduction" for r in readers)
+        return reader in self.exact and kind(reader) in ("movement", "elementwise")
 
-    def _change(self, node: Node, inputs: tuple[Node, ...]) -> Node:
-        if node.op in ("input", "const"):
+
+class _Assigner:
+    """Writes groups anew, each node with the type that it is stored in."""
+
+    def __init__(self, graph: Graph, groups: Sequence[Group], half: bool) -> None:
+        self.graph, self.groups, self.half = graph, groups, half
+        self.survival = Survival(graph)
+        self.outputs = {n for _, n in graph.outputs}
+        self.stored: dict[Node, Node] = {n: n for n in graph.inputs}     # old -> new
+        self.halves: dict[Node, Node] = {}                               # of constants
+        self.origins = dict(graph.origins)
+
+    def run(self) -> tuple[Graph, list[Group]]:
+        groups = [self._group(group) for group in self.groups]
+        outputs = tuple((name, self.stored.get(n, n)) for name, n in self.graph.outputs)
+        graph = Graph(self.graph.name, self.graph.inputs, outputs, self.origins)
+        return graph, groups
+
+    def _group(self, group: Group) -> Group:
+        root = group.root
+        dtype = self._root_dtype(group)
+        computes = self.half and self._computes_in_half(group, dtype)
+        new: dict[Node, Node] = {}
+        for node in group.members:
+            kept = dtype if node is root else node.type.dtype
+            if node is not root and kept == "f32" and (computes or self._joined(group, node)):
+                kept = "f16"                   # not rounded for it
+            inputs = [new[i] if i in new else self._operand(i, computes) for i in node.inputs]
+            new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
+            if node in self.graph.origins:
+                self.origins[new[node]] = self.graph.origins[node]
+        self.stored[root] = new[root]
+        return replace(group, root=new[root], inlined=frozenset(new[n] for n in group.inlined),
+                       anchor=None if group.anchor is None else new[group.anchor],
+                       compute="f16" if computes else "f32")
+
+    def _root_dtype(self, group: Group) -> str:
+        root = group.root
+        if root in self.outputs:
+            return root.type.dtype
+        if root.op == "reshape" and not group.inlined and root.type.layout == ROW:
+            source = root.inputs[0]            # another name of the same buffer
+            if source.op not in ("input", "const") and source.type.layout == ROW:
+                return self.stored[source].type.dtype
+        return "f16" if root in self.survival.held else root.type.dtype
+
+    def _joined(self, group: Group, node: Node) -> bool:
+        """Whether it may be written into its place in an f16 concatenation."""
+        root = group.root
+        return root.op == "concat" and node in root.inputs and self._root_dtype(group) == "f16"
+
+    def _operand(self, node: Node, computes: bool) -> Node:
+        if node.op != "const" or node.type.dtype != "f32":
+            return self.stored.get(node, node)
+        if is_literal(node):
+            return const(node.data, "f16") if computes else node
+        if at_least_always(SMALL, node.type.nbytes) and not computes:
             return node
-        if not any(i.type.dtype == "f32" for i in node.inputs) and node.type.dtype != "f32":
-            return node if node.inputs == inputs else node.with_inputs(inputs)
-        if node.op == "cast":
-            return self._cast(node, inputs[0])
-        wanted = "f16" if self.half[node] else "f32"
-        given = [self._as(new, wanted) if old.type.dtype == "f32" else new
-                 for old, new in zip(node.inputs, inputs)]
-        return self.g.op(node.op, *given, **node.kwargs)
+        if node not in self.halves:
+            whole = node in self.outputs or not self.survival.constant(node)
+            self.halves[node] = node if whole else const(node.data, "f16")
+        return self.halves[node]
 
-    def _cast(self, node: Node, x: Node) -> Node:
-        to = node.type.dtype
-        return self._as(x, "f16" if to == "f32" and self.half[node] else to)
+    def _computes_in_half(self, group: Group, dtype: str) -> bool:
+        """Whether all that the group computes with is within f16, operands included."""
+        if not any(dtypes.is_float(n.type.dtype) for n in group.members):
+            return False
+        for node in group.members:
+            if dtypes.is_float(node.type.dtype) and not self._half_node(node, group, dtype):
+                return False
+        return all(self._operand(n, True).type.dtype == "f16" for n in group.operands
+                   if dtypes.is_float(n.type.dtype))
 
-    def _as(self, node: Node, dtype: str) -> Node:
-        if node.type.dtype == dtype:
-            return node
-        if node.op == "const":
-            return const(node.data, dtype)
-        return self.g.cast(node, to=dtype)
+    def _half_node(self, node: Node, group: Group, dtype: str) -> bool:
+        if node.type.dtype not in ("f16", "f32") or kind(node) not in HALVED:
+            return False
+        if node.op == "cast" or lookup(node.op).range == "exact":
+            return False
+        if node in self.survival.wide and not (node is group.root and dtype == "f16"):
+            return False                       # the root is rounded to f16 in any case
+        return all(fits(i) for i in node.inputs if is_literal(i))
 
 
-def _fits(values: np.ndarray) -> bool:
-    """Whether f16 holds all values: none too large, and no number (but 0) too small to keep its
-    digits.
+def kind(node: Node) -> str:
+    """The kind of its op; "" for inputs and constants."""
+    return "" if node.op in ("input", "const") else lookup(node.op).kind
+
+
+def from_input(node: Node) -> bool:
+    """Whether it is a graph's input, seen through views."""
+    while node.op in VIEWS:
+        node = node.inputs[0]
+    return node.op == "input"
+
+
+def away_from_zero(node: Node) -> bool:
+    """Whether quotients by it are about as large as their dividends, or smaller: roots and sums by
+    which something is normalised, and what has a floor that f16 holds.
     """
-    size = np.abs(values[np.isfinite(values)])
-    if size.size == 0:
-        return True
-    if size.size == 1:
-        return bool(size[0] == 0 or TINY <= size[0] <= HUGE)
-    return bool(size.max() <= HUGE)        # among many weights, the smallest matter little
+    if node.op == "const":
+        return fits(node) and bool(np.all(np.abs(node.data) >= TINY))
+    if node.op in ("cast", *VIEWS):
+        return away_from_zero(node.inputs[0])
+    if node.op == "add":                       # of an epsilon that f16 holds, too
+        return any(map(away_from_zero, node.inputs)) and all(map(not_negative, node.inputs))
+    if node.op in ("max", "clip"):
+        return any(i.op == "const" and away_from_zero(i) and not_negative(i)
+                   for i in node.inputs[:2])
+    return node.op == "sqrt" or kind(node) == "reduction"
+
+
+def normalises(node: Node) -> bool:
+    """Whether it is a reciprocal of what stays away from 0: of a sum, say."""
+    while node.op in ("cast", *VIEWS):
+        node = node.inputs[0]
+    return node.op == "reciprocal" and away_from_zero(node.inputs[0])
+
+
+def not_negative(node: Node) -> bool:
+    """Whether its values are 0 or more; those of sums by which something is normalised are."""
+    if node.op == "const":
+        return bool(np.all(node.data >= 0))
+    if node.op in ("cast", *VIEWS):
+        return not_negative(node.inputs[0])
+    square = node.op == "mul" and node.inputs[0] is node.inputs[1]
+    return square or kind(node) == "reduction" or node.op in ("abs", "exp", "sqrt", "relu",
+                                                              "sigmoid", "softplus")
+
+
+def fits(node: Node) -> bool:
+    """Whether f16 holds all values of a constant: none too large, and no number (but 0) that loses
+    its digits. Among many weights, the smallest matter little.
+    """
+    size = finite(node)
+    return size.size == 0 or bool(size.max() == 0 or TINY <= size.max() <= HUGE)
+
+
+def overflows(node: Node) -> bool:
+    """Whether a constant holds a number that f16 makes infinite."""
+    size = finite(node)
+    return size.size > 0 and bool(size.max() > HUGE)
+
+
+def finite(node: Node) -> np.ndarray:
+    """The magnitudes of a constant's numbers; of integers none."""
+    if not dtypes.is_float(node.type.dtype):
+        return np.zeros(0)
+    values = node.data if node.type.dtype in ("f16", "f32", "f64") else dtypes.converted(
+        node.data, "f32")
+    return np.abs(values[np.isfinite(values)])
+
+
+__all__ = ["CheckTypes", "Survival", "assign_precision"]

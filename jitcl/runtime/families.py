@@ -432,7 +432,6 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     from jitcl.codegen.flops import group_flops
     from jitcl.codegen.schedule_sized import group_is_sized
     from jitcl.ops.sizes import array_of
-    from jitcl.passes.precision import half_arithmetic
     from jitcl.runtime.lowering import Lowering
 
     device = specialiser.device
@@ -449,8 +448,7 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
         raise SizePinned("a buffer may shrink where a dimension grows")
     if device.faults is None or not config.get("checks"):
         return plan, None
-    half = half_arithmetic(device.target, specialiser.options.precision)
-    return plan, concrete(generated, [a.hint for a in space.atoms], half)
+    return plan, concrete(generated, [a.hint for a in space.atoms])
 
 
 def _grows(space: Space, size: Any) -> bool:

@@ -21,7 +21,7 @@ from jitcl.passes.fuse import fuse
 from jitcl.passes.indices import take_checks
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import half_arithmetic
+from jitcl.passes.precision import assign_precision
 from jitcl.passes.verify import check
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
@@ -55,7 +55,11 @@ class Lowering:
             verify=check if config.get("verify") else None,
         )
         with judged_by_hint():               # what is worth storing is no question of right
-            self.groups = fuse(self.graph, device.target)
+            groups = fuse(self.graph, device.target)
+        started = time.perf_counter()
+        self.graph, self.groups = assign_precision(self.graph, groups, device.target,
+                                                   options.precision)
+        _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
 
     def generate(self, *, host: bool = True, memory: str | None = None) -> Generated:
         """Kernels that the device's fault database does not reject; memory is not laid out.
@@ -72,7 +76,6 @@ class Lowering:
             self.groups,
             target,
             templates=config.get("templates"),
-            half=half_arithmetic(device.target, self.options.precision),
             faults=device.faults,
             host=device.host_target if host else None,
             joins=not low,

@@ -81,6 +81,11 @@ class Target:
     gated_weights: bool = False            # a convolution's weights take a gate of its input
 
     @property
+    def computes_f16(self) -> bool:
+        """Whether kernels may compute in the type half."""
+        return self.fp16_arithmetic and not self.soft_half
+
+    @property
     def key(self) -> str:
         """Digest of every field that code depends on: two devices that differ in one never share
         an entry. Not of the memory, which is only compared with what a plan needs: PoCL reports

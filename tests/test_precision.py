@@ -1,0 +1,97 @@
+"""What precision "normal" and "low" store and compute, from graph to kernels. The pass itself, text
+in and text out: tests/passes/precision.jitcl.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from jitcl.ir.graph import Graph, Node, graph_input, toposort
+from jitcl.ir.printer import print_kernel
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from tests.compiling import compile_graph
+from tests.devices import device, present, run_graph
+from tests.generated.kernels import TARGETS
+
+g = GraphBuilder()
+
+
+def x(name: str, *shape: int, dtype: str = "f32") -> Node:
+    return graph_input(name, TensorType(dtype, shape))
+
+
+def weights(*shape: int, seed: int = 0) -> Node:
+    rng = np.random.default_rng(seed)
+    return g.const((rng.normal(size=shape) / 8).astype(np.float32))
+
+
+def graph_of(y: Node) -> Graph:
+    return Graph("g", tuple(n for n in toposort([y]) if n.op == "input"), (("y", y),))
+
+
+def convolutions(c: int = 16, k: int = 32) -> Graph:
+    """Two 3x3 convolutions with ReLU."""
+    window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    y = g.relu(g.conv(x("x", 1, c, 28, 28), weights(k, c, 3, 3), **window))
+    return graph_of(g.relu(g.conv(y, weights(k, k, 3, 3, seed=1), **window)))
+
+
+def perceptron(m: int = 64) -> Graph:
+    """Two products with a bias and ReLU."""
+    y = g.relu(g.add(g.matmul(x("x", m, 512), weights(512, 256)), weights(256)))
+    return graph_of(g.relu(g.add(g.matmul(y, weights(256, 128, seed=1)), weights(128))))
+
+
+def test_an_inlined_sum_is_not_rounded() -> None:
+    """relu(a + b) between two products: one kernel, which rounds what it stores alone."""
+    a, b = (g.matmul(x(name, 64, 64), weights(64, 64)) for name in "ab")
+    y = g.relu(g.add(g.sigmoid(a), g.sigmoid(b)))
+    graph = graph_of(g.matmul(g.softmax(g.matmul(y, weights(64, 64)), axis=-1), weights(64, 64)))
+    found = compile_graph(graph, TARGETS["gpu"], "normal", templates=False)
+    text = "\n".join(print_kernel(k.kernel) for k in found.kernels if k is not None)
+    rounded = [line for line in text.splitlines() if re.search(r"(?<!f32\()\bf16\(", line)]
+    assert len(rounded) >= 2
+    for line in rounded:
+        assert re.fullmatch(r"\s*y\[.*\] = f16\((?!.*\bf16\().*\)", line), line
+
+
+@pytest.mark.parametrize("make", [convolutions, perceptron])
+@pytest.mark.parametrize("target", ["gpu", "gpu-fp16", "mali", "cpu", "cpu-fp16"])
+def test_lower_precision_launches_no_more_kernels(target: str, make) -> None:
+    launches = {p: [s.name for s in compile_graph(make(), TARGETS[target], p).plan.steps]
+                for p in ("high", "normal", "low")}
+    assert launches["normal"] == launches["low"] == launches["high"]
+
+
+@pytest.mark.parametrize("spec", [s for s in present() if s != "reference"])
+def test_convolutions_launch_as_many_kernels_on_a_device(spec: str) -> None:
+    place = device(spec)
+    assert place is not None
+    counts = {len(compile_graph(convolutions(), place.target, p).plan.steps)
+              for p in ("high", "normal", "low")}
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("precision", ["normal", "low"])
+@pytest.mark.parametrize("spec", [s for s in present() if s != "reference"])
+def test_a_mask_of_the_lowest_number_masks(spec: str, precision: str) -> None:
+    """finfo.min as f16 would be -inf, and a row that is masked whole NaN."""
+    scores = g.matmul(x("q", 64, 64), weights(64, 64))
+    lowest = float(np.finfo(np.float32).min)
+    masked = g.add(g.matmul(g.tanh(scores), weights(64, 64)), x("mask", 64, 64))
+    masked = g.where(x("keep", 64, 64, dtype="bool"), masked, lowest)
+    y = g.matmul(g.softmax(g.transpose(masked, perm=(1, 0)), axis=-1), weights(64, 64, seed=2))
+    rng = np.random.default_rng(3)
+    bias = rng.normal(size=(64, 64)).astype(np.float32)
+    bias[:, 1] = lowest / 2
+    keep = rng.random((64, 64)) < 0.5
+    keep[:, 2] = False
+    feeds = {"q": rng.normal(size=(64, 64)).astype(np.float32), "mask": bias, "keep": keep}
+    want = run_graph(spec, graph_of(y), feeds)["y"]
+    got = run_graph(spec, graph_of(y), feeds, precision=precision)["y"]
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, want, rtol=0, atol=5e-3 * np.abs(want).max())
