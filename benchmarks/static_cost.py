@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""What kernels cost on Mali and Adreno GPUs that aren't here, as Mesa's compilers for them count.
+
+    static_cost.py --root DIR [--reach FOLDER] [--gpus mali-g610,...] [--precisions high,low]
+                   [--shape ids=1,128] [--save NUMBERS.json] [--baseline NUMBERS.json]
+                   [--write TABLE.md] MODEL.onnx ...
+
+DIR (or the environment variable REACH_ROOT) holds the compilers, FOLDER (or REACH; by default
+../shared/reach beside this checkout) the scripts that fetch and run them. Nothing runs on a GPU:
+the kernels of every model, for the profile of each GPU, are compiled, and the driver's statistics
+read. Printed for each GPU, precision and kind of kernel:
+
+    kernels       different texts
+    load/store    mean over launches of a work-item's memory accesses: cycles on Mali, instructions
+                  on Adreno (texture reads among them); each counts once, whatever its width, and
+                  what stands in a loop counts once
+    all items     that number times the work-items of all launches, in millions: what tells whether
+                  fewer accesses only come of a smaller tile
+    arithmetic    as load/store: the busiest arithmetic pipe on Mali, instructions on Adreno
+    registers     the most of any kernel: 32-bit ones on Mali, vec4 on Adreno
+    occupancy     the least: threads of what fits at best
+    spills        stores to and loads from the stack
+    fma           kernels that call fma() where it is a routine of many instructions
+
+--baseline: numbers that --save kept; each cell then says "before -> after".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from jitcl.cli.lowered import lower_for_dump
+from jitcl.codegen.plan import Plan, Step
+from jitcl.runtime.model import open_model
+
+REACH = Path(__file__).resolve().parents[2] / "shared" / "reach"
+PROFILES = {"adreno-630": "adreno-640"}      # GPUs without a profile: that of their generation
+GPUS = ("mali-g52", "mali-g610", "adreno-630", "adreno-740")
+WAVES, THREADS = 16, 2                       # at full occupancy: Adreno, Mali from Bifrost on
+ROUTINE = 100                                # instructions more than mad(): fma() is a routine
+PROBE = ("__kernel void probe_{0}(__global const float *x, __global float *y)\n"
+         "{{ int i = get_global_id(0); y[i] = {0}(x[i], x[i + 1], x[i + 2]); }}\n")
+KINDS = ("GEMM", "convolution", "depthwise", "pooling", "softmax", "layer norm", "elementwise",
+         "transpose", "copies", "other")
+COLUMNS = ("kernels", "load/store", "all items", "arithmetic", "registers", "occupancy", "spills",
+           "fma")
+MOVES = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Expand", "Slice"}
+Numbers = dict[str, Any]                     # of a kernel: what the table's columns are made of
+
+
+def kind_of(step: Step, template: str) -> str:
+    """Which row of the table a launch counts in."""
+    stem, types = step.kernel.partition("_")[0], {op for _, op in step.origins}
+    if template:
+        return {"gemm": "GEMM", "conv": "convolution", "sum": "depthwise", "max": "pooling",
+                "mean": "pooling"}.get(stem, "copies")
+    if any("Pool" in op for op in types):
+        return "pooling"
+    if "Softmax" in types:
+        return "softmax"
+    if "LayerNormalization" in types or {"ReduceMean", "Sqrt"} <= types:
+        return "layer norm"
+    if types and types <= MOVES:
+        return "transpose" if "Transpose" in types else "copies"
+    return "other" if any(op.startswith(("Reduce", "MatMul", "Gemm")) for op in types) else (
+        "elementwise")
+
+
+def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]]) -> Plan:
+    """The launches of a model for the profile of a GPU."""
+    opened = open_model(model, device=f"profile:{PROFILES.get(gpu, gpu)}", precision=precision)
+    known = {t.name for t in opened.inputs}
+    given = {name: shape for name, shape in shapes.items() if name in known}
+    return lower_for_dump(opened, given, ()).plan
+
+
+def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[str, Numbers]:
+    """What the driver says of each kernel, by name; SystemExit where it can't be asked."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for name, text in files.items():
+            path = Path(folder, f"{name}.cl")
+            path.write_text(text)
+            paths.append(str(path))
+        command = [sys.executable, str(reach / "compile.py"), *paths, "--gpu", gpu, "--root",
+                   str(root)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    found = {Path(r["file"]).stem: r for r in map(json.loads, done.stdout.splitlines())}
+    missing = set(files) - set(found)
+    if missing:
+        raise SystemExit(f"{gpu}: no answer for {sorted(missing)}\n{done.stderr[-2000:]}")
+    return found
+
+
+def numbers(said: Numbers, text: str, fma_is_routine: bool) -> Numbers:
+    """A kernel's numbers, of the driver's statistics."""
+    s = said["stats"]
+    if not said["ok"] or not s:
+        return {"failed": said["log"].strip()[-200:] or "no statistics"}
+    if "cat6" in s:                              # Adreno
+        access, sums, full = s["cat5"] + s["cat6"], s["cat2"] + s["cat3"] + s["cat4"], WAVES
+        threads = s["max_waves"]
+    else:
+        access = s["ls"] if "ls" in s else s["ldst"]
+        sums = s["arith"] if "arith" in s else max(s["fma"], s["cvt"], s["sfu"])
+        threads, full = s["threads"], THREADS
+    return {"access": access, "sums": sums, "registers": s["registers"],
+            "occupancy": threads / full, "instructions": s["instructions"],
+            "spills": s.get("spills", 0) + s.get("fills", 0) + s.get("stp", 0) + s.get("ldp", 0),
+            "fma": int(fma_is_routine and re.search(r"\bfma\(", text) is not None)}
+
+
+def measure(models: Iterable[Path], gpu: str, precisions: Iterable[str],
+            shapes: dict[str, tuple[int, ...]], reach: Path, root: Path) -> dict[str, Numbers]:
+    """"gpu precision kind" -> the row's numbers."""
+    plans = {(m, p): plan_of(m, gpu, p, shapes) for m in models for p in precisions}
+    texts = {k.entry: k.body for plan in plans.values() for k in plan.kernels}
+    probes = {f"probe_{name}": PROBE.format(name) for name in ("fma", "mad")}
+    said = compiled(probes | texts, gpu, reach, root)
+    fma, mad = (said[name]["stats"]["instructions"] for name in probes)
+    costs = {name: numbers(said[name], text, fma - mad > ROUTINE) for name, text in texts.items()}
+    rows: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for (_, precision), plan in plans.items():
+        templates = {k.entry: k.template for k in plan.kernels}
+        for step in plan.steps:
+            kind = kind_of(step, templates[step.kernel])
+            rows[f"{gpu} {precision} {kind}"].append((step.kernel, prod(step.global_size)))
+    return {key: row_of(launches, costs) for key, launches in rows.items()}
+
+
+def row_of(launches: list[tuple[str, int]], costs: dict[str, Numbers]) -> Numbers:
+    """The numbers of a row: of launches as (kernel, work-items)."""
+    failed = {k: costs[k]["failed"] for k, _ in launches if "failed" in costs[k]}
+    good = [(costs[k], items) for k, items in launches if k not in failed]
+    used = [c for k, c in costs.items() if k in {k for k, _ in launches} - failed.keys()]
+    row: Numbers = {"kernels": len({k for k, _ in launches}), "failed": failed}
+    if good:
+        row |= {"load/store": sum(c["access"] for c, _ in good) / len(good),
+                "all items": sum(c["access"] * n for c, n in good) / 1e6,
+                "arithmetic": sum(c["sums"] for c, _ in good) / len(good),
+                "registers": max(c["registers"] for c in used),
+                "occupancy": min(c["occupancy"] for c in used),
+                "spills": sum(c["spills"] for c in used), "fma": sum(c["fma"] for c in used)}
+    row["by kernel"] = {k: costs[k] for k in sorted({k for k, _ in launches})}
+    return row
+
+
+def table(rows: dict[str, Numbers], before: dict[str, Numbers]) -> str:
+    """Markdown; a cell that changed says both numbers."""
+    lines = ["| GPU | precision | kernels of | " + " | ".join(COLUMNS) + " |",
+             "|---|---|---|" + "---:|" * len(COLUMNS)]
+
+    def place(key: str) -> tuple[str, str, int]:
+        gpu, precision, kind = key.split(" ", 2)
+        return gpu, precision, KINDS.index(kind)
+
+    for key in sorted(rows, key=place):
+        gpu, precision, kind = key.split(" ", 2)
+        cells = [cell(before.get(key, {}).get(c), rows[key].get(c)) for c in COLUMNS]
+        lines.append(f"| {gpu} | {precision} | {kind} | {' | '.join(cells)} |")
+    failed = [f"- {key}, {name}: {why!r}" for key, row in rows.items()
+              for name, why in row["failed"].items()]
+    return "\n".join([*lines, *(["", "Not compiled:", *failed] if failed else []), ""])
+
+
+def cell(before: float | None, after: float | None) -> str:
+    """A number, after what it was."""
+    old, new = ("-" if x is None else f"{x:.3g}" for x in (before, after))
+    return new if before is None or old == new else f"{old} -> {new}"
+
+
+def compilers(options: argparse.Namespace) -> tuple[Path, Path]:
+    """(folder of the scripts, root of the compilers); SystemExit says how to get what is missing.
+    """
+    reach = Path(options.reach).resolve()
+    if not (reach / "compile.py").is_file():
+        raise SystemExit(f"no compile.py in {reach}: name the folder of the scripts that run Mesa's"
+                         " compilers for Mali and Adreno by --reach or REACH")
+    root = Path(options.root).resolve() if options.root else None
+    if root is None or not any(root.glob("clbuild-*")):
+        where = f"{root} has no compilers" if root else "no root of the compilers was named"
+        raise SystemExit(f"{where}\n  Get them (810 MB of Debian packages, unpacked, half a minute)"
+                         f": {reach / 'setup.sh'} DIR\n  then name DIR by --root or REACH_ROOT.")
+    return reach, root
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, dims = text.rpartition("=")
+    return name, tuple(map(int, dims.split(",")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--root", default=os.environ.get("REACH_ROOT"))
+    parser.add_argument("--reach", default=os.environ.get("REACH", REACH))
+    parser.add_argument("--gpus", default=",".join(GPUS))
+    parser.add_argument("--precisions", default="high,low")
+    parser.add_argument("--shape", action="append", type=shape, default=[])
+    parser.add_argument("--save", type=Path, help="numbers, for a later --baseline")
+    parser.add_argument("--baseline", type=Path)
+    parser.add_argument("--write", type=Path, help="the table, too")
+    options = parser.parse_args()
+    reach, root = compilers(options)
+    before = json.loads(options.baseline.read_text()) if options.baseline else {}
+    rows: dict[str, Numbers] = {}
+    for gpu in options.gpus.split(","):
+        rows |= measure(options.models, gpu, options.precisions.split(","), dict(options.shape),
+                        reach, root)
+        if options.save:                         # a long run that is cut off keeps what it has
+            options.save.write_text(json.dumps(rows, indent=1))
+    text = table(rows, before)
+    print(text)
+    if options.write:
+        options.write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
