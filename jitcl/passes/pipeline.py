@@ -21,6 +21,7 @@ from jitcl.passes.simplify import (
     MergeBounds,
     NameActivations,
 )
+from jitcl.passes.transposed import PhasesOfTransposed
 from jitcl.passes.views import ViewsLast
 from jitcl.passes.wide_softmax import WidenSoftmax
 from jitcl.target import Target
@@ -48,6 +49,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         ConvolveSmall(),
         MergeProducts(),
         FoldScale(),                                 # shifts that two products left in a row
+        PhasesOfTransposed(target),
         MergeBounds(),
         NameActivations(),
         DivideOnce(),
