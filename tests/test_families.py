@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 import jitcl
 from jitcl.ir.sizes import Size, Space, at
 from jitcl.ir.types import Sym
-from jitcl.runtime.families import Families, Family
+from jitcl.runtime.families import Families, Family, disguised
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.specialise import opening, reopen
 from jitcl.runtime.symbols import expression, symbolic
@@ -251,7 +252,7 @@ def test_where_a_size_is_needed_shapes_have_plans_of_their_own(tmp_path: Path) -
 
 def test_what_numpy_makes_of_a_pinned_size_is_told(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other exceptions are mistakes, and not caught."""
+    """Other exceptions are mistakes, and not caught, be they of the same class."""
     def pinned(specialiser: Any, space: Space, sized: Any) -> Any:
         return np.arange(9)[space.atom(0)]
 
@@ -261,15 +262,35 @@ def test_what_numpy_makes_of_a_pinned_size_is_told(
         model.run(feeds("softmax", n))
     assert model.report().alone.startswith("IndexError: only integers")
 
-    def mistaken(specialiser: Any, space: Space, sized: Any) -> Any:
-        raise AttributeError("no such thing")
 
-    monkeypatch.setattr("jitcl.runtime.families.sized_plan", mistaken)
+
+@pytest.mark.parametrize("error", [AttributeError, IndexError, TypeError, ValueError])
+def test_mistakes_of_the_compiler_are_not_taken_for_pinned_sizes(
+        error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def group_is_sized(group: Any) -> bool:
+        raise error("no such thing")
+
+    monkeypatch.setattr("jitcl.codegen.writer.group_is_sized", group_is_sized)
     model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
-    for n in (10, 11):
-        model.run(feeds("softmax", n))
-    with pytest.raises(AttributeError, match="no such thing"):
-        model.run(feeds("softmax", 12))
+    with pytest.raises(error, match="no such thing"):
+        for n in (10, 11, 12):
+            model.run(feeds("softmax", n))
+
+
+def test_an_error_is_a_pinned_size_only_where_the_line_that_failed_asked_for_it() -> None:
+    """An earlier line that asked, and went on without an answer, says nothing."""
+    space = Space()
+    n: Any = space.symbol("n", 10)
+    asked = ("def indexed(np, n):\n    return np.zeros(3)[n]\n"
+             "def sliced(np, n):\n    return list(itertools.islice(np.zeros(3), n))\n")
+    tried = ("def tried(np, n):\n    try:\n        np.zeros(3)[n]\n    except IndexError:\n"
+             "        pass\n    return np.zeros(3)[3]\n")
+    names: dict[str, Any] = {"__name__": "jitcl.made_up", "itertools": itertools}
+    exec(asked + tried, names)
+    for name, wanted in (("indexed", True), ("sliced", True), ("tried", False)):
+        with pytest.raises((IndexError, ValueError)) as found:
+            names[name](np, n)
+        assert disguised(found.value, space) is wanted, name
 
 
 def grown(tmp_path: Path) -> tuple[jitcl.Model, Family]:

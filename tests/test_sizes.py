@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitcl.ir import expr as E
+from jitcl.ir.graph import const
 from jitcl.ir.sizes import (
     Size,
     SizePinned,
@@ -27,6 +28,7 @@ from jitcl.ir.sizes import (
     judged_by_hint,
     same,
 )
+from jitcl.ops.builder import GraphBuilder, evaluate
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
@@ -143,6 +145,13 @@ def test_a_size_is_never_taken_for_a_number(use: Callable[[Any], Any]) -> None:
     n = Space().symbol("n", 5)
     with pytest.raises(SizePinned, match="size0"):
         use(n)
+
+
+def test_references_are_never_given_a_size() -> None:
+    """NumPy's own functions make arrays of objects of it, and fail in ways of their own."""
+    node = GraphBuilder().pad(const(np.zeros(3, np.float32)), pads=(Space().symbol("n", 5), 0))
+    with pytest.raises(SizePinned, match="'pad' of sizes"):
+        evaluate(node)
 
 
 def test_a_finished_space_answers_what_it_knows_and_asks_no_more() -> None:

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -59,6 +61,7 @@ class Space:
     atoms: list[Atom] = field(default_factory=list)
     guards: dict[tuple[str, Size], None] = field(default_factory=dict)    # in the order met
     sealed: bool = False            # no more guards: what holds is known
+    pinned_at: tuple[Any, ...] = ()     # lines of code that last asked for a number
 
     def __post_init__(self) -> None:
         self.number = next(_spaces)
@@ -85,9 +88,8 @@ class Space:
             low, high = -math.inf, math.inf
             if _low(a) >= 0:
                 low, high = (0 if type(b) is Size else _low(a) // b), _high(a)
-            value = hint(a) // hint(b)
-            self.atoms.append(Atom("", a, b, value, low, high))
-            self._quotients[key] = Size(self, {(len(self.atoms) - 1,): 1}, value)
+            self.atoms.append(Atom("", a, b, hint(a) // hint(b), low, high))
+            self._quotients[key] = cast(Size, self.atom(len(self.atoms) - 1))
         return self._quotients[key]
 
     def guard(self, relation: str, size: Size) -> None:
@@ -136,6 +138,8 @@ class Size:
 
     def __index__(self, *_: Any) -> int:
         """Stands for all that ints can do beyond arithmetic, too: `n / 2`, `n & 7`, `n.real`."""
+        frames = traceback.walk_stack(sys._getframe())
+        self.space.pinned_at = tuple((f.f_code, line) for f, line in frames)
         raise SizePinned(f"'{self}' is needed as a number")
 
     __int__ = __float__ = __trunc__ = __index__
@@ -491,7 +495,3 @@ def has_size(x: Any) -> bool:
     if isinstance(x, (tuple, list)):
         return any(map(has_size, x))
     return type(x) is Size
-
-
-__all__ = ["Atom", "Size", "SizePinned", "Space", "at", "at_least", "at_least_always", "divided",
-           "everywhere", "has_size", "hint", "is_size", "judged_by_hint", "same", "text", "whole"]

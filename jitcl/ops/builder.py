@@ -112,7 +112,8 @@ def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.nda
             arrays = [memo[i] for i in n.inputs]
             if not has_size(n.type.shape):
                 affordable(n.type)
-            if n.op == "sizes" or any(a.dtype == object for a in arrays):
+            if (n.op == "sizes" or has_size(tuple(n.kwargs.values()))
+                    or any(a.dtype == object for a in arrays)):
                 from jitcl.ops.sizes import arithmetic
                 memo[n] = arithmetic(n, lookup(n.op).ref, *arrays)
             else:

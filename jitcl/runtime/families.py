@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,7 +68,7 @@ VARIANTS = 4                    # families of one pattern: each has met other gu
 FEW = 16                        # elements of an input by value that may be symbols
 
 FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisations may do better
-# SizePinned in disguise: `array[n]`, `np.pad(x, n)` and `islice(x, n)` hide what n.__index__ raises
+# SizePinned in disguise: `array[n]` and `islice(x, n)` hide what n.__index__ raises
 DISGUISED = (IndexError, TypeError, ValueError)
 SIZE = re.compile(r"\bsize(\d+)\b")
 log = logging.getLogger("jitcl")
@@ -353,6 +354,8 @@ class Families:
             except (DeviceLostError, NeedsValue):
                 raise
             except (SizePinned, JitclError, *DISGUISED) as error:
+                if isinstance(error, DISGUISED) and not disguised(error, space):
+                    raise
                 why = said(error, space)
                 free_frames(error)
                 break
@@ -412,6 +415,15 @@ class Families:
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
                   "from_cache": family.from_cache}
         return Member(**fields, family=family, values=tuple(values))
+
+
+def disguised(error: Exception, space: Space) -> bool:
+    """Whether the line of this package that failed is the one that last asked a size for its
+    number: a library hides the SizePinned behind an error of its own. Others are mistakes.
+    """
+    lines = [(f.f_code, n) for f, n in traceback.walk_tb(error.__traceback__)
+             if f.f_globals.get("__name__", "").startswith("jitcl.")]
+    return lines[-1] in space.pinned_at
 
 
 def said(error: Exception, space: Space) -> str:
