@@ -28,7 +28,7 @@ CONFINED = {
     "pyopencl": ("jitcl.devices.opencl",),
     "numba": ("jitcl.devices.cpu",),
     "llvmlite": ("jitcl.devices.cpu",),
-    "onnx": ("jitcl.frontends.onnx",),
+    "onnx": ("jitcl.frontends.onnx", "jitcl.onnx_backend"),
     "pickle": ("jitcl.devices.messages",),         # a pipe to a child, never a file
     "onnxruntime": ("jitcl.bench.peers",),       # what jitcl is compared with, in its own process
     "openvino": ("jitcl.bench.peers",),
