@@ -38,10 +38,8 @@ def devices(probe: bool, as_json: bool) -> None:
         from jitcl.cli.probes import show_probes
         show_probes(as_json)
         return
-    import dataclasses
-
     from jitcl.cli.console import console, print_json, progress_bar, table
-    from jitcl.cli.faults import fault_rows, fault_table
+    from jitcl.cli.faults import fault_table
     from jitcl.codegen.text import amount
     from jitcl.devices.select import devices as all_devices
     from jitcl.devices.select import resolve_auto
@@ -51,10 +49,7 @@ def devices(probe: bool, as_json: bool) -> None:
         found = all_devices(progress)
     auto, why = resolve_auto()
     if as_json:
-        print_json({"auto": auto, "why": why, "devices": [
-            {"spec": d.spec, "note": d.note, **dataclasses.asdict(d.target),
-             "quirks": [quirk_dict(q) for q in d.quirks], "faults": fault_rows(d)}
-            for d in found],
+        print_json({"auto": auto, "why": why, "devices": [device_dict(d) for d in found],
             "profiles": [{"spec": f"profile:{p.name}", "name": p.target.name, "chip": p.chip,
                           "quirks": [q.id for q in p.quirks]} for p in PROFILES.values()]})
         return
@@ -75,6 +70,15 @@ def devices(probe: bool, as_json: bool) -> None:
         if d.faults:
             out.print(fault_table(d))
     out.print(f"profiles (compile only): {', '.join(f'profile:{name}' for name in PROFILES)}")
+
+
+def device_dict(info: DeviceInfo) -> dict[str, Any]:
+    """A device for programs: all of its target, quirks, what failed."""
+    import dataclasses
+
+    from jitcl.cli.faults import fault_rows
+    return {"spec": info.spec, "note": info.note, **dataclasses.asdict(info.target),
+            "quirks": [quirk_dict(q) for q in info.quirks], "faults": fault_rows(info)}
 
 
 def quirk_dict(quirk: Quirk) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jitcl import __version__, config
 from jitcl.cli.bench import bench
 from jitcl.cli.cache import cache
 from jitcl.cli.devices import devices
+from jitcl.cli.doctor import doctor
 from jitcl.cli.dump import dump
 from jitcl.cli.run import run
 from jitcl.devices.shortage import system_error
@@ -33,6 +34,7 @@ Examples:
   jitcl bench model.onnx                        beside other engines, in turns
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
   jitcl cache why model.onnx                    why was it compiled again?
+  jitcl doctor --bundle report.zip              what is missing, and a report to send
 
 \b
 Environment variables (JITCL_DEBUG=1 shows where an error comes from):
@@ -92,7 +94,7 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, bench, dump, devices, cache):
+for _command in (run, bench, dump, devices, doctor, cache):
     cli.add_command(_command)
 
 

@@ -16,6 +16,7 @@ from jitcl.target.target import Target
 log = logging.getLogger("jitcl.opencl")
 _lock = forking.lock()
 _found: tuple[Found, ...] | None = None
+_loader_error = ""
 _found_in = 0                       # forking.generation: which process set the drivers up
 
 
@@ -96,8 +97,20 @@ def _enumerate() -> tuple[Found, ...]:
         return _offered()
 
 
+def loader_error() -> str:
+    """Why pyopencl can't be imported, as without the OpenCL loader that it was built for; ""."""
+    find_devices()
+    return _loader_error
+
+
 def _offered() -> tuple[Found, ...]:
-    import pyopencl as cl
+    global _loader_error
+    try:
+        import pyopencl as cl
+    except (ImportError, OSError) as error:
+        _loader_error = str(error)
+        log.warning("there are no OpenCL devices, as pyopencl can't be loaded: %s", error)
+        return ()
 
     try:
         platforms = cl.get_platforms()

@@ -71,6 +71,11 @@ def probe_anew(found: Found, progress: Progress | Tally | None = None) -> list[A
     return _Record(found, _limits(found)).ask(Tally.of(progress))
 
 
+def remembered(found: Found) -> list[dict[str, Any]]:
+    """The device's answers as they are kept, of which nothing is asked; [] where there are none."""
+    return _Record(found, _limits(found)).kept()
+
+
 def fields_of(answers: list[Answer]) -> dict[str, Any]:
     """The fields of Target that answers set, `proven` among them."""
     from jitcl.devices.opencl.probes import PROBES
@@ -134,6 +139,13 @@ class _Record:
         with self._locked():                # another process may be probing just now
             fields = self._read()
             return fields_of(self.ask(tally)) if fields is None else fields
+
+    def kept(self) -> list[dict[str, Any]]:
+        """The answers in the file, as JSON values."""
+        if self._read() is None:
+            return []
+        found: list[dict[str, Any]] = json.loads(ownership.read(self.path))["answers"]
+        return found
 
     def ask(self, tally: Tally) -> list[Answer]:
         """Probe, and keep the answers."""
