@@ -202,7 +202,7 @@ def test_a_bundle_says_nothing_of_who_wrote_it(quick, monkeypatch, tmp_path):
     with zipfile.ZipFile(path) as found:
         assert set(found.namelist()) == {"doctor.txt", "doctor.json", "devices.json", "probes.json"}
         texts = {name: found.read(name).decode() for name in found.namelist()}
-        assert [(n, w) for n, text in texts.items() for w in PRIVATE 
+        assert [(n, w) for n, text in texts.items() for w in PRIVATE
                 if w in "".join(text.split())] == []
         assert {i.date_time for i in found.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     variables = json.loads(texts["doctor.json"])["environment"]
