@@ -16,10 +16,14 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.backend.base import Backend
 from onnx.backend.test import BackendTest
+from onnx.backend.test.runner import Runner
 
 import jitcl
 from jitcl import onnx_backend
 from tests import conformance, devices
+
+# Sequences with a scalar in them: onnx's runner asks for len() of each (conformance compares them)
+SCALARS = {"test_loop16_seq_none"}
 
 
 @functools.cache
@@ -33,7 +37,7 @@ def suite() -> dict[str, type[unittest.TestCase]]:
 
 def names(category: str) -> list[str]:
     found = [n for n in dir(suite()[category]) if re.fullmatch(r"test_\w+_cpu", n)]
-    return [n for n in found if n.removesuffix("_cpu") not in conformance.MAY_FAIL]
+    return [n for n in found if n.removesuffix("_cpu") not in {*conformance.MAY_FAIL, *SCALARS}]
 
 
 def by_onnx(category: str, chosen: list[str]) -> None:
@@ -71,6 +75,16 @@ def test_onnx_s_runner_has_the_tests_that_conformance_runs():
         here = {n.removesuffix("_cpu") for n in dir(suite()[f"OnnxBackend{category}ModelTest"])
                 if n.endswith("_cpu")}
         assert here == set(conformance.runner().cases(kind)), kind
+
+
+@pytest.mark.parametrize("name", sorted(SCALARS))
+def test_onnx_s_runner_can_t_compare_sequences_of_scalars(name):
+    """The proof: it can't compare the expectation with itself."""
+    case = conformance.runner().cases("node")[name]
+    (wanted,) = [case.data_sets[0][1]]
+    assert any(np.ndim(x) == 0 for x in wanted[0])
+    with pytest.raises(TypeError, match="Unable to compare"):
+        Runner.assert_similar_outputs(wanted, wanted, 1e-3, 1e-7)
 
 
 def test_other_devices_of_the_suite_are_skipped():

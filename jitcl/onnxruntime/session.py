@@ -61,9 +61,10 @@ class InferenceSession:
         try:
             model = open_model(given, device=choice.device, **choice.options)
             shapes = self._shapes(model.inputs)
-            if model.program is None and model.fixed_shapes(shapes) is not None:
+            fixed = model.fixed_shapes(shapes)
+            if fixed is not None:
                 with self._threads():
-                    model.prepare(shapes)
+                    model.prepare(fixed)
         except JitclError as error:
             kind = errors.InvalidArgument if isinstance(error, OptionError) else None
             raise errors.translated(error, kind) from error
