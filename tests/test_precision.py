@@ -4,6 +4,7 @@ in and text out: tests/passes/precision.jitcl.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -95,3 +96,46 @@ def test_a_mask_of_the_lowest_number_masks(spec: str, precision: str) -> None:
     got = run_graph(spec, graph_of(y), feeds, precision=precision)["y"]
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got, want, rtol=0, atol=5e-3 * np.abs(want).max())
+
+
+def depthwise() -> Graph:
+    window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 128}
+    y = g.relu(g.conv(x("x", 1, 128, 28, 28), weights(128, 1, 3, 3), **window))
+    return graph_of(g.relu(g.conv(y, weights(128, 1, 3, 3, seed=1), **window)))
+
+
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("make", [convolutions, perceptron, depthwise])
+@pytest.mark.parametrize("target", ["gpu", "mali", "cpu", "cpu-fp16"])
+def test_weights_take_two_bytes_an_element(target: str, make, images: bool) -> None:
+    """Of f32 models below "high", and of f16 models at any precision."""
+    wanted = TARGETS[target]
+    if images:
+        wanted = dataclasses.replace(wanted, images=True, image_pixels=65536)
+    size = {p: sum(a.nbytes for a in compile_graph(make(), wanted, p).plan.constants.values()
+                   if a.nbytes >= 2048) for p in ("high", "normal", "low")}
+    assert size["normal"] == size["low"] == size["high"] // 2 > 0
+
+
+@pytest.mark.parametrize("precision", ["high", "normal", "low"])
+@pytest.mark.parametrize("target", ["gpu", "mali", "cpu"])
+def test_weights_of_an_f16_model_stay_f16(target: str, precision: str) -> None:
+    rng = np.random.default_rng(0)
+    w = g.const(rng.normal(size=(512, 256)).astype(np.float16))
+    plan = compile_graph(graph_of(g.matmul(x("x", 64, 512, dtype="f16"), w)), TARGETS[target],
+                         precision).plan
+    assert [a.nbytes for a in plan.constants.values()] == [2 * 512 * 256]
+
+
+@pytest.mark.parametrize("precision", ["high", "normal", "low"])
+@pytest.mark.parametrize("make", [convolutions, perceptron, depthwise])
+@pytest.mark.parametrize("spec", [s for s in present() if s.startswith("opencl")])
+def test_results_are_those_of_high_precision(spec: str, make, precision: str) -> None:
+    graph = make()
+    rng = np.random.default_rng(5)
+    feeds = {str(n.attr("name")): rng.normal(size=n.type.dims).astype(np.float32)
+             for n in graph.inputs}
+    want = run_graph("reference", graph, feeds)["y"]
+    got = run_graph(spec, graph, feeds, precision=precision)["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * (
+        1e-5 if precision == "high" else 2e-3))

@@ -24,8 +24,9 @@ from jitcl.errors import DeviceError
 if TYPE_CHECKING:
     from jitcl.devices.opencl.device import OpenClDevice
 
-SMALLEST = 16  # bytes of an allocation: a buffer may not be empty, and a pixel has as many
+SMALLEST = 16  # bytes of an allocation: a buffer may not be empty, and a pixel has up to as many
 PIXEL = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.FLOAT)
+HALVES = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.HALF_FLOAT)
 
 
 @dataclass(eq=False)
@@ -67,13 +68,14 @@ class Memory:
         return self._buffers[index]
 
     def image(self, index: int) -> Any:
-        """The same bytes as an image1d_buffer of float4."""
+        """The same bytes as an image1d_buffer of four floats or halves a pixel, read as float4."""
         if index not in self._images:
             spec = self.plan.buffers[index]
+            pixel, nbytes = (HALVES, 8) if spec.dtype == "f16" else (PIXEL, 16)
             with translated(f"{self.device.name}: an image of buffer '{spec.name}'"):
                 self._images[index] = cl.create_image(
-                    self.device.context, cl.mem_flags.READ_ONLY, PIXEL,
-                    shape=(max(spec.nbytes, SMALLEST) // SMALLEST,), buffer=self._buffers[index])
+                    self.device.context, cl.mem_flags.READ_ONLY, pixel,
+                    shape=(max(spec.nbytes, SMALLEST) // nbytes,), buffer=self._buffers[index])
         return self._images[index]
 
     def release(self) -> None:

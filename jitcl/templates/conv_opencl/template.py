@@ -102,7 +102,7 @@ def choose_forms(s: ConvShape, const_weights: bool, target: Target) -> tuple[For
 
 
 def pack_taps(w: np.ndarray, groups: int, rows: int) -> np.ndarray:
-    """[K, C, kh, kw] -> f32 [groups, K / groups / rows, C * kh * kw, rows]."""
+    """[K, C, kh, kw] -> [groups, K / groups / rows, C * kh * kw, rows]."""
     return pack_rows(w.reshape(groups, w.shape[0] // groups, -1), rows)
 
 
@@ -181,7 +181,8 @@ class _Writer:
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
-            x_type=hooks.ctype(self.x.type.dtype), multiply_add=hooks.target.multiply_add,
+            x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
+            multiply_add=hooks.target.multiply_add,
             WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image))
         row_vectors = -(-ow // tile.width)
         n_tiles = -(-oh * row_vectors // tile.vectors)

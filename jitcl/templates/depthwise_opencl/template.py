@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from jitcl.ir.group import Group
 from jitcl.target import Target
-from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
+from jitcl.templates.base import Emitted, OpenClHooks, Template
 from jitcl.templates.convolution import shape_of
 from jitcl.templates.opencl.window import Lanes, Windows, emit_windows, suitable, vector_widths
-
-
-def as_floats(w: np.ndarray) -> np.ndarray:
-    return w.astype(np.float32)
 
 
 class DepthwiseOpenCl(Template[Lanes, OpenClHooks]):
@@ -30,5 +24,5 @@ class DepthwiseOpenCl(Template[Lanes, OpenClHooks]):
         return vector_widths(s, target)
 
     def emit(self, match: Lanes, hooks: OpenClHooks) -> list[Emitted]:
-        packed = Packed(hooks.anchor.inputs[1], "f32", as_floats)
-        return emit_windows(Windows("sum", shape_of(hooks.anchor), match.width, packed), hooks)
+        weights = hooks.anchor.inputs[1]
+        return emit_windows(Windows("sum", shape_of(hooks.anchor), match.width, weights), hooks)

@@ -32,10 +32,10 @@ class Operand:
 
     @property
     def dtype(self) -> str:
-        """Of its elements; packed matrices are f32."""
-        if isinstance(self.argument, Node):
-            return self.argument.type.dtype
-        return "f32" if isinstance(self.argument, Packed) else self.argument.dtype
+        """Of its elements; packed constants keep theirs."""
+        if isinstance(self.argument, Packed):
+            return self.argument.node.type.dtype
+        return self.argument.type.dtype if isinstance(self.argument, Node) else self.argument.dtype
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def overlapping(count: int, size: int) -> np.ndarray:
 
 
 def pack_rows(a: np.ndarray, rows: int) -> np.ndarray:
-    """[image, M, K] -> f32 [image, M / rows, K, rows]."""
-    tiles = a.astype(np.float32)[:, overlapping(a.shape[1], rows)]
+    """[image, M, K] -> [image, M / rows, K, rows]."""
+    tiles = a[:, overlapping(a.shape[1], rows)]
     return np.ascontiguousarray(tiles.transpose(0, 1, 3, 2))
 
 
@@ -126,8 +126,8 @@ def column_numbers(n: int, tile: Tile) -> np.ndarray:
 
 
 def pack_columns(b: np.ndarray, tile: Tile) -> np.ndarray:
-    """[image, K, N] -> f32 [image, panels, K, span]."""
-    panels = b.astype(np.float32)[:, :, column_numbers(b.shape[2], tile)]
+    """[image, K, N] -> [image, panels, K, span]."""
+    panels = b[:, :, column_numbers(b.shape[2], tile)]
     return np.ascontiguousarray(panels.transpose(0, 2, 1, 3))
 
 

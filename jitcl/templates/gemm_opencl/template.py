@@ -120,8 +120,8 @@ class _Writer:
             row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
             return (*self.operand(self.a, at[0], row), at[2]), E.const(True, "bool")
 
-        copy, emitted = self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape,
-                                            where)
+        copy, emitted = self.hooks.arranged(self.a, f"rows {height} {self.a.type}",
+                                            self.a.type.dtype, shape, where)
         return [emitted], Operand(copy, True, math.prod(shape[1:]), s.batch)
 
     def columns(self, tile: Tile) -> tuple[list[Emitted], Operand]:
@@ -144,7 +144,8 @@ class _Writer:
             return (*leading, at[2], first + at[3] % tile.width), E.const(True, "bool")
 
         copy, emitted = self.hooks.arranged(
-            self.b, f"panels {tile} {self.b.type}", "f32", (s.batch, panels, s.k, tile.span), where)
+            self.b, f"panels {tile} {self.b.type}", self.b.type.dtype,
+            (s.batch, panels, s.k, tile.span), where)
         return [emitted], Operand(copy, True, size)
 
     def operand(self, node: Node, image: Expr, row: Expr) -> list[Expr]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
@@ -27,12 +28,12 @@ class Lanes(Match):
 
 @dataclass(frozen=True)
 class Windows:
-    """A window over planes. kind "sum" (weighted, by the Argument `weights`), "mean" or "max"."""
+    """A window over planes. kind "sum" (weighted, by the constant `weights`), "mean" or "max"."""
 
     kind: str
     s: ConvShape
     width: int                                   # of vectors
-    weights: Argument | None = None
+    weights: Node | None = None
 
 
 def suitable(group: Group, s: ConvShape, target: Target) -> bool:
@@ -77,6 +78,7 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
         KH=kh if unroll else 0, KW=kw if unroll else 0,
         x_type=hooks.ctype(x.type.dtype), maximum=maximum,
+        wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
         multiply_add=target.multiply_add,
         helpers=[maximum] if p.kind == "max" else [])
     block = oh if target.device_type == "cpu" and s.n * s.k >= 4 * target.compute_units else 1
