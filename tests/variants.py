@@ -81,6 +81,8 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "layer-norm": layer_norm,
     "elementwise-f16": lambda: ragged.graph(G.tanh(G.mul(
         x(4, 33, dtype="f16"), x(33, dtype="f16", name="z")))),
+    "largest-f16": lambda: ragged.graph(G.reduce_max(G.mul(
+        x(5, 131, dtype="f16"), x(131, dtype="f16", name="z")), axes=(1,))),
     "softmax-f16": lambda: ragged.graph(G.softmax(x(5, 131, dtype="f16"), axis=-1)),
     "concat": lambda: ragged.graph(G.concat(x(2, 3, 8), x(2, 5, 8, name="z"), axis=1)),
     "int8": int8_gemm,

@@ -40,6 +40,7 @@ TINY, HUGE = 2.0 ** -14, 65504.0           # f16's smallest normal and largest n
 SMALL = 4096                               # bytes: tensors up to here stay f32
 UNSTORED = ("", "reduction", "sort", "recurrence", "creation")     # kinds whose results stay f32
 HALVED = ("elementwise", "movement", "contraction")                # kinds that f16 computes
+LARGEST = ("reduce_max", "reduce_min")     # reductions that round nothing
 LISTED = 8                                 # nodes that an error names
 
 
@@ -239,7 +240,9 @@ class _Assigner:
                    if dtypes.is_float(n.type.dtype))
 
     def _half_node(self, node: Node, group: Group, dtype: str) -> bool:
-        if node.type.dtype not in ("f16", "f32") or kind(node) not in HALVED:
+        if node.type.dtype not in ("f16", "f32"):
+            return False
+        if kind(node) not in HALVED and node.op not in LARGEST:
             return False
         if node.op == "cast" or lookup(node.op).range == "exact":
             return False
