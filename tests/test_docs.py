@@ -118,6 +118,35 @@ def test_the_page_on_drop_in_interfaces_runs(monkeypatch, capsys):
         assert "none on the host" in capsys.readouterr().out
 
 
+def parts(readme):
+    """What two languages must have in common: code, options, links to other pages, sections."""
+    text = readme.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return {"code": re.findall(r"^```.*?^```$", text, re.DOTALL | re.MULTILINE),
+            "rows": re.findall(r"^\| `(\w+)` \|", prose, re.MULTILINE),
+            "words": sorted(set(re.findall(r"`[^`\n]+`", prose))),
+            "links": sorted(set(re.findall(r"\]\(([^)#]+)\)", prose)) - {
+                "README.md", "README.zh.md"}),
+            "sections": len(re.findall(r"^## ", prose, re.MULTILINE))}
+
+
+def test_the_readme_says_the_same_in_chinese():
+    english, chinese = parts(ROOT / "README.md"), parts(ROOT / "README.zh.md")
+    assert chinese == english, "change README.zh.md as README.md was changed"
+    assert len(english["code"]) >= 4 and len(english["rows"]) >= 11
+    assert "](README.zh.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](README.md)" in (ROOT / "README.zh.md").read_text(encoding="utf-8")
+
+
+def test_a_readme_that_was_left_behind_is_seen(tmp_path):
+    text = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+    for old, new in (("import jitcl\n", "import jitcl \n"), ("| `memory` |", "| `room` |"),
+                     ("docs/cpu.md", "docs/gpu.md"), ("`strict=True`", "`strict`")):
+        page = tmp_path / "page.md"
+        page.write_text(text.replace(old, new), encoding="utf-8")
+        assert old in text and parts(page) != parts(ROOT / "README.md"), old
+
+
 def test_the_readme_tells_all_options_of_compile():
     names = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     parameters = inspect.signature(jitcl.compile).parameters
