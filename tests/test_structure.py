@@ -236,6 +236,16 @@ def test_there_are_no_cycles_between_rooms_or_modules():
     assert cycle(modules) == []
 
 
+@pytest.mark.parametrize("package", ["jitcl.cli", "jitcl.ops"])
+def test_modules_of_a_package_know_each_other_in_one_direction(package):
+    """Imports within functions count, too: what a reader must know first is a list."""
+    modules: dict[str, set[str]] = {}
+    for i in all_imports():
+        if i.module.startswith(f"{package}.") and i.target.startswith(f"{package}."):
+            modules.setdefault(i.module, set()).add(i.target)
+    assert cycle(modules) == []
+
+
 def test_modules_are_short():
     lengths = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
     long = {name: n for name, n in lengths.items() if n >= MAX_LINES}

@@ -21,8 +21,7 @@ from jitcl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from jitcl.cli.lowered import LoweredModel
-    from jitcl.cli.programs import DumpedProgram
+    from jitcl.cli.lowered import LoweredModel, LoweredProgram
     from jitcl.runtime.model import Model
 
 EPILOG = """\b
@@ -60,6 +59,7 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
          shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...],
          output: Path | None, after: str | None, as_json: bool) -> None:
     """Show what MODEL becomes: graphs, kernels, launches, memory."""
+    from jitcl.cli import dump_files, overview
     from jitcl.cli.console import console, print_json
 
     opened = open_with(model, device, precision, memory, tuning, cache_dir)
@@ -67,16 +67,16 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
     if after is not None:
         click.echo(lowered.text_after(after), nl=False)
     elif as_json:
-        print_json(lowered.as_dict())
+        print_json(overview.as_dict(lowered))
     else:
-        lowered.show(console())
+        overview.show(lowered, console())
     if output is not None:
-        written = lowered.write(output)
+        written = dump_files.write(lowered, output)
         click.echo(f"wrote {len(written)} files to {output}", err=as_json or after is not None)
 
 
 def _lowered(model: Model, shapes: Mapping[str, tuple[int, ...]],
-             given: Sequence[str]) -> LoweredModel | DumpedProgram:
+             given: Sequence[str]) -> LoweredModel | LoweredProgram:
     """The model lowered; its parts where it is no single graph."""
     from jitcl.cli.lowered import lower_for_dump
     from jitcl.errors import NotOneGraph

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitcl.cli.drawings import groups_dot, memory_svg
-from jitcl.cli.lowered import FUSE, LoweredModel
+from jitcl.cli.lowered import FUSE, LoweredModel, LoweredProgram
 from jitcl.cli.overview import buffer_text, launch_text, unshared_bytes
 from jitcl.codegen.generate import COMMENT
 from jitcl.codegen.plan import KernelSource, Step
@@ -21,9 +21,17 @@ from jitcl.runtime.memory import lives
 SUFFIX = {"numba": ".py", "opencl": ".cl", "jitcl": ".jitcl"}
 
 
-def write(lowered: LoweredModel, folder: Path) -> list[Path]:
-    """Write all files of a dump; returns them. Raises OptionError where `folder` refuses."""
+def write(lowered: LoweredModel | LoweredProgram, folder: Path) -> list[Path]:
+    """Write all files of a dump, those of a program's parts in folders of their own; returns them.
+    Raises OptionError where `folder` refuses.
+    """
     try:
+        if isinstance(lowered, LoweredProgram):
+            written = [p for k, part in enumerate(lowered.parts, 1)
+                       for p in write(part, folder / f"part-{k}")]
+            path = folder / "program.txt"
+            no_link(path).write_text("\n".join([*lowered.rows(), ""]), encoding="utf-8")
+            return [*written, path]
         folder.mkdir(parents=True, exist_ok=True)
         written = list(_graphs(lowered, folder))
         for path, text in _texts(lowered, folder):

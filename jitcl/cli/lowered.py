@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +19,8 @@ from jitcl.ir.group import Group
 from jitcl.ir.printer import print_graph
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from jitcl.runtime.model import Model
+    from jitcl.runtime.report import Report
     from jitcl.runtime.source import Source
 
 FUSE = "fuse"
@@ -93,20 +91,26 @@ class LoweredModel:
         names = dict.fromkeys([s.name for s in self.stages] + [FUSE])
         raise OptionError(f"--after {name}: there is no such pass\n  Use one of {', '.join(names)}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """The overview for programs."""
-        from jitcl.cli import overview
-        return overview.as_dict(self)
 
-    def show(self, out: Console) -> None:
-        """Print the overview."""
-        from jitcl.cli import overview
-        overview.show(self, out)
+@dataclass(frozen=True)
+class LoweredProgram:
+    """All parts of a program, lowered, and the report of the run that found them."""
 
-    def write(self, folder: Path) -> list[Path]:
-        """Everything as files."""
-        from jitcl.cli import dump_files
-        return dump_files.write(self, folder)
+    parts: Sequence[LoweredModel]
+    report: Report
+
+    def text_after(self, name: str) -> str:
+        """The graph of each part after a pass."""
+        return "\n".join(f"// part {k}\n{p.text_after(name)}"
+                         for k, p in enumerate(self.parts, 1))
+
+    def rows(self) -> Iterator[str]:
+        """The program's steps, its parts by their numbers."""
+        number = 0
+        for row in self.report.program:
+            number += row.kind == "part"
+            what = f"part {number}" if row.kind == "part" else str(row)
+            yield f"  {'  ' * row.depth}{what}"
 
 
 def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from jitcl.cli.console import duration, node_names, table
-from jitcl.cli.lowered import FUSE, LoweredModel
+from jitcl.cli.lowered import FUSE, LoweredModel, LoweredProgram
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step
 from jitcl.codegen.text import amount
 
@@ -52,8 +52,17 @@ def buffer_text(b: BufferSpec) -> str:
     return f"{b.dtype}[{','.join(map(str, b.shape))}]"
 
 
-def show(lowered: LoweredModel, out: Console) -> None:
-    """Print the overview."""
+def show(lowered: LoweredModel | LoweredProgram, out: Console) -> None:
+    """Print the overview; of a program its steps, then that of each part."""
+    if isinstance(lowered, LoweredProgram):
+        count = len(lowered.parts)
+        out.print(f"{lowered.report.model}: a program of {count} part{'s' * (count != 1)}")
+        for text in lowered.rows():
+            out.print(text)
+        for k, part in enumerate(lowered.parts, 1):
+            out.print(f"\npart {k}")
+            show(part, out)
+        return
     plan, model = lowered.plan, lowered.model
     options = ", ".join(f"{k}={v}" for k, v in model.options.key_parts().items())
     out.print(f"{model.source.name} on {model.device.name} ({options})")
@@ -103,8 +112,11 @@ def _steps(lowered: LoweredModel) -> Any:
     return rows
 
 
-def as_dict(lowered: LoweredModel) -> dict[str, Any]:
+def as_dict(lowered: LoweredModel | LoweredProgram) -> dict[str, Any]:
     """The overview for programs: plain data, sizes in bytes."""
+    if isinstance(lowered, LoweredProgram):
+        return {"program": [vars(row) for row in lowered.report.program],
+                "parts": [as_dict(p) for p in lowered.parts]}
     plan, model = lowered.plan, lowered.model
     tensors = {kind: [{"name": t.name, "dtype": t.dtype, "shape": t.shape} for t in specs]
                for kind, specs in (("inputs", plan.inputs), ("outputs", plan.outputs))}

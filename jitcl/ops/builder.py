@@ -10,10 +10,11 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import JitclError, NeedsValue, ShapeError, TypeError_
-from jitcl.ir.graph import Data, Node, const, toposort
+from jitcl.ir.graph import Data, Node, const, graph_input, toposort
 from jitcl.ir.sizes import has_size
 from jitcl.ir.types import MOST_AXES, MOST_BYTES, TensorType
 from jitcl.ops.core import OPS, Op
+from jitcl.ops.size_arithmetic import arithmetic
 
 Operand = Node | int | float | bool
 MOST_COMPUTED = 1 << 31         # bytes of a value that import computes
@@ -33,7 +34,13 @@ def lookup(name: str) -> Op:
 def infer(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> TensorType:
     """The result type of an op on operand types."""
     try:
-        found = lookup(op).infer(*types, **attrs)
+        declared = lookup(op)
+        if declared.infer is not None:
+            found = declared.infer(*types, **attrs)
+        else:
+            assert declared.expand is not None
+            inputs = (graph_input(f"x{i}", t) for i, t in enumerate(types))
+            found = declared.expand(GraphBuilder(), *inputs, **attrs).type
         if found.dtype not in dtypes.STORED:
             raise TypeError_(f"'{found.dtype}' is no element type; there are "
                              f"{', '.join(dtypes.STORED)}")
@@ -114,7 +121,6 @@ def evaluate(node: Node, values: dict[Node, np.ndarray] | None = None) -> np.nda
                 affordable(n.type)
             if (n.op == "sizes" or has_size(tuple(n.kwargs.values()))
                     or any(a.dtype == object for a in arrays)):
-                from jitcl.ops.sizes import arithmetic
                 memo[n] = arithmetic(n, lookup(n.op).ref, *arrays)
             else:
                 memo[n] = reference(n, *arrays)

@@ -125,7 +125,7 @@ class Op:
 
     name: str
     kind: str
-    infer: Infer
+    infer: Infer | None                      # None: a composite's is that of its graph
     ref: Callable[..., np.ndarray]
     body: Body | None = None
     expand: Callable[..., Any] | None = None
@@ -390,15 +390,9 @@ def composite(*, ref: Callable[..., Any], onnx: str | None = None,
               samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Any]], Op]:
     """A small graph: `fn(g, *nodes, **attrs) -> Node`, expanded by the pass `decompose`."""
     def wrap(fn: Callable[..., Any]) -> Op:
-        def infer(*types: TensorType, **attrs: Any) -> TensorType:
-            from jitcl.ir.graph import graph_input
-            from jitcl.ops.builder import GraphBuilder
-            nodes = [graph_input(f"x{i}", t) for i, t in enumerate(types)]
-            result: TensorType = fn(GraphBuilder(), *nodes, **attrs).type
-            return result
         name = fn.__name__.rstrip("_")
         if onnx:
             _plain_rule(onnx, name)
-        return declare(Op(name, "composite", infer, ref, expand=fn, samples=tuple(samples),
+        return declare(Op(name, "composite", None, ref, expand=fn, samples=tuple(samples),
                           doc=fn.__doc__ or ""))
     return wrap

@@ -443,7 +443,7 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     from jitcl.codegen.concrete import concrete
     from jitcl.codegen.flops import group_flops
     from jitcl.codegen.schedule_sized import group_is_sized
-    from jitcl.ops.sizes import array_of
+    from jitcl.ops.size_arithmetic import array_of
     from jitcl.runtime.lowering import Lowering
 
     device = specialiser.device
