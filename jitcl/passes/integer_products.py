@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from jitcl.ir.graph import Node, const
+from jitcl.ir.sizes import at_least_always
 from jitcl.ops.builder import reference
 from jitcl.passes.base import RewritePass, Rewriter
 from jitcl.target import Target
@@ -15,6 +17,9 @@ from jitcl.target import Target
 MOST_TERMS = (2**31 - 1) // (255 * 128)        # whose sum of products an i32 holds
 FEWEST_ROWS = 5                # of fewer, weights are decoded where loops read them
 FEWEST_CHANNELS = 8            # of fewer, an instruction's fours are mostly padding
+EXACT = 1 << 24                # f32 holds every integer up to here
+MOST_PARTS = 8
+FLOATS = {"matmul_integer": "matmul", "conv_integer": "conv"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,78 @@ class IntegerProducts(RewritePass):
         factor = np.float32(x.inputs[1].data.reshape(())) * scales.astype(np.float32).reshape(-1)
         shape = (1, -1, *(1,) * len(window)) if factor.size > 1 else ()
         return g.mul(g.cast(sums, to="f32"), const(factor.reshape(shape), "f32"))
+
+
+@dataclass(frozen=True)
+class FloatProducts(RewritePass):
+    """On OpenCL, whose templates multiply floats, products of bytes with constants are products of
+    floats: exact, as no sum leaves the integers that f32 holds.
+
+        %y = matmul_integer(%x, w, %z, 0)     =>     %a = sub(cast(%x) {to=f32}, cast(%z) {to=f32})
+                                                     %y = cast(matmul(%a, w)) {to=i32}
+
+    In parts along the terms where one sum would be too large. Weights that are dequantised for
+    dequantised inputs become numbers, too.
+    """
+
+    target: Target
+
+    def rewrite(self, node: Node, g: Rewriter) -> Node | None:
+        if self.target.kind != "opencl":
+            return None
+        if node.op in ("matmul", "matmul_integer"):
+            columns = node.type.dims[-1]
+            if at_least_always(FEWEST_ROWS * columns, node.type.size + 1):
+                return None            # few rows: bytes of weights are read sooner than floats
+        if node.op in FLOATS:
+            return self._sums(node, g)
+        return self._numbers(node) if node.op in FLOATS.values() else None
+
+    def _numbers(self, node: Node) -> Node | None:
+        x, w = node.inputs
+        decoded = w.inputs[0] if w.op == "transpose" else w
+        if node.type.dtype != "f32" or x.op != "dequantize" or decoded.op != "dequantize":
+            return None
+        if any(i.op != "const" for i in decoded.inputs):
+            return None
+        numbers = reference(decoded, *(i.data for i in decoded.inputs))
+        if decoded is not w:
+            numbers = np.ascontiguousarray(np.transpose(numbers, w.attr("perm")))
+        return node.with_inputs((x, const(numbers, "f32")))
+
+    def _sums(self, node: Node, g: Rewriter) -> Node | None:
+        x, w, zero, around = node.inputs
+        if w.op != "const" or around.op != "const":
+            return None
+        weights = w.data.astype(np.int32) - around.data
+        axes = (weights.ndim - 2, x.type.rank - 1) if node.op == "matmul_integer" else (1, 1)
+        parts = _exact_parts(weights, axes[0], FLOATS[node.op])
+        if parts is None or (len(parts) > 1 and node.kwargs.get("group", 1) > 1):
+            return None
+        sums = []
+        for part in parts:
+            terms = x if len(parts) == 1 else g.slice(
+                x, starts=(part.start,), ends=(part.stop,), axes=(axes[1],))
+            terms = g.cast(terms, to="f32")
+            if zero.op != "const" or np.any(zero.data):
+                terms = g.sub(terms, g.cast(zero, to="f32"))
+            taken = np.ascontiguousarray(weights[(slice(None),) * axes[0] + (part,)])
+            y = g.op(FLOATS[node.op], terms, const(taken.astype(np.float32), "f32"), **node.kwargs)
+            sums.append(g.cast(y, to="i32"))
+        return reduce(g.add, sums)
+
+
+def _exact_parts(weights: np.ndarray, axis: int, product: str) -> list[slice] | None:
+    """Equal parts of the terms, few enough each that bytes' sums stay below EXACT."""
+    size = np.moveaxis(np.abs(weights.astype(np.int64)), axis, 0)
+    if product == "conv":
+        size = size.sum(tuple(range(2, size.ndim)))            # [C, K]
+    total = np.concatenate([np.zeros((1, *size.shape[1:]), np.int64), np.cumsum(size, 0)])
+    for count in range(1, MOST_PARTS + 1):
+        edges = np.linspace(0, len(size), count + 1).astype(int)
+        if 255 * np.max(np.diff(total[edges], axis=0), initial=0) < EXACT:
+            return [slice(int(a), int(b)) for a, b in zip(edges, edges[1:])]
+    return None
 
 
 def _symmetric(w: Node) -> bool:

@@ -7,7 +7,7 @@ from jitcl.passes.canonicalise import Canonicalise
 from jitcl.passes.concat import SplitConcat
 from jitcl.passes.decompose import Decompose
 from jitcl.passes.fold import FoldConstants
-from jitcl.passes.integer_products import IntegerProducts, UnsignedBytes
+from jitcl.passes.integer_products import FloatProducts, IntegerProducts, UnsignedBytes
 from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
 from jitcl.passes.pointwise import ConvolveSmall, MergeProducts, PixelProducts
@@ -37,6 +37,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         UnsignedBytes(target),
         IntegerProducts(target),
         ProjectedBytes(target),
+        FloatProducts(target),
         *((WidenSoftmax(),) if options.precision == "high" else ()),
         Decompose(),
         Canonicalise(),

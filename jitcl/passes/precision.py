@@ -244,7 +244,7 @@ class _Assigner:
             return False
         if kind(node) not in HALVED and node.op not in LARGEST:
             return False
-        if node.op == "cast" or lookup(node.op).range == "exact":
+        if node.op == "cast" or lookup(node.op).range == "exact" or node in self.survival.exact:
             return False
         if node in self.survival.wide and not (node is group.root and dtype == "f16"):
             return False                       # the root is rounded to f16 in any case
