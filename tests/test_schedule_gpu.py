@@ -10,6 +10,7 @@ import pytest
 
 from jitcl import dtypes
 from jitcl.codegen.schedule_gpu import schedule_gpu
+from jitcl.codegen.schedule_opencl import scheduled_kernel
 from jitcl.errors import JitclError, VerifyError
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.kernel import Kernel, scanned
@@ -28,9 +29,11 @@ from tests.generated.kernels import GPU, op_graphs
 H200 = dataclasses.replace(GPU, name="NVIDIA H200", vendor="NVIDIA", compute_units=132, fp64=True,
                            local_memory=48 << 10, max_work_group=1024,
                            max_work_item_sizes=(1024, 1024, 64))
+CPU_DEVICE = dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=8, fp64=True,
+                                 local_is_real=False)
 TARGETS = {"mali-g52": find_profile("mali-g52").target,
            "mali-g610": find_profile("mali-g610").target,
-           "adreno-740": find_profile("adreno-740").target, "h200": H200}
+           "adreno-740": find_profile("adreno-740").target, "h200": H200, "pocl": CPU_DEVICE}
 
 
 def scheduled(text: str, target: Target = H200) -> str:
@@ -277,17 +280,18 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
 
 def compare(kernel: Kernel, fed: dict[str, np.ndarray], target: Target) -> np.ndarray:
     """What the unscheduled kernel gives, after the scheduled one gave the same."""
-    done = schedule_gpu(kernel, target)
-    verify_schedule(done, target.local_memory)
+    done = scheduled_kernel(kernel, target)
     y = kernel.buffers[-1]
     want, got = (np.zeros(y.shape, dtypes.to_numpy(y.dtype)) for _ in range(2))
     run_kernel(kernel, {**fed, y.name: want})
-    run_kernel(done, {**fed, y.name: got})
+    operands = {**fed, y.name: got}
+    run_kernel(done, {b.name: operands[b.name].reshape(b.shape) for b in done.buffers})
     differs = np.flatnonzero(dtypes.as_bits(got) != dtypes.as_bits(want))
     if len(differs):
         sample = (sample_scan_places(kernel, fed, differs, 0) if scanned(kernel)
                   else sample_places(kernel, fed, differs))
         off = np.abs(got.reshape(-1)[sample.positions].astype(np.float64) - sample.mid)
-        assert len(sample.positions) == len(differs)
+        judged = len(sample.positions)       # of a recurrence, a few chains
+        assert judged == len(differs) or scanned(kernel) and judged
         assert (off <= sample.radius).all() or np.isnan(off[~(off <= sample.radius)]).all()
     return want

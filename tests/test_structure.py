@@ -48,7 +48,6 @@ NO_CODE = {
     ("jitcl.codegen.opencl_expressions", "name.endswith('f64')"): "a helper's name",
     ("jitcl.codegen.opencl_helpers", "'x' in dtype"): "a helper's type",
     ("jitcl.codegen.opencl_helpers", "dtype.partition('x')"): "a helper's type",
-    ("jitcl.codegen.opencl_helpers", "dtype.rpartition('x')"): "a helper's type",
     ("jitcl.codegen.opencl_helpers", "name.rpartition('_')"): "a helper's name",
     ("jitcl.codegen.opencl_helpers", "op.endswith('_from')"): "a helper's name",
     ("jitcl.codegen.opencl_helpers", "op.removesuffix('_from')"): "a helper's name",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 from jitcl.codegen.hooks import GroupHooks
+from jitcl.codegen.loops import flatten
 from jitcl.codegen.lower import Loads, NodeLoader, lower
 from jitcl.codegen.opencl_helpers import Calls, helper, stored_type
+from jitcl.codegen.opencl_vectors import NotVectorisable
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_opencl import schedule
+from jitcl.codegen.share import replace as exchanged
 from jitcl.codegen.share import share
-from jitcl.codegen.vector_opencl import EpilogueRenderer, NotVectorisable
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
@@ -60,10 +62,15 @@ class OpenClGroupHooks(GroupHooks):
         nodes = self._outside()
         buffers = (*(Buffer(self.names[n], n.type.dtype, seen(n).physical) for n in nodes),
                    Buffer("y", root.type.dtype, seen(root).physical, "out"))
-        renderer = EpilogueRenderer(buffers, ix, value, lane, width, self.target.soft_half)
+        kernel = share(at_place(buffers, ix, value, lane), addresses=False)
+        renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half)
         try:
-            lines = renderer.lines()
+            if width > 1:
+                renderer.spread(kernel.body, lane, ("v",))
+            lines = renderer.block(kernel.body, 1)
         except NotVectorisable:
+            return None
+        if renderer.doubles:
             return None
         used = tuple(n for n in nodes if self.names[n] in renderer.read)
         return Epilogue(tuple(lines), tuple(renderer.helpers),
@@ -161,6 +168,24 @@ class OpenClGroupHooks(GroupHooks):
         alone = dataclasses.replace(group, root=anchor, inlined=group.inlined - behind - {anchor})
         return value, OpenClGroupHooks(alone, self.target), dataclasses.replace(
             emitted, arguments=arguments)
+
+
+def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr,
+             lane: Expr) -> Kernel:
+    """`y[indices] = value` of an epilogue, with what lies at y's own indices at the place `at`,
+    which the template has: that of lane 0.
+    """
+    y = buffers[-1]
+    store = Store(y.name, indices, E.cast(value, y.dtype))
+    kernel = flatten(Kernel("epilogue", buffers, (store,)))
+    (store,) = (s for s in kernel.body if isinstance(s, Store))
+    at = E.var("at") if lane.extent == 1 else E.var("at") + lane
+    same = {b.name for b in buffers if b.shape == y.shape}
+    loads = {e: E.load(e.value, (at,), e.dtype) for e in E.walk(store.value)
+             if e.op == "load" and e.value in same and e.indices == store.indices
+             and not e.guarded}
+    moved = Store(y.name, (at,), exchanged(store.value, loads))
+    return Kernel("epilogue", kernel.buffers, (moved,))
 
 
 def _stride(load: Expr, shape: tuple[int, ...], var: str) -> int:

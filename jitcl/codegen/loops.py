@@ -93,8 +93,8 @@ def _conditions(guard: Expr) -> Iterator[Expr]:
 def rewrite(stmt: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
     """The statement with `fn` applied to each expression that it, or one inside it, evaluates."""
     if isinstance(stmt, For):
-        first = None if stmt.first is None else fn(stmt.first)
-        return changed(stmt, body=tuple(rewrite(s, fn) for s in stmt.body), first=first)
+        first, end = (None if e is None else fn(e) for e in (stmt.first, stmt.end))
+        return changed(stmt, body=tuple(rewrite(s, fn) for s in stmt.body), first=first, end=end)
     if isinstance(stmt, Let):
         return Let(stmt.var, fn(stmt.value))
     if isinstance(stmt, Accum):

@@ -64,7 +64,8 @@ class ExpressionRenderer:
         self.kernel, self.fp64, self.soft_half = kernel, fp64, soft_half
         self.half_builtins = half_builtins
         self.shapes = {b.name: b.shape for b in (*kernel.buffers, *kernel.arrays)}
-        self.stored = {b.name: b.dtype for b in (*kernel.buffers, *kernel.arrays)}
+        self.stored = {b.name: b.dtype for b in kernel.buffers} | {
+            b.name: dtypes.compute(b.dtype) for b in kernel.arrays}
         self.half = computes_in_half(kernel)
         self.helpers: dict[str, None] = {}
         self.sizes = SizesWritten()
@@ -343,26 +344,6 @@ class ExpressionRenderer:
         if dtype == "bf16" or dtype in dtypes.LOW:
             return self.call_helper(f"from_{dtype}", f"{buffer}[{at}]")[0]
         return f"{buffer}[{at}]"
-
-    def read_vector(self, buffer: str, at: str, width: int) -> str:
-        """Neighbours in a buffer of f32 or f16 as floats."""
-        self.read.add(buffer)
-        if self.stored[buffer] != "f16":
-            return f"vload{width}(0, {buffer} + {at})"
-        if not self.soft_half:
-            return f"vload_half{width}(0, {buffer} + {at})"
-        self.helpers["from_f16"] = None
-        return self.call_helper(f"from_f16x{width}", f"vload{width}(0, {buffer} + {at})")[0]
-
-    def write_vector(self, buffer: str, at: str, value: str, width: int) -> str:
-        """The call that stores floats side by side in a buffer of f32 or f16."""
-        if self.stored[buffer] != "f16":
-            return f"vstore{width}({value}, 0, {buffer} + {at})"
-        if not self.soft_half:
-            return f"vstore_half{width}_rte({value}, 0, {buffer} + {at})"
-        self.helpers["to_f16"] = None
-        halves = self.call_helper(f"to_f16x{width}", value)[0]
-        return f"vstore{width}({halves}, 0, {buffer} + {at})"
 
 
 def computes_in_half(kernel: Kernel) -> bool:

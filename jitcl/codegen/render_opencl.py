@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jitcl import dtypes
 from jitcl.codegen.loops import renamed
-from jitcl.codegen.opencl_expressions import LOGIC, RELATION, ExpressionRenderer
+from jitcl.codegen.opencl_expressions import LOGIC, RELATION
 from jitcl.codegen.opencl_helpers import helper, stored_type
+from jitcl.codegen.opencl_vectors import NotVectorisable, VectorRenderer
 from jitcl.codegen.render import flat, render
 from jitcl.codegen.render_numba import bits_of, only_stored
 from jitcl.errors import JitclError, UnsupportedError
@@ -20,6 +21,7 @@ from jitcl.ir.kernel import (
     Stmt,
     Store,
     expressions,
+    mutated,
     statements,
 )
 from jitcl.ir.lanes import work_loops
@@ -32,7 +34,7 @@ PLACE = {"item": "get_global_id", "group": "get_group_id", "lane": "get_local_id
 QUALIFIER = {"local": "__local ", "private": ""}
 
 
-class OpenClRenderer(ExpressionRenderer):
+class OpenClRenderer(VectorRenderer):
     """Statements of one kernel as lines of OpenCL C."""
 
     # ---- statements
@@ -42,8 +44,12 @@ class OpenClRenderer(ExpressionRenderer):
         if isinstance(s, For):
             return self.loop(s, indent)
         if isinstance(s, Let):
+            if s.var.value in self.wide:
+                return [pad + self.wide_let(s)]
             return [f"{pad}{self.ctype(s.var.dtype)} {s.var.value} = {self.expr(s.value)};"]
         if isinstance(s, Accum):
+            if s.var.value in self.wide:
+                return [pad + self.wide_accumulate(s)]
             return [f"{pad}{self.accumulate(s.var, s.combine, s.value)}"]
         if isinstance(s, Assign):
             return self.assign(s, indent)
@@ -53,19 +59,36 @@ class OpenClRenderer(ExpressionRenderer):
             return [f"{pad}barrier({self.fence()});"]
         raise JitclError(f"the OpenCL renderer has no form for a {type(s).__name__} statement")
 
-    def loop(
-        self, s: For, indent: int, first: str = "0", end: str = "", step: str = ""
-    ) -> list[str]:
-        """A C loop over the body, by default from where it says to the extent by its step."""
-        if s.first is not None and s.step >= s.extent:
+    def loop(self, s: For, indent: int) -> list[str]:
+        """A C loop over the body, from where it says to its end by its step."""
+        if s.kind == "vec":
+            return self.vec(s, indent)
+        if s.first is not None and s.step >= s.extent and s.end is None:
             return self.once(s, s.first, indent)
         pad, name = "    " * indent, s.var.value
-        first = self.expr(s.first) if s.first is not None else first
-        step = str(s.step) if s.step > 1 else step
-        advance = f"{name} += {step}" if step else f"++{name}"
-        end = end or self.sizes.write(s.extent)
+        first = "0" if s.first is None else self.expr(s.first)
+        advance = f"{name} += {s.step}" if s.step > 1 else f"++{name}"
+        end = self.sizes.write(s.extent)
+        if s.end is not None and at_least_always(s.extent, E.bounds(s.end)[1]):
+            end = self.operand(s.end, RELATION + 1)
+        elif s.end is not None:
+            end = f"min({self.expr(s.end)}, ({self.index}){end})"
         head = f"{pad}for ({self.index} {name} = {first}; {name} < {end}; {advance}) {{"
         return [head, *self.block(s.body, indent + 1), pad + "}"]
+
+    def vec(self, s: For, indent: int) -> list[str]:
+        """The body with what differs from lane to lane as vectors."""
+        if self.lane is not None:
+            raise NotVectorisable("lanes in lanes")
+        self.spread(s.body, s.var)
+        inside = {b.var.value for b, _ in statements(s.body) if isinstance(b, Let)}
+        if any(v.value not in inside for b, _ in statements(s.body) for v in mutated(b)):
+            raise NotVectorisable("lanes are combined")
+        named = any(isinstance(b, Let) for b in s.body)
+        lines = self.block(s.body, indent + named)
+        self.lane, self.wide = None, frozenset()
+        pad = "    " * indent
+        return [pad + "{", *lines, pad + "}"] if named else lines
 
     def once(self, s: For, first: Expr, indent: int) -> list[str]:
         """A loop that runs once at most: a condition, where it can fail."""
@@ -105,9 +128,11 @@ class OpenClRenderer(ExpressionRenderer):
         return now + last
 
     def store(self, s: Store, pad: str) -> list[str]:
-        lines = [
-            f"{self.put(s.buffer, self.expr(flat(self.shapes[s.buffer], s.indices)), s.value)};"
-        ]
+        if self.lane is not None:
+            lines = [self.wide_store(s)]
+        else:
+            at = self.expr(flat(self.shapes[s.buffer], s.indices))
+            lines = [f"{self.put(s.buffer, at, s.value)};"]
         if s.guard is None:
             return [pad + lines[0]]
         return [f"{pad}if ({self.expr(s.guard)})", f"{pad}    {lines[0]}"]
@@ -168,8 +193,8 @@ class OpenClRenderer(ExpressionRenderer):
         return self.kernel_text([*lines, *self.block(inner, 1)])
 
     def array_type(self, dtype: str) -> str:
-        """The type of an array's elements."""
-        return "uchar" if dtype == "bool" else self.ctype(dtype)
+        """The type of an array's elements: what they are computed in."""
+        return "uchar" if dtype == "bool" else self.ctype(dtypes.compute(dtype))
 
     def kernel_text(self, lines: list[str]) -> str:
         """The kernel around its statements: helpers, extensions, arguments."""

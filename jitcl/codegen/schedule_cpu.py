@@ -44,8 +44,8 @@ class Scheduled:
 
 
 @functools.lru_cache(maxsize=4)              # the variants of a kernel differ in what comes after
-def schedule_cpu(kernel: Kernel) -> Scheduled:
-    """Transform a lowered kernel for the CPU.
+def schedule_cpu(kernel: Kernel, short: bool = True) -> Scheduled:
+    """Transform a lowered kernel for the CPU; `short` loops become vectors.
 
     Results are those of the kernel as it was, but for the order of vectorised sums and one rounding
     in `reciprocals`; they do not depend on how many threads share the parallel loops.
@@ -67,7 +67,7 @@ def schedule_cpu(kernel: Kernel) -> Scheduled:
     body = tile_transposes(body, rows)
     body = jam_folds(body, names)
     body = share_out(body, names)
-    body = short_vectors(body, names)
+    body = short_vectors(body, names) if short else body
     scratch = tuple(rows.buffers)
     changing = frozenset(b.name for b in scratch)
     done = share(Kernel(kernel.name, kernel.buffers, body), changing, addresses=False)

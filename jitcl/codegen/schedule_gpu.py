@@ -200,7 +200,7 @@ def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Ke
     """One work-item an iteration of the nest; of very many, each takes several, a stride apart.
     Loops inside are its own.
     """
-    inner = _in_turn(inner)
+    inner = in_turn(inner)
     if not nest:
         nest = [For(E.var("once", extent=1), "parallel", ())]
     total = math.prod(f.extent for f in nest)
@@ -217,8 +217,10 @@ def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Ke
     return replace(kernel, body=spread(starts, "item", inner, fewest_idle(starts, target)))
 
 
-def _in_turn(body: Body) -> Body:
-    return tuple(For(s.var, "loop", _in_turn(s.body)) if isinstance(s, For) else s for s in body)
+def in_turn(body: Body) -> Body:
+    """Loops as sequential ones."""
+    return tuple(replace(s, kind="loop", body=in_turn(s.body)) if isinstance(s, For) else s
+                 for s in body)
 
 
 # ---- rows

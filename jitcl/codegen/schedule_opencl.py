@@ -1,7 +1,7 @@
 """Generated loops on an OpenCL device: scheduled, rendered, with their launch.
 
 a CPU device     one work-item a group, each with its share of the loops (schedule_opencl_cpu)
-a GPU            elements, rows or chains (schedule_gpu)
+a GPU            elements, rows or chains (schedule_gpu); vectors are aligned
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_gpu import group_of_items, schedule_gpu
-from jitcl.codegen.schedule_opencl_cpu import cpu_form
+from jitcl.codegen.schedule_opencl_cpu import schedule_opencl_cpu
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.lanes import work_loops
 from jitcl.ir.verify_schedule import verify_schedule
@@ -28,12 +28,15 @@ class Scheduled:
 
 def schedule(kernel: Kernel, target: Target) -> Scheduled:
     """Spread a lowered kernel over the target's work-items and render it."""
-    if target.device_type == "cpu":
-        text, items = cpu_form(kernel, target)
-        return Scheduled(text, (items,), (1,))
-    kernel = schedule_gpu(kernel, target)
-    verify_schedule(kernel, target.local_memory or None)
-    return rendered(kernel, target)
+    return rendered(scheduled_kernel(kernel, target), target)
+
+
+def scheduled_kernel(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel as the target's work-items run it, verified."""
+    cpu = target.device_type == "cpu"
+    kernel = (schedule_opencl_cpu if cpu else schedule_gpu)(kernel, target)
+    verify_schedule(kernel, target.local_memory or None, aligned=not cpu)
+    return kernel
 
 
 def rendered(kernel: Kernel, target: Target) -> Scheduled:
@@ -46,8 +49,11 @@ def rendered(kernel: Kernel, target: Target) -> Scheduled:
         count = max(len(local), len(outer))
         local = local + (1,) * (count - len(local))
         sizes = tuple(n * m for n, m in zip(outer + (1,) * (count - len(outer)), local))
+    elif target.device_type == "cpu":
+        local, sizes = (1,) * len(extents), extents
     else:
         local = group_of_items(extents, target)
         sizes = tuple(-(-n // m) * m for n, m in zip(extents, local))
     r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
+    r.aligned = target.device_type != "cpu"
     return Scheduled(r.scheduled(local), sizes, local)

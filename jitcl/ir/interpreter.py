@@ -39,7 +39,7 @@ from jitcl.ir.printer import statement_text
 from jitcl.ir.scalar import SCALARS
 
 CHUNK = 1 << 20                              # elements of one temporary: 8 MB of int64 at most
-_INDEPENDENT = ("item", "group", "lane", "parallel")
+_INDEPENDENT = ("item", "group", "lane", "parallel", "vec")
 _WIDE = 1 << 12                              # arrays of this size hide the cost of a Python loop
 _CACHED = 1 << 17                            # independent iterations at once: fits a CPU's cache
 
@@ -134,12 +134,14 @@ class _Run:
         self.whole -= loop.kind not in _INDEPENDENT
 
     def turns(self, loop: For) -> None:
-        """A loop that begins where its iteration of the loops around it says, one turn at a time;
-        those for which it is over already wait."""
+        """A loop that begins and ends where its iteration of the loops around it says, one turn at
+        a time; those for which it is over already wait."""
         first = np.zeros((), np.int64) if loop.first is None else self.value(loop.first, loop)
+        end = np.asarray(loop.extent) if loop.end is None else np.minimum(
+            loop.extent, self.value(loop.end, loop))
         for turn in range(loop.trips):
             at = first + turn * loop.step
-            running = at < loop.extent
+            running = at < end
             if not running.any():
                 break
             self.env[loop.var.value] = np.minimum(at, loop.extent - 1), len(self.sizes)
@@ -148,8 +150,8 @@ class _Run:
             self.active.pop()
 
     def running(self) -> np.ndarray | None:
-        """Which iterations of the axes run; None: all."""
-        mask: np.ndarray | None = None
+        """Which iterations of the axes run, and store what is evaluated; None: all."""
+        mask = self.guard
         for a in self.active:
             if not a.all():
                 a = a.reshape(a.shape + (1,) * (len(self.sizes) - a.ndim)) if a.ndim else a
@@ -164,7 +166,7 @@ class _Run:
         """
         if carries(loop):
             return 0
-        if loop.kind == "lane":              # lanes meet at barriers
+        if loop.kind in ("lane", "vec"):     # lanes meet at barriers, or are in step
             return max(1, loop.extent)
         if self.whole:
             return max(1, loop.extent)
@@ -289,8 +291,6 @@ class _Run:
     def met(self, check: Callable[..., str], buffer: str, place: np.ndarray,
             mask: np.ndarray | None, stmt: Stmt) -> None:
         """JitclError where lanes meet at a place without a barrier between them."""
-        if self.guard is not None:           # what a guarded store reads where it stores nothing
-            mask = self.guard if mask is None else mask & self.guard
         fault = check(buffer, place, mask, self.variable)
         if fault:
             raise JitclError(f"kernel '{self.kernel.name}': '{statement_text(stmt)}' {fault}: "

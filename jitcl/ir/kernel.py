@@ -20,13 +20,16 @@ independent, as those over a kernel's output are. A schedule gives loops the oth
     group    a work-group each, an axis of the NDRange
     lane     a work-item of the group each: inside all `group` loops, around all that they do
     unroll   written out
-    vec      a lane of vectors each
+    vec      a lane of vectors each, all in step
 
-A sequential loop may begin elsewhere than at 0 and go by more than 1. So lanes take turns, and
-what only some lanes do is a loop that goes round once at most:
+A sequential loop may begin elsewhere than at 0, end before its extent and go by more than 1. So
+lanes take turns, what only some lanes do is a loop that goes round once at most, and a work-item
+has a part of a loop:
 
     for r < 100 @loop from lane by 32 { acc add= x[r] }        lane, lane + 32, .. below 100
     for i < 16 @loop from lane by 32 { part[i] = acc }         the first 16 lanes
+    for r < 100 @loop from 32 * p to 32 * p + 32 { .. }        a quarter each; the last one's ends
+                                                               with the loop
 
 `local` arrays are shared by the lanes of a group, `private` ones are a work-item's own. What one
 lane stores, another may load behind the next barrier.
@@ -75,13 +78,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class For:
-    """`for var < extent @kind from first by step { body }`; var.extent is the extent."""
+    """`for var < extent @kind from first to end by step { body }`; var.extent is the extent."""
 
     var: Expr
     kind: LoopKind
     body: tuple[Stmt, ...]
     first: Expr | None = None                # where a sequential loop begins; None: at 0
     step: int = 1
+    end: Expr | None = None                  # before which it ends; None: the extent alone
 
     @property
     def extent(self) -> int:
@@ -95,8 +99,8 @@ class For:
 
     @property
     def plain(self) -> bool:
-        """Whether it counts from 0 by 1."""
-        return self.first is None and self.step == 1
+        """Whether it counts from 0 by 1 to its extent."""
+        return self.first is None and self.step == 1 and self.end is None
 
 
 @dataclass(frozen=True)
@@ -181,8 +185,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
         return stmt.values
     if isinstance(stmt, Store):
         return (*stmt.indices, stmt.value, *((stmt.guard,) if stmt.guard is not None else ()))
-    if isinstance(stmt, For) and stmt.first is not None:
-        return (stmt.first,)
+    if isinstance(stmt, For):
+        return tuple(e for e in (stmt.first, stmt.end) if e is not None)
     return ()
 
 

@@ -83,22 +83,24 @@ class KernelReader(WordReader):
         return kernel
 
     def loop_head(self, name: lark.Token, _: lark.Token, extent: lark.Token, kind: lark.Token,
-                  first: _Term | None, step: lark.Token | None) -> For:
+                  first: _Term | None, end: _Term | None, step: lark.Token | None) -> For:
         kinds = get_args(LoopKind)
         found = next((k for k in kinds if k == kind[1:]), None)
         if found is None:
             self.fail(kind, f"no loop kind '{kind[1:]}': use one of {', '.join(kinds)}")
         if int(extent) < 0:
             self.fail(extent, f"a loop's extent can't be negative, got {extent}")
-        start = None if first is None else self.typed(first, "index")
-        if first is not None and start is not None:
-            self.expect(first, start, "index", "a loop's beginning")
+        ends: list[Expr | None] = []
+        for term, what in ((first, "a loop's beginning"), (end, "a loop's end")):
+            ends.append(None if term is None else self.typed(term, "index"))
+            if term is not None:
+                self.expect(term, self.typed(term, "index"), "index", what)
         if step is not None and int(step) < 1:
             self.fail(step, f"a loop goes by 1 or more, got {step}")
         var = E.var(str(name), extent=int(extent))
         self.scopes.append({})
         self.declare(name, var)
-        return For(var, found, (), start, 1 if step is None else int(step))
+        return For(var, found, (), ends[0], 1 if step is None else int(step), ends[1])
 
     def declare(self, at: lark.Token, var: Expr) -> None:
         if any(at in scope for scope in self.scopes):

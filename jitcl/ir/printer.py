@@ -230,8 +230,10 @@ def statement_text(stmt: Stmt, stored: dict[str, str] | None = None) -> str:
     """One statement on one line (of a loop, its head). `stored`: dtypes of buffers by name."""
     if isinstance(stmt, For):
         first = "" if stmt.first is None else f" from {expr_text(stmt.first, 'index')}"
+        end = "" if stmt.end is None else f" to {expr_text(stmt.end, 'index')}"
         step = "" if stmt.step == 1 else f" by {stmt.step}"
-        return f"for {word_text(stmt.var.value)} < {stmt.var.extent} @{stmt.kind}{first}{step} {{"
+        name = word_text(stmt.var.value)
+        return f"for {name} < {stmt.var.extent} @{stmt.kind}{first}{end}{step} {{"
     if isinstance(stmt, Let):
         var = stmt.var
         return f"let {word_text(var.value)}: {var.dtype} = {expr_text(stmt.value, var.dtype)}"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn, get_args
 
 import numpy as np
@@ -129,10 +129,11 @@ class _KernelCheck:
         if loop.var.dtype != "index" or not isinstance(loop.var.extent, int) or loop.var.extent < 0:
             self.fail(f"counts {loop.var.dtype} to {loop.var.extent}, wanted index and an int >= 0")
         if not loop.plain and (loop.kind != "loop" or loop.step < 1):
-            self.fail("only sequential loops begin elsewhere than at 0 or go by another step than "
-                      "1, and all go up")
-        if loop.first is not None and loop.first.dtype != "index":
-            self.fail(f"begins at a value of type {loop.first.dtype}, wanted index")
+            self.fail("only sequential loops begin elsewhere than at 0, end before their extent or "
+                      "go by another step than 1, and all go up")
+        for at, verb in ((loop.first, "begins"), (loop.end, "ends")):
+            if at is not None and at.dtype != "index":
+                self.fail(f"{verb} at a value of type {at.dtype}, wanted index")
         self.loops.append(loop)
         self.declare(loop.var)
         self.block(loop.body)
@@ -208,7 +209,8 @@ class _KernelCheck:
             if e in self.checked:
                 continue
             self.one(e)
-            self.checked.add(e)
+            if not isinstance(self.stmt, Store) or self.stmt.guard is None:
+                self.checked.add(e)          # what a guard makes good may be wrong elsewhere
 
     def one(self, e: Expr) -> None:
         if e.dtype not in dtypes.ALL:
@@ -314,19 +316,45 @@ class _KernelCheck:
         resolved = self.resolve(i)
         if resolved is None:
             return None
-        names = sorted(resolved.free)
-        extents = [self.scope[n].extent or 0 for n in names]
-        axes = [np.arange(n) if math.prod(extents) <= 1 << 16
-                else np.unique([0, 1, n // 2, n - 2, n - 1]).clip(0, n - 1) for n in extents]
+        running = [self.resolve(x) for x in self.conditions()]
+        if None in running:
+            return None
+        held = [x for x in running if x is not None]
+        names = sorted({name for x in (resolved, *held) for name in x.free})
+        loops = [next(f for f in self.loops if f.var.value == n) for n in names]
+        few = math.prod(f.extent for f in loops) <= 1 << 16
+        axes = []
+        for f in loops:
+            step = f.step if f.first is None else 1
+            last = max(0, f.extent - 1) // step
+            turns = np.arange(last + 1) if few else np.unique(
+                [0, 1, last // 2, last - 1, last]).clip(0, last)
+            axes.append(turns * step)
         if math.prod(len(a) for a in axes) > 1 << 18:
             return None
         grid = dict(zip(names, np.meshgrid(*axes, indexing="ij")))
         at = index_values(resolved, grid)
-        bad = np.argwhere((at < 0) | (at >= d))
+        outside = (at < 0) | (at >= d)
+        for x in held:
+            outside = outside & index_values(x, grid)
+        bad = np.argwhere(outside)
         if not len(bad):
             return None
         first = tuple(bad[0])
         return int(at[first]), {n: int(grid[n][first]) for n in names}
+
+    def conditions(self) -> Iterator[Expr]:
+        """What holds where the statement does anything."""
+        for loop in self.loops:
+            if loop.first is not None:
+                yield E.make("ge", (loop.var, loop.first), "bool")
+                gone = E.make("sub", (loop.var, loop.first), "index")
+                turn = E.make("mod", (gone, E.index(loop.step)), "index")
+                yield E.make("eq", (turn, E.index(0)), "bool")
+            if loop.end is not None:
+                yield E.make("lt", (loop.var, loop.end), "bool")
+        if isinstance(self.stmt, Store) and self.stmt.guard is not None:
+            yield self.stmt.guard
 
     def resolve(self, i: Expr) -> Expr | None:
         """The index in terms of loop variables alone; None where it depends on data."""

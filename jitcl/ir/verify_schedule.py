@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import VerifyError
 from jitcl.ir import expr as E
+from jitcl.ir.alignment import Alignment, lane_stride
 from jitcl.ir.expr import Expr
 from jitcl.ir.interpreter import index_values
 from jitcl.ir.kernel import Barrier, Buffer, For, Kernel, Let, Stmt, Store, expressions, mutated
@@ -28,14 +29,14 @@ AXES = 3                       # of an NDRange
 TRIED = 1 << 16                # lanes and turns of loops for which a place is computed
 
 
-def verify_schedule(kernel: Kernel, local_memory: int | None = None) -> None:
+def verify_schedule(kernel: Kernel, local_memory: int | None = None, aligned: bool = True) -> None:
     """VerifyError unless the kernel is well formed and does what it does on any device: work-items
     are the outermost loops, barriers are met by all lanes of a group, no lane loads or overwrites
     what another has stored without a barrier between them, `local` arrays fit into `local_memory`
-    bytes, vectors are aligned to their size.
+    bytes, vectors are `aligned` to their size.
     """
     verify_kernel(kernel)
-    _ScheduleCheck(kernel).run(local_memory)
+    _ScheduleCheck(kernel).run(local_memory, aligned)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class _ScheduleCheck:
         where = "" if stmt is None else f"'{statement_text(stmt, stored)}': "
         raise VerifyError(f"kernel '{self.kernel.name}': {where}{message}")
 
-    def run(self, local_memory: int | None) -> None:
+    def run(self, local_memory: int | None, aligned: bool) -> None:
         self.work_items()
         self.local(local_memory)
         shared = bool(self.lanes) and self.lanes[-1].kind == "lane"
@@ -71,9 +72,10 @@ class _ScheduleCheck:
                 self.fail("stands outside of all lanes", stmt)
         self.barriers(body, {f.var.value for f in self.lanes})
         self.races(body)
+        facts = Alignment(self.kernel)
         for loop in _loops(self.kernel.body):
-            if loop.kind == "vec":
-                self.vectors(loop)
+            if loop.kind == "vec" and aligned:
+                self.vectors(loop, facts)
 
     def work_items(self) -> None:
         """Groups and lanes are the outermost loops, and no more than an NDRange has axes."""
@@ -108,10 +110,12 @@ class _ScheduleCheck:
             if isinstance(stmt, Let) and stmt.value.free & varying:
                 varying = varying | {stmt.var.value}
             elif isinstance(stmt, For) and any(isinstance(s, Barrier) for s in _all(stmt.body)):
-                if stmt.first is not None and stmt.first.free & varying:
+                for at, verb in ((stmt.first, "begins"), (stmt.end, "ends")):
+                    if at is None or not at.free & varying:
+                        continue
                     barrier = next(s for s in _all(stmt.body) if isinstance(s, Barrier))
-                    self.fail(f"stands in 'for {stmt.var.value}', which begins at "
-                              f"'{expr_text(stmt.first)}' and so ends at another time in each "
+                    self.fail(f"stands in 'for {stmt.var.value}', which {verb} at "
+                              f"'{expr_text(at)}' and so ends at another time in each "
                               "lane: a barrier is for all lanes", barrier)
                 self.barriers(stmt.body, varying)
 
@@ -160,8 +164,8 @@ class _ScheduleCheck:
         at = E.index(0)
         for d, i in zip(self.buffers[buffer].shape, indices):
             at = at * d + _with(i, known)
-        inner = tuple((f if f.first is None else
-                       For(f.var, f.kind, f.body, _with(f.first, known), f.step), k)
+        inner = tuple((replace(f, first=None if f.first is None else _with(f.first, known),
+                               end=None if f.end is None else _with(f.end, known)), k)
                       for f, k in loops)
         return _Access(stmt, buffer, at, stores, inner)
 
@@ -209,6 +213,8 @@ class _ScheduleCheck:
             first = index_values(f.first, values) if f.first is not None else 0
             now = first + f.step * turns.reshape((1,) * (k + 1) + (-1,) + (1,) * (rank - k - 2))
             held = held & (now < f.extent)
+            if f.end is not None:
+                held = held & (now < index_values(f.end, values))
             values[f.var.value] = np.minimum(now, f.extent - 1)
         guard = access.stmt.guard if isinstance(access.stmt, Store) else None
         if guard is not None and guard.free <= values.keys() and not _loads(guard):
@@ -222,37 +228,26 @@ class _ScheduleCheck:
 
     # ---- vectors
 
-    def vectors(self, loop: For) -> None:
+    def vectors(self, loop: For, facts: Alignment) -> None:
         """Each element that depends on the lane of a vector lies beside the one before it, and the
         first of them where a whole number of vectors lies before it."""
-        steps = {f.var: _step(f) for f in _loops(self.kernel.body)}
         width, lane = loop.extent, loop.var
-        for stmt in loop.body:
+        for stmt in _all(loop.body):
             places = [(e.value, e.indices) for x in expressions(stmt) for e in E.walk(x)
                       if e.op == "load"]
             if isinstance(stmt, Store):
                 places.append((stmt.buffer, stmt.indices))
             for buffer, indices in places:
                 at = _flat(self.buffers[buffer], indices)
-                terms, constant = E.linear(at)
-                stride = terms.pop(lane, 0)
-                if lane.value not in at.free:
+                stride = lane_stride(at, lane)
+                if stride == 0:
                     continue
-                if stride != 1 or any(lane.value in a.free for a in terms):
+                if stride != 1:
                     self.fail(f"lanes of 'for {lane.value} @vec' do not lie side by side in "
                               f"'{buffer}'", stmt)
-                apart = math.gcd(constant, *(k * steps.get(a, 1) for a, k in terms.items()))
-                if apart % width:
+                if facts.multiple(at - lane) % width:
                     self.fail(f"'{buffer}' is touched {width} elements at a time at "
                               f"'{expr_text(at)}': that is no multiple of {width}", stmt)
-
-
-def _step(loop: For) -> int:
-    """A number that the loop's variable is always a multiple of."""
-    if loop.first is None:
-        return loop.step
-    terms, constant = E.linear(loop.first)
-    return math.gcd(loop.step, constant, *terms.values())
 
 
 def _flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:

@@ -1,0 +1,234 @@
+"""Loops of kind `vec` as OpenCL C: what differs from lane to lane is a vector.
+
+Values are vectors of floats (in a kernel that computes in halves, of halves), truth values vectors
+of ints or shorts that are 0 or -1. A load reads neighbours, or gathers lanes a few elements apart.
+What has no form as a vector is refused by NotVectorisable, and stays a loop.
+"""
+
+from __future__ import annotations
+
+from jitcl.codegen.opencl_expressions import (
+    ADD,
+    ATOM,
+    CHOICE,
+    LOGIC,
+    MUL,
+    UNARY,
+    ExpressionRenderer,
+    Text,
+)
+from jitcl.codegen.render import flat
+from jitcl.errors import JitclError
+from jitcl.ir import expr as E
+from jitcl.ir.alignment import lane_stride
+from jitcl.ir.expr import Expr
+from jitcl.ir.kernel import Accum, Let, Stmt, Store, statements
+
+GATHERED = 4                   # lanes further apart than this are left to the driver's compiler
+_SAME = ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "trunc")
+_INFIX = ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")
+_LOGIC = {"and": "&", "or": "|"}
+
+
+class NotVectorisable(JitclError):
+    """A value or a place depends on the lane in a way that a vector can't express."""
+
+
+class VectorRenderer(ExpressionRenderer):
+    """Expressions that differ from lane to lane, while `lane` is set; others are scalars."""
+
+    lane: Expr | None = None
+    width = 1
+    wide: frozenset[str] = frozenset()           # the lane, and variables that differ with it
+    aligned = False                              # vectors in global memory are (verified)
+
+    def spread(self, body: tuple[Stmt, ...], lane: Expr, wide: tuple[str, ...] = ()) -> None:
+        """From here on `lane` is spread over vectors, and so are variables that depend on it."""
+        found, grown = {lane.value, *wide}, True
+        while grown:
+            grown = False
+            for s, _ in statements(body):
+                if isinstance(s, (Let, Accum)) and s.var.value not in found and (
+                        s.value.free & found):
+                    found.add(s.var.value)
+                    grown = True
+        assert lane.extent is not None
+        self.lane, self.width, self.wide = lane, lane.extent, frozenset(found)
+
+    def is_wide(self, x: Expr) -> bool:
+        return bool(x.free & self.wide)
+
+    def vector_type(self, dtype: str) -> str:
+        """The C type of a vector of values."""
+        if dtype == "bool":
+            return f"{'short' if self.half else 'int'}{self.width}"
+        if dtype not in ("f16", "f32") or self.half and dtype == "f32":
+            raise NotVectorisable(f"a value of {dtype}")
+        return f"{'half' if self.half else 'float'}{self.width}"
+
+    # ---- expressions
+
+    def text(self, x: Expr) -> Text:
+        return self.vector(x) if self.is_wide(x) else super().text(x)
+
+    def splat(self, x: Expr) -> str:
+        """The value as a vector."""
+        text = self.expr(x)
+        if self.is_wide(x):
+            return text
+        if x.dtype == "bool":
+            text = f"{self.operand(x, LOGIC - 1)} ? -1 : 0"
+        return f"({self.vector_type(x.dtype)})({text})"
+
+    def vector(self, x: Expr) -> Text:
+        """Source of a value that differs from lane to lane."""
+        if x.op == "var" and x is not self.lane:
+            self.named.add(x.value)
+            return str(x.value), ATOM
+        if x.op == "load":
+            return self._wide_load(x)
+        if x.op == "cast":
+            return self._wide_cast(x)
+        if x.op in _LOGIC:
+            left, right = (self.operand(a, ATOM) if self.is_wide(a) else self.splat(a)
+                           for a in x.args)
+            return f"({left} {_LOGIC[x.op]} {right})", ATOM
+        if x.op == "not":
+            return f"~{self.operand(x.args[0], ATOM)}", UNARY
+        kind = x.args[-1].dtype if x.args else x.dtype
+        if kind != ("f16" if self.half else "f32"):
+            raise NotVectorisable(f"'{x.op}' of {kind}")
+        return self._arithmetic(x, kind)
+
+    def _arithmetic(self, x: Expr, kind: str) -> Text:
+        if x.op in _INFIX:
+            return self._infix(x)
+        if x.op == "div":
+            return f"{self.operand(x.args[0], MUL)} / {self.operand(x.args[1], MUL + 1)}", MUL
+        if x.op == "neg":
+            return f"-{self.operand(x.args[0], UNARY + 1)}", UNARY
+        if x.op == "select":
+            return self._wide_select(*x.args)
+        if self.half and not self.half_builtins:
+            raise NotVectorisable(f"'{x.op}' of {kind}")
+        if x.op in ("max", "min"):
+            return self.call_helper(f"{x.op}_{kind}x{self.width}", *map(self.splat, x.args))
+        if x.op in ("abs", "isnan", "isinf", "pow") or x.op in _SAME:
+            args = ", ".join(map(self.splat, x.args))
+            return f"{'fabs' if x.op == 'abs' else x.op}({args})", ATOM
+        raise NotVectorisable(x.op)
+
+    def _wide_select(self, condition: Expr, yes: Expr, no: Expr) -> Text:
+        a, b = self.splat(yes), self.splat(no)
+        if self.is_wide(condition):
+            return f"select({b}, {a}, {self.expr(condition)})", ATOM
+        return f"{self.operand(condition, LOGIC - 1)} ? {a} : {b}", CHOICE
+
+    def _wide_cast(self, x: Expr) -> Text:
+        source = x.args[0]
+        if source.dtype == "f16" and x.dtype == "f32" and not self.half:
+            return self.text(source)             # a half's value is held as a float
+        raise NotVectorisable(f"conversion of {source.dtype} to {x.dtype}")
+
+    # ---- memory
+
+    def _stride(self, buffer: str, at: Expr) -> int:
+        assert self.lane is not None
+        stride = lane_stride(at, self.lane, self.wide - {self.lane.value})
+        if stride is None:
+            raise NotVectorisable(f"lanes of '{buffer}' lie at places that only the run shows")
+        return stride
+
+    def _first_lane(self, at: Expr) -> str:
+        terms, constant = E.linear(at)
+        rest = {a: k for a, k in terms.items() if a is not self.lane}
+        return self.operand(E.from_linear(rest, constant), ADD + 1)
+
+    def _wide_load(self, x: Expr) -> Text:
+        at = flat(self.shapes[x.value], x.indices)
+        if x.guard is not None and self.is_wide(x.guard):
+            raise NotVectorisable("a guard depends on the lane")
+        stride = self._stride(x.value, at)
+        if stride == 1:
+            text = self.read_vector(x.value, self._first_lane(at))
+        elif self.aligned or abs(stride) > GATHERED:
+            raise NotVectorisable("lanes do not lie side by side")
+        else:
+            assert self.lane is not None
+            terms, constant = E.linear(at)
+            terms.pop(self.lane)
+            first = E.from_linear(terms, constant)
+            each = (self._element(x.value, self.expr(first + stride * k))
+                    for k in range(self.width))
+            text = f"({self.vector_type(x.dtype)})({', '.join(each)})"
+        if x.guard is None:
+            return text, ATOM
+        assert x.other is not None
+        return f"{self.operand(x.guard, LOGIC - 1)} ? {text} : {self.splat(x.other)}", CHOICE
+
+    def read_vector(self, buffer: str, at: str) -> str:
+        """Neighbours in a buffer of f32 or f16 as floats, or halves."""
+        dtype, w = self._checked(buffer), self.width
+        self.read.add(buffer)
+        if dtype == "f16" and self.soft_half:
+            self.helpers["from_f16"] = None
+            return self.call_helper(f"from_f16x{w}", self._raw(buffer, at, "ushort"))[0]
+        if dtype == "f16" and not self.half:
+            if self._direct(buffer):
+                return self.call_helper(f"load_f16x{w}", f"{buffer} + {at}")[0]
+            return f"vload_half{w}(0, {buffer} + {at})"
+        return self._raw(buffer, at, "half" if dtype == "f16" else "float")
+
+    def write_vector(self, buffer: str, at: str, value: str) -> str:
+        """What stores a vector's lanes side by side in a buffer of f32 or f16."""
+        dtype, w = self._checked(buffer), self.width
+        if dtype == "f16" and not self.half and not self.soft_half:
+            if self._direct(buffer):
+                return self.call_helper(f"store_f16x{w}", value, f"{buffer} + {at}")[0]
+            return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
+        kind = "half" if dtype == "f16" else "float"
+        if dtype == "f16" and self.soft_half:
+            self.helpers["to_f16"] = None
+            value, kind = self.call_helper(f"to_f16x{w}", value)[0], "ushort"
+        if self._direct(buffer):
+            return f"*(__global {kind}{w} *)({buffer} + {at}) = {value}"
+        return f"vstore{w}({value}, 0, {buffer} + {at})"
+
+    def _raw(self, buffer: str, at: str, kind: str) -> str:
+        """One access through a pointer to vectors: compilers for Mali and Adreno make `width` of
+        vload4, which promises the alignment of an element only.
+        """
+        if self._direct(buffer):
+            return f"*(__global const {kind}{self.width} *)({buffer} + {at})"
+        return f"vload{self.width}(0, {buffer} + {at})"
+
+    def _direct(self, buffer: str) -> bool:
+        return self.aligned and all(b.name != buffer for b in self.kernel.arrays)
+
+    def _checked(self, buffer: str) -> str:
+        dtype = self.stored[buffer]
+        if dtype not in ("f32", "f16") or self.half and dtype == "f32":
+            raise NotVectorisable(f"a buffer of {dtype}")
+        return dtype
+
+    # ---- statements
+
+    def wide_let(self, s: Let) -> str:
+        return f"{self.vector_type(s.var.dtype)} {s.var.value} = {self.splat(s.value)};"
+
+    def wide_accumulate(self, s: Accum) -> str:
+        name = s.var.value
+        if s.combine in ("add", "mul"):
+            return f"{name} {'+' if s.combine == 'add' else '*'}= {self.expr(s.value)};"
+        return f"{name} = {self.expr(E.make(s.combine, (s.var, s.value), s.var.dtype))};"
+
+    def wide_store(self, s: Store) -> str:
+        """The statement that stores the lanes one after the other."""
+        value, at = s.value, flat(self.shapes[s.buffer], s.indices)
+        if s.guard is not None and self.is_wide(s.guard):
+            raise NotVectorisable("a guard depends on the lane")
+        if self._stride(s.buffer, at) != 1:
+            raise NotVectorisable("lanes do not lie side by side")
+        if value.op == "cast" and value.dtype == "f16" and not self.half:
+            value = value.args[0]                # storing rounds by itself
+        return f"{self.write_vector(s.buffer, self._first_lane(at), self.splat(value))};"

@@ -1,0 +1,182 @@
+"""Kernels for OpenCL CPUs: shares of loops, ranges, vectors; text in, text out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from jitcl.codegen.schedule_opencl import rendered
+from jitcl.codegen.schedule_opencl_cpu import schedule_opencl_cpu
+from jitcl.codegen.vectorise import vectorise
+from jitcl.errors import JitclError, VerifyError
+from jitcl.ir.interpreter import run_kernel
+from jitcl.ir.parser import parse_kernel
+from jitcl.ir.printer import print_kernel
+from jitcl.ir.verify_schedule import verify_schedule
+from tests.generated.kernels import GPU
+
+CPU = dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=8, compute_units=2,
+                          local_is_real=False, fp64=True)
+
+
+def body(text: str) -> str:
+    """The statements of a kernel, which reads back as it is written."""
+    assert print_kernel(parse_kernel(text)) == text
+    return "\n".join(line[2:] for line in text.splitlines()[1:-1])
+
+
+def vectors(text: str) -> str:
+    kernel = vectorise(parse_kernel(text), CPU)
+    verify_schedule(kernel, aligned=False)
+    return body(print_kernel(kernel))
+
+
+def test_whole_vectors_then_what_is_left() -> None:
+    assert vectors("""
+kernel @k(in x: f32[100], in b: f32[1], out y: f32[100]) {
+  for j < 100 @loop { y[j] = x[j] + b[0] }
+}""") == """\
+for j < 96 @loop by 8 {
+  for lane0 < 8 @vec {
+    y[j + lane0] = x[j + lane0] + b[0]
+  }
+}
+for j < 100 @loop from 96 {
+  y[j] = x[j] + b[0]
+}"""
+
+
+def test_a_guard_becomes_the_range() -> None:
+    assert vectors("""
+kernel @k(in x: f32[100], out y: f32[100]) {
+  for n < 3 @loop { for j < 100 @loop { y[j] = x[j - n] if j >= n } }
+}""") == """\
+for n < 3 @loop {
+  let low0: index = n
+  let whole0: index = low0 + floordiv(max(low0 * -1 + 100, 0), 8) * 8
+  for j < 93 @loop from low0 to whole0 by 8 {
+    for lane1 < 8 @vec {
+      y[j + lane1] = x[j + lane1 + n * -1]
+    }
+  }
+  for j < 100 @loop from whole0 {
+    y[j] = x[j - n]
+  }
+}"""
+
+
+def test_a_sum_keeps_partial_results() -> None:
+    assert vectors("""
+kernel @k(in x: f32[20], out y: f32[1], private row: f32[20]) {
+  let acc: f32 = 1.0
+  for r < 20 @loop {
+    let t: f32 = exp(x[r])
+    row[r] = t
+    acc add= t
+  }
+  y[0] = acc / row[0]
+}""") == """\
+let acc: f32 = 1.0
+for lane0 < 8 @vec {
+  let acc_v: f32 = 0.0
+  for r < 16 @loop by 8 {
+    let t: f32 = exp(x[r + lane0])
+    row[r + lane0] = t
+    acc_v add= t
+  }
+  part1_acc[lane0] = acc_v
+}
+for lane2 < 4 @vec {
+  part1_acc[lane2] = part1_acc[lane2] + part1_acc[lane2 + 4]
+}
+for lane3 < 2 @vec {
+  part1_acc[lane3] = part1_acc[lane3] + part1_acc[lane3 + 2]
+}
+acc add= part1_acc[0] + part1_acc[1]
+for r < 20 @loop from 16 {
+  let t: f32 = exp(x[r])
+  row[r] = t
+  acc add= t
+}
+y[0] = acc / row[0]"""
+
+
+SCALAR = {
+    "what another iteration stores is read": "row[j + 1] = row[j] * 2.0",
+    "lanes lie far apart": "y[j] = x[j * 9 % 100]",
+    "integers": "z[j] = i32(x[j])",
+    "the number of the iteration is a value": "y[j] = f32(j)",
+}
+
+
+@pytest.mark.parametrize("why", SCALAR)
+def test_loops_that_stay_scalar(why: str) -> None:
+    text = vectors(f"""
+kernel @k(in x: f32[100], out y: f32[100], out z: i32[100], private row: f32[100]) {{
+  row[0] = 1.0
+  y[0] = 0.0
+  z[0] = 0
+  for j < 99 @loop {{ {SCALAR[why]} }}
+}}""")
+    assert "@vec" not in text and "for j < 99 @loop {" in text
+
+
+def test_outer_loops_are_shared_among_work_items() -> None:
+    assert body(print_kernel(schedule_opencl_cpu(parse_kernel("""
+kernel @k(in x: f32[50,600], out y: f32[50,600]) {
+  for i < 50 @parallel { for j < 600 @parallel { y[i, j] = x[i, j] * x[i, 0] } }
+}"""), CPU))) == """\
+for item < 7 @item {
+  for i < 50 @loop from item * 8 to item * 8 + 8 {
+    for j < 600 @loop by 8 {
+      for lane0 < 8 @vec {
+        y[i * 600 + j + lane0] = x[i * 600 + j + lane0] * x[i * 600]
+      }
+    }
+  }
+}"""
+
+
+SHARED = """
+kernel @k(in x: f32[40], out y: f32[40]) {
+  for p < 3 @item {
+    for j < 40 @loop from 16 * p to 16 * p + 16 by 8 {
+      for v < 8 @vec { y[j + v] = x[j + v] }
+    }
+  }
+}"""
+
+
+def copied(text: str) -> bool:
+    """Whether a kernel copies all of x."""
+    x = np.random.default_rng(0).random(40, np.float32)
+    y = np.zeros_like(x)
+    run_kernel(parse_kernel(text), {"x": x, "y": y})
+    return np.array_equal(x, y)
+
+
+def test_a_part_of_a_loop_ends_with_the_loop() -> None:
+    verify_schedule(parse_kernel(SHARED))
+    assert copied(SHARED)
+    done = rendered(parse_kernel(SHARED), CPU)
+    assert (done.global_size, done.local_size) == ((3,), (1,))
+    assert "for (int j = 16 * p; j < min(16 * p + 16, (int)40); j += 8)" in re.sub(
+        r"p \* 16", "16 * p", done.body)
+
+
+def test_planted_steps_and_ends() -> None:
+    """A wrong step or end leaves elements out, or is unaligned, or leaves the buffer."""
+    assert not copied(SHARED.replace("by 8", "by 16"))
+    assert not copied(SHARED.replace("to 16 * p + 16", "to 16 * p + 8"))
+    for old, new in (("by 8", "by 4"), ("from 16 * p", "from 4 * p"), ("x[j + v]", "x[j + v + 2]")):
+        kernel = parse_kernel(SHARED.replace(old, new))
+        with pytest.raises(VerifyError, match="no multiple of 8|outside 0..39"):
+            verify_schedule(kernel)
+    wide = SHARED.replace("y[j + v] = x[j + v]", "y[j + v] = x[j + v + 8]")
+    with pytest.raises(VerifyError, match="outside 0..39"):
+        verify_schedule(parse_kernel(wide), aligned=False)
+    with pytest.raises(JitclError, match="guard the access"):
+        copied(wide)
