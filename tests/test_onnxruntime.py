@@ -56,6 +56,13 @@ def plain() -> bytes:
     return model.SerializeToString()
 
 
+def old() -> bytes:
+    """Of the time when every initialiser had to be an input."""
+    model = onnx.ModelProto.FromString(plain())
+    model.ir_version, model.opset_import[0].version = 3, 8
+    return model.SerializeToString()
+
+
 def types() -> bytes:
     """Element types, a scalar, strings, a sequence."""
     kinds = [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.UINT8,
@@ -115,7 +122,7 @@ def test_there_are_three_scripts():
 # ---- what a model says of itself
 
 
-@pytest.mark.parametrize("model", [plain, types], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("model", [plain, old, types], ids=lambda f: f.__name__)
 def test_inputs_outputs_and_metadata_are_described_alike(model):
     theirs, mine = both(model())
     assert args(mine.get_inputs()) == args(theirs.get_inputs())

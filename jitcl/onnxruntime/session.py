@@ -169,7 +169,12 @@ class InferenceSession:
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """What may be fed: the model has a value for it."""
-        return [node_arg(t, None, self._fixed) for t in self.model.inputs if t.optional]
+        found = [node_arg(t, None, self._fixed) for t in self.model.inputs if t.optional]
+        source = self.model.source
+        if not found or not isinstance(source, OnnxSource):
+            return found
+        from jitcl.frontends.onnx.described import has_overridable
+        return found if has_overridable(source.model) else []
 
     def get_outputs(self) -> list[NodeArg]:
         """What comes out."""

@@ -23,6 +23,13 @@ def metadata(model: OnnxModel) -> dict[str, Any]:
             "custom_metadata_map": {p.key: p.value for p in proto.metadata_props}}
 
 
+def has_overridable(model: OnnxModel) -> bool:
+    """Whether inputs with an initialiser are meant to be fed: before IR version 4 each initialiser
+    had to be an input."""
+    version: int = model.proto.ir_version
+    return version >= 4
+
+
 def inferred_outputs(model: OnnxModel) -> dict[str, ValueType]:
     """Outputs without a full type in the file, by onnx's inference; {} where that gives up."""
     given = model.value_types[1]
@@ -37,4 +44,4 @@ def inferred_outputs(model: OnnxModel) -> dict[str, ValueType]:
     return found
 
 
-__all__ = ["inferred_outputs", "metadata"]
+__all__ = ["has_overridable", "inferred_outputs", "metadata"]
