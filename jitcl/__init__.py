@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl.errors import (
     BuildError,
+    BusyError,
     CacheError,
+    ClosedError,
     DeviceError,
     DeviceLostError,
     InputError,
@@ -28,10 +30,10 @@ from jitcl.errors import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "Bound", "BuildError", "CacheError", "DeviceError", "DeviceLostError", "InferenceSession",
-    "InputError", "JitclError", "KernelFault", "Model", "ModelError", "OptionError",
-    "OutOfMemoryError", "ParseError", "ShapeError", "TypeError_", "UnsupportedError", "VerifyError",
-    "__version__", "compile", "devices", "parse",
+    "Bound", "BuildError", "BusyError", "CacheError", "ClosedError", "DeviceError",
+    "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
+    "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Run", "ShapeError",
+    "TypeError_", "UnsupportedError", "VerifyError", "__version__", "compile", "devices", "parse",
 ]
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from jitcl.runtime.bound import Bound
     from jitcl.runtime.model import Model, compile
     from jitcl.runtime.source import parse
+    from jitcl.runtime.submitted import Run
 
 
 def __dir__() -> list[str]:
@@ -57,6 +60,9 @@ def __getattr__(name: str) -> Any:
     if name == "InferenceSession":
         from jitcl.onnxruntime.session import InferenceSession
         return InferenceSession
+    if name == "Run":
+        from jitcl.runtime.submitted import Run
+        return Run
     if name == "devices":
         import jitcl.devices
         return jitcl.devices                 # callable: see there

@@ -155,6 +155,9 @@ VARIABLES: tuple[Variable, ...] = (
         "JITCL_FAMILIES", parse_switch, lambda: True, "0 or 1",
         "one plan for shapes that change from run to run; 0 compiles for each anew", "1"),
     Variable(
+        "JITCL_QUEUE", _whole(1), lambda: 64, "a whole number from 1 up",
+        "runs of a model that wait for their turn; `submit` blocks while there are as many", "64"),
+    Variable(
         "JITCL_VERIFY", parse_switch, lambda: True, "0 or 1",
         "check the IR after each pass", "1"),
     Variable(

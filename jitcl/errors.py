@@ -79,6 +79,19 @@ class OutOfMemoryError(DeviceError):
     """The plan does not fit the device: says what was needed and what there is."""
 
 
+class ClosedError(DeviceError):
+    """A model, or what was bound to it, was closed before it was asked for this."""
+
+
+def closed_error(name: str) -> ClosedError:
+    """`name`: what was closed: a model, or a device's name where that is all that is known."""
+    return ClosedError(f"{name}: this model was closed\n  Compile it again.")
+
+
+class BusyError(JitclError):
+    """As many runs are queued as may be, and the caller does not wait."""
+
+
 class CacheError(JitclError):
     """The kernel cache was asked for something impossible (never raised for a damaged entry)."""
 

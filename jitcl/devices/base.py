@@ -65,6 +65,10 @@ class Executable(Protocol):
         doesn't share the host's memory.
         """
 
+    def close(self) -> None:
+        """Give memory back, when a run that is under way has ended. A later run raises ClosedError.
+        """
+
 
 @dataclass(frozen=True)
 class Binding:

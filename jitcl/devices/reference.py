@@ -17,7 +17,7 @@ from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.repeated import one_by_one
-from jitcl.errors import DeviceError, OutOfMemoryError
+from jitcl.errors import DeviceError, OutOfMemoryError, closed_error
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.parser import parse_kernel
@@ -86,6 +86,8 @@ class ReferenceExecutable:
         """Outputs, as fresh arrays, of checked inputs in the plan's order."""
         assert shapes is None, "kernels as text IR have fixed sizes"
         with self._lock:
+            if not self._memory and self.plan.buffers:
+                raise closed_error("reference")
             for spec, array in zip(self.plan.inputs, inputs):
                 np.copyto(self._memory[spec.buffer].reshape(spec.shape), array)
             for step in self.plan.steps:
@@ -101,3 +103,8 @@ class ReferenceExecutable:
     def bind(self) -> Binding | None:
         """None: inputs and outputs are copied."""
         return None
+
+    def close(self) -> None:
+        """Let go of memory, when a run that is under way has ended."""
+        with self._lock:
+            self._memory.clear()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl.devices.base import Binding
-from jitcl.errors import InputError
+from jitcl.errors import InputError, closed_error
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.types import Sym
 from jitcl.runtime.arrays import as_array, plain
@@ -40,6 +40,9 @@ class Bound:
 
     Threads: as many as JITCL_THREADS says when this is made. Runs of one model take turns; an array
     that one thread writes to while another runs gives results of old and new values, no worse.
+
+    `close`, `with`, or closing the model: it lets go of its arrays, and raises ClosedError when it
+    is used. An array that the caller has kept stays as it is.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Bound:
         bound = binding.inputs if binding else {}
         self.inputs = Inputs(model.inputs, {
             n: bound[n] if n in bound else np.array(a) for n, a in {**arrays, **bound}.items()})
-        self._results = dict(binding.outputs) if binding else {}
+        self._results = _Results(binding.outputs if binding else {})
         self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
                           if n in self._results}
         self._checks = checks if binding else ()            # else `Model.run` checks
@@ -70,8 +73,38 @@ class Bound:
             check_computed(self._checks, dict(self._extremes))
         return self.outputs
 
+    def close(self) -> None:
+        """Let go of the arrays, and of what runs on them. Twice is fine."""
+        name = f"{self.model.called}, bound"
+
+        def refuse() -> None:
+            raise closed_error(name)
+
+        self._compute, self._checks, self._extremes = refuse, (), {}
+        self.inputs.close(name)
+        self._results.close(name)
+
+    def __enter__(self) -> Bound:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _copied(self) -> None:
         self._results.update(self.model.run(self.inputs.arrays))
+
+
+class _Results(dict[str, Any]):
+    """Outputs by name."""
+
+    closed = ""                                 # whose they were
+
+    def close(self, name: str) -> None:
+        self.closed = name
+        self.clear()
+
+    def __missing__(self, name: str) -> Any:
+        raise closed_error(self.closed) if self.closed else KeyError(name)
 
 
 class Inputs(Mapping[str, np.ndarray]):
@@ -80,6 +113,12 @@ class Inputs(Mapping[str, np.ndarray]):
     def __init__(self, tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
         self._tensors = {t.name: t for t in tensors}
         self.arrays = dict(arrays)
+
+    closed = ""                                 # whose they were
+
+    def close(self, name: str) -> None:
+        self.closed = name
+        self.arrays.clear()
 
     def __getitem__(self, name: str) -> np.ndarray:
         self._known(name)
@@ -92,6 +131,8 @@ class Inputs(Mapping[str, np.ndarray]):
         return self.arrays.get(name, default)
 
     def _known(self, name: Any) -> None:
+        if self.closed:
+            raise closed_error(self.closed)
         if not isinstance(name, str) or name not in self.arrays:
             raise InputError(f"there is no input '{name}'; bound are {', '.join(self.arrays)}")
 

@@ -105,6 +105,9 @@ class _Resized:
         """None: arrays of the next shapes would be others."""
         return None
 
+    def close(self) -> None:
+        self.executable.close()
+
 
 @dataclass(eq=False)
 class Family:
@@ -325,6 +328,13 @@ class Families:
         for number in numbers:
             del self.kept[number]
         return bool(numbers)
+
+    def close(self) -> None:
+        """Give back what families have loaded."""
+        for family in self.kept.values():
+            if family.loaded is not None:
+                family.loaded.executable.close()
+        self.kept.clear()
 
     def give_up(self, special: Specialisation) -> bool:
         """Forget it, and make none like it again."""

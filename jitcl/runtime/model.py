@@ -7,6 +7,7 @@ reads the plan from the cache), later runs with the same shapes compile nothing.
 from __future__ import annotations
 
 import json
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -20,7 +21,6 @@ from jitcl.devices.base import Device, DeviceInfo, Progress, Tally
 from jitcl.devices.shortage import telling
 from jitcl.errors import (
     DeviceLostError,
-    InputError,
     KernelFault,
     NeedsValue,
     NotOneGraph,
@@ -32,6 +32,7 @@ from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound, not_bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
+from jitcl.runtime.calls import Calls
 from jitcl.runtime.digests import stamp
 from jitcl.runtime.fallbacks import MemoryFallback
 from jitcl.runtime.families import Families, Member
@@ -120,8 +121,10 @@ def open_model(
     return Model(source, chosen, options, strict, cache_dir, tally, isolation)
 
 
-class Model:
-    """A compiled model. `run` is synchronous and thread-safe; outputs are fresh NumPy arrays."""
+class Model(Calls):
+    """A compiled model. `run` waits, `submit` does not; both are thread-safe, and give fresh
+    NumPy arrays. `close`, or `with`, gives memory back.
+    """
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class Model:
         self._open = (cache_dir, tally, isolation)
         self._lock = forking.rlock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
+        self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
         self._last: Specialisation | None = None
         self._again: Again | None = None            # of _last, where the next run may be alike
         meta = signature.load(source, self.cache)
@@ -158,6 +162,10 @@ class Model:
         reads = ", ".join(map(str, self.inputs))
         return f"<jitcl.Model {self.source.name} on {self.device.name}: {reads}>"
 
+    @property
+    def called(self) -> str:
+        return f"model {self.source.name}"
+
     # ---- running
 
     @telling
@@ -174,6 +182,7 @@ class Model:
         again = self._again
         if again is not None and again.matches(feeds):
             return self._run(feeds, again.special)[0]
+        self._check_open()
         arrays = check_feeds(self.inputs, feeds)
         if self.program is None:
             try:
@@ -233,33 +242,25 @@ class Model:
                 patience.device_lost(special.device, special.opening, error)
                 special = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
-        """`model(x, y)` or `model(image=x)`: positional arrays in the order of `model.inputs`."""
-        if len(args) > len(self.inputs):
-            raise InputError(f"{len(args)} arrays were passed to a model with "
-                             f"{len(self.inputs)} inputs")
-        feeds = dict(zip((t.name for t in self.inputs), args))
-        twice = feeds.keys() & kwargs.keys()
-        if twice:
-            raise InputError(f"input '{min(twice)}' was passed twice: by position and by name")
-        return self.run({**feeds, **kwargs})
-
     @telling
     def bind(self, shapes: Shapes | None = None) -> Bound:
         """Arrays to fill and to read, and a run on them: see `Bound`. Any number of them may be.
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
         """
+        self._check_open()
         arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
-        if special is None:
-            return Bound(self, arrays, None)
-        return Bound(self, arrays, special.executable.bind(), special.checks)
+        binding, checks = (special.executable.bind(), special.checks) if special else (None, ())
+        bound = Bound(self, arrays, binding, checks)
+        self._bound.add(bound)
+        return bound
 
     @telling
     def prepare(self, shapes: Shapes) -> None:
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the
         first run.
         """
+        self._check_open()
         self._compiled_for(self._all_shapes(shapes, "prepare"))
 
     def _all_shapes(self, shapes: Shapes | None, door: str) -> dict[str, tuple[int, ...]]:
@@ -302,6 +303,7 @@ class Model:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
         host.
         """
+        self._check_open()
         if self.program is not None:
             return report_of_program(self.source.name, self.device, self.program.last,
                                      self.options.precision)
@@ -347,6 +349,20 @@ class Model:
         self._families.vary.update(
             t.name for t in self.inputs if t.name in names and dtypes.is_int(t.dtype))
 
+    def _release(self) -> None:
+        with self._lock:
+            self.closed = True
+            held = [s for s in (*self._kept.values(), self._last) if s is not None]
+            self._kept.clear()
+            self._last = self._again = None
+            self._families.close()
+        for special in held:
+            special.executable.close()
+        for bound in list(self._bound):
+            bound.close()
+        if self.program is not None:
+            self.program.close()
+
     # ---- as a program
 
     def _make_program(self) -> bool:
@@ -373,6 +389,7 @@ class Model:
         self, arrays: Mapping[str, np.ndarray], patience: Patience, fed: bool = True
     ) -> Specialisation:
         with self._lock:
+            self._check_open()
             while True:
                 values, kept_as = self._identity(arrays)
                 found = self._kept.pop(kept_as, None)

@@ -247,6 +247,14 @@ class Program:
         except KeyError:
             raise JitclError(f"{self.source.name}: nothing makes '{name}' ({where.name})") from None
 
+    def close(self) -> None:
+        """Close the parts."""
+        with self._lock:
+            parts, self.last = list(self._parts.values()), ()
+            self._parts.clear()
+        for part in parts:
+            part.close()
+
     # ---- levels
 
     def _level(self, where: Where, state: State, env: Env, fed: bool = True,

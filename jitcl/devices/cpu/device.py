@@ -19,13 +19,13 @@ from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
-from jitcl.devices.cpu.objects import cached_kernels, load_kernels
+from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
 from jitcl.devices.cpu.repetition import Table, carried_copies
 from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
-from jitcl.errors import DeviceError, InputError, OutOfMemoryError
+from jitcl.errors import DeviceError, InputError, OutOfMemoryError, closed_error
 from jitcl.target import Target
 
 __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
@@ -144,6 +144,7 @@ class CpuExecutable:
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
         self._lock = forking.lock()
+        self._closed = False
 
     def _place(self, i: int) -> np.ndarray:
         """The bytes of buffer i."""
@@ -231,6 +232,8 @@ class CpuExecutable:
         outputs are written to the arrays that this returns.
         """
         with self._lock:
+            if self._closed:
+                raise closed_error("cpu")
             if shapes is not None:
                 self._resize(shapes)
             self._take(arrays)
@@ -244,6 +247,8 @@ class CpuExecutable:
                ) -> list[np.ndarray]:
         """As `Executable.repeat` says. Inputs and rows are copied."""
         with self._lock:
+            if self._closed:
+                raise closed_error("cpu")
             if shapes is not None:
                 self._resize(shapes)
             rows = [np.ascontiguousarray(arrays[i]) for i in how.rows]
@@ -336,6 +341,8 @@ class CpuExecutable:
         """Seconds of each step (the least of `repeats` runs of the whole plan, step by step)."""
         best = [float("inf")] * self._count
         with self._lock:
+            if self._closed:
+                raise closed_error("cpu")
             jobs = [Job(self._steps[i : i + 1], self._short) for i in range(self._count)]
             for _ in range(repeats):
                 self._take(arrays)
@@ -346,3 +353,15 @@ class CpuExecutable:
                     self._executor.run(job, self._threads())
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
+
+    def close(self) -> None:
+        """Let go of memory and kernels, when a run that is under way has ended; what `bind` gave
+        keeps what it uses.
+        """
+        with self._lock:
+            self._closed = True
+            for held in (self._slots, self._memory, self._inputs, self._outputs):
+                held.clear()
+            self._args = self._steps = np.empty(0, np.int64)
+            self._fields, self._kernels = self._args.data, LoadedKernels(None, [], {})
+            self._job, self._count, self._direct = Job(self._steps, True), 0, {}

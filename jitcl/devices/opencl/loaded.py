@@ -27,6 +27,7 @@ from jitcl.errors import (
     InputError,
     KernelFault,
     OutOfMemoryError,
+    closed_error,
 )
 
 if TYPE_CHECKING:
@@ -134,8 +135,7 @@ class LoadedPlan(ABC):
         """The right to use the queue, if there still is a device behind it."""
         with self._lock:
             if self._closed:
-                raise DeviceError(f"{self.device.name}: this model was closed\n"
-                                  "  Load the plan again.")
+                raise closed_error(self.device.name)
             if self.device.forked:
                 self._lost = "this process was forked since this model was loaded"
             elif self.device.context is not self._context:
