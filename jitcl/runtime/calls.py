@@ -11,12 +11,14 @@ import numpy as np
 from jitcl import forking
 from jitcl.devices.shortage import telling
 from jitcl.errors import InputError, OptionError, closed_error
-from jitcl.runtime.inputs import check_feeds
+from jitcl.runtime.bound import not_bound
+from jitcl.runtime.inputs import check_feeds, fixed_shapes
 from jitcl.runtime.source import Tensor
 
 if TYPE_CHECKING:
     from jitcl.runtime.submitted import Run, RunQueue  # imported when first used: 10 ms
 
+Shapes = Mapping[str, tuple[int, ...]]
 Self = TypeVar("Self", bound="Calls")
 _making = forking.lock()
 
@@ -90,6 +92,18 @@ class Calls(ABC):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel_queued=kind is not None)
 
+    def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
+        """All input shapes, from the model and from `shapes`; None while one is unknown."""
+        return fixed_shapes(self.inputs, shapes)
+
+    def _all_shapes(self, shapes: Shapes | None, door: str) -> dict[str, tuple[int, ...]]:
+        """`fixed_shapes`, all of which must be known; `door`: who asks."""
+        self._check_open()
+        fixed = self.fixed_shapes(shapes)
+        if fixed is None:
+            raise not_bound(self.inputs, shapes or {}, door)
+        return fixed
+
     def _check_open(self) -> None:
         if self.closed or (self._queue is not None and self._queue.closed
                            and not self._queue.is_worked_off_here):
@@ -122,4 +136,4 @@ def size(value: Any) -> int:
     return sum(map(size, parts))
 
 
-__all__ = ["Calls", "own", "size"]
+__all__ = ["Calls", "Shapes", "own", "size"]

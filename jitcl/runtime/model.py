@@ -30,14 +30,14 @@ from jitcl.passes.options import Options
 from jitcl.runtime import signature
 from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
-from jitcl.runtime.bound import Bound, not_bound
+from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
-from jitcl.runtime.calls import Calls
+from jitcl.runtime.calls import Calls, Shapes
 from jitcl.runtime.digests import stamp
 from jitcl.runtime.fallbacks import MemoryFallback
 from jitcl.runtime.families import Families, Member
 from jitcl.runtime.indices import check_computed, check_indices
-from jitcl.runtime.inputs import Again, check_feeds, feeds_of, fixed_shapes
+from jitcl.runtime.inputs import Again, check_feeds, feeds_of
 from jitcl.runtime.intermediates import Intermediates, names_of
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
@@ -45,7 +45,6 @@ from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
 
-Shapes = Mapping[str, tuple[int, ...]]
 Compute = Callable[[Specialisation], list[np.ndarray]]
 
 
@@ -248,7 +247,6 @@ class Model(Calls):
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
         """
-        self._check_open()
         arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
         binding, checks = (special.executable.bind(), special.checks) if special else (None, ())
         bound = Bound(self, arrays, binding, checks)
@@ -260,15 +258,7 @@ class Model(Calls):
         """Compile for these shapes now. Where an input's value decides shapes, that waits for the
         first run.
         """
-        self._check_open()
         self._compiled_for(self._all_shapes(shapes, "prepare"))
-
-    def _all_shapes(self, shapes: Shapes | None, door: str) -> dict[str, tuple[int, ...]]:
-        """`fixed_shapes`, all of which must be known; `door`: who asks."""
-        fixed = self.fixed_shapes(shapes)
-        if fixed is None:
-            raise not_bound(self.inputs, shapes or {}, door)
-        return fixed
 
     def _compiled_for(
         self, shapes: Shapes
@@ -294,10 +284,6 @@ class Model(Calls):
         if self.program is not None:
             self.program.prepare(arrays)
         return arrays, None
-
-    def fixed_shapes(self, shapes: Shapes | None) -> dict[str, tuple[int, ...]] | None:
-        """All input shapes, from the model and from `shapes`; None while one is unknown."""
-        return fixed_shapes(self.inputs, shapes)
 
     def report(self) -> Report:
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
