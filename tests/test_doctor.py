@@ -89,6 +89,13 @@ def test_wrong_variables_are_told_and_stop_nothing(quick, monkeypatch, tmp_path)
     assert found["devices"][0]["error"] == ""
 
 
+def test_a_device_that_is_not_there_is_told(quick, monkeypatch):
+    monkeypatch.setenv("JITCL_DEVICE", "nonsense")
+    result = jitcl_("doctor", "--json")
+    said = [f["what"] for f in json.loads(result.stdout)["findings"]]
+    assert "JITCL_DEVICE: no device 'nonsense'" in said and result.exit_code == 0
+
+
 def test_a_loader_that_is_missing_is_no_opencl_device(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyopencl", None)          # `import pyopencl` raises
     monkeypatch.setattr(opencl_platform, "_found", None)

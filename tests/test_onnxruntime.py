@@ -9,6 +9,7 @@ import ctypes
 import io
 import runpy
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -416,3 +417,22 @@ def test_values_go_in_and_come_out():
         (found,) = session.run_with_ort_values(["u"], {"x": value, "y": value}, None)
         np.testing.assert_array_equal(found.numpy(), [[2, 4, 6]] * 2)
     np.testing.assert_array_equal(mine.run(["u"], {"x": value, "y": x})[0], [[2, 4, 6]] * 2)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_runs_in_a_thread_call_back(right):
+    x, told = np.ones((2, 3), np.float32), []
+    feeds = {"x": x, "y": x if right else x[:, :2]}
+    for session in both(plain()):
+        done = threading.Event()
+
+        def callback(results: Any, data: Any, error: str, done: Any = done) -> None:
+            told.append((results, data, error))
+            done.set()
+
+        session.run_async(["u"], feeds, callback, "mine")
+        assert done.wait(60)
+    for results, data, error in told:
+        assert data == "mine" and bool(error) is not right and len(results) == right
+        if right:
+            np.testing.assert_array_equal(results[0], [[2, 4, 6]] * 2)

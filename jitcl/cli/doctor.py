@@ -89,7 +89,8 @@ def _found_here(findings: list[Finding]) -> dict[str, Any]:
     from jitcl.cli.console import progress_bar
     from jitcl.devices.opencl import icd, list_devices
     from jitcl.devices.opencl.platform import loader_error
-    from jitcl.devices.select import devices, resolve_auto
+    from jitcl.devices.select import devices, open_device, resolve_auto
+    from jitcl.errors import DeviceError
 
     system = advice.look()
     with progress_bar() as progress:
@@ -103,6 +104,11 @@ def _found_here(findings: list[Finding]) -> dict[str, Any]:
             "ocl-icd on Termux",)))
     findings += [*advice.missing_drivers(system, offered),
                  *advice.broken_icds(icd.SYSTEM_VENDORS)]
+    try:
+        open_device(auto)
+    except DeviceError as error:
+        first, *rest = str(error).splitlines()
+        findings.append(advice.Finding(f"JITCL_DEVICE: {first}", tuple(map(str.strip, rest))))
     tried = [_tried(d) for d in rows]
     for row, info in zip(tried, rows):
         findings += _of_device(row, info)

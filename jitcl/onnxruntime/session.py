@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ class InferenceSession:
                 if want is not None and size != want:
                     raise InputError(f"input {t}: axis {axis} is {size}, but '{dim}' was set to "
                                      f"{want} by add_free_dimension_override_by_name")
+
+    def run_async(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+                  callback: Callable[[list[Any], Any, str], Any], user_data: Any,
+                  run_options: Any = None) -> None:
+        """`run` in a thread of its own, which calls callback(results, user_data, error): no results
+        and the error's text where it failed, "" where it did not. Runs of one session take turns.
+        """
+        def work() -> None:
+            found: list[Any] = []
+            said = ""
+            try:
+                found = self.run(output_names, input_feed, run_options)
+            except JitclError as error:
+                said = str(error)
+            callback(found, user_data, said)
+
+        threading.Thread(target=work, name="jitcl-run").start()
 
     def run_with_ort_values(self, output_names: Sequence[str] | None,
                             input_dict_ort_values: Mapping[str, OrtValue],
