@@ -23,7 +23,7 @@ from jitcl.bench.contest import Contest
 from jitcl.bench.processes import EngineProcess, Entrant, Opened
 from jitcl.bench.turns import Timing, fastest, ratio, take_turns, timed_turn
 from jitcl.bench.worker import limit_cores
-from jitcl.cli.bench_tables import Told
+from jitcl.cli.bench_tables import Results
 from jitcl.cli.main import cli
 from jitcl.errors import DeviceError, OptionError
 from tests.programs import info, model, node
@@ -393,12 +393,12 @@ def test_text_graphs_are_no_model_for_others():
     assert absent == {} and found[1].arguments["model"] == found[0].arguments["model"]
 
 
-def told_of(fakes: dict[str, Fake], **changes: Any) -> Told:
+def results_of(fakes: dict[str, Fake], **changes: Any) -> Results:
     with held(fakes) as c:
         c.open()
         c.time(1, settle=0.0)
     quiet = machine.Machine("a CPU", 2, "Linux", "3.11", 0.1)
-    return Told(**{"model": "m.onnx", "machine": quiet, "contest": c, "rounds": 1,
+    return Results(**{"model": "m.onnx", "machine": quiet, "contest": c, "rounds": 1,
                    "precision": "high", "feeds": {"x": np.zeros((2, 3))}, "given": (), "seed": 0,
                    "absent": {}, "rooflines": [], "unplaced": {}, **changes})
 
@@ -406,7 +406,7 @@ def told_of(fakes: dict[str, Fake], **changes: Any) -> Told:
 def test_wrong_results_are_seen(capsys):
     fakes = {"right": Fake([1, 2], [2.0]), "wrong": Fake([1, 3], [1.0]),
              "PEER": Fake([1, 2], [4.0])}
-    told = told_of(fakes)
+    told = results_of(fakes)
     told.print(0)
     out = capsys.readouterr().out
     assert "m.onnx: x float64[2, 3]" in out and "5.0e-01 !" in out
@@ -420,7 +420,7 @@ def test_wrong_results_are_seen(capsys):
 def test_what_else_the_tables_say(capsys):
     fakes = {"ours": Fake([1.01], [2.0]), "PEER": Fake([1.0], [1.0]),
              "REFUSING": Fake(DeviceError("no such op"), [])}
-    told_of(fakes, machine=machine.Machine("a CPU", 2, "Linux", "3.11", 1.5), precision="normal",
+    results_of(fakes, machine=machine.Machine("a CPU", 2, "Linux", "3.11", 1.5), precision="normal",
             absent={"openvino": "is not installed: pip install openvino"},
             unplaced={"ours": "a program of parts"}).print(10)
     out = capsys.readouterr().out

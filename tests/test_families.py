@@ -244,10 +244,10 @@ def test_where_a_size_is_needed_shapes_have_plans_of_their_own(tmp_path: Path) -
     assert not model._families.kept
     assert len(model._kept) == 5
     report = model.report()
-    assert report.alone == "'n' is needed as a number"
+    assert report.no_family == "'n' is needed as a number"
     assert "  a plan for each set of shapes: 'n' is needed as a number\n" in str(report)
     model.run({"x": np.ones((3, 3), np.float32)})              # compiled before that was found out
-    assert not model.report().alone
+    assert not model.report().no_family
 
 
 def test_what_numpy_makes_of_a_pinned_size_is_told(
@@ -260,7 +260,7 @@ def test_what_numpy_makes_of_a_pinned_size_is_told(
     model = jitcl.compile(onnx.parser.parse_model(SOFTMAX), device="cpu", cache_dir=tmp_path)
     for n in (10, 11, 12):
         model.run(feeds("softmax", n))
-    assert model.report().alone.startswith("IndexError: only integers")
+    assert model.report().no_family.startswith("IndexError: only integers")
 
 
 

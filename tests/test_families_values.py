@@ -134,7 +134,7 @@ def decode(proto: onnx.ModelProto, model: jitcl.Model, steps: Sequence[int]) -> 
 def test_a_past_grows_from_nothing(device: str, name: str, steps: str, tmp_path: Path) -> None:
     compiled = jitcl.compile(MODELS[name], device=device, cache_dir=tmp_path)
     decode(MODELS[name], compiled, STEPS[steps])
-    assert compiled.report().sizes and not compiled.report().alone
+    assert compiled.report().sizes and not compiled.report().no_family
 
 
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.startswith("opencl")])
@@ -155,7 +155,7 @@ def test_sizes_that_are_equal_by_chance_are_told_apart(device: str, tmp_path: Pa
         got = compiled.run(feeds)
         for name, array in zip(reference.output_names, reference.run(None, feeds)):
             np.testing.assert_allclose(got[name], array, rtol=1e-6, err_msg=name)
-    assert compiled.report().sizes and not compiled.report().alone
+    assert compiled.report().sizes and not compiled.report().no_family
 
 
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.startswith("opencl")][:1])

@@ -163,7 +163,7 @@ def test_sizes_that_are_fed_stay_one_graph(device: str, name: str, tmp_path: Pat
     for values in fed:
         same(proto, model, {"x": X, **values})
     assert model.program is None and model._by_value == ["s"]
-    assert bool(model.report().sizes) == (name in SHARED), model.report().alone
+    assert bool(model.report().sizes) == (name in SHARED), model.report().no_family
     if name in SHARED:                              # another value: nothing compiled
         before = files(tmp_path)
         for values in fed[1:3]:

@@ -96,13 +96,14 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         _raise_if_none_ran(contest)
         wanted = kernels if kernels is not None else LISTED if svg is not None else 0
         rooflines, unplaced = _rooflines(contest, model.name, say) if wanted or svg else ([], {})
-    told = tables.Told(model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
-                       {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
-                       rooflines, unplaced)
+    results = tables.Results(
+        model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
+        {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
+        rooflines, unplaced)
     if report is not None:
-        _write(report, told.document())
+        _write(report, results.document())
     if str(report) != "-":
-        told.print(wanted)
+        results.print(wanted)
     if svg is not None:
         _draw(svg, rooflines, unplaced)
     for path in (svg, report):

@@ -33,7 +33,7 @@ def status() -> Iterator[Callable[[str], object]]:
 
 
 @dataclass(frozen=True)
-class Told:
+class Results:
     """All that one bench found. absent: peers that did not compete, and why; unplaced: devices
     whose kernels are not listed, and why.
     """

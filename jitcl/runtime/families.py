@@ -228,9 +228,9 @@ class Families:
                key: Callable[[], Key], patience: Patience) -> Member | None:
         """A family's plan at these shapes, and values of inputs that decide shapes, where there is
         a family for them or it is time for one. `key`: of the specialisation for them, which
-        `specialiser.alone` says something of.
+        `specialiser.no_family` says something of.
         """
-        self.specialiser.alone = ""
+        self.specialiser.no_family = ""
         if any(v.size > FEW for v in values.values()):
             return None
         return self._member({**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist())
@@ -293,7 +293,7 @@ class Families:
         if not space.atoms:
             return None
         if pattern in self._hopeless:
-            self.specialiser.alone = self._hopeless[pattern]
+            self.specialiser.no_family = self._hopeless[pattern]
             return None
         why = f"there are {VARIANTS} plans for many shapes, and these fit none of them"
         for variant in range(VARIANTS):
@@ -318,7 +318,7 @@ class Families:
 
     def _refuse(self, pattern: str, why: str) -> None:
         """From now on, shapes of a pattern have plans of their own."""
-        self._hopeless[pattern] = self.specialiser.alone = why
+        self._hopeless[pattern] = self.specialiser.no_family = why
         log.info("model %s: a plan for each set of shapes: %s", self.specialiser.source.name, why)
 
     def drop(self, special: Specialisation) -> bool:

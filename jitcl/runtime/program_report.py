@@ -25,7 +25,7 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran], precision:
             entries |= {k.entry for k in r.special.plan.kernels if k.language == own}
             rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,
                             flops=sum(s.flops for s in part.steps), peak_bytes=part.peak_bytes,
-                            sizes=part.sizes, alone=part.alone))
+                            sizes=part.sizes, no_family=part.no_family))
             total = replace(
                 total, device=part.device, steps=(*total.steps, *part.steps),
                 host=(*total.host, *part.host),

@@ -34,7 +34,7 @@ class Row:
     """A line of a program. kind: "part" (compiled), "loop" (of the compiled part behind it), "host"
     (a node that runs there, or control flow that it drives) or "cut" (a node that waited for a
     value). depth: of the body it is in. sizes,
-    alone: of a part, as in Report.
+    no_family: of a part, as in Report.
     """
 
     kind: str
@@ -47,11 +47,11 @@ class Row:
     flops: int = 0
     peak_bytes: int = 0
     sizes: tuple[tuple[str, int, int], ...] = ()
-    alone: str = ""
+    no_family: str = ""
 
     def __str__(self) -> str:
         if self.kind == "part":
-            shapes = shared_shapes(self.sizes, self.alone)
+            shapes = shared_shapes(self.sizes, self.no_family)
             return (f"part: {self.steps} steps of {self.kernels} kernels, "
                     f"{amount(self.flops, 'FLOP')}, peak memory {amount(self.peak_bytes, 'B')}"
                     + (f"; {shapes}" if shapes else ""))
@@ -71,8 +71,8 @@ class Report:
     program: parts, host steps and cuts in order, where the model is no single graph.
     precision: as it was asked for. computes: what tensors are stored and computed in.
     precision_why: why that is less than was asked for.
-    sizes: (dimension, its value, room for) of a plan that serves many shapes. alone: why it does
-    not, where shapes go on changing.
+    sizes: (dimension, its value, room for) of a plan that serves many shapes. no_family: why it
+    does not, where shapes go on changing.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Report:
     memory_why: str = ""
     program: tuple[Row, ...] = ()
     sizes: tuple[tuple[str, int, int], ...] = ()
-    alone: str = ""
+    no_family: str = ""
     precision: str = "high"
     computes: str = ""
     precision_why: str = ""
@@ -130,7 +130,7 @@ class Report:
                 f"step{'s' * (host != 1)}, ")
 
     def _sizes(self) -> list[str]:
-        said = shared_shapes(self.sizes, self.alone)
+        said = shared_shapes(self.sizes, self.no_family)
         return [f"  {said}"] if said else []
 
     def _memory(self) -> list[str]:
@@ -154,10 +154,10 @@ class Report:
                 + (f": {s.why}" if s.why else "") for s in self.stepped_down]
 
 
-def shared_shapes(sizes: tuple[tuple[str, int, int], ...], alone: str) -> str:
+def shared_shapes(sizes: tuple[tuple[str, int, int], ...], no_family: str) -> str:
     """What shapes a plan serves, "" where it was made for the only ones so far."""
-    if alone:
-        return f"a plan for each set of shapes: {alone}"
+    if no_family:
+        return f"a plan for each set of shapes: {no_family}"
     listed = ", ".join(f"{name} = {value} (room for {room})" for name, value, room in sizes)
     return f"one plan for many shapes: {listed}" if listed else ""
 
@@ -180,8 +180,8 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     return Report(
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
-        fallback.why if fallback is not None else "", sizes=special.sizes, alone=special.alone,
-        precision=precision, computes=got, precision_why=why)
+        fallback.why if fallback is not None else "", sizes=special.sizes,
+        no_family=special.no_family, precision=precision, computes=got, precision_why=why)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

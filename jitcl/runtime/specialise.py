@@ -107,11 +107,11 @@ class Specialisation:
     device: Device
     opening: int                                # of the device, when this was loaded
     from_cache: bool = False
-    memory: str = ""                              # of MEMORY_PLANS
+    memory: str = ""                            # of MEMORY_PLANS
     stepped: tuple[KernelFallback, ...] = ()
-    fallback: MemoryFallback | None = None            # why the plan is smaller, or on the CPU
+    fallback: MemoryFallback | None = None      # why the plan is smaller, or on the CPU
     sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
-    alone: str = ""                             # why no family serves shapes that go on changing
+    no_family: str = ""                         # why no family serves shapes that go on changing
 
     @property
     def checks(self) -> tuple[IndexCheck, ...]:
@@ -137,7 +137,7 @@ class Specialiser:
     cache: DeviceCache
     tally: Tally = field(default_factory=lambda: Tally(None))
     isolation: str | None = None                # None: JITCL_ISOLATION
-    alone: str = ""                             # of the next specialisation
+    no_family: str = ""                             # of the next specialisation
     _host: Device | None = field(default=None, repr=False)
 
     @property
@@ -187,7 +187,8 @@ class Specialiser:
             patience.useless = memory, plan.kernels
             return None
         stepped = tuple(KernelFallback(**row) for row in extra["stepped"])
-        return Specialisation(plan, *loaded, True, memory, stepped, fallback, alone=self.alone)
+        return Specialisation(plan, *loaded, True, memory, stepped, fallback,
+                              no_family=self.no_family)
 
     def rejected(self, plan: Plan) -> bool:
         """Whether the database speaks against a kernel of the plan by now."""
@@ -287,7 +288,8 @@ class Specialiser:
                     device = self.host()
                     lowering = Lowering(self.source, shapes, values, device, self.options)
         special = Specialisation(plan, executable, device, seen, False, memory,
-                                 kernel_fallbacks(generated, plan), fallback, alone=self.alone)
+                                 kernel_fallbacks(generated, plan), fallback,
+                                 no_family=self.no_family)
         shortage = self.device.faults.shortage if self.device.faults is not None else ""
         if not shortage:                # else the next process makes a better one
             self.store(key, plan, _beside(special))

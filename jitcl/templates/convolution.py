@@ -23,6 +23,17 @@ class ConvShape:
     groups: int
 
 
+def packable(node: Node | None, op: str) -> Node | None:
+    """The node where it is a convolution `op` of 1 or 2 spatial axes, f32 or f16, that computes
+    something and whose weight is constant.
+    """
+    if node is None or node.op != op or node.type.rank not in (3, 4):
+        return None
+    x, w = node.inputs
+    stored = w.op == "const" and x.type.dtype in ("f32", "f16")
+    return node if stored and node.type.size and x.type.size else None
+
+
 def shape_of(node: Node) -> ConvShape:
     """The numbers of a conv node of 1 or 2 spatial axes."""
     x, w = (i.type.dims for i in node.inputs[:2])

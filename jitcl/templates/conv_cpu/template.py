@@ -16,7 +16,7 @@ from jitcl.ir.group import Group
 from jitcl.passes.gates import gated
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
-from jitcl.templates.convolution import ConvShape, shape_of
+from jitcl.templates.convolution import ConvShape, packable, shape_of
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
@@ -119,21 +119,8 @@ class ConvCpu(Template[Match, CpuHooks]):
     name = "conv_cpu"
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
-        node = group.anchor
-        if (
-            node is None
-            or node.op != "conv"
-            or node.type.rank not in (3, 4)
-            or target.kind != "cpu"
-        ):
-            return ()
-        x, w = node.inputs
-        if (
-            w.op != "const"
-            or x.type.dtype not in ("f32", "f16")
-            or node.type.size == 0
-            or x.type.size == 0
-        ):
+        node = packable(group.anchor, "conv")
+        if node is None or target.kind != "cpu":
             return ()
         s, width = shape_of(node), target.vector_width
         if s.groups > 1 and (s.c // s.groups % width or s.k // s.groups % width):

@@ -16,7 +16,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import CpuHooks, Emitted, Match, Template
 from jitcl.templates.conv_cpu.template import FEW_CHANNELS, Phase, Writer, padded_input
-from jitcl.templates.convolution import ConvShape
+from jitcl.templates.convolution import ConvShape, packable
 
 
 class ConvTransposeCpu(Template[Match, CpuHooks]):
@@ -25,21 +25,8 @@ class ConvTransposeCpu(Template[Match, CpuHooks]):
     name = "conv_transpose_cpu"
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
-        node = group.anchor
-        if (
-            node is None
-            or node.op != "conv_transpose"
-            or node.type.rank not in (3, 4)
-            or target.kind != "cpu"
-        ):
-            return ()
-        x, w = node.inputs
-        if (
-            w.op != "const"
-            or x.type.dtype not in ("f32", "f16")
-            or node.type.size == 0
-            or x.type.size == 0
-        ):
+        node = packable(group.anchor, "conv_transpose")
+        if node is None or target.kind != "cpu":
             return ()
         if node.attr("group") != 1 or any(d != 1 for d in node.attr("dilations")):
             return ()

@@ -11,7 +11,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
 from jitcl.templates.conv_cpu.template import padded_input
-from jitcl.templates.convolution import shape_of
+from jitcl.templates.convolution import packable, shape_of
 from jitcl.templates.cpu.operands import operands_of
 
 PARAMS = (
@@ -62,21 +62,8 @@ class DepthwiseCpu(Template[Columns, CpuHooks]):
     name = "depthwise_cpu"
 
     def candidates(self, group: Group, target: Target) -> tuple[Columns, ...]:
-        node = group.anchor
-        if (
-            node is None
-            or node.op != "conv"
-            or node.type.rank not in (3, 4)
-            or target.kind != "cpu"
-        ):
-            return ()
-        x, w = node.inputs
-        if (
-            w.op != "const"
-            or x.type.dtype not in ("f32", "f16")
-            or node.type.size == 0
-            or x.type.size == 0
-        ):
+        node = packable(group.anchor, "conv")
+        if node is None or target.kind != "cpu":
             return ()
         s = shape_of(node)
         if s.groups != s.c or s.k != s.c or s.c < target.vector_width // 2 or s.kernel[1] > 16:

@@ -25,7 +25,7 @@ from jitcl.templates.base import (
     Template,
 )
 from jitcl.templates.conv_cpu.template import padded_input
-from jitcl.templates.convolution import shape_of
+from jitcl.templates.convolution import packable, shape_of
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.winograd_cpu.choice import Blocking, choices
 from jitcl.templates.winograd_cpu.transforms import Transforms, relative_error
@@ -63,17 +63,13 @@ class WinogradCpu(Template[Blocking, CpuHooks]):
     name = "winograd_cpu"
 
     def candidates(self, group: Group, target: Target) -> tuple[Blocking, ...]:
-        node, root = group.anchor, group.root.type
-        if node is None or node.op != "conv" or target.kind != "cpu":
-            return ()
-        if node.type.rank not in (3, 4):
+        node, root = packable(group.anchor, "conv"), group.root.type
+        if node is None or target.kind != "cpu":
             return ()
         x, w = node.inputs
-        if w.op != "const" or any(t.dtype != "f32" for t in (x.type, w.type, node.type)):
+        if any(t.dtype != "f32" for t in (x.type, w.type, node.type)):
             return ()
         if root.layout.kind != "NCHWc" or root.layout.block != target.vector_width:
-            return ()
-        if node.type.size == 0 or x.type.size == 0:
             return ()
         s = shape_of(node)
         if s.kernel not in ((3, 3), (1, 3)):
