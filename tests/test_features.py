@@ -66,7 +66,8 @@ KNOWN = {"if", "for", "while", "return", "sizeof", "barrier", "get_global_id", "
          *(f"convert_{t}" for t in ("float", "double", "half", "int_rtz", "long_rtz")),
          *(f"v{way}{n}" for way in ("load", "store", "load_half") for n in ("", 2, 4, 8, 16)),
          *(f"vstore_half{n}_rte" for n in ("", 2, 4, 8, 16))}
-DEFINED = re.compile(r"\b(?:void|bool|u?(?:char|short|int|long)\d*|float\d*|double)\s+(\w+)\s*\(")
+DEFINED = re.compile(
+    r"\b(?:void|bool|u?(?:char|short|int|long)\d*|(?:float|half)\d*|double)\s+(\w+)\s*\(")
 
 
 @pytest.mark.parametrize(("target", "precision"), [
