@@ -32,15 +32,18 @@ __version__ = "0.1.0"
 __all__ = [
     "Bound", "BuildError", "BusyError", "CacheError", "ClosedError", "DeviceError",
     "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
-    "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Run", "ShapeError",
-    "TypeError_", "UnsupportedError", "VerifyError", "__version__", "compile", "devices", "parse",
+    "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pool", "Run", "ShapeError",
+    "TypeError_", "UnsupportedError", "VerifyError", "__version__", "compile", "devices",
+    "memory_stats", "parse",
 ]
 
 if TYPE_CHECKING:
     from jitcl.devices.select import devices
     from jitcl.onnxruntime.session import InferenceSession
     from jitcl.runtime.bound import Bound
+    from jitcl.runtime.memory_stats import memory_stats
     from jitcl.runtime.model import Model, compile
+    from jitcl.runtime.pool import Pool
     from jitcl.runtime.source import parse
     from jitcl.runtime.submitted import Run
 
@@ -60,6 +63,12 @@ def __getattr__(name: str) -> Any:
     if name == "InferenceSession":
         from jitcl.onnxruntime.session import InferenceSession
         return InferenceSession
+    if name == "Pool":
+        from jitcl.runtime.pool import Pool
+        return Pool
+    if name == "memory_stats":
+        from jitcl.runtime.memory_stats import memory_stats
+        return memory_stats
     if name == "Run":
         from jitcl.runtime.submitted import Run
         return Run

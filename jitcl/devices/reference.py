@@ -17,6 +17,7 @@ from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.repeated import one_by_one
+from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError, OutOfMemoryError, closed_error
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.kernel import Kernel
@@ -81,6 +82,7 @@ class ReferenceExecutable:
                 array = np.zeros(spec.shape, dtypes.to_numpy(spec.dtype))
             self._memory.append(array)
         self._lock = forking.lock()
+        enlist(self)
 
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         """Outputs, as fresh arrays, of checked inputs in the plan's order."""
@@ -103,6 +105,15 @@ class ReferenceExecutable:
     def bind(self) -> Binding | None:
         """None: inputs and outputs are copied."""
         return None
+
+    @property
+    def place(self) -> str:
+        return "reference"
+
+    def allocations(self) -> list[Allocation]:
+        """Every buffer; temporaries share slots, and are counted as what they take."""
+        return [Allocation(array.ctypes.data, array.nbytes, spec.kind == "const")
+                for array, spec in zip(self._memory, self.plan.buffers)]
 
     def close(self) -> None:
         """Let go of memory, when a run that is under way has ended."""

@@ -25,6 +25,7 @@ Callback = Callable[["Run"], Any]
 
 log = logging.getLogger("jitcl")
 _queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
+_listed = forking.lock()
 _here = threading.local()           # .queue: the one that this thread works off
 
 
@@ -132,7 +133,8 @@ class RunQueue:
         self._computing: Run | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._ended: Future[None] | None = None
-        _queues.add(self)
+        with _listed:
+            _queues.add(self)
 
     @property
     def is_worked_off_here(self) -> bool:
@@ -148,13 +150,13 @@ class RunQueue:
     def put(self, run: Run, timeout: float | None) -> None:
         """Queue it; where there is no room, wait for it so many seconds, then raise BusyError."""
         most = config.get("queue")
-        called_back = hasattr(_here, "queue")       # two queues would wait for each other
+        inside = called_back()                      # two queues would wait for each other
         with self._changed:
             if not self._changed.wait_for(lambda: self.closed or len(self._waiting) < most,
-                                          0 if called_back else timeout):
+                                          0 if inside else timeout):
                 raise BusyError(
                     f"{self.name}: {len(self._waiting)} runs are queued, no more than JITCL_QUEUE "
-                    f"allows{', and a callback does not wait' if called_back else ''}\n"
+                    f"allows{', and a callback does not wait' if inside else ''}\n"
                     "  Wait for results, pass a longer timeout, or none to wait.")
             if self.closed:
                 raise closed_error(self.name)
@@ -216,9 +218,8 @@ class RunQueue:
             if first:
                 finish()
             return
-        called_back = hasattr(_here, "queue")
-        worker.shutdown(wait=not called_back)
-        if self._ended is not None and not called_back:
+        worker.shutdown(wait=not called_back())
+        if self._ended is not None and not called_back():
             self._ended.result()
 
     def forget(self) -> None:
@@ -226,6 +227,18 @@ class RunQueue:
         lost, self._waiting, self._computing, self._worker = self.runs, deque(), None, None
         for run in lost:
             run.lost()
+
+
+def called_back() -> bool:
+    """Whether this thread computes runs, and is in a callback of one: it must not wait."""
+    return hasattr(_here, "queue")
+
+
+def queued() -> list[Run]:
+    """All runs that have not ended."""
+    with _listed:
+        queues = list(_queues)
+    return [run for queue in queues for run in queue.runs]
 
 
 def _in_child() -> None:
@@ -237,4 +250,4 @@ def _in_child() -> None:
 
 forking.in_child(_in_child)
 
-__all__ = ["Run", "RunQueue"]
+__all__ = ["Run", "RunQueue", "called_back", "queued"]

@@ -25,6 +25,7 @@ from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
+from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError, closed_error
 from jitcl.target import Target
 
@@ -145,6 +146,7 @@ class CpuExecutable:
         self._direct = {i: p for i, p in places.items() if p is not None}
         self._lock = forking.lock()
         self._closed = False
+        enlist(self)
 
     def _place(self, i: int) -> np.ndarray:
         """The bytes of buffer i."""
@@ -353,6 +355,18 @@ class CpuExecutable:
                     self._executor.run(job, self._threads())
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
+
+    @property
+    def place(self) -> str:
+        return "cpu"
+
+    def allocations(self) -> list[Allocation]:
+        """Slots, and what lies in none; constants that are mapped from the cache among them."""
+        slots = [(array, False) for array in self._slots]
+        alone = [(array, spec.kind == "const")
+                 for array, spec in zip(self._memory, self.plan.buffers) if spec.kind != "temp"]
+        return [Allocation(array.ctypes.data, array.nbytes, constant)
+                for array, constant in (*slots, *alone)]
 
     def close(self) -> None:
         """Let go of memory and kernels, when a run that is under way has ended; what `bind` gave

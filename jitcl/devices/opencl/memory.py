@@ -19,6 +19,7 @@ import pyopencl as cl
 from jitcl import forking
 from jitcl.codegen.plan import BufferSpec, Plan
 from jitcl.devices.opencl.errors import translated
+from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -63,6 +64,21 @@ class Memory:
         self._images: dict[int, Any] = {}
         self._slots: dict[int, Any] = {}
         self._weights: dict[int, Weight] = {}       # those of the buffers that are shared
+        enlist(self)
+
+    @property
+    def place(self) -> str:
+        return self.device.spec
+
+    def allocations(self) -> list[Allocation]:
+        """Slots, and what lies in none."""
+        plan = self.plan
+        found = [Allocation(id(slot), max(plan.slots[n], SMALLEST), False)
+                 for n, slot in list(self._slots.items())]
+        parts = {n for n, spec in enumerate(plan.buffers) if spec.kind == "temp" and self._slots}
+        return found + [
+            Allocation(id(buffer), max(plan.buffers[n].nbytes, SMALLEST), n in plan.constants)
+            for n, buffer in list(self._buffers.items()) if n not in parts]
 
     def __getitem__(self, index: int) -> Any:
         return self._buffers[index]
