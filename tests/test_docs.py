@@ -147,6 +147,15 @@ def test_a_readme_that_was_left_behind_is_seen(tmp_path):
         assert old in text and parts(page) != parts(ROOT / "README.md"), old
 
 
+def test_the_page_of_submitted_runs_runs():
+    """All blocks, in order, in one scope."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "async.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "async.md", "exec"), scope)
+    assert len(blocks) > 5 and "after" in scope
+
+
 def test_the_readme_tells_all_options_of_compile():
     names = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     parameters = inspect.signature(jitcl.compile).parameters

@@ -128,9 +128,9 @@ def test_a_pool_whose_model_is_closed_with_runs_queued():
     gate.model.close(cancel_queued=True)
     pool.wait_all()
     assert runs[0].result()["y"].shape == (8, 64)
-    for run in runs[1:]:
+    for queued in runs[1:]:
         with pytest.raises(CancelledError):
-            run.result()
+            queued.result()
 
 
 @pytest.mark.parametrize("jobs", [0, -1, 2.0, True, "4"])
