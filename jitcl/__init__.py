@@ -33,11 +33,12 @@ __all__ = [
     "Bound", "BuildError", "BusyError", "CacheError", "ClosedError", "DeviceError",
     "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
     "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pool", "Run", "ShapeError",
-    "TypeError_", "UnsupportedError", "VerifyError", "__version__", "compile", "devices",
-    "memory_stats", "parse",
+    "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check", "compile",
+    "devices", "memory_stats", "parse",
 ]
 
 if TYPE_CHECKING:
+    from jitcl.accuracy.checking import check
     from jitcl.devices.select import devices
     from jitcl.onnxruntime.session import InferenceSession
     from jitcl.runtime.bound import Bound
@@ -72,6 +73,9 @@ def __getattr__(name: str) -> Any:
     if name == "Run":
         from jitcl.runtime.submitted import Run
         return Run
+    if name == "check":
+        from jitcl.accuracy.checking import check
+        return check
     if name == "devices":
         import jitcl.devices
         return jitcl.devices                 # callable: see there

@@ -156,6 +156,18 @@ def test_the_page_of_submitted_runs_runs():
     assert len(blocks) > 5 and "after" in scope
 
 
+def test_the_page_on_checks_runs(monkeypatch, capsys):
+    monkeypatch.setenv("JITCL_DEVICE", "cpu")
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "check.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    scope = {"picture": np.random.default_rng(0).random((1, 3, 16, 16)).astype(np.float32)}
+    for block in blocks:
+        exec(compile(block, "check.md", "exec"), scope)
+    assert "2 more runs gave the same bits" in capsys.readouterr().out
+    assert scope["result"].keys() == {"upscaled", "/head/Conv_output_0", "/Relu_output_0"}
+
+
 def test_the_readme_tells_all_options_of_compile():
     names = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     parameters = inspect.signature(jitcl.compile).parameters

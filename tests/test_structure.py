@@ -21,7 +21,7 @@ PACKAGE = ROOT / "jitcl"
 # its helpers beside it; it may use all above it, and is used by the bench and the command line.
 ROOMS = ("errors", "forking", "cores", "config", "ownership", "dtypes", "target", "ir", "ops",
          "frontends", "passes", "templates", "codegen", "devices", "tuning", "runtime",
-         "onnxruntime", "jitcl", "bench", "cli")
+         "accuracy", "onnxruntime", "jitcl", "bench", "cli")
 
 # Libraries that only one place may touch, wherever in a module the import stands.
 CONFINED = {
@@ -30,7 +30,8 @@ CONFINED = {
     "llvmlite": ("jitcl.devices.cpu",),
     "onnx": ("jitcl.frontends.onnx", "jitcl.onnx_backend"),
     "pickle": ("jitcl.devices.messages",),         # a pipe to a child, never a file
-    "onnxruntime": ("jitcl.bench.peers",),       # what jitcl is compared with, in its own process
+    "onnxruntime": ("jitcl.bench.peers",         # what jitcl is compared with, in its own process
+                    "jitcl.accuracy.engines"),   # and layer by layer, where no time is measured
     "openvino": ("jitcl.bench.peers",),
 }
 FORBIDDEN = ("torch", "tensorflow")

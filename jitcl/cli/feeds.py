@@ -23,6 +23,7 @@ from jitcl.errors import InputError
 from jitcl.ir.files import check_regular
 from jitcl.ir.types import Dim
 from jitcl.runtime.arrays import as_array
+from jitcl.runtime.inputs import random_feed
 
 if TYPE_CHECKING:
     from jitcl.frontends.values import ValueType
@@ -107,15 +108,6 @@ def read_feeds(model: Model, given: Sequence[str], scaling: Scaling,
                              f"{', '.join(map(str, model.inputs)) or 'none'}")
         found.setdefault(name, []).append((value, _read(value, inputs[name], scaling)))
     return {name: _joined(name, arrays) for name, arrays in found.items()}
-
-
-def random_feed(tensor: Tensor, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random numbers for an input: floats of 0..1, integers 0 and 1; the same for the same seed."""
-    rng = np.random.default_rng([seed, *tensor.name.encode()])
-    dtype = dtypes.to_numpy(tensor.dtype)
-    if dtypes.is_float(tensor.dtype):
-        return rng.random(shape).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
 
 
 def _split(text: str, inputs: Mapping[str, Any]) -> tuple[str, str]:

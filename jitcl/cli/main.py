@@ -19,6 +19,7 @@ import click
 from jitcl import __version__, config
 from jitcl.cli.bench import bench
 from jitcl.cli.cache import cache
+from jitcl.cli.check import check
 from jitcl.cli.devices import devices
 from jitcl.cli.doctor import doctor
 from jitcl.cli.dump import dump
@@ -31,6 +32,7 @@ Examples:
   jitcl devices                                 what can run models here
   jitcl run model.onnx --random                 does it run, and how fast?
   jitcl run model.onnx -i image=cat.png -o out  a picture in, arrays out
+  jitcl check model.onnx --precision low        which layer can't take it?
   jitcl bench model.onnx                        beside other engines, in turns
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
   jitcl cache why model.onnx                    why was it compiled again?
@@ -94,7 +96,7 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, bench, dump, devices, doctor, cache):
+for _command in (run, check, bench, dump, devices, doctor, cache):
     cli.add_command(_command)
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jitcl.cli.feeds import Scaling, random_feed, read_feeds
+from jitcl.cli.feeds import Scaling, read_feeds
 from jitcl.cli.lowered import LoweredProgram, lower_part
 from jitcl.cli.options import full_shapes
 from jitcl.errors import InputError
+from jitcl.runtime.inputs import random_feed
 
 if TYPE_CHECKING:
     from jitcl.runtime.model import Model

@@ -130,4 +130,13 @@ def fixed_shapes(
     return found
 
 
-__all__ = ["Again", "check_feeds", "check_shape", "feeds_of", "fixed_shapes"]
+def random_feed(tensor: Tensor, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Random numbers for an input: floats of 0..1, integers 0 and 1; the same for the same seed."""
+    rng = np.random.default_rng([seed, *tensor.name.encode()])
+    dtype = dtypes.to_numpy(tensor.dtype)
+    if dtypes.is_float(tensor.dtype):
+        return rng.random(shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+__all__ = ["Again", "check_feeds", "check_shape", "feeds_of", "fixed_shapes", "random_feed"]

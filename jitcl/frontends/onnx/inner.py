@@ -14,11 +14,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
+from onnx.reference import ReferenceEvaluator
 
-from jitcl.errors import InputError
-from jitcl.frontends.onnx import tensors
+from jitcl.errors import DeviceError, InputError
+from jitcl.frontends.onnx import external, tensors
 from jitcl.frontends.onnx.importer import needed_nodes
 from jitcl.frontends.onnx.model import OnnxModel, label, reads
 
@@ -92,12 +96,18 @@ def _inside(graph: object) -> set[str]:
     return {o for node in getattr(graph, "node", ()) for o in (node.name, *node.output) if o}
 
 
-def with_outputs(model: OnnxModel, names: Iterable[str]) -> OnnxModel:
-    """The model which gives these tensors, too, behind its own outputs."""
+def with_outputs(model: OnnxModel, names: Iterable[str],
+                 stored: Mapping[str, str] | None = None) -> OnnxModel:
+    """The model which gives these tensors, too, behind its own outputs; those in `stored` in
+    another dtype and by their `own_name`, which leaves the tensor itself inside.
+    """
     proto = ModelProto()
     proto.CopyFrom(model.proto)
+    kept = stored or {}
+    proto.graph.node.extend(_cast(n, own_name(n), dtype) for n, dtype in kept.items())
     given = {v.name for v in proto.graph.output}
-    proto.graph.output.extend(ValueInfoProto(name=n) for n in names if n not in given)
+    proto.graph.output.extend(ValueInfoProto(name=own_name(n) if n in kept else n)
+                              for n in names if n not in given)
     return _made_of(model, proto)
 
 
@@ -106,23 +116,81 @@ def own_name(tensor: str) -> str:
     return f"{tensor}'"
 
 
-def cut_open(model: OnnxModel, cuts: Mapping[str, tuple[str, tuple[int, ...]]],
-             outputs: Iterable[str]) -> OnnxModel:
-    """The model with the tensors of `cuts` (name -> dtype, shape) as further inputs, which gives
-    `outputs`: those that are cut by their `own_name`.
+@dataclass(frozen=True)
+class Cut:
+    """A tensor at which a model is cut open. dtype, shape: of what is fed there; given: the dtype
+    in which the model's own result is given. The model computes with the tensor's own dtype.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    given: str
+    own: str
+
+
+def cut_open(model: OnnxModel, cuts: Mapping[str, Cut], outputs: Iterable[str]) -> OnnxModel:
+    """The model with the tensors of `cuts` as further inputs, which gives `outputs`: those that are
+    cut by their `own_name`.
     """
     proto = ModelProto()
     proto.CopyFrom(model.proto)
     graph = proto.graph
+    made = {n: f"{n}'{cut.own}" if cut.given != cut.own else own_name(n) for n, cut in cuts.items()}
     for node in graph.node:
-        node.output[:] = [own_name(o) if o in cuts else o for o in node.output]
+        node.output[:] = [made.get(o, o) for o in node.output]
+    before, behind = [], []
+    for name, cut in cuts.items():
+        fed = name if cut.dtype == cut.own else fed_name(name)
+        graph.input.append(helper.make_tensor_value_info(
+            fed, tensors.ELEM_TYPES[cut.dtype], cut.shape))
+        if fed != name:
+            before.append(_cast(fed, name, cut.own))
+        if made[name] != own_name(name):
+            behind.append(_cast(made[name], own_name(name), cut.given))
+    nodes = [*before, *graph.node, *behind]
+    del graph.node[:]
+    graph.node.extend(nodes)
     del graph.output[:]
     graph.output.extend(
         ValueInfoProto(name=own_name(n) if n in cuts else n) for n in outputs)
-    graph.input.extend(
-        helper.make_tensor_value_info(name, tensors.ELEM_TYPES[dtype], shape)
-        for name, (dtype, shape) in cuts.items())
     return _made_of(model, proto)
+
+
+def fed_name(tensor: str) -> str:
+    """The input for a tensor that is fed in another dtype than its own."""
+    return f"{tensor}'fed"
+
+
+def _cast(source: str, target: str, dtype: str) -> NodeProto:
+    return helper.make_node("Cast", [source], [target], target, to=tensors.ELEM_TYPES[dtype])
+
+
+def whole(model: OnnxModel) -> ModelProto:
+    """The model with all its elements in one proto, as other engines take it."""
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    for tensor in proto.graph.initializer:
+        if model.holds(tensor.name):
+            tensor.CopyFrom(numpy_helper.from_array(model.constant(tensor.name).data, tensor.name))
+        elif external.is_external(tensor):
+            load_external_data_for_tensor(tensor, str(model.base.path if model.base else "."))
+            tensor.ClearField("external_data")
+            tensor.data_location = TensorProto.DEFAULT
+    return proto
+
+
+def evaluate(model: OnnxModel, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """All outputs, of onnx's reference evaluator. Raises DeviceError where it fails."""
+    names = [v.name for v in model.proto.graph.output]
+    fed = {n: v for n, v in feeds.items() if v is not None}
+    try:
+        with np.errstate(all="ignore"):
+            values = ReferenceEvaluator(whole(model)).run(None, fed)
+    except Exception as error:              # whatever an implementation of an op raises
+        raise DeviceError("onnx's reference evaluator failed: "
+                          f"{type(error).__name__}: {error}\n  Compare with another engine: "
+                          "onnxruntime, or a device of jitcl.") from error
+    return {n: np.asarray(v) if isinstance(v, np.generic) else v for n, v in zip(names, values)}
 
 
 def _made_of(model: OnnxModel, proto: ModelProto) -> OnnxModel:
@@ -130,4 +198,5 @@ def _made_of(model: OnnxModel, proto: ModelProto) -> OnnxModel:
     return OnnxModel(proto, model.source, model.base, model._constants)
 
 
-__all__ = ["Layer", "cut_open", "layers", "own_name", "tensors_of", "with_outputs"]
+__all__ = ["Cut", "Layer", "cut_open", "evaluate", "fed_name", "layers", "own_name", "tensors_of",
+           "whole", "with_outputs"]

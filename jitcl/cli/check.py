@@ -1,0 +1,156 @@
+"""`jitcl check`: where two configurations of a model part, and which layer adds most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from jitcl.cli.options import Shape, input_option, model_options, open_with
+from jitcl.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jitcl.accuracy.report import Check
+
+EPILOG = """\b
+A CONFIG is a device with options: cpu,precision=low,templates=off; or another engine: onnx (onnx's
+reference evaluator), onnxruntime.
+
+\b
+An error is the largest one of a tensor, in units of its largest element. "error" is of a run from
+the inputs; "own" is of the layer alone, on the other configuration's exact tensors. Layers of one
+kernel are one line, named after the last of them; a kernel that errs is taken apart.
+
+\b
+Examples:
+  jitcl check model.onnx -d opencl --precision low         which layer can't take f16?
+  jitcl check model.onnx -d opencl --against cpu           a driver's fault, or the model's?
+  jitcl check model.onnx --against cpu,templates=off       a template's fault?
+  jitcl check int8.onnx --against-model float.onnx         what did quantisation cost, where?
+  jitcl check model.onnx --inputs photos --json x.json     the worst of a folder of .npz or .npy
+  jitcl check model.onnx --repeat 20                       the same bits every time?
+
+The exit status is 1 where outputs differ by more than the tolerance, or runs that are repeated by
+any bit.
+"""
+
+
+@click.command(epilog=EPILOG)
+@model_options
+@click.option("--templates", type=click.Choice(("on", "off")),
+              help="off: generated loops alone.  [default: JITCL_TEMPLATES, or on]")
+@click.option("--against", default="onnx", show_default=True, metavar="CONFIG",
+              help="What is taken as exact.")
+@click.option("--against-model", type=click.Path(path_type=Path), metavar="FILE",
+              help="The other one's model, where it is not MODEL; tensors are compared by name.")
+@input_option
+@click.option("--inputs", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Several inputs: each .npz or .npy in it; layers are compared for the worst.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
+              help="Seed of random numbers, which inputs are that are not given.")
+@click.option("--tolerance", type=click.FloatRange(0), metavar="X",
+              help="Errors up to X are none.  [default: 1e-3 where both compute as the model says, "
+                   "else 1e-2]")
+@click.option("--repeat", type=click.IntRange(0), default=0, metavar="N",
+              help="Run N times more: results must be equal to the last bit.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, allow_dash=True),
+              metavar="FILE", help="All measures as JSON; - for standard output.")
+def check(model: Path, device: str, precision: str, memory: str, tuning: str,
+          shapes: tuple[Shape, ...], cache_dir: Path | None, templates: str | None, against: str,
+          against_model: Path | None, given: tuple[str, ...], folder: Path | None, seed: int,
+          tolerance: float | None, repeat: int, json_file: Path | None) -> None:
+    """Compare MODEL on a device with another configuration, layer by layer."""
+    from jitcl.accuracy.checking import check as compare
+    from jitcl.cli.console import json_text, progress_bar
+
+    to_stdout = json_file is not None and str(json_file) == "-"
+    with progress_bar(quiet=to_stdout) as progress:
+        inputs = _inputs(model, memory, tuning, cache_dir, given, folder, shapes, seed)
+        found = compare(
+            model, inputs, device=device, precision=precision, memory=memory,
+            templates=None if templates is None else templates == "on", against=against,
+            against_model=against_model, tolerance=tolerance, repeat=repeat, cache_dir=cache_dir,
+            progress=progress)
+    if json_file is not None:
+        _write(json_file, json_text(found.as_dict()) + "\n", to_stdout)
+    if not to_stdout:
+        _print(found)
+    if not found.ok:
+        raise SystemExit(1)
+
+
+def _inputs(model: Path, memory: str, tuning: str, cache_dir: Path | None, given: Sequence[str],
+            folder: Path | None, shapes: Sequence[Shape], seed: int
+            ) -> Mapping[str, Mapping[str, np.ndarray]]:
+    """Feeds by what they are called."""
+    from jitcl.cli.feeds import Scaling, complete_feeds
+
+    opened = open_with(model, "reference", "high", memory, tuning, cache_dir)
+    if folder is None:
+        name = ", ".join(given) or f"random numbers, seed {seed}"
+        return {name: complete_feeds(opened, given, Scaling(), shapes, True, seed)}
+    if not folder.is_dir():
+        raise InputError(f"--inputs: '{folder}' is no folder\n  Of one file: -i FILE.")
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in (".npz", ".npy"))
+    if not files:
+        raise InputError(f"--inputs: '{folder}' has no .npz or .npy file\n  An .npz holds all "
+                         "inputs by name, an .npy the only one.")
+    return {f.name: complete_feeds(opened, [*given, str(f)], Scaling(), shapes, False, seed)
+            for f in files}
+
+
+def _write(path: Path, text: str, to_stdout: bool = False) -> None:
+    if to_stdout:
+        click.echo(text, nl=False)
+    else:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as e:
+            raise InputError(f"cannot write to '{path}': {e.strerror or e}") from e
+        click.echo(f"wrote {path}", err=True)
+
+
+def _print(found: Check) -> None:
+    from jitcl.cli.console import console, node_names, table
+
+    out = console()
+    if len(found.inputs) > 1:
+        shown = table("inputs", "input", "error", right=("error",))
+        for name, error in sorted(found.inputs, key=lambda row: -row[1]):
+            shown.add_row(name, _number(error))
+        out.print(shown)
+    if found.layers:
+        columns = ("", "layer", "op", "with", "tensor", "error", "own", "mean",
+                   "cosine", "ulps", "range", "overflow", "underflow", "zeros")
+        shown = table("layers", *columns, right=columns[5:10] + columns[11:])
+        for column in shown.columns[4:]:
+            column.no_wrap = True
+        for row in found.layers:
+            d = row.total
+            marks = [m for m, r in (("first", found.first), ("most", found.most)) if r is row]
+            shown.add_row(
+                " ".join(marks), row.node, row.op_type, node_names(row.fused),
+                f"{row.dtype}[{','.join(map(str, row.shape))}]", _number(d.relative),
+                _number(row.own.relative) if row.own is not None else "", _number(d.mean),
+                f"{d.cosine:.6f}", "" if d.ulps is None else str(d.ulps),
+                "{:.3g} .. {:.3g}".format(*d.range), *map(_count, (d.overflow, d.underflow)),
+                str(d.zeros))
+        out.print(shown)
+    if found.missing:
+        out.print(f"not in the other model: {', '.join(found.missing)}")
+    out.print(str(found))
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if value else "0"
+
+
+def _count(value: int) -> str:
+    return str(value) if value else ""
+
+
+__all__ = ["check"]

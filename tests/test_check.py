@@ -1,0 +1,387 @@
+"""`jitcl.check`: measures, and planted faults that it must name."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+import jitcl
+from jitcl.accuracy.engines import Configuration
+from jitcl.accuracy.measures import bit_equal, difference
+from jitcl.cli.main import cli
+from jitcl.errors import InputError, OptionError, UnsupportedError
+from tests.devices import present
+from tests.drivers import posing
+from tests.drivers.posing import POSES, run_python
+
+F = TensorProto.FLOAT
+LAYERS = 6
+WIDTH = 8
+
+
+def model_of(nodes, constants, rows=3):
+    graph = helper.make_graph(
+        nodes, "chain", [helper.make_tensor_value_info("x", F, [rows, WIDTH])],
+        [helper.make_tensor_value_info("y", F, None)],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def chain(seed, activations=("Relu", "Tanh", "Sigmoid", "Abs"), changes=None, rows=3):
+    """Products and activations in turn, of random weights; `changes`: number of a layer -> what
+    becomes of its weights, or its activation.
+    """
+    rng = np.random.default_rng(seed)
+    nodes, constants, value = [], {}, "x"
+    for k in range(LAYERS):
+        weights = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 2
+        op = str(rng.choice(activations))
+        change = (changes or {}).get(k)
+        if callable(change):
+            weights = change(weights)
+        elif change is not None:
+            op = change
+        constants[f"w{k}"] = weights
+        out = "y" if k == LAYERS - 1 else f"out{k}"
+        nodes += [helper.make_node("MatMul", [value, f"w{k}"], [f"sum{k}"], f"product{k}"),
+                  helper.make_node(op, [f"sum{k}"], [out], f"act{k}")]
+        value = out
+    return model_of(nodes, constants, rows)
+
+
+def feeds(seed=0, rows=3):
+    return {"x": np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)}
+
+
+# ---- planted faults
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_perturbed_weights_are_named(seed):
+    """A tenth of the largest weight on one of them: the product is named, not its kernel."""
+    rng = np.random.default_rng([seed, 1])
+    place = int(rng.integers(LAYERS))
+    row, column = rng.integers(WIDTH, size=2)
+
+    def perturb(weights):
+        weights = weights.copy()
+        weights[row, column] += 0.1 * np.abs(weights).max()
+        return weights
+
+    rectified = ("LeakyRelu", "Tanh", "Elu")            # nothing is hidden by zeros
+    found = jitcl.check(chain(seed, rectified, {place: perturb}), feeds(seed), device="cpu",
+                        against_model=chain(seed, rectified))
+    assert found.first.node == found.most.node == f"product{place}"
+    assert not found.ok
+    assert f"most is added by 'product{place}' (MatMul)" in str(found)
+    others = [r for r in found.layers if not r.node.endswith(str(place))]
+    assert len(others) >= LAYERS - 1 and all(r.own.relative < 1e-5 for r in others)
+
+
+def quantised(seed, wrong=None, of="act"):
+    """Products of quantised weights and activations, dequantised; the scale of one is wrong."""
+    rng = np.random.default_rng(seed)
+    nodes, constants, value = [], {"zero": np.int8(0)}, "x"
+    for k in range(LAYERS):
+        weights = rng.integers(-127, 128, (WIDTH, WIDTH)).astype(np.int8)
+        factors = {which: 1.3 if (k, of) == (wrong, which) else 1.0 for which in ("act", "w")}
+        constants |= {f"w{k}": weights, f"ws{k}": np.float32(0.004 * factors["w"]),
+                      f"s{k}": np.float32(0.03), f"sd{k}": np.float32(0.03 * factors["act"])}
+        out = "y" if k == LAYERS - 1 else f"out{k}"
+        nodes += [
+            helper.make_node("QuantizeLinear", [value, f"s{k}", "zero"], [f"q{k}"], f"quant{k}"),
+            helper.make_node("DequantizeLinear", [f"q{k}", f"sd{k}", "zero"], [f"d{k}"], f"act{k}"),
+            helper.make_node("DequantizeLinear", [f"w{k}", f"ws{k}", "zero"], [f"wd{k}"], f"w{k}"),
+            helper.make_node("MatMul", [f"d{k}", f"wd{k}"], [out], f"product{k}")]
+        value = out
+    return model_of(nodes, constants)
+
+
+@pytest.mark.parametrize(("seed", "of"), [(k, ("act", "w")[k % 2]) for k in range(6)])
+def test_a_wrong_scale_is_named(seed, of):
+    place = int(np.random.default_rng([seed, 2]).integers(LAYERS))
+    found = jitcl.check(quantised(seed, place, of), feeds(seed), device="cpu", tolerance=1e-2,
+                        against_model=quantised(seed))
+    assert found.most.node == found.first.node == f"{of}{place}"
+    assert found.most.own.relative == pytest.approx(0.3, rel=0.01)
+
+
+MISCOMPILED = """
+import json, logging
+import numpy as np
+import jitcl
+from tests.test_check import chain, feeds
+
+found = []
+for seed, place in PLACES:
+    model = chain(seed, ("Relu", "Abs", "LeakyRelu"), {place: "Exp"})
+    check = jitcl.check(model, feeds(seed), device="opencl:Mali")
+    found.append([check.first.node, check.most.node, check.ok])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds")
+@pytest.mark.in_turn
+def test_a_miscompiled_kernel_is_named(tmp_path):
+    """exp() is wrong in one layer's kernel, and nothing checks kernels before."""
+    rng = np.random.default_rng(3)
+    places = [(seed, int(rng.integers(LAYERS))) for seed in range(3)]
+    outcome = run_python(
+        MISCOMPILED.replace("PLACES", repr(places)), cache=tmp_path, pose=POSES["mali-g78:intel"],
+        rules=[r"prelude /_[0-9a-f]{10}.*exp\(/ #define exp(x) (exp2(x))"],
+        variables={"JITCL_CHECKS": "0"})
+    assert outcome.value == [[f"act{k}", f"act{k}", False] for _, k in places], outcome.stderr
+
+
+def test_what_overflows_in_half():
+    """The first layer that is infinite in f16 is named; what it hands on adds nothing."""
+    rows = 17_000                               # small tensors stay in f32
+    model = chain(0, ("Abs",), {2: lambda w: w * 2e4}, rows)
+    found = jitcl.check(model, feeds(rows=rows), device="reference", precision="low", against="cpu")
+    assert found.first.node == found.most.node == "act2"
+    assert found.first.total.overflow > 0 and found.first.total.relative == float("inf")
+    assert found.first.total.outside_half > 0
+    assert found.most.own.relative == float("inf")
+
+
+# ---- what is compared
+
+
+@pytest.mark.parametrize("against", ["onnx", "onnxruntime", "reference", "cpu,templates=off"])
+def test_engines(against):
+    if against == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    for device in present():
+        found = jitcl.check(chain(1), feeds(), device=device, against=against)
+        assert found.ok and found.first is None, str(found)
+        assert found.against.startswith(against.partition(",")[0])
+        assert [r.node for r in found.layers][-1] == f"act{LAYERS - 1}"
+        assert sum(len(r.fused) + 1 for r in found.layers) == 2 * LAYERS
+
+
+def test_other_engines_are_compared_node_by_node():
+    pytest.importorskip("onnxruntime")
+    found = jitcl.check(chain(1), feeds(), device="onnxruntime", against="onnx")
+    assert [r.node for r in found.layers] == [
+        f"{kind}{k}" for k in range(LAYERS) for kind in ("product", "act")]
+
+
+def test_the_worst_input_is_looked_into():
+    """Only one of three inputs reaches the weight that is wrong."""
+    def change(weights):
+        weights = weights.copy()
+        weights[2] *= 1.5
+        return weights
+    zeros = {"x": np.zeros((3, WIDTH), np.float32)}
+    reaching = {"x": np.eye(3, WIDTH, dtype=np.float32)}
+    missing = {"x": np.eye(3, WIDTH, k=3, dtype=np.float32)}
+    found = jitcl.check(chain(3, ("Tanh",), {0: change}),
+                        {"zeros": zeros, "reaching": reaching, "missing": missing}, device="cpu",
+                        against_model=chain(3, ("Tanh",)))
+    assert found.worst[0] == "reaching"
+    assert [error > found.tolerance for _, error in found.inputs] == [False, True, False]
+    assert found.most.node == "product0" and "worst of 3 inputs: reaching" in str(found)
+
+
+def test_layers_that_the_other_model_lacks_are_listed():
+    other = chain(4)
+    for node in other.graph.node:
+        if node.name == "product2":
+            node.output[0] = "elsewhere"
+        elif node.name == "act2":
+            node.input[0] = "elsewhere"
+    found = jitcl.check(chain(4), feeds(), device="reference", against_model=other)
+    assert found.missing == ("product2",) and found.ok
+
+
+class Unsteady:
+    """A device whose every third run has one bit more."""
+
+    def __init__(self):
+        from jitcl.devices.reference import ReferenceDevice
+        self._device, self.runs = ReferenceDevice(), 0
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    def load(self, *args, **kwargs):
+        loaded, run = self._device.load(*args, **kwargs), None
+        run = loaded.run
+
+        def unsteady(inputs, shapes=None):
+            self.runs += 1
+            results = run(inputs, shapes)
+            if self.runs % 3 == 0:
+                results[0].reshape(-1)[0] = np.nextafter(results[0].reshape(-1)[0], 9)
+            return results
+        loaded.run = unsteady
+        return loaded
+
+
+def test_repeated_runs_are_compared_to_the_last_bit():
+    steady = jitcl.check(chain(5), feeds(), device="cpu", repeat=3)
+    assert steady.repeats.equal and steady.ok and "3 more runs gave the same bits" in str(steady)
+    found = jitcl.check(chain(5), feeds(), device=Unsteady(), against="cpu", repeat=4)
+    assert not found.repeats.equal and not found.ok
+    assert found.repeats.differs == "y" and 1 <= found.repeats.run <= 4
+    assert "not repeatable: 'y' has other bits" in str(found)
+
+
+def test_json_holds_all_measures():
+    found = jitcl.check(chain(6), feeds(), device="cpu", repeat=1).as_dict()
+    again = json.loads(json.dumps(found))
+    assert again["layers"][0]["total"]["size"] == 3 * WIDTH
+    assert len(again["layers"][0]["total"]["histogram"]) == len(again["bins"]) - 1
+    assert again["ok"] is True and again["first"] is None
+
+
+# ---- measures
+
+
+def test_measures_of_a_difference():
+    exact = np.array([1.0, -4.0, 1e-9, 0.0, 7e4, 2.0], np.float32)
+    got = np.array([1.0, -4.5, 0.0, 0.0, np.inf, np.nextafter(np.float32(2), np.float32(3))])
+    d = difference(got.astype(np.float32), exact)
+    assert (d.overflow, d.underflow, d.zeros, d.exact_zeros, d.outside_half) == (1, 1, 2, 1, 2)
+    assert d.relative == float("inf") and d.largest == 0.5 and d.exact_range == (-4.0, 7e4)
+    finite = difference(got[[0, 1]].astype(np.float32), exact[[0, 1]])
+    assert finite.relative == 0.125 and finite.mean == 0.25 and finite.ulps == 1 << 20
+    assert finite.cosine == pytest.approx(19 / np.sqrt(17 * 21.25))
+    assert sum(finite.histogram) == finite.size == 2
+
+
+@pytest.mark.parametrize(("a", "b", "ulps"), [
+    (np.float32(1), np.nextafter(np.float32(1), np.float32(2)), 1), (np.float32(-0.0), 0.0, 0),
+    (np.float16(-6e-8), np.float16(6e-8), 2), (np.float64(-3), np.float64(3), None),
+    (np.int8(-128), np.int8(127), 255), (np.uint8(3), np.uint8(250), 247), (True, False, None)])
+def test_units_in_the_last_place(a, b, ulps):
+    a, b = np.asarray([a]), np.asarray([b], np.asarray(a).dtype)
+    found = difference(a, b).ulps
+    if a.dtype == np.float64:
+        assert found == 2 * int(np.float64(3).view(np.int64))
+    else:
+        assert found == ulps
+
+
+def test_shapes_and_nans_of_a_difference():
+    assert difference(np.zeros(3, np.float32), np.zeros(4, np.float32)).relative == float("inf")
+    nan = np.array([np.nan, 1], np.float32)
+    assert difference(nan, nan).equal
+    assert difference(nan, np.array([0, 1], np.float32)).overflow == 1
+    assert difference(np.zeros(0, np.float32), np.zeros(0, np.float32)).equal
+
+
+def test_bits():
+    zero = np.zeros(2, np.float32)
+    assert bit_equal(zero, zero.copy()) and not bit_equal(zero, -zero)
+    assert bit_equal([zero, "a"], [zero, "a"]) and not bit_equal([zero], [zero, zero])
+    assert not bit_equal(zero, zero.astype(np.float64))
+
+
+# ---- what is asked for
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("cpu", Configuration("cpu")), ("", Configuration("auto")), ("onnx", Configuration("onnx")),
+    ("opencl:Mali, precision=low , templates=off", Configuration(
+        "opencl:Mali", "low", templates=False)),
+    ({"device": "cpu", "memory": "low"}, Configuration("cpu", memory="low"))])
+def test_configurations(text, wanted):
+    assert Configuration.of(text) == wanted == Configuration.of(wanted)
+    if isinstance(text, str) and text:
+        assert Configuration.of(str(wanted)) == wanted
+
+
+@pytest.mark.parametrize(("asked", "error", "says"), [
+    ({"against": "cpu,precison=low"}, OptionError, "'precison' is no option of a configuration"),
+    ({"against": "cpu,precision=half"}, OptionError, "precision='half' is not known"),
+    ({"against": "cpu,templates=no"}, OptionError, "templates='no': wanted on or off"),
+    ({"against": "onnx,precision=low"}, OptionError, "onnx takes no options"),
+    ({"tolerance": -1}, OptionError, "tolerance: got -1, wanted a number from 0 up"),
+    ({"repeat": 1.5}, OptionError, "repeat: got 1.5, wanted a whole number"),
+    ({"inputs": [1]}, InputError, "wanted a dict of input name -> array, a list"),
+    ({"inputs": {"z": np.zeros(1)}}, InputError, "there is no input 'z'"),
+    ({"inputs": {}}, InputError, "was not fed"),
+])
+def test_what_can_not_be_asked(asked, error, says):
+    with pytest.raises(error, match=says):
+        jitcl.check(chain(0), **{"device": "reference", **asked})
+
+
+def test_text_graphs_have_no_layers():
+    graph = jitcl.parse("graph @g(%x: f32[2]) {\n  %y = neg(%x)\n  return %y\n}")
+    with pytest.raises(UnsupportedError, match="'g' is a text graph"):
+        jitcl.check(graph)
+
+
+def test_models_without_an_output_in_common():
+    other = chain(0)
+    other.graph.node[-1].output[0] = other.graph.output[0].name = "z"
+    with pytest.raises(InputError, match="no output of chain is a tensor that chain has, too"):
+        jitcl.check(chain(0), feeds(), device="reference", against_model=other)
+
+
+# ---- the command
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs `jitcl check` with a model beside a perturbed one; (exit status, stdout, stderr)."""
+    monkeypatch.setenv("JITCL_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "right.onnx").write_bytes(chain(7, ("Tanh",)).SerializeToString())
+    wrong = chain(7, ("Tanh",), {3: lambda w: w * 1.1})
+    (tmp_path / "wrong.onnx").write_bytes(wrong.SerializeToString())
+    (tmp_path / "inputs").mkdir()
+    np.save(tmp_path / "inputs" / "small.npy", feeds()["x"] / 1000)
+    np.savez(tmp_path / "inputs" / "large.npz", **feeds())
+
+    def run(*args):
+        result = CliRunner().invoke(cli, ["check", *map(str, args)], catch_exceptions=False)
+        return result.exit_code, result.stdout, result.stderr
+    return run
+
+
+def test_a_table_of_layers(command):
+    status, out, _ = command("right.onnx", "--repeat", 1)
+    assert status == 0 and "outputs agree" in out and "1 more runs gave the same bits" in out
+    rows = re.findall(r"^ +(?:most +)?(act\d) +Tanh +(product\d) +f32\[3,8\]", out, re.MULTILINE)
+    assert rows == [(f"act{k}", f"product{k}") for k in range(LAYERS)]
+
+
+def test_a_fault_is_marked_and_ends_with_status_1(command):
+    status, out, _ = command("wrong.onnx", "--against-model", "right.onnx")
+    assert status == 1 and "they part at 'product3' (MatMul)" in out
+    assert re.search(r"^ *first most +product3 +MatMul", out, re.MULTILINE)
+
+
+def test_a_folder_of_inputs_and_json(command, tmp_path):
+    status, out, err = command("wrong.onnx", "--against-model", "right.onnx", "--inputs", "inputs",
+                               "--json", "found.json")
+    assert status == 1 and "wrote found.json" in err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {name for name, _ in found["inputs"]} == {"small.npy", "large.npz"}
+    assert found["most"] == "sum3" and found["worst"] == max(found["inputs"], key=lambda r: r[1])
+    status, out, _ = command("wrong.onnx", "--against-model", "right.onnx", "--tolerance", 0.5,
+                             "-i", "inputs/small.npy", "--json", "-")
+    assert status == 0 and json.loads(out)["tolerance"] == 0.5
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("--inputs", "right.onnx"), "'right.onnx' is no folder"),
+    (("--inputs", "empty"), "'empty' has no .npz or .npy file"),
+    (("--against", "cpu,speed=9"), "'speed' is no option of a configuration: wanted DEVICE[,"),
+    (("--against-model", "none.onnx"), "cannot read model 'none.onnx'"),
+    (("-i", "y=[1]"), "there is no input 'y'"),
+    (("--json", "empty"), "cannot write to 'empty'"),
+])
+def test_commands_that_can_not_be(command, tmp_path, args, says):
+    (tmp_path / "empty").mkdir()
+    status, out, err = command("right.onnx", *args)
+    assert status == 1 and says in err and out == ""
