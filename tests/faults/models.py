@@ -114,6 +114,23 @@ def _block(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
     return path, {"x": rng.standard_normal(shape).astype(np.float32)}
 
 
+def _halves(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """Two products, with a gate between them that precision "low" computes in halves."""
+    rng = np.random.default_rng(4)
+    weights = [numpy_helper.from_array(rng.standard_normal((64, 64), np.float32) / 8, name)
+               for name in ("w", "v")]
+    nodes = [helper.make_node(op, inputs, [output], **attributes) for op, inputs, output, attributes
+             in (("MatMul", ["x", "w"], "a", {}), ("Tanh", ["a"], "b", {}),
+                 ("Transpose", ["b"], "c", {"perm": [1, 0]}), ("Sigmoid", ["c"], "d", {}),
+                 ("Mul", ["b", "d"], "e", {}), ("MatMul", ["e", "v"], "y", {}))]
+    named = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (64, 64)) for n in "xy"]
+    graph = helper.make_graph(nodes, "halves", named[:1], named[1:], weights)
+    path = folder / "halves.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9),
+              path)
+    return path, {"x": rng.standard_normal((64, 64), np.float32)}
+
+
 def _minilm_int4(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The sentence embedding with its weights in 4 bits, by blocks of 32 of a row."""
     model = onnx.load(MODELS / "minilm_l6_v2.onnx")
@@ -143,4 +160,4 @@ def _minilm_int4(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
 
 
 OWN: dict[str, Callable[[Path], tuple[Path, dict[str, np.ndarray]]]] = {
-    "superres": _superres, "block": _block, "minilm_int4": _minilm_int4}
+    "superres": _superres, "block": _block, "halves": _halves, "minilm_int4": _minilm_int4}

@@ -74,9 +74,9 @@ def rules(*lines: str, **settings: Any) -> tuple[Phase, ...]:
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("fp16-abort", "aborts on kernels with halves (Cannot select: %llvm.bifrost.2586)",
              rules(f"abort /{KERNEL}.*(HALF)/"), HALVES, precision="low",
-             own="superres", fires=("abort",), quick=True),
+             own="halves", fires=("abort",), quick=True),
     Scenario("fp16-abort-always", "aborts on anything with halves, probes too",
-             rules("abort /HALF/"), HALVES, precision="low", own="superres", fires=("abort",)),
+             rules("abort /HALF/"), HALVES, precision="low", own="halves", fires=("abort",)),
     Scenario("int4-abort", "aborts on packed weights of 4 bits",
              rules(f"abort /{KERNEL}.*(int4|& 15|0xf|>> 4)/"), NIBBLES,
              fires=("abort",)),
