@@ -58,7 +58,7 @@ class Bound:
                           if n in self._results}
         self._checks = checks if binding else ()            # else `Model.run` checks
         self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
-        self._compute = binding.compute if binding else self._copied
+        self._compute = binding.compute if binding else None    # None: through `Model.run`
 
     def __repr__(self) -> str:
         reads = ", ".join(f"'{n}' {x.dtype}{list(x.shape)}" for n, x in self.inputs.items())
@@ -68,7 +68,10 @@ class Bound:
         """Compute `outputs` from `inputs`, and return them. Raises what `Model.run` raises."""
         if self._checks:
             check_indices(self._checks, self.inputs.arrays, self.model.source.called)
-        self._compute()
+        if self._compute is None:
+            self._results.update(self.model.run(self.inputs.arrays))
+        else:
+            self._compute()
         if self._extremes:
             check_computed(self._checks, dict(self._extremes))
         return self.outputs
@@ -89,9 +92,6 @@ class Bound:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _copied(self) -> None:
-        self._results.update(self.model.run(self.inputs.arrays))
 
 
 class _Results(dict[str, Any]):

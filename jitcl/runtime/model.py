@@ -140,7 +140,11 @@ class Model(Calls):
         tally = Tally.of(progress)
         self._specialiser = Specialiser(
             source, device, options, strict, self.cache, tally, isolation)
-        self._open = (cache_dir, tally, isolation)
+
+        def alike(source: Source) -> Model:         # holds nothing of this model, which would stay
+            return Model(source, device, options, strict, cache_dir, tally, isolation)
+
+        self._alike = alike
         self._lock = forking.rlock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
@@ -152,7 +156,7 @@ class Model(Calls):
         self._beside: tuple[str, ...] = meta["beside"]
         self._by_value: list[str] = meta["by_value"]
         self._families = Families(self._specialiser, self.inputs)
-        self._inner = Intermediates(source, self._part)
+        self._inner = Intermediates(source, self._alike)
         self.program: Program | None = None         # where the model is no single graph
         if meta["program"] or any(t.value is not None for t in self.inputs):
             self._make_program()
@@ -360,14 +364,10 @@ class Model(Calls):
             return False
         with self._lock:
             if self.program is None:
-                program = Program(source, self.cache, self.strict, self._part)
+                program = Program(source, self.cache, self.strict, self._alike)
                 self._store(program=True)
                 self.program, self._again = program, None
         return True
-
-    def _part(self, source: Source) -> Model:
-        """A part of the model, or one made of it, with the same options."""
-        return Model(source, self.device, self.options, self.strict, *self._open)
 
     # ---- specialising
 
