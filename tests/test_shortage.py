@@ -293,6 +293,7 @@ def expect_as_fresh(cache: Path, healthy: dict[str, Any]) -> None:
 
 
 @needs_pocl
+@pytest.mark.slow
 def test_a_full_disk_under_a_driver_is_not_its_fault(small, tmp_path, healthy):
     """PoCL's folder is full at the first probes and the first build."""
     fill(small)

@@ -114,7 +114,7 @@ def cases(names, few=()):
             for k, c in enumerate(found)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name, spec, pose", cases(CONVS, (
     "1x1", "3x3, short rows", "groups", "asymmetric", "weights not constant", "half, strided",
     "1-D strided", "1x1, a bias over pixels")))
