@@ -46,6 +46,29 @@ def scheduled(text: str, target: Target = H200) -> str:
 
 # ---- text in, text out
 
+def test_values_named_between_a_rows_loops_move_into_the_innermost() -> None:
+    text = scheduled("""
+kernel @k(in x: f32[4,9,17], out y: f32[4,8,16]) {
+  for i < 4 @parallel {
+    let acc: f32 = 0.0
+    for r < 100 @loop { acc add= x[i, r % 9, r % 17] }
+    for j < 8 @parallel {
+      let t: index = j + 1
+      for k < 16 @parallel {
+        y[i, j, k] = x[i, t, k + t % 2] * acc
+      }
+    }
+  }
+}""")
+    assert """\
+      for p_j < 128 @loop from lane by 128 {
+        let j: index = floordiv(p_j, 16)
+        let k: index = p_j % 16
+        let t0: index = j + 1
+        y[i, j, k] = x[i, t0, k + t0 % 2] * acc_all
+      }""" in text, text
+
+
 def test_an_element_a_work_item() -> None:
     assert scheduled("""
 kernel @k(in x: f32[4,33], in b: f32[33], out y: f32[4,33]) {

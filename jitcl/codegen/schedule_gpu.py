@@ -291,11 +291,25 @@ def _held(dtype: str) -> str:
 
 def deal(loop: For, lane: Expr, lanes: int) -> For:
     """A loop, with those perfectly nested in it, whose iterations lanes take in turn."""
+    loop = sunk(loop)
     nest = list(itertools.takewhile(lambda f: f.kind == loop.kind, nest_of(loop)))
-    body = nest[-1].body
+    body = in_turn(nest[-1].body)
     if len(nest) > 1:
         loop, body = merge(nest, body)
     return For(loop.var, "loop", body, lane, lanes)
+
+
+def sunk(loop: For) -> For:
+    """Values named between parallel loops stand in the innermost, so that the nest is perfect.
+
+        for i @parallel { let t = i + 1  for j @parallel { .. } }
+        =>  for i @parallel { for j @parallel { let t = i + 1  .. } }
+    """
+    *named, last = loop.body
+    if not (loop.kind == "parallel" and isinstance(last, For) and last.kind == "parallel"
+            and all(isinstance(s, Let) for s in named)):
+        return loop
+    return replace(loop, body=(sunk(replace(last, body=(*named, *last.body))),))
 
 
 def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> list[Stmt]:
