@@ -357,6 +357,15 @@ def test_wrong_providers_are_refused(providers, options, says):
     assert says in str(error)
 
 
+def test_a_session_on_the_cpu_looks_for_no_driver(monkeypatch):
+    """Nor loads one: it takes time, and keeps the process's forks from using it."""
+    monkeypatch.setattr("jitcl.devices.opencl.list_devices", lambda: pytest.fail("looked"))
+    session = ours.InferenceSession(plain(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(feeding()(ours, session)[0], [[2, 4, 6]] * 2)
+    with pytest.raises(pytest.fail.Exception, match="looked"):
+        ours.InferenceSession(plain(), providers=["OpenCLExecutionProvider"])
+
+
 def test_an_opencl_device_is_a_provider():
     if devices.device("opencl:pocl") is None:
         pytest.skip("no device opencl:pocl")

@@ -58,7 +58,8 @@ def choose(providers: Any, options: Any = None) -> Choice:
             raise made(OptionError, InvalidArgument,
                        "options are given both in providers and as provider_options")
         given = [(name, o) for (name, _), o in zip(given, options)]
-    here = get_available_providers()
+    plain = all(name == CPU for name, _ in given)   # then no driver is looked for, or loaded
+    here = [CPU] if plain else get_available_providers()
     for name, _ in given:
         if name not in here:
             warnings.warn(

@@ -212,10 +212,7 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         """What it runs on, and what that falls back to where a driver fails."""
-        return [OPENCL, CPU] if self.model.device.name != "cpu" and self._on_opencl() else [CPU]
-
-    def _on_opencl(self) -> bool:
-        return self.model.device.faults is not None
+        return [OPENCL, CPU] if self.model.device.target.kind == "opencl" else [CPU]
 
     def get_provider_options(self) -> dict[str, dict[str, Any]]:
         """Options of `jitcl.compile` by provider."""
