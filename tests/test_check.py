@@ -298,6 +298,16 @@ def test_configurations(text, wanted):
         assert Configuration.of(str(wanted)) == wanted
 
 
+@pytest.mark.parametrize(("device", "asked", "wanted"), [
+    ("reference,precision=low", {"templates": False}, "precision=low,templates=off"),
+    ("reference,memory=low", {"precision": "normal"}, "precision=normal,memory=low"),
+    ("reference,templates=on", {"templates": False}, "templates=off")])
+def test_options_join_those_that_the_device_names(device, asked, wanted):
+    """None is dropped, and what is said beside the device wins."""
+    found = jitcl.check(chain(1), feeds(), device=device, against="reference", **asked)
+    assert found.configuration.partition(",")[2] == wanted
+
+
 @pytest.mark.parametrize(("asked", "error", "says"), [
     ({"against": "cpu,precison=low"}, OptionError, "'precison' is no option of a configuration"),
     ({"against": "cpu,precision=half"}, OptionError, "precision='half' is not known"),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.accuracy.engines import PLAIN, Configuration, Engine, open_engine, tensors_in
+from jitcl.accuracy.engines import Configuration, Engine, open_engine, tensors_in
 from jitcl.accuracy.measures import Difference, bit_equal, difference
 from jitcl.accuracy.report import Check, Layer, Repeats
 from jitcl.errors import InputError, OptionError, UnsupportedError
@@ -63,6 +63,7 @@ def check(
     their own; None: random numbers (floats of 0..1, integers 0 and 1) of `seed`, for `shapes` where
     the model leaves them open.
     device, precision, memory: as of `jitcl.compile`. templates: False for generated loops alone.
+    device may name them, too, as `against` does.
     against: the other configuration: text such as "cpu,precision=high,templates=off", a dict of
     these, "onnxruntime", or "onnx", onnx's reference evaluator.
     against_model: the other one's model, where it is not the same: tensors are compared by name.
@@ -73,9 +74,7 @@ def check(
     Raises what `compile` and `run` raise, and OptionError.
     """
     start = time.perf_counter()
-    one = Configuration.of(device)
-    if (precision, memory, templates) != PLAIN:
-        one = Configuration(one.device, precision, memory, templates)
+    one = Configuration.of(device).with_options(precision, memory, templates)
     other = Configuration.of(against)
     limit = _tolerance(tolerance, one, other)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 0:

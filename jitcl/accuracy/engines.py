@@ -21,7 +21,7 @@ from jitcl import config, dtypes
 from jitcl.devices.base import Device
 from jitcl.devices.progress import Tally
 from jitcl.errors import DeviceError, OptionError
-from jitcl.passes.options import CHOICES, Options
+from jitcl.passes.options import Options
 from jitcl.runtime.arguments import device_of, shown
 from jitcl.runtime.model import Model
 from jitcl.runtime.source import OnnxSource
@@ -57,6 +57,11 @@ class Configuration:
         return Configuration(device=device or "auto")._with(
             {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in rest)
              })
+
+    def with_options(self, *options: Any) -> Configuration:
+        """With these for precision, memory and templates, where they are not PLAIN."""
+        names = [f.name for f in fields(self)[1:]]
+        return self._with({n: o for n, o, plain in zip(names, options, PLAIN) if o != plain})
 
     def _with(self, options: dict[str, Any]) -> Configuration:
         names = [f.name for f in fields(self)]
@@ -235,7 +240,7 @@ def _session(source: OnnxSource) -> Any:
     try:
         return onnxruntime.InferenceSession(whole(source.model).SerializeToString(), options,
                                             providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:              # as in `compute`
         raise DeviceError(f"onnxruntime does not take the model: {error}") from error
 
 
@@ -264,4 +269,4 @@ def tensors_in(results: Mapping[str, Any], names: Iterable[str]) -> dict[str, np
     return {n: a for n, a in found.items() if dtypes.from_numpy(a.dtype) is not None}
 
 
-__all__ = ["CHOICES", "OTHERS", "Configuration", "Engine", "open_engine", "tensors_in"]
+__all__ = ["OTHERS", "Configuration", "Engine", "open_engine", "tensors_in"]
