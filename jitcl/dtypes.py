@@ -39,6 +39,10 @@ _ML_DTYPES = {                               # types that NumPy has through ml_d
     "f8e5m2z": "float8_e5m2fnuz", "f8e8m0": "float8_e8m0fnu", "f4e2m1": "float4_e2m1fn",
     "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2",
 }
+# by ONNX's numbers (onnx.in.proto, TensorProto.DataType)
+ONNX = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16",
+        11: "f64", 12: "u32", 13: "u64", 16: "bf16", 17: "f8e4m3", 18: "f8e4m3z", 19: "f8e5m2",
+        20: "f8e5m2z", 21: "u4", 22: "i4", 23: "f4e2m1", 24: "f8e8m0", 25: "u2", 26: "i2"}
 _SHORT = {long: short for short, long in (_NUMPY | _ML_DTYPES).items() if short != "index"}
 _SIZE = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
          "u8": 1, "u16": 2, "u32": 4, "u64": 8, "bool": 1, "index": 8, **dict.fromkeys(LOW, 1)}

@@ -11,19 +11,11 @@ from jitcl.frontends.values import ValueType
 from jitcl.ir.types import Dim, Sym
 from jitcl.runtime.source import Tensor
 
-# ONNX's number of an element type, jitcl's name, ONNX's name (onnx.in.proto, TensorProto.DataType)
-_TYPES = (
-    (1, "f32", "float"), (2, "u8", "uint8"), (3, "i8", "int8"), (4, "u16", "uint16"),
-    (5, "i16", "int16"), (6, "i32", "int32"), (7, "i64", "int64"), (8, "string", "string"),
-    (9, "bool", "bool"), (10, "f16", "float16"), (11, "f64", "double"), (12, "u32", "uint32"),
-    (13, "u64", "uint64"), (16, "bf16", "bfloat16"), (17, "f8e4m3", "float8e4m3fn"),
-    (18, "f8e4m3z", "float8e4m3fnuz"), (19, "f8e5m2", "float8e5m2"),
-    (20, "f8e5m2z", "float8e5m2fnuz"), (21, "u4", "uint4"), (22, "i4", "int4"),
-    (23, "f4e2m1", "float4e2m1"), (24, "f8e8m0", "float8e8m0"), (25, "u2", "uint2"),
-    (26, "i2", "int2"))
-NUMBER_OF = {short: number for number, short, _ in _TYPES}
-SHORT_OF = {number: short for number, short, _ in _TYPES}
-_NAME_OF = {short: name for _, short, name in _TYPES}
+SHORT_OF = {**dtypes.ONNX, 8: "string"}          # by ONNX's numbers
+NUMBER_OF = {short: number for number, short in SHORT_OF.items()}
+_NAME_OF = {                                     # ONNX's names: NumPy's, but for four
+    **{d: dtypes.numpy_name(d).rpartition(".")[2].replace("_", "") for d in dtypes.STORED},
+    "f32": "float", "f64": "double", "f8e8m0": "float8e8m0", "f4e2m1": "float4e2m1"}
 
 
 @dataclass(frozen=True)

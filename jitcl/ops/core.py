@@ -201,20 +201,16 @@ def _plain_rule(op_type: str, name: str) -> None:
 
 # ---- ONNX's element types
 
-_ONNX_DTYPES = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool",
-                10: "f16", 11: "f64", 12: "u32", 13: "u64", 16: "bf16", 17: "f8e4m3",
-                18: "f8e4m3z", 19: "f8e5m2", 20: "f8e5m2z", 21: "u4", 22: "i4", 23: "f4e2m1",
-                24: "f8e8m0", 25: "u2", 26: "i2"}
 _ONNX_OTHER = {8: "string", 14: "complex64", 15: "complex128", 27: "float6e2m3", 28: "float6e3m2"}
 
 
 def onnx_dtype(code: int) -> str:
     """The dtype of TensorProto.DataType `code`; UnsupportedError where jitcl has none."""
-    if code not in _ONNX_DTYPES:
+    if code not in dtypes.ONNX:
         name = _ONNX_OTHER.get(code, f"number {code}")
         raise UnsupportedError(f"element type {name} is not supported: "
-                               f"use {', '.join(_ONNX_DTYPES.values())}")
-    return _ONNX_DTYPES[code]
+                               f"use {', '.join(dtypes.ONNX.values())}")
+    return dtypes.ONNX[code]
 
 
 # ---- inference helpers

@@ -16,41 +16,16 @@ from jitcl.frontends.onnx import external
 from jitcl.ir.graph import Node, const
 from jitcl.ops.builder import GraphBuilder
 
-_DTYPES: dict[int, str] = {
-    TensorProto.FLOAT: "f32",
-    TensorProto.FLOAT16: "f16",
-    TensorProto.DOUBLE: "f64",
-    TensorProto.BFLOAT16: "bf16",
-    TensorProto.INT8: "i8",
-    TensorProto.INT16: "i16",
-    TensorProto.INT32: "i32",
-    TensorProto.INT64: "i64",
-    TensorProto.UINT8: "u8",
-    TensorProto.UINT16: "u16",
-    TensorProto.UINT32: "u32",
-    TensorProto.UINT64: "u64",
-    TensorProto.BOOL: "bool",
-    TensorProto.FLOAT8E4M3FN: "f8e4m3",
-    TensorProto.FLOAT8E4M3FNUZ: "f8e4m3z",
-    TensorProto.FLOAT8E5M2: "f8e5m2",
-    TensorProto.FLOAT8E5M2FNUZ: "f8e5m2z",
-    TensorProto.FLOAT8E8M0: "f8e8m0",
-    TensorProto.FLOAT4E2M1: "f4e2m1",
-    TensorProto.INT4: "i4",
-    TensorProto.UINT4: "u4",
-    TensorProto.INT2: "i2",
-    TensorProto.UINT2: "u2",
-}
 FEW = 1 << 10  # elements of less than a byte that are taken apart at once: zero points and the like
 MOST_DENSE = 1 << 31  # bytes of a sparse tensor with its zeros
 KEPT = 1 << 16  # bytes of a tensor that are kept once they are read from a file
 NAMES = {code: name.lower() for name, code in TensorProto.DataType.items() if code}
-ELEM_TYPES = {short: number for number, short in _DTYPES.items()}
+ELEM_TYPES = {short: number for number, short in dtypes.ONNX.items()}
 
 
 def dtype_of(elem_type: int) -> str | None:
     """The jitcl dtype of a TensorProto.DataType, or None where jitcl has none."""
-    return _DTYPES.get(elem_type)
+    return dtypes.ONNX.get(elem_type)
 
 
 def dtype_name(elem_type: int) -> str:
