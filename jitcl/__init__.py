@@ -53,33 +53,19 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
+_HOMES = {
+    "Bound": "runtime.bound", "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
+    "Pool": "runtime.pool", "Run": "runtime.submitted", "check": "accuracy.checking",
+    "compile": "runtime.model", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",
+}
+
+
 def __getattr__(name: str) -> Any:
     """The API is imported when first used: `import jitcl` alone costs nothing."""
-    if name in ("compile", "Model"):
-        from jitcl.runtime import model
-        return getattr(model, name)
-    if name == "Bound":
-        from jitcl.runtime.bound import Bound
-        return Bound
-    if name == "InferenceSession":
-        from jitcl.onnxruntime.session import InferenceSession
-        return InferenceSession
-    if name == "Pool":
-        from jitcl.runtime.pool import Pool
-        return Pool
-    if name == "memory_stats":
-        from jitcl.runtime.memory_stats import memory_stats
-        return memory_stats
-    if name == "Run":
-        from jitcl.runtime.submitted import Run
-        return Run
-    if name == "check":
-        from jitcl.accuracy.checking import check
-        return check
     if name == "devices":
         import jitcl.devices
         return jitcl.devices                 # callable: see there
-    if name == "parse":
-        from jitcl.runtime.source import parse
-        return parse
-    raise AttributeError(f"module 'jitcl' has no attribute '{name}'")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jitcl' has no attribute '{name}'")
+    from importlib import import_module
+    return getattr(import_module(f"jitcl.{_HOMES[name]}"), name)
