@@ -10,6 +10,7 @@ import pytest
 
 import jitcl
 from jitcl import config
+from tests import test_dropped
 from tests.devices import present
 from tests.test_async import run
 from tests.test_forking import SAFE
@@ -178,6 +179,25 @@ def test_a_closed_model_holds_nothing(device):
         model.close()
         assert jitcl.memory_stats() == before
         assert beside.run(feeds(1))["y"].shape == (8, 64)
+
+
+@pytest.mark.parametrize("use", ["inner tensors", "a program"])
+def test_a_closed_model_holds_nothing_of_what_was_made_of_it(use):
+    """Nor is that made anew, by a run that found the model open."""
+    before = jitcl.memory_stats()
+    form, used = test_dropped.USES[use]
+    model = jitcl.compile(test_dropped.onnx_model(**form), device="cpu")
+    used(model)
+    assert jitcl.memory_stats() != before
+    feeds, late = {"x": test_dropped.X}, model.program or model._inner
+    run = ((lambda: late.run(feeds, ["y"])) if use == "a program" else
+           (lambda: late.model(("m",)).run(feeds)))
+    run()
+    model.close()
+    for call in (run, lambda: used(model), lambda: model.why(feeds)):
+        with pytest.raises(jitcl.ClosedError, match="model dropped: this model was closed"):
+            call()
+    assert jitcl.memory_stats() == before
 
 
 @pytest.mark.parametrize("device", [s for s in present() if s.startswith("opencl")])

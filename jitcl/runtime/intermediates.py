@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jitcl import config, forking
-from jitcl.errors import InputError, UnsupportedError
+from jitcl.errors import InputError, UnsupportedError, closed_error
 from jitcl.runtime.arguments import shown
 from jitcl.runtime.source import OnnxSource, Source
 
@@ -24,13 +24,14 @@ class Intermediates:
 
     def __init__(self, source: Source, open: Callable[[Source], Model]) -> None:
         self.source, self.open = source, open
-        self._lock = forking.lock()
+        self._lock, self._closed = forking.lock(), False
         self._kept: OrderedDict[tuple[str, ...], Model] = OrderedDict()
 
-    def model(self, asked: Any) -> Model:
-        """The model for names of tensors or nodes. Raises InputError for an unknown one."""
-        names = names_of(asked)
+    def model(self, names: tuple[str, ...]) -> Model:
+        """The model for what `names_of` gave. Raises InputError for an unknown one."""
         with self._lock:
+            if self._closed:
+                raise closed_error(f"model {self.source.name}")
             found = self._kept.pop(names, None)
             if found is None:
                 found = self.open(self._giving(names))
@@ -38,6 +39,14 @@ class Intermediates:
             while len(self._kept) > config.get("specialisations"):
                 self._kept.popitem(last=False)
             return found
+
+    def close(self) -> None:
+        """Close these models."""
+        with self._lock:
+            self._closed, kept = True, list(self._kept.values())
+            self._kept.clear()
+        for model in kept:
+            model.close()
 
     def _giving(self, names: tuple[str, ...]) -> Source:
         if isinstance(self.source, OnnxSource):
@@ -48,7 +57,9 @@ class Intermediates:
 
 
 def names_of(asked: Any) -> tuple[str, ...]:
-    """InputError unless it is a list of names; a text alone would be taken letter by letter."""
+    """Sorted, each once. InputError unless it is a list of names; a text alone would be taken
+    letter by letter.
+    """
     if isinstance(asked, str) or not isinstance(asked, (list, tuple, set, frozenset)):
         raise InputError(f"intermediates: got {shown(asked)}, wanted a list of names of tensors or "
                          "nodes, such as ['conv1']")

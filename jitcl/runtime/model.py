@@ -180,8 +180,8 @@ class Model(Calls):
         intermediates: ONNX names of inner tensors, or of nodes (all that those give), to return,
         too, by the tensors' names; InputError for an unknown one. They take a plan of their own.
         """
-        if intermediates != () and names_of(intermediates):
-            return self._inner.model(intermediates).run(feeds)
+        if intermediates != () and (names := names_of(intermediates)):
+            return self._inner.model(names).run(feeds)
         again = self._again
         if again is not None and again.matches(feeds):
             return self._run(feeds, again.special)[0]
@@ -302,6 +302,7 @@ class Model(Calls):
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its
         key missed. Elements matter only of inputs that decide shapes."""
+        self._check_open()
         feeds = {n: plain(v, f"input '{n}'") for n, v in feeds_of(feeds, self.inputs).items()}
         if self.program is not None:
             part, inputs = self.program.first_part(feeds)
@@ -350,6 +351,7 @@ class Model(Calls):
             special.executable.close()
         for bound in list(self._bound):
             bound.close()
+        self._inner.close()
         if self.program is not None:
             self.program.close()
 

@@ -22,6 +22,7 @@ from jitcl.errors import (
     NotOneGraph,
     OutOfMemoryError,
     UnsupportedError,
+    closed_error,
 )
 from jitcl.frontends.levels import (
     Form,
@@ -105,7 +106,7 @@ class Program:
                  make: Callable[[Source], Model]) -> None:
         self.source, self.cache, self.strict, self._make = source, cache, strict, make
         self.last: tuple[Ran, ...] = ()
-        self._lock = forking.rlock()
+        self._lock, self._closed = forking.rlock(), False
         self._levels: OrderedDict[Any, Level] = OrderedDict()
         self._at_any_shape: dict[Any, Level] = {}
         self._met: set[Any] = set()             # ranks of which a level was looked for
@@ -248,9 +249,9 @@ class Program:
             raise JitclError(f"{self.source.name}: nothing makes '{name}' ({where.name})") from None
 
     def close(self) -> None:
-        """Close the parts."""
+        """Close the parts. A run that is under way ends with ClosedError where it needs another."""
         with self._lock:
-            parts, self.last = list(self._parts.values()), ()
+            self._closed, parts, self.last = True, list(self._parts.values()), ()
             self._parts.clear()
         for part in parts:
             part.close()
@@ -350,6 +351,8 @@ class Program:
     def _part(self, where: Where, level: Level, part: Part, computed: Collection[str]) -> Model:
         source = PartSource(self.source, where, level.here, part)
         with self._lock:
+            if self._closed:
+                raise closed_error(f"model {self.source.name}")
             model = self._parts.pop(source.digest, None)
             if model is None:
                 model = self._make(source)
