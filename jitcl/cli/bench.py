@@ -77,6 +77,7 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
     from jitcl.bench.machine import this_machine
     from jitcl.bench.peers import choose_peers
     from jitcl.cli import bench_tables as tables
+    from jitcl.cli.console import write_json
     from jitcl.cli.feeds import Scaling, complete_feeds
 
     for path in (svg, report):
@@ -101,7 +102,7 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
         rooflines, unplaced)
     if report is not None:
-        _write(report, results.document())
+        write_json(report, results.document())
     if str(report) != "-":
         results.print(wanted)
     if svg is not None:
@@ -163,22 +164,8 @@ def _rooflines(contest: Contest, model: str, say: Any) -> tuple[list[Roofline], 
 
 def _draw(path: Path, rooflines: list[Roofline], unplaced: dict[str, str]) -> None:
     from jitcl.bench.roofline import draw
+    from jitcl.cli.console import write_text
     if not rooflines:
         why = "; ".join(f"{name}: {text}" for name, text in unplaced.items())
         raise InputError(f"--roofline: there are no kernels to draw\n  {why}")
-    _save(path, draw(rooflines))
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    from jitcl.cli.console import json_text, print_json
-    if str(path) == "-":
-        print_json(document)
-    else:
-        _save(path, json_text(document) + "\n")
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write '{path}': {error.strerror or error}") from error
+    write_text(path, draw(rooflines))

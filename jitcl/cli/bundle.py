@@ -65,11 +65,9 @@ def hidden(value: Any, hide: Mapping[str, str]) -> Any:
 
 def write(path: Path, texts: Mapping[str, str]) -> None:
     """A zip file of these texts. Raises OSError."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
+    with zipfile.ZipFile(path, "w") as bundle:
         for name, text in texts.items():
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            bundle.writestr(info, text)
+            bundle.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)    # no time of day
 
 
 __all__ = ["environment", "hidden", "scrubbed", "secrets", "write"]

@@ -65,7 +65,7 @@ def check(model: Path, device: str, precision: str, memory: str, tuning: str,
           tolerance: float | None, repeat: int, json_file: Path | None) -> None:
     """Compare MODEL on a device with another configuration, layer by layer."""
     from jitcl.accuracy.checking import check as compare
-    from jitcl.cli.console import json_text, progress_bar
+    from jitcl.cli.console import progress_bar, write_json
 
     to_stdout = json_file is not None and str(json_file) == "-"
     with progress_bar(quiet=to_stdout) as progress:
@@ -76,9 +76,11 @@ def check(model: Path, device: str, precision: str, memory: str, tuning: str,
             against_model=against_model, tolerance=tolerance, repeat=repeat, cache_dir=cache_dir,
             progress=progress)
     if json_file is not None:
-        _write(json_file, json_text(found.as_dict()) + "\n", to_stdout)
+        write_json(json_file, found.as_dict())
     if not to_stdout:
         _print(found)
+    if json_file is not None and not to_stdout:
+        click.echo(f"wrote {json_file}", err=True)
     if not found.ok:
         raise SystemExit(1)
 
@@ -101,17 +103,6 @@ def _inputs(model: Path, memory: str, tuning: str, cache_dir: Path | None, given
                          "inputs by name, an .npy the only one.")
     return {f.name: complete_feeds(opened, [*given, str(f)], Scaling(), shapes, False, seed)
             for f in files}
-
-
-def _write(path: Path, text: str, to_stdout: bool = False) -> None:
-    if to_stdout:
-        click.echo(text, nl=False)
-    else:
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as e:
-            raise InputError(f"cannot write to '{path}': {e.strerror or e}") from e
-        click.echo(f"wrote {path}", err=True)
 
 
 def _print(found: Check) -> None:

@@ -6,7 +6,10 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from jitcl.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +47,22 @@ def print_json(value: Any) -> None:
 def json_text(value: Any) -> str:
     """What `print_json` prints."""
     return json.dumps(_finite(value), indent=2)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON into a file, or on stdout for "-". Raises OptionError."""
+    if str(path) == "-":
+        print_json(value)
+    else:
+        write_text(path, json_text(value) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Raises OptionError where the file can't be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write to '{path}': {error.strerror or error}") from error
 
 
 def _finite(value: Any) -> Any:
