@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 
 import jitcl
+from tests import programs
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array | None]
@@ -44,13 +44,7 @@ def by_jitcl(model: onnx.ModelProto, feeds: Feeds, device: str = "cpu") -> list[
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: Feeds) -> list[Array]:
-    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(typed(model), options, providers=["CPUExecutionProvider"])
-    found: list[Array] = session.run(None, fed(model, feeds))
-    return found
+    return programs.by_onnxruntime(typed(model), fed(model, feeds), threads=1)
 
 
 def by_reference(model: onnx.ModelProto, feeds: Feeds) -> list[Array]:
@@ -60,7 +54,7 @@ def by_reference(model: onnx.ModelProto, feeds: Feeds) -> list[Array]:
     return found
 
 
-def typed(model: onnx.ModelProto) -> bytes:
+def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its outputs' types, which onnxruntime wants, as inference finds them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -68,5 +62,4 @@ def typed(model: onnx.ModelProto) -> bytes:
     inferred = onnx.shape_inference.infer_shapes(model)
     types = {v.name: v for v in (*inferred.graph.value_info, *inferred.graph.output)}
     copy.graph.output.extend(types[o.name] for o in model.graph.output)
-    data: bytes = copy.SerializeToString()
-    return data
+    return copy

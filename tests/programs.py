@@ -53,10 +53,15 @@ def by_reference(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
         return list(ReferenceEvaluator(proto).run(None, dict(feeds)))
 
 
-def by_onnxruntime(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+def by_onnxruntime(proto: onnx.ModelProto, feeds: Mapping[str, Any], *, threads: int = 0,
+                   optimised: bool = True) -> list[Any]:
+    """All outputs. threads: 0 for as many as it takes. Its warnings are not shown."""
     ort = pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(proto.SerializeToString(), options,
                                    providers=["CPUExecutionProvider"])
     return list(session.run(None, dict(feeds)))

@@ -24,6 +24,7 @@ from tests import (  # noqa: F401  they fill CASES
 )
 from tests.contrib_cases import CASES, MICROSOFT, Array, Case
 from tests.devices import present
+from tests.programs import by_onnxruntime
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
 KEYS = {c.op: c for c in reversed(CASES)}                # one case an op
@@ -34,12 +35,8 @@ def expected(case: Case) -> list[Array]:
     if case.judge is not None:
         found = case.judge(*(a for a in case.args if a is not None))
         return [np.asarray(y) for y in found][:len(case.outputs)]
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(case.model().SerializeToString(), options,
-                                           ["CPUExecutionProvider"])
-    return [np.asarray(y) for y in session.run(None, case.feeds())]
+    return [np.asarray(y)
+            for y in by_onnxruntime(case.model(), case.feeds(), optimised=False)]
 
 
 def typed(model: onnx.ModelProto, results: list[Array]) -> onnx.ModelProto:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 import jitcl
 from tests.devices import present
+from tests.programs import by_onnxruntime
 
 F32 = TensorProto.FLOAT
 
@@ -22,15 +23,6 @@ def model(nodes: list[Any], inputs: dict[str, list[Any]], outputs: dict[str, lis
     return helper.make_model(helper.make_graph(
         nodes, "g", values(inputs), values(outputs), value_info=values(inner)),
         opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-
-
-def ort(built: Any, feeds: dict[str, Any]) -> Any:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(built.SerializeToString(), options,
-                                           providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
 
 
 def x(*shape: int) -> np.ndarray:
@@ -47,7 +39,8 @@ def test_two_inputs_of_one_name_for_a_dimension_differ(device: str) -> None:
     compiled = jitcl.compile(built, device=device)
     for m, k, n in ((2, 3, 4), (5, 5, 5), (3, 1, 7), (4, 6, 1)):
         feeds = {"a": x(m, k), "b": x(k, n)}
-        np.testing.assert_allclose(compiled.run(feeds)["y"], ort(built, feeds)[0], atol=1e-5)
+        (want,) = by_onnxruntime(built, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], want, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", "opencl:pocl"])
@@ -68,7 +61,7 @@ def test_plans_for_many_shapes_take_names_for_hints(names: tuple[str, str], devi
         compiled = jitcl.compile(built, device=device)
         for n, m in order:
             feeds = {"a": x(n), "b": x(m)}
-            (want,) = ort(built, feeds)
+            (want,) = by_onnxruntime(built, feeds)
             np.testing.assert_allclose(compiled.run(feeds)["y"], want, rtol=1e-4, atol=1e-5)
         assert compiled.last.sizes, "no plan for many shapes"
 
@@ -82,7 +75,7 @@ def test_a_declared_output_is_wrong(declared: list[Any], device: str) -> None:
     got = jitcl.compile(built, device=device).run(feeds)["y"]
     np.testing.assert_array_equal(got, feeds["a"] + feeds["b"])
     if len(declared) == 2:
-        np.testing.assert_array_equal(ort(built, feeds)[0], got)
+        np.testing.assert_array_equal(by_onnxruntime(built, feeds)[0], got)
 
 
 def test_a_declared_output_of_a_program_is_wrong() -> None:
@@ -93,7 +86,7 @@ def test_a_declared_output_of_a_program_is_wrong() -> None:
     for values in ([0, 1, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1]):
         feeds = {"a": np.array(values, np.float32)}
         got = jitcl.compile(built, device="cpu").run(feeds)["y"]
-        np.testing.assert_array_equal(got, ort(built, feeds)[0])
+        np.testing.assert_array_equal(got, by_onnxruntime(built, feeds)[0])
 
 
 def test_declared_inner_values_are_wrong() -> None:

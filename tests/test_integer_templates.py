@@ -14,6 +14,7 @@ from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import ROW, Layout, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.compiling import plan_on
+from tests.programs import by_onnxruntime
 
 DEVICE = CpuDevice()
 WIDTH = DEVICE.target.vector_width
@@ -130,15 +131,12 @@ def test_threads_give_the_same() -> None:
 
 def test_a_model_in_qdq_form() -> None:
     """Layers between QuantizeLinear and DequantizeLinear: convolutions, a residual sum, Gemm."""
-    onnxruntime = pytest.importorskip("onnxruntime")
     from tests import qdq
     model, feeds = qdq.small_network()
     compiled = jitcl.compile(model, device="cpu")
     got = compiled.run(feeds)["y"]
     templates = {s.template for s in compiled.report().steps}
     assert {"conv_integer_cpu", "gemm_integer_cpu"} <= templates
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (want,) = session.run(None, feeds)
+    (want,) = by_onnxruntime(model, feeds)
     assert np.abs(got - want).max() <= qdq.STEP        # a tie that rounds the other way
     assert np.mean(got != want) < 0.02

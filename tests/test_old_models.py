@@ -15,6 +15,7 @@ import jitcl
 from jitcl.errors import JitclError, ShapeError, UnsupportedError
 from jitcl.frontends.onnx import import_model, load
 from jitcl.ops.builder import evaluate
+from tests.programs import by_onnxruntime
 
 Array = np.ndarray[Any, Any]
 
@@ -212,14 +213,9 @@ DROPPED: dict[str, tuple[str, int, list[Array], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", DROPPED)
 def test_as_onnxruntime_has_it(name: str) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
     op, opset, args, attrs = DROPPED[name]
     model = old_model(op, opset, args, **attrs)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options,
-                                           ["CPUExecutionProvider"])
-    want = session.run(None, {"x0": args[0]})[0]
+    want = by_onnxruntime(model, {"x0": args[0]})[0]
     got = by_references(model, {"x0": args[0]})
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 

@@ -30,6 +30,7 @@ from tests import devices
 from tests.compiling import compile_graph
 from tests.generated import clang, oclgrind
 from tests.generated.kernels import TARGETS, plan_for
+from tests.programs import by_onnxruntime
 from tests.real_models import MODELS, needs_models
 from tests.test_trials import check_all, opened
 
@@ -254,14 +255,10 @@ def model(op: str, *, steps: int = 5, batch: int = 3, size: int = 4, hidden: int
 
 
 def check_against_onnxruntime(device: str, op: str, **form: Any) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     proto, feeds = model(op, **form)
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    session = runtime.InferenceSession(proto.SerializeToString(), options,
-                                       providers=["CPUExecutionProvider"])
+    wanted = by_onnxruntime(proto, feeds)
     got = list(jitcl.compile(proto, device=device).run(feeds).values())
-    for ours, theirs in zip(got, session.run(None, feeds), strict=True):
+    for ours, theirs in zip(got, wanted, strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
 
