@@ -11,6 +11,7 @@ as onnxruntime.backend has them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ from jitcl.errors import DeviceError, InputError, OptionError, UnsupportedError
 from jitcl.runtime.model import Model, compile
 
 # `prepare` passes these to jitcl.compile; onnx's tests pass tolerances, which are theirs to use
-OPTIONS = ("precision", "memory", "shapes", "strict", "isolation", "cache_dir", "progress")
+OPTIONS = tuple(name for name in inspect.signature(compile).parameters
+                if name not in ("model", "device"))
 TOLERANCES = ("rtol", "atol")
 
 

@@ -169,6 +169,8 @@ def test_mistakes_are_told():
         prepared.run([None])
     with pytest.raises(jitcl.OptionError, match=r"prepare\(\) has no option 'threads'"):
         onnx_backend.prepare(doubled([4]), threads=3)
+    with pytest.raises(jitcl.OptionError, match="tuning=.fast."):    # as compile says it
+        onnx_backend.prepare(doubled([4]), tuning="fast")
     with pytest.raises(jitcl.OptionError, match=r"run\(\) has no option 'rtol'"):
         prepared.run([x], rtol=1)
     node = helper.make_node("Neg", ["x"], ["y"])

@@ -188,8 +188,5 @@ def _message(what: str, devices: tuple[Found, ...] | list[Found]) -> str:
 
 
 def _no_driver(spec: str) -> str:
-    hint = icd.missing_parts() or (
-        "Install one: pip install pocl-binary-distribution (CPU, Linux x86-64), "
-        "or the vendor's driver."
-    )
+    hint = icd.missing_parts() or "`jitcl doctor` says which this machine could have, and how."
     return f"'{spec}': no OpenCL driver offers a device\n  {hint}"

@@ -48,7 +48,7 @@ def evaluator(node: NodeProto, opsets: Mapping[str, int], name: str) -> Run:
         try:
             with np.errstate(all="ignore"):
                 results = list(found.run(None, feeds))
-        except Exception as error:
+        except Exception as error:      # whatever an implementation of an op raises
             raise ModelError(_failure(node, name, operands, error)) from error
         by_name = dict(zip((o for o in node.output if o), results))
         return [made(by_name[o]) if o else None for o in node.output]
