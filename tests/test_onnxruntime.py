@@ -446,3 +446,30 @@ def test_runs_in_a_thread_call_back(right):
         assert data == "mine" and bool(error) is not right and len(results) == right
         if right:
             np.testing.assert_array_equal(results[0], [[2, 4, 6]] * 2)
+
+
+def test_a_run_in_a_thread_always_calls_back():
+    _, session = both(plain())
+    told, done = [], threading.Event()
+    session.run_async(["u"], {}, lambda *found: (told.append(found), done.set()), None, "options")
+    assert done.wait(60)
+    ((results, data, error),) = told
+    assert results == [] and data is None and error.startswith("run_options: got a str, wanted ")
+
+
+def test_what_is_bound_is_filled_and_forgotten():
+    x = np.ones((2, 3), np.float32)
+    for ort, session in zip((real, ours), both(plain())):
+        binding, room = session.io_binding(), ort.OrtValue.ortvalue_from_numpy(x * 0)
+        for name in ("x", "y"):
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(x))
+        binding.bind_ortvalue_output("z", room)
+        binding.synchronize_inputs()
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        np.testing.assert_array_equal(room.numpy(), x * 2)
+        binding.clear_binding_outputs()
+        assert binding.get_outputs() == []
+        binding.bind_output("z")
+        binding.clear_binding_inputs()
+        caught(lambda session=session, binding=binding: session.run_with_iobinding(binding))

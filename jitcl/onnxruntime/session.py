@@ -148,7 +148,7 @@ class InferenceSession:
             said = ""
             try:
                 found = self.run(output_names, input_feed, run_options)
-            except JitclError as error:
+            except (JitclError, TypeError) as error:    # TypeError: run_options of another kind
                 said = str(error)
             callback(found, user_data, said)
 
