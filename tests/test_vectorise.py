@@ -12,10 +12,16 @@ from jitcl.codegen.schedule_opencl import rendered
 from jitcl.codegen.schedule_opencl_cpu import schedule_opencl_cpu
 from jitcl.codegen.vectorise import vectorise
 from jitcl.errors import JitclError, VerifyError
+from jitcl.ir.graph import Graph, graph_input
 from jitcl.ir.interpreter import run_kernel
 from jitcl.ir.parser import parse_kernel
 from jitcl.ir.printer import print_kernel
+from jitcl.ir.scalar import SCALARS
+from jitcl.ir.types import TensorType
 from jitcl.ir.verify_schedule import verify_schedule
+from jitcl.ops import OPS
+from jitcl.ops.builder import GraphBuilder
+from tests import devices
 from tests.generated.kernels import GPU
 
 CPU = dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=8, compute_units=2,
@@ -138,6 +144,32 @@ for item < 7 @item {
     }
   }
 }"""
+
+
+FUNCTIONS = [f for f in SCALARS.values() if f.takes == "floats" and f.result == "same"]
+
+
+def test_a_function_of_floats_has_lanes() -> None:
+    """As its line in ir/scalar.py says that it is one."""
+    assert {"cosh", "floor", "round", "tan"} <= {f.name for f in FUNCTIONS}
+    for f in FUNCTIONS:
+        text = vectors("kernel @k(in x: f32[16], out y: f32[16]) {\n"
+                       f"  for j < 16 @loop {{ y[j] = {f.name}(x[j]) }}\n}}")
+        assert "@vec" in text, f.name
+
+
+@pytest.mark.parametrize("spec", [s for s in devices.present() if s.startswith("opencl")])
+def test_lanes_compute_as_functions_do(spec: str) -> None:
+    x = np.random.default_rng(1).uniform(-0.9, 0.9, 501).astype(np.float32)
+    at = {"acosh": x + 2, "log": x + 1, "sqrt": x + 1}
+    nodes = {name: graph_input(name, TensorType("f32", x.shape)) for name in (*at, "x")}
+    made = {f.name: GraphBuilder().op(f.name, nodes.get(f.name, nodes["x"]))
+            for f in FUNCTIONS if f.name in OPS}
+    assert len(made) == len(FUNCTIONS) - 1               # no op is called trunc
+    graph = Graph("functions", tuple(nodes.values()), tuple(made.items()))
+    for name, y in devices.run_graph(spec, graph, {**at, "x": x}).items():
+        want = SCALARS[name].fn(at.get(name, x).astype(np.float64))
+        np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-6, err_msg=name)
 
 
 SHARED = """

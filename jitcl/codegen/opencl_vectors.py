@@ -12,7 +12,6 @@ from jitcl.codegen.opencl_expressions import (
     ATOM,
     CHOICE,
     LOGIC,
-    MUL,
     UNARY,
     ExpressionRenderer,
     Text,
@@ -23,10 +22,10 @@ from jitcl.ir import expr as E
 from jitcl.ir.alignment import lane_stride
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Let, Stmt, Store, statements
+from jitcl.ir.scalar import SCALARS
 
 GATHERED = 4                   # lanes further apart than this are left to the driver's compiler
-_SAME = ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "trunc")
-_INFIX = ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")
+_OPERATORS = ("add", "sub", "mul", "div", "neg", "lt", "le", "gt", "ge", "eq", "ne")
 _LOGIC = {"and": "&", "or": "|"}
 
 
@@ -40,7 +39,6 @@ class VectorRenderer(ExpressionRenderer):
     lane: Expr | None = None
     width = 1
     wide: frozenset[str] = frozenset()           # the lane, and variables that differ with it
-    aligned = False                              # vectors in global memory are (verified)
 
     def spread(self, body: tuple[Stmt, ...], lane: Expr, wide: tuple[str, ...] = ()) -> None:
         """From here on `lane` is spread over vectors, and so are variables that depend on it."""
@@ -69,7 +67,10 @@ class VectorRenderer(ExpressionRenderer):
     # ---- expressions
 
     def text(self, x: Expr) -> Text:
-        return self.vector(x) if self.is_wide(x) else super().text(x)
+        named = x.op == "var" and x is not self.lane
+        if named or x.op in ("load", "cast") or not self.is_wide(x):
+            return super().text(x)
+        return self.vector(x)
 
     def splat(self, x: Expr) -> str:
         """The value as a vector."""
@@ -81,14 +82,7 @@ class VectorRenderer(ExpressionRenderer):
         return f"({self.vector_type(x.dtype)})({text})"
 
     def vector(self, x: Expr) -> Text:
-        """Source of a value that differs from lane to lane."""
-        if x.op == "var" and x is not self.lane:
-            self.named.add(x.value)
-            return str(x.value), ATOM
-        if x.op == "load":
-            return self._wide_load(x)
-        if x.op == "cast":
-            return self._wide_cast(x)
+        """Source of an operation whose result differs from lane to lane."""
         if x.op in _LOGIC:
             left, right = (self.operand(a, ATOM) if self.is_wide(a) else self.splat(a)
                            for a in x.args)
@@ -98,24 +92,18 @@ class VectorRenderer(ExpressionRenderer):
         kind = x.args[-1].dtype if x.args else x.dtype
         if kind != ("f16" if self.half else "f32"):
             raise NotVectorisable(f"'{x.op}' of {kind}")
-        return self._arithmetic(x, kind)
-
-    def _arithmetic(self, x: Expr, kind: str) -> Text:
-        if x.op in _INFIX:
-            return self._infix(x)
-        if x.op == "div":
-            return f"{self.operand(x.args[0], MUL)} / {self.operand(x.args[1], MUL + 1)}", MUL
-        if x.op == "neg":
-            return f"-{self.operand(x.args[0], UNARY + 1)}", UNARY
+        if x.op in _OPERATORS:
+            return super().text(x)
         if x.op == "select":
             return self._wide_select(*x.args)
         if self.half and not self.half_builtins:
             raise NotVectorisable(f"'{x.op}' of {kind}")
+        if x.op == "abs" or SCALARS[x.op].takes == "floats":
+            return super().text(x)               # builtins take vectors, too
         if x.op in ("max", "min"):
             return self.call_helper(f"{x.op}_{kind}x{self.width}", *map(self.splat, x.args))
-        if x.op in ("abs", "isnan", "isinf", "pow") or x.op in _SAME:
-            args = ", ".join(map(self.splat, x.args))
-            return f"{'fabs' if x.op == 'abs' else x.op}({args})", ATOM
+        if x.op == "pow":
+            return f"pow({', '.join(map(self.splat, x.args))})", ATOM
         raise NotVectorisable(x.op)
 
     def _wide_select(self, condition: Expr, yes: Expr, no: Expr) -> Text:
@@ -124,8 +112,10 @@ class VectorRenderer(ExpressionRenderer):
             return f"select({b}, {a}, {self.expr(condition)})", ATOM
         return f"{self.operand(condition, LOGIC - 1)} ? {a} : {b}", CHOICE
 
-    def _wide_cast(self, x: Expr) -> Text:
+    def cast(self, x: Expr) -> Text:
         source = x.args[0]
+        if not self.is_wide(x):
+            return super().cast(x)
         if source.dtype == "f16" and x.dtype == "f32" and not self.half:
             return self.text(source)             # a half's value is held as a float
         raise NotVectorisable(f"conversion of {source.dtype} to {x.dtype}")
@@ -139,25 +129,23 @@ class VectorRenderer(ExpressionRenderer):
             raise NotVectorisable(f"lanes of '{buffer}' lie at places that only the run shows")
         return stride
 
-    def _first_lane(self, at: Expr) -> str:
+    def _lane0(self, at: Expr) -> Expr:
         terms, constant = E.linear(at)
-        rest = {a: k for a, k in terms.items() if a is not self.lane}
-        return self.operand(E.from_linear(rest, constant), ADD + 1)
+        return E.from_linear({a: k for a, k in terms.items() if a is not self.lane}, constant)
 
-    def _wide_load(self, x: Expr) -> Text:
+    def load(self, x: Expr) -> Text:
+        if not self.is_wide(x):
+            return super().load(x)
         at = flat(self.shapes[x.value], x.indices)
         if x.guard is not None and self.is_wide(x.guard):
             raise NotVectorisable("a guard depends on the lane")
         stride = self._stride(x.value, at)
+        first = self._lane0(at)
         if stride == 1:
-            text = self.read_vector(x.value, self._first_lane(at))
-        elif self.aligned or abs(stride) > GATHERED:
+            text = self.read_vector(x.value, self.operand(first, ADD + 1))
+        elif abs(stride) > GATHERED:
             raise NotVectorisable("lanes do not lie side by side")
         else:
-            assert self.lane is not None
-            terms, constant = E.linear(at)
-            terms.pop(self.lane)
-            first = E.from_linear(terms, constant)
             each = (self._element(x.value, self.expr(first + stride * k))
                     for k in range(self.width))
             text = f"({self.vector_type(x.dtype)})({', '.join(each)})"
@@ -172,38 +160,19 @@ class VectorRenderer(ExpressionRenderer):
         self.read.add(buffer)
         if dtype == "f16" and self.soft_half:
             self.helpers["from_f16"] = None
-            return self.call_helper(f"from_f16x{w}", self._raw(buffer, at, "ushort"))[0]
-        if dtype == "f16" and not self.half:
-            if self._direct(buffer):
-                return self.call_helper(f"load_f16x{w}", f"{buffer} + {at}")[0]
-            return f"vload_half{w}(0, {buffer} + {at})"
-        return self._raw(buffer, at, "half" if dtype == "f16" else "float")
+            return self.call_helper(f"from_f16x{w}", f"vload{w}(0, {buffer} + {at})")[0]
+        name = "vload_half" if dtype == "f16" and not self.half else "vload"
+        return f"{name}{w}(0, {buffer} + {at})"
 
     def write_vector(self, buffer: str, at: str, value: str) -> str:
-        """What stores a vector's lanes side by side in a buffer of f32 or f16."""
+        """The call that stores a vector's lanes side by side in a buffer of f32 or f16."""
         dtype, w = self._checked(buffer), self.width
-        if dtype == "f16" and not self.half and not self.soft_half:
-            if self._direct(buffer):
-                return self.call_helper(f"store_f16x{w}", value, f"{buffer} + {at}")[0]
-            return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
-        kind = "half" if dtype == "f16" else "float"
         if dtype == "f16" and self.soft_half:
             self.helpers["to_f16"] = None
-            value, kind = self.call_helper(f"to_f16x{w}", value)[0], "ushort"
-        if self._direct(buffer):
-            return f"*(__global {kind}{w} *)({buffer} + {at}) = {value}"
+            value = self.call_helper(f"to_f16x{w}", value)[0]
+        elif dtype == "f16" and not self.half:
+            return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
         return f"vstore{w}({value}, 0, {buffer} + {at})"
-
-    def _raw(self, buffer: str, at: str, kind: str) -> str:
-        """One access through a pointer to vectors: compilers for Mali and Adreno make `width` of
-        vload4, which promises the alignment of an element only.
-        """
-        if self._direct(buffer):
-            return f"*(__global const {kind}{self.width} *)({buffer} + {at})"
-        return f"vload{self.width}(0, {buffer} + {at})"
-
-    def _direct(self, buffer: str) -> bool:
-        return self.aligned and all(b.name != buffer for b in self.kernel.arrays)
 
     def _checked(self, buffer: str) -> str:
         dtype = self.stored[buffer]
@@ -216,12 +185,6 @@ class VectorRenderer(ExpressionRenderer):
     def wide_let(self, s: Let) -> str:
         return f"{self.vector_type(s.var.dtype)} {s.var.value} = {self.splat(s.value)};"
 
-    def wide_accumulate(self, s: Accum) -> str:
-        name = s.var.value
-        if s.combine in ("add", "mul"):
-            return f"{name} {'+' if s.combine == 'add' else '*'}= {self.expr(s.value)};"
-        return f"{name} = {self.expr(E.make(s.combine, (s.var, s.value), s.var.dtype))};"
-
     def wide_store(self, s: Store) -> str:
         """The statement that stores the lanes one after the other."""
         value, at = s.value, flat(self.shapes[s.buffer], s.indices)
@@ -231,4 +194,5 @@ class VectorRenderer(ExpressionRenderer):
             raise NotVectorisable("lanes do not lie side by side")
         if value.op == "cast" and value.dtype == "f16" and not self.half:
             value = value.args[0]                # storing rounds by itself
-        return f"{self.write_vector(s.buffer, self._first_lane(at), self.splat(value))};"
+        first = self.operand(self._lane0(at), ADD + 1)
+        return f"{self.write_vector(s.buffer, first, self.splat(value))};"

@@ -48,8 +48,6 @@ class OpenClRenderer(VectorRenderer):
                 return [pad + self.wide_let(s)]
             return [f"{pad}{self.ctype(s.var.dtype)} {s.var.value} = {self.expr(s.value)};"]
         if isinstance(s, Accum):
-            if s.var.value in self.wide:
-                return [pad + self.wide_accumulate(s)]
             return [f"{pad}{self.accumulate(s.var, s.combine, s.value)}"]
         if isinstance(s, Assign):
             return self.assign(s, indent)
