@@ -31,6 +31,7 @@ from jitcl.ir.sizes import at_least_always
 from jitcl.ir.types import ROW
 from jitcl.ops.builder import lookup
 from jitcl.passes.base import Pass
+from jitcl.passes.matching import kind
 from jitcl.passes.regions import VIEWS
 from jitcl.target import Target
 
@@ -174,8 +175,8 @@ class _Assigner:
         self.graph, self.groups, self.half = graph, groups, half
         self.survival = Survival(graph)
         self.outputs = {n for _, n in graph.outputs}
-        self.stored: dict[Node, Node] = {n: n for n in graph.inputs}     # old -> new
-        self.halves: dict[Node, Node] = {}                               # of constants
+        self.stored: dict[Node, Node] = {}     # old root -> new
+        self.halves: dict[Node, Node] = {}     # of constants
         self.origins = dict(graph.origins)
 
     def run(self) -> tuple[Graph, list[Group]]:
@@ -188,10 +189,12 @@ class _Assigner:
         root = group.root
         dtype = self._root_dtype(group)
         computes = self.half and self._computes_in_half(group, dtype)
+        # what may be written into its place in a concatenation
+        joined = root.inputs if root.op == "concat" and dtype == "f16" else ()
         new: dict[Node, Node] = {}
         for node in group.members:
             kept = dtype if node is root else node.type.dtype
-            if node is not root and kept == "f32" and (computes or self._joined(group, node)):
+            if node is not root and kept == "f32" and (computes or node in joined):
                 kept = "f16"                   # not rounded for it
             inputs = [new[i] if i in new else self._operand(i, computes) for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
@@ -211,11 +214,6 @@ class _Assigner:
             if source.op not in ("input", "const") and source.type.layout == ROW:
                 return self.stored[source].type.dtype
         return "f16" if root in self.survival.held else root.type.dtype
-
-    def _joined(self, group: Group, node: Node) -> bool:
-        """Whether it may be written into its place in an f16 concatenation."""
-        root = group.root
-        return root.op == "concat" and node in root.inputs and self._root_dtype(group) == "f16"
 
     def _operand(self, node: Node, computes: bool) -> Node:
         if node.op != "const" or node.type.dtype != "f32":
@@ -249,11 +247,6 @@ class _Assigner:
         if node in self.survival.wide and not (node is group.root and dtype == "f16"):
             return False                       # the root is rounded to f16 in any case
         return all(fits(i) for i in node.inputs if is_literal(i))
-
-
-def kind(node: Node) -> str:
-    """The kind of its op; "" for inputs and constants."""
-    return "" if node.op in ("input", "const") else lookup(node.op).kind
 
 
 def from_input(node: Node) -> bool:
@@ -318,6 +311,3 @@ def finite(node: Node) -> np.ndarray:
     values = node.data if node.type.dtype in ("f16", "f32", "f64") else dtypes.converted(
         node.data, "f32")
     return np.abs(values[np.isfinite(values)])
-
-
-__all__ = ["CheckTypes", "Survival", "assign_precision"]
