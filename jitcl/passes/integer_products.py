@@ -66,14 +66,10 @@ class IntegerProducts(RewritePass):
     def rewrite(self, node: Node, g: Rewriter) -> Node | None:
         if self.target.kind != "cpu" or node.op not in ("conv", "matmul"):
             return None
-        x, w = node.inputs
-        if node.type.dtype != "f32" or x.op != "dequantize":
+        w = _decoded(node)
+        if w is None:
             return None
-        turned = w.op == "transpose"
-        if turned:
-            w = w.inputs[0]
-        if w.op != "dequantize" or any(i.op != "const" for i in w.inputs):
-            return None
+        x, turned = node.inputs[0], w is not node.inputs[1]
         if self.target.byte_dot and _symmetric(w) and _one_scale(x):
             if node.op == "matmul":
                 return self._matmul(node, x, w, g)
@@ -81,7 +77,7 @@ class IntegerProducts(RewritePass):
                 return made
         if node.op == "matmul" or turned:
             return None
-        return node.with_inputs((x, const(reference(w, *(i.data for i in w.inputs)), "f32")))
+        return _with_numbers(node, w)
 
     def _matmul(self, node: Node, x: Node, w: Node, g: Rewriter) -> Node | None:
         weights, scales = w.inputs[0].data, w.inputs[1].data
@@ -144,19 +140,8 @@ class FloatProducts(RewritePass):
                 return None            # few rows: bytes of weights are read sooner than floats
         if node.op in FLOATS:
             return self._sums(node, g)
-        return self._numbers(node) if node.op in FLOATS.values() else None
-
-    def _numbers(self, node: Node) -> Node | None:
-        x, w = node.inputs
-        decoded = w.inputs[0] if w.op == "transpose" else w
-        if node.type.dtype != "f32" or x.op != "dequantize" or decoded.op != "dequantize":
-            return None
-        if any(i.op != "const" for i in decoded.inputs):
-            return None
-        numbers = reference(decoded, *(i.data for i in decoded.inputs))
-        if decoded is not w:
-            numbers = np.ascontiguousarray(np.transpose(numbers, w.attr("perm")))
-        return node.with_inputs((x, const(numbers, "f32")))
+        w = _decoded(node) if node.op in FLOATS.values() else None
+        return None if w is None else _with_numbers(node, w)
 
     def _sums(self, node: Node, g: Rewriter) -> Node | None:
         x, w, zero, around = node.inputs
@@ -191,6 +176,25 @@ def _exact_parts(weights: np.ndarray, axis: int, product: str) -> list[slice] | 
         if 255 * np.max(np.diff(total[edges], axis=0), initial=0) < EXACT:
             return [slice(int(a), int(b)) for a, b in zip(edges, edges[1:])]
     return None
+
+
+def _decoded(node: Node) -> Node | None:
+    """What dequantises a product's constant weights, before they are transposed, where its input
+    is dequantised, too.
+    """
+    x, w = node.inputs
+    w = w.inputs[0] if w.op == "transpose" else w
+    decodes = x.op == w.op == "dequantize" and all(i.op == "const" for i in w.inputs)
+    return w if decodes and node.type.dtype == "f32" else None
+
+
+def _with_numbers(node: Node, w: Node) -> Node:
+    """The product with dequantised weights as numbers."""
+    x, turned = node.inputs
+    numbers = reference(w, *(i.data for i in w.inputs))
+    if turned is not w:
+        numbers = np.ascontiguousarray(np.transpose(numbers, turned.attr("perm")))
+    return node.with_inputs((x, const(numbers, "f32")))
 
 
 def _symmetric(w: Node) -> bool:
