@@ -42,14 +42,19 @@ def affine(g: GraphBuilder, x: Node, coefficients: Any, intercepts: Any, count: 
     return g.add(score, const(added.reshape(1, -1)))
 
 
-def transform_of(attrs: Mapping[str, Any]) -> str:
-    """The attribute post_transform, by name; ModelError for what is none."""
-    found = attrs.get("post_transform", "NONE")
-    if isinstance(found, int) and 0 <= found < len(TRANSFORMS):
-        return TRANSFORMS[found]
-    if found not in TRANSFORMS:
-        raise ModelError(f"post_transform is {found!r}, wanted one of {', '.join(TRANSFORMS)}")
+def chosen(attrs: Mapping[str, Any], name: str, options: Sequence[str], default: str) -> str:
+    """An attribute that is one of `options`, by its name or number; ModelError for what is none."""
+    found = attrs.get(name, default)
+    if isinstance(found, int) and 0 <= found < len(options):
+        return options[found]
+    if found not in options:
+        raise ModelError(f"{name} is {found!r}, wanted one of {', '.join(options)}")
     return str(found)
+
+
+def transform_of(attrs: Mapping[str, Any]) -> str:
+    """The attribute post_transform, by name."""
+    return chosen(attrs, "post_transform", TRANSFORMS, "NONE")
 
 
 def transformed(g: GraphBuilder, scores: Node, how: str) -> Node:

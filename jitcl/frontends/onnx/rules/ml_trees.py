@@ -24,6 +24,7 @@ from jitcl.ops.core import onnx_rule
 from jitcl.ops.ml_scores import (
     ML,
     best,
+    chosen,
     class_labels,
     either,
     transform_of,
@@ -33,15 +34,6 @@ from jitcl.ops.ml_scores import (
 
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")            # as TreeEnsemble numbers them
 _COMBINES = {"AVERAGE": "add", "SUM": "add", "MIN": "min", "MAX": "max"}
-
-
-def _aggregate(attrs: Mapping[str, Any]) -> str:
-    found = attrs.get("aggregate_function", "SUM")
-    if isinstance(found, int) and 0 <= found < len(AGGREGATES):
-        return AGGREGATES[found]
-    if found not in AGGREGATES:
-        raise ModelError(f"aggregate_function is {found!r}, wanted one of {', '.join(AGGREGATES)}")
-    return str(found)
 
 
 def _features(g: GraphBuilder, x: Node, attrs: Mapping[str, Any]) -> Node:
@@ -101,7 +93,7 @@ def _base(attrs: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 @onnx_rule("TreeEnsembleRegressor", domain=ML)
 def _tree_ensemble_regressor(g: GraphBuilder, node: Any) -> Node:
-    attrs, how = node.attrs, _aggregate(node.attrs)
+    attrs, how = node.attrs, chosen(node.attrs, "aggregate_function", AGGREGATES, "SUM")
     x = _features(g, node.inputs[0], attrs)
     targets = int(attrs.get("n_targets", 1))
     forest = numbered(attrs, "target", targets, _COMBINES[how], dtypes.to_numpy(x.type.dtype).type)
@@ -112,7 +104,7 @@ def _tree_ensemble_regressor(g: GraphBuilder, node: Any) -> Node:
 
 @onnx_rule("TreeEnsemble", domain=ML)
 def _tree_ensemble(g: GraphBuilder, node: Any) -> Node:
-    attrs, how = node.attrs, _aggregate(node.attrs)
+    attrs, how = node.attrs, chosen(node.attrs, "aggregate_function", AGGREGATES, "SUM")
     given = node.inputs[0].type.dtype
     x = _features(g, node.inputs[0], attrs if given == "f64" else {})
     targets = int(attrs.get("n_targets", 1))
