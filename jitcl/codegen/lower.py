@@ -155,12 +155,10 @@ def logical_index(
     return (n, c, *logical), inside
 
 
-def lower(group: Group, name: str, *, half: bool | None = None,
-          stored: Container[Node] = ()) -> Lowered:
+def lower(group: Group, name: str, *, stored: Container[Node] = ()) -> Lowered:
     """The group's kernel: loops over the root's buffer, `parallel` and in memory order.
 
-    `half`: f16 tensors are computed in f16 (their sums in f32), else in f32; None: as the group
-    says. `stored`: members that are rounded to their type, as they are where a group is cut there.
+    `stored`: members that are rounded to their type, as they are where a group is cut there.
     """
     operands = group.operands
     names = {node: f"x{i}" for i, node in enumerate(operands)}
@@ -169,7 +167,7 @@ def lower(group: Group, name: str, *, half: bool | None = None,
     merged = merge_axes(group)
     types = (lambda n: merged[n]) if merged else (lambda n: n.type)
     out = types(group.root)
-    s = KernelBuilder(half=group.compute == "f16" if half is None else half)
+    s = KernelBuilder(half=group.compute == "f16")
     loads = Loads(s, group, names, types, stored)
     at = tuple(s.open("i", d, "parallel") for d in out.physical)
     opened = len(s.scopes) - 1

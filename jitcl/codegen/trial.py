@@ -211,7 +211,7 @@ class GroupTrial:
             return self.generic
         if any(k.template for k in self.plan.kernels) and self.group.anchor is not None:
             return lower(self.group, self.subject, stored=(self.group.anchor,))
-        return lower(self.group, self.subject, half=True)
+        return lower(dataclasses.replace(self.group, compute="f16"), self.subject)
 
     @forking.cached_property
     def _expected(self) -> tuple[str, Sample] | str:

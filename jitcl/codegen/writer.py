@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jitcl import dtypes
 from jitcl.codegen.hooks import CpuGroupHooks
@@ -39,7 +39,7 @@ class GroupKernels:
     lowered: Lowered | None = None
 
 
-Memo = dict[tuple[Group, str, bool], Lowered]    # the same kernel on most variants
+Memo = dict[tuple[Group, str], Lowered]    # the same kernel on most variants
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Writer:
         return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered)
 
     def _lowered(self, group: Group, name: str, memo: Memo) -> Lowered:
-        half = group.compute == "f16" and self.target.computes_f16
-        key = (group, name, half)
-        return memo.get(key) or memo.setdefault(key, lower(group, name, half=half))
+        if group.compute == "f16" and not self.target.computes_f16:
+            group = replace(group, compute="f32")
+        return memo.get((group, name)) or memo.setdefault((group, name), lower(group, name))
 
     def _first(self, templates: tuple[Writes[H], ...], hooks: H
                ) -> tuple[list[Emitted], str] | None:
