@@ -269,7 +269,7 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int) -> Kernel:
                     whole = E.load(f"part_{v.value}", (E.index(0),), _held(v.dtype))
                     body.append(Let(known[v.value], E.cast(whole, v.dtype)))
         elif isinstance(s, Store):
-            body.append(_by_first_lane(s, lane))
+            body.append(by_first(s, lane))
         else:
             body.append(s)
     lanes_loop = For(lane, "lane", tuple(body))
@@ -330,7 +330,8 @@ def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> list[Stmt]:
     return body
 
 
-def _by_first_lane(s: Store, lane: Expr) -> Store:
+def by_first(s: Store, lane: Expr) -> Store:
+    """A store by the first lane, or work-item, alone."""
     first = E.call("eq", lane, E.index(0))
     return replace(s, guard=first if s.guard is None else first & s.guard)
 
@@ -410,7 +411,7 @@ def _steps(body: Iterable[Stmt], lane: Expr, lanes: int) -> list[Stmt]:
         if isinstance(s, For) and s.kind == "parallel":
             out += [_part(s, lane, lanes), Barrier()]
         elif isinstance(s, Store):
-            out += [_by_first_lane(s, lane), Barrier()]
+            out += [by_first(s, lane), Barrier()]
         elif isinstance(s, For) and any(isinstance(x, Store) for x, _ in statements((s,))):
             out.append(For(s.var, s.kind, tuple(_steps(s.body, lane, lanes))))
         else:

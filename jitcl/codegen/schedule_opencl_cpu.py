@@ -19,7 +19,7 @@ from dataclasses import replace
 from jitcl.codegen.loops import Body
 from jitcl.codegen.render_numba import parallel_nest
 from jitcl.codegen.schedule_cpu import schedule_cpu
-from jitcl.codegen.schedule_gpu import in_turn, merge
+from jitcl.codegen.schedule_gpu import by_first, in_turn, merge
 from jitcl.codegen.vectorise import vectorise
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -68,11 +68,10 @@ def shared(kernel: Kernel, shares: int) -> Body:
 
 
 def _by_first_item(s: Stmt, item: Expr) -> Stmt:
-    first = E.call("eq", item, E.index(0))
     if isinstance(s, Store):
-        return replace(s, guard=first if s.guard is None else first & s.guard)
+        return by_first(s, item)
     assert isinstance(s, For)
-    end = E.call("select", first, E.index(s.extent), E.index(0))
+    end = E.call("select", E.call("eq", item, E.index(0)), E.index(s.extent), E.index(0))
     return replace(s, kind="loop", body=in_turn(s.body), end=end)
 
 
