@@ -151,12 +151,17 @@ def _layer_normalization(g: GraphBuilder, node: Any) -> Any:
     y = g.layer_norm(x, scale, *([bias] if bias is not None else []), axis=axis, epsilon=epsilon)
     if node.n_outputs == 1:
         return y
+    return (y, *statistics(g, x, axis, epsilon))
+
+
+def statistics(g: GraphBuilder, x: Node, axis: int, epsilon: float) -> tuple[Node, Node]:
+    """Mean and 1 / deviation over the axes from `axis` on, in the type that they are summed in."""
     axes = tuple(range(norm_axis(axis, x.type.rank), x.type.rank))
     wide_x = g.cast(x, to=stats_type(x.type.dtype))
     mean = g.reduce_mean(wide_x, axes=axes, keepdims=True)
     off = g.sub(wide_x, mean)
     var = g.reduce_mean(g.mul(off, off), axes=axes, keepdims=True)
-    return y, mean, g.reciprocal(g.sqrt(g.add(var, epsilon)))
+    return mean, g.reciprocal(g.sqrt(g.add(var, epsilon)))
 
 
 def _rms_norm_ref(x: Array, scale: Array, axis: int, epsilon: float) -> Array:

@@ -21,7 +21,7 @@ from jitcl.ops.contrib import (
     standard,
 )
 from jitcl.ops.core import norm_axis
-from jitcl.ops.normalisation import stats_type
+from jitcl.ops.normalisation import statistics, stats_type
 
 # ---- activations
 
@@ -243,11 +243,7 @@ def _skip_layer_norm(g: GraphBuilder, node: Any) -> Any:
     y = g.layer_norm(total, gamma, *([] if beta is None else [beta]), axis=-1, epsilon=epsilon)
     if node.n_outputs < 2:
         return y
-    wide = g.cast(total, to=stats_type(x.type.dtype))
-    mean = g.reduce_mean(wide, axes=(-1,), keepdims=True)
-    off = g.sub(wide, mean)
-    var = g.reduce_mean(g.mul(off, off), axes=(-1,), keepdims=True)
-    return (y, mean, g.reciprocal(g.sqrt(g.add(var, epsilon))), total)[:node.n_outputs]
+    return (y, *statistics(g, total, -1, epsilon), total)[:node.n_outputs]
 
 
 @microsoft("SkipSimplifiedLayerNormalization")
