@@ -259,7 +259,8 @@ def test_measures_of_a_difference():
 @pytest.mark.parametrize(("a", "b", "ulps"), [
     (np.float32(1), np.nextafter(np.float32(1), np.float32(2)), 1), (np.float32(-0.0), 0.0, 0),
     (np.float16(-6e-8), np.float16(6e-8), 2), (np.float64(-3), np.float64(3), None),
-    (np.int8(-128), np.int8(127), 255), (np.uint8(3), np.uint8(250), 247), (True, False, None)])
+    (np.int8(-128), np.int8(127), 255), (np.uint8(3), np.uint8(250), 247),
+    (np.uint64(1 << 63), np.uint64((1 << 63) - 1), 1), (True, False, None)])
 def test_units_in_the_last_place(a, b, ulps):
     a, b = np.asarray([a]), np.asarray([b], np.asarray(a).dtype)
     found = difference(a, b).ulps

@@ -107,7 +107,8 @@ def _ordered(x: np.ndarray, word: Any) -> np.ndarray:
 def _most(a: np.ndarray, b: np.ndarray) -> int:
     if not a.size:
         return 0
-    a, b = a.astype(np.int64), b.astype(np.int64)
+    if not a.dtype == b.dtype == np.uint64:
+        a, b = a.astype(np.int64), b.astype(np.int64)
     low, high = np.minimum(a, b).view(np.uint64), np.maximum(a, b).view(np.uint64)
     return int((high - low).max())              # unsigned: it may be more than an i64 holds
 
