@@ -234,11 +234,7 @@ class CpuExecutable:
         outputs are written to the arrays that this returns.
         """
         with self._lock:
-            if self._closed:
-                raise closed_error("cpu")
-            if shapes is not None:
-                self._resize(shapes)
-            self._take(arrays)
+            self._take(arrays, shapes)
             direct = {i: self._fresh(i) for i in self._direct}
             if self._count:
                 self._executor.run(self._job, self._threads())
@@ -249,10 +245,6 @@ class CpuExecutable:
                ) -> list[np.ndarray]:
         """As `Executable.repeat` says. Inputs and rows are copied."""
         with self._lock:
-            if self._closed:
-                raise closed_error("cpu")
-            if shapes is not None:
-                self._resize(shapes)
             rows = [np.ascontiguousarray(arrays[i]) for i in how.rows]
             first = list(arrays)
             for i, x in zip(how.rows, rows):
@@ -260,7 +252,7 @@ class CpuExecutable:
                     raise InputError(f"input '{self.plan.inputs[i].name}': got {len(x)} rows for "
                                      f"{how.runs} runs")
                 first[i] = x[0]
-            self._take(first)
+            self._take(first, shapes)
             for i, places in self._direct.items():
                 self._point(places, self._outputs[i].ctypes.data)
             views = [self._outputs[s] if s >= 0 else self._inputs[~s] for s in how.stacked]
@@ -323,8 +315,12 @@ class CpuExecutable:
                        {t.name: y for t, y in zip(plan.outputs, outputs)},
                        compute_between_copies if before or after else compute)
 
-    def _take(self, arrays: Sequence[np.ndarray]) -> None:
-        """Copy the inputs."""
+    def _take(self, arrays: Sequence[np.ndarray], shapes: Shapes | None = None) -> None:
+        """Copy the inputs, of these shapes."""
+        if self._closed:
+            raise closed_error("cpu")
+        if shapes is not None:
+            self._resize(shapes)
         if len(arrays) != len(self._inputs):
             raise InputError(f"the plan has {len(self._inputs)} inputs, got {len(arrays)} arrays")
         for spec, view, array in zip(self.plan.inputs, self._inputs, arrays):
@@ -343,8 +339,6 @@ class CpuExecutable:
         """Seconds of each step (the least of `repeats` runs of the whole plan, step by step)."""
         best = [float("inf")] * self._count
         with self._lock:
-            if self._closed:
-                raise closed_error("cpu")
             jobs = [Job(self._steps[i : i + 1], self._short) for i in range(self._count)]
             for _ in range(repeats):
                 self._take(arrays)
@@ -376,6 +370,4 @@ class CpuExecutable:
             self._closed = True
             for held in (self._slots, self._memory, self._inputs, self._outputs):
                 held.clear()
-            self._args = self._steps = np.empty(0, np.int64)
-            self._fields, self._kernels = self._args.data, LoadedKernels(None, [], {})
-            self._job, self._count, self._direct = Job(self._steps, True), 0, {}
+            self._kernels = LoadedKernels(None, [], {})
