@@ -251,11 +251,12 @@ class Model(Calls):
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
         """
-        arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
-        binding, checks = (special.executable.bind(), special.checks) if special else (None, ())
-        bound = Bound(self, arrays, binding, checks)
-        self._bound.add(bound)
-        return bound
+        with self._lock:                        # `close` finds nothing of it, or all
+            arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
+            binding, checks = (special.executable.bind(), special.checks) if special else (None, ())
+            bound = Bound(self, arrays, binding, checks)
+            self._bound.add(bound)
+            return bound
 
     @telling
     def prepare(self, shapes: Shapes) -> None:
