@@ -70,8 +70,17 @@ def test_a_pool_that_is_full():
     assert not pool.is_ready()
     with pytest.raises(jitcl.BusyError, match="all 2 jobs of the pool are under way"):
         pool.start_async(feeds(2), timeout=0.01)
+    for odd in (-1, "1", float("nan")):
+        with pytest.raises(jitcl.OptionError, match="timeout: got .*, wanted seconds from 0 up"):
+            pool.start_async(feeds(2), timeout=odd)
+    submit, left = gate.model.submit, []
+    gate.model.submit = lambda feeds, timeout: left.append(timeout) or submit(feeds)
     threading.Timer(0.05, gate.open.set).start()
-    assert pool.start_async(feeds(2)).result()["y"].shape == (8, 64)
+    assert pool.start_async(feeds(2), timeout=60).result()["y"].shape == (8, 64)
+    for timeout in (None, 0, float("inf")):
+        pool.wait_all()
+        pool.start_async(feeds(2), timeout=timeout)
+    assert 0 < left[0] <= 59.96 and left[1:3] == [None, 0] and left[3] > 1e6
     pool.wait_all()
 
 
@@ -198,6 +207,24 @@ def test_a_closed_model_holds_nothing_of_what_was_made_of_it(use):
         with pytest.raises(jitcl.ClosedError, match="model dropped: this model was closed"):
             call()
     assert jitcl.memory_stats() == before
+
+
+def test_what_is_bound_while_the_model_is_closed():
+    """`close` waits for it, and then closes it, too."""
+    model = jitcl.compile(jitcl.parse(TEXT), device="cpu")
+    executable, thread = model.last.executable, threading.Thread(target=model.close)
+    bind = executable.bind
+
+    def slow():
+        thread.start()
+        thread.join(0.2)
+        return bind()
+
+    executable.bind = slow
+    bound = model.bind()
+    thread.join()
+    with pytest.raises(jitcl.ClosedError, match="model g, bound: this model was closed"):
+        bound.run()
 
 
 @pytest.mark.parametrize("device", [s for s in present() if s.startswith("opencl")])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,15 @@ def strict_of(given: Any) -> bool:
     if type(given).__name__ in ("bool", "bool_"):
         return bool(given)
     raise OptionError(f"strict: got {shown(given)}, wanted True or False")
+
+
+def timeout_of(given: Any) -> float | None:
+    """Seconds that can be waited; OptionError unless it is a number from 0 up, or None."""
+    if given is None:
+        return None
+    if isinstance(given, (int, float)) and given >= 0:
+        return min(float(given), threading.TIMEOUT_MAX)
+    raise OptionError(f"timeout: got {shown(given)}, wanted seconds from 0 up, or None")
 
 
 def tally_of(given: Any) -> Tally:

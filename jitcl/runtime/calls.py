@@ -10,7 +10,8 @@ import numpy as np
 
 from jitcl import forking
 from jitcl.devices.shortage import telling
-from jitcl.errors import InputError, OptionError, closed_error
+from jitcl.errors import InputError, closed_error
+from jitcl.runtime.arguments import timeout_of
 from jitcl.runtime.bound import not_bound
 from jitcl.runtime.inputs import check_feeds, fixed_shapes
 from jitcl.runtime.source import Tensor
@@ -65,14 +66,13 @@ class Calls(ABC):
         Raises InputError, BusyError (no room within `timeout`), ClosedError. All else (compiling,
         for shapes that are new, and the driver) is raised by result().
         """
-        if not (timeout is None or (isinstance(timeout, (int, float)) and timeout >= 0)):
-            raise OptionError(f"timeout: got {timeout!r}, wanted seconds from 0 up, or None")
+        seconds = timeout_of(timeout)
         self._check_open()
         copies = own(check_feeds(self.inputs, feeds))
         from jitcl.runtime.submitted import Run
 
         run = Run(self.called, lambda: self.run(copies), size(copies))
-        self._runs().put(run, None if timeout is None else float(timeout))
+        self._runs().put(run, seconds)
         return run
 
     def close(self, *, cancel_queued: bool = False) -> None:

@@ -10,6 +10,7 @@ pool.wait_all()
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl import forking
 from jitcl.errors import BusyError, JitclError, OptionError
+from jitcl.runtime.arguments import timeout_of
 from jitcl.runtime.submitted import Run, called_back
 
 if TYPE_CHECKING:
@@ -74,18 +76,20 @@ class Pool:
 
     def start_async(self, feeds: Mapping[str, Any], userdata: Any = None, *,
                     timeout: float | None = None) -> Run:
-        """`Model.submit` in the next place that is idle. Waits for one, `timeout` seconds at most,
-        and in a callback not at all: then raises BusyError.
+        """`Model.submit` in the next place that is idle. Waits for one, `timeout` seconds at most
+        with what `submit` waits, and in a callback not at all: then raises BusyError.
         """
+        seconds, begin = timeout_of(timeout), time.monotonic()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._idle, 0 if called_back() else timeout):
+            if not self._changed.wait_for(lambda: self._idle, 0 if called_back() else seconds):
                 raise BusyError(
                     f"{self.model.called}: all {len(self)} jobs of the pool are under way"
                     f"{', and a callback does not wait' if called_back() else ''}\n"
                     "  Use more jobs, or wait longer.")
             job = self._idle.popleft()
         try:
-            run = self.model.submit(feeds, timeout=timeout)
+            left = seconds and max(0.0, begin + seconds - time.monotonic())
+            run = self.model.submit(feeds, timeout=left)
         except BaseException:
             self._end(job)
             raise
