@@ -133,19 +133,18 @@ class _Record:
 
     def fields(self, tally: Tally) -> dict[str, Any]:
         """Fields of Target, from the file; a missing or damaged one is made by probing."""
-        fields = self._read()
-        if fields is not None:
-            return fields
-        with self._locked():                # another process may be probing just now
-            fields = self._read()
-            return fields_of(self.ask(tally)) if fields is None else fields
+        kept = self._read()
+        if kept is None:
+            with self._locked():            # another process may be probing just now
+                kept = self._read()
+                if kept is None:
+                    return fields_of(self.ask(tally))
+        return kept[0]
 
     def kept(self) -> list[dict[str, Any]]:
         """The answers in the file, as JSON values."""
-        if self._read() is None:
-            return []
-        found: list[dict[str, Any]] = json.loads(ownership.read(self.path))["answers"]
-        return found
+        _, answers = self._read() or ({}, [])
+        return answers
 
     def ask(self, tally: Tally) -> list[Answer]:
         """Probe, and keep the answers."""
@@ -171,11 +170,12 @@ class _Record:
                      "fields": fields_of(answers), "answers": [a.as_dict() for a in answers]})
         return answers
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+        """(fields of Target, answers)."""
         try:
             kept = json.loads(ownership.read(self.path))
             if kept["key"] == self.key and kept["version"] == VERSION:
-                return _checked(kept["fields"])
+                return _checked(kept["fields"]), kept["answers"]
         except FileNotFoundError:
             log.debug("%s has not been probed yet", self.found)
         except (OSError, ValueError, KeyError, TypeError) as error:
