@@ -275,6 +275,7 @@ ABLE = Target("opencl", "test", fp16_arithmetic=True)
 
 @pytest.mark.parametrize(("target", "precision", "computes"), [
     (ABLE, "low", True), (ABLE, "normal", False), (ABLE, "high", False),
+    (dataclasses.replace(ABLE, soft_half=True), "low", False),
     (Target("opencl", "test"), "low", False), (TARGET, "low", False)])
 def test_half_arithmetic_is_for_low_where_the_device_has_it(
         target: Target, precision: str, computes: bool) -> None:

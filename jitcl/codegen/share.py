@@ -10,12 +10,12 @@ the first use.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
+from jitcl.codegen.loops import inside, rewrite
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
-    Accum,
-    Assign,
     For,
     Kernel,
     Let,
@@ -46,20 +46,20 @@ class _Sharer:
     def __init__(self, kernel: Kernel, changing: frozenset[str], addresses: bool) -> None:
         self.count = 0
         self.changing, self.addresses = changing | scanned(kernel), addresses
-        self.changed = {v.value for s in _all(kernel.body) for v in mutated(s)}
+        self.changed = {v.value for s in inside(kernel.body) for v in mutated(s)}
 
     def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """Name what is used twice in this block or loops inside it, and does not vary there."""
         uses: Counter[Expr] = Counter()
         seen: set[Expr] = set()
-        for stmt in _all(body):
+        for stmt in inside(body):
             for e in expressions(stmt):
                 uses[e] += 1
                 for sub in () if e in seen else E.walk(e):
                     if sub not in seen:
                         seen.add(sub)
                         uses.update(sub.args)
-        inner = {s.var.value for s in _all(body) if isinstance(s, For)}
+        inner = {s.var.value for s in inside(body) if isinstance(s, For)}
         deep = {v for s in body if isinstance(s, For) for v in _declared(s.body)}
         names: dict[Expr, Expr] = {}
         out: list[Stmt] = []
@@ -72,8 +72,9 @@ class _Sharer:
                 self.count += 1
                 names[e] = name
                 out.append(Let(name, value))
-            stale = {v.value for s in _all((stmt,)) for v in mutated(s)}
-            stmt = _rewrite(stmt, names)
+            stale = {v.value for s in inside((stmt,)) for v in mutated(s)}
+            if names:
+                stmt = rewrite(stmt, partial(replace, names=names))
             names = {e: name for e, name in names.items() if not e.free & stale}
             if isinstance(stmt, For):
                 stmt = For(stmt.var, stmt.kind, self.block(stmt.body))
@@ -83,7 +84,7 @@ class _Sharer:
     def _candidates(self, stmt: Stmt, uses: Counter[Expr], varying: set[str]) -> list[Expr]:
         """Subexpressions of the statement that deserve a name in this block, operands first."""
         found: dict[Expr, None] = {}
-        for s in _all((stmt,)):
+        for s in inside((stmt,)):
             if isinstance(s, Store) and s.guard is not None:
                 continue                     # its loads are safe behind the guard only
             for e in expressions(s):
@@ -107,37 +108,8 @@ class _Sharer:
             e.op != "load" or e.value not in self.changing for e in E.walk(x))
 
 
-def _all(body: tuple[Stmt, ...]) -> list[Stmt]:
-    found: list[Stmt] = []
-    stack = list(reversed(body))
-    while stack:
-        stmt = stack.pop()
-        found.append(stmt)
-        if isinstance(stmt, For):
-            stack.extend(reversed(stmt.body))
-    return found
-
-
 def _declared(body: tuple[Stmt, ...]) -> set[str]:
-    return {s.var.value for s in _all(body) if isinstance(s, (For, Let))}
-
-
-def _rewrite(stmt: Stmt, names: dict[Expr, Expr]) -> Stmt:
-    if not names:
-        return stmt
-    if isinstance(stmt, For):
-        return For(stmt.var, stmt.kind, tuple(_rewrite(s, names) for s in stmt.body))
-    if isinstance(stmt, Let):
-        return Let(stmt.var, replace(stmt.value, names))
-    if isinstance(stmt, Accum):
-        return Accum(stmt.var, stmt.combine, replace(stmt.value, names))
-    if isinstance(stmt, Assign):
-        return Assign(stmt.vars, tuple(replace(e, names) for e in stmt.values))
-    if isinstance(stmt, Store):
-        guard = None if stmt.guard is None else replace(stmt.guard, names)
-        at = tuple(replace(i, names) for i in stmt.indices)
-        return Store(stmt.buffer, at, replace(stmt.value, names), guard)
-    return stmt
+    return {s.var.value for s in inside(body) if isinstance(s, (For, Let))}
 
 
 def replace(x: Expr, names: dict[Expr, Expr]) -> Expr:

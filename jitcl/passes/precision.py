@@ -92,7 +92,7 @@ def assign_precision(graph: Graph, groups: Sequence[Group], target: Target, prec
         log.warning("precision=%s: device '%s' cannot store f16; tensors stay f32",
                     precision, target.name)
         return graph, list(groups)
-    half = precision == "low" and target.kind == "opencl" and target.fp16_arithmetic
+    half = precision == "low" and target.kind == "opencl" and target.computes_f16
     return _Assigner(graph, groups, half).run()
 
 

@@ -34,7 +34,7 @@ def _not_stored(target: Target) -> str:
 def _not_computed(plan: Plan, target: Target) -> str:
     if target.kind != "opencl":
         return f"'{target.kind}' computes f16 in f32"
-    if not target.fp16_arithmetic:
+    if not target.computes_f16:
         return f"device '{target.name}' has no f16 arithmetic, or its driver gets it wrong"
     if any(step.variant for step in plan.steps):
         return "the driver failed on kernels that compute in f16"
