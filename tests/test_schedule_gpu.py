@@ -33,7 +33,11 @@ CPU_DEVICE = dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_wi
                                  local_is_real=False)
 TARGETS = {"mali-g52": find_profile("mali-g52").target,
            "mali-g610": find_profile("mali-g610").target,
-           "adreno-740": find_profile("adreno-740").target, "h200": H200, "pocl": CPU_DEVICE}
+           "adreno-740": find_profile("adreno-740").target, "h200": H200, "pocl": CPU_DEVICE,
+           "vectors": dataclasses.replace(H200, compute_units=0, fp16_arithmetic=True)}
+
+
+SCALARS = dataclasses.replace(H200, max_vector_width=1)
 
 
 def scheduled(text: str, target: Target = H200) -> str:
@@ -103,19 +107,60 @@ def test_axes_are_no_longer_than_drivers_take() -> None:
     assert "for p_a < 700000 @item" in scheduled("""
 kernel @k(in x: f32[70000,10], out y: f32[70000,10]) {
   for a < 70000 @parallel { for b < 10 @parallel { y[a, b] = x[a, b] } }
-}""")
+}""", SCALARS)
 
 
 def test_of_very_many_elements_a_work_item_takes_several() -> None:
     assert scheduled("""
-kernel @k(in x: f32[16000000], out y: f32[16000000]) {
-  for i < 16000000 @parallel { y[i] = x[i] * 2.0 }
+kernel @k(in x: f32[64000000], out y: f32[64000000]) {
+  for i < 64000000 @parallel { y[i] = x[i] * 2.0 }
 }""") == """\
   for first_i < 2000000 @item {
     for i < 16000000 @loop from first_i by 2000000 {
-      y[i] = x[i] * 2.0
+      for lane < 4 @vec {
+        y[i * 4 + lane] = x[i * 4 + lane] * 2.0
+      }
     }
   }"""
+
+
+def test_what_lies_side_by_side_are_vectors() -> None:
+    assert scheduled("""
+kernel @k(in x: f32[300,1200], in b: f32[1200], in c: f32[300], out y: f16[300,1200]) {
+  for i < 300 @parallel { for j < 1200 @parallel { y[i, j] = f16(x[i, j] + b[j] * c[i]) } }
+}""") == """\
+  for i < 300 @item {
+    for j < 300 @item {
+      for lane < 4 @vec {
+        y[i * 1200 + j * 4 + lane] = f16(x[i * 1200 + j * 4 + lane] + b[j * 4 + lane] * c[i])
+      }
+    }
+  }"""
+
+
+@pytest.mark.parametrize(("why", "statement"), {
+    "unaligned": "y[i, j] = x[i, j + 1]",
+    "backwards": "y[i, j] = x[i, 1199 - j]",
+    "a column": "y[i, j] = x[j, i]",
+    "a guard that differs": "y[i, j] = x[i, j] if j < 1199",
+    "integers": "z[i, j] = 1",
+}.items())
+def test_what_is_no_vector(why: str, statement: str) -> None:
+    out = "out z: i32" if why == "integers" else "out y: f32"
+    text = scheduled(f"""
+kernel @k(in x: f32[1200,1204], {out}[300,1200]) {{
+  for i < 300 @parallel {{ for j < 1200 @parallel {{ {statement} }} }}
+}}""")
+    assert "@vec" not in text and "@item" in text
+
+
+def test_too_few_are_no_vectors() -> None:
+    text = """
+kernel @k(in x: f32[4096], out y: f32[4096]) { for i < 4096 @parallel { y[i] = x[i] * 2.0 } }"""
+    assert "@vec" not in scheduled(text)
+    small = dataclasses.replace(H200, compute_units=2)
+    assert "for p < 1024 @item" in scheduled(text, small).replace("for i <", "for p <")
+    assert "@vec" not in scheduled(text, dataclasses.replace(small, max_vector_width=1))
 
 
 ROW = """

@@ -3,8 +3,8 @@
 Conversions are calls of convert_*, never casts between floats and integers (some Mali compilers
 get those wrong); literals carry their type; halves are read and written by vload_half and
 vstore_half, so that no half arithmetic is needed (a kernel that has some uses the type half
-throughout: precision "low" where the device can); no pointer is cast, no private array is
-indexed. Index arithmetic is `int` unless a buffer needs more.
+throughout: precision "low" where the device can); no pointer is cast but to an aligned vector's, no
+private array is indexed. Index arithmetic is `int` unless a buffer needs more.
 """
 
 from __future__ import annotations

@@ -199,8 +199,19 @@ def _body(name: str) -> str:
 
 
 def _vector_body(name: str, op: str, dtype: str) -> str:
-    """max and min of vectors: "max_f32x16"; conversions of lanes one by one: "to_f16x4"."""
+    """max and min of vectors: "max_f32x16"; conversions of lanes one by one: "to_f16x4"; halves
+    that are moved at once, where vload_half4 makes four accesses (Mali, Adreno): "load_f16x4".
+    """
     scalar, _, n = dtype.partition("x")
+    if op == "load":
+        return (f"float{n} jitcl_{name}(__global const half *p)\n{{\n"
+                f"    ushort{n} bits = *(__global const ushort{n} *)p;\n"
+                f"    return vload_half{n}(0, (const half *)&bits);\n}}")
+    if op == "store":
+        return (f"void jitcl_{name}(float{n} a, __global half *p)\n{{\n"
+                f"    ushort{n} bits;\n"
+                f"    vstore_half{n}_rte(a, 0, (half *)&bits);\n"
+                f"    *(__global ushort{n} *)p = bits;\n}}")
     if op in ("to", "from"):
         source, result = ("float", "ushort") if op == "to" else ("ushort", "float")
         each = ", ".join(f"jitcl_{op}_f16(a.s{k:x})" for k in range(int(n)))

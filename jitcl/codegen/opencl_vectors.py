@@ -39,6 +39,7 @@ class VectorRenderer(ExpressionRenderer):
     lane: Expr | None = None
     width = 1
     wide: frozenset[str] = frozenset()           # the lane, and variables that differ with it
+    aligned = False                              # vectors in global memory are (verified)
 
     def spread(self, body: tuple[Stmt, ...], lane: Expr, wide: tuple[str, ...] = ()) -> None:
         """From here on `lane` is spread over vectors, and so are variables that depend on it."""
@@ -160,19 +161,38 @@ class VectorRenderer(ExpressionRenderer):
         self.read.add(buffer)
         if dtype == "f16" and self.soft_half:
             self.helpers["from_f16"] = None
-            return self.call_helper(f"from_f16x{w}", f"vload{w}(0, {buffer} + {at})")[0]
-        name = "vload_half" if dtype == "f16" and not self.half else "vload"
-        return f"{name}{w}(0, {buffer} + {at})"
+            return self.call_helper(f"from_f16x{w}", self._neighbours(buffer, at, "ushort"))[0]
+        if dtype == "f16" and not self.half:
+            if self._direct(buffer):
+                return self.call_helper(f"load_f16x{w}", f"{buffer} + {at}")[0]
+            return f"vload_half{w}(0, {buffer} + {at})"
+        return self._neighbours(buffer, at, "half" if dtype == "f16" else "float")
 
     def write_vector(self, buffer: str, at: str, value: str) -> str:
-        """The call that stores a vector's lanes side by side in a buffer of f32 or f16."""
+        """What stores a vector's lanes side by side in a buffer of f32 or f16."""
         dtype, w = self._checked(buffer), self.width
+        kind = "half" if dtype == "f16" else "float"
         if dtype == "f16" and self.soft_half:
             self.helpers["to_f16"] = None
-            value = self.call_helper(f"to_f16x{w}", value)[0]
+            value, kind = self.call_helper(f"to_f16x{w}", value)[0], "ushort"
         elif dtype == "f16" and not self.half:
+            if self._direct(buffer):
+                return self.call_helper(f"store_f16x{w}", value, f"{buffer} + {at}")[0]
             return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
+        if self._direct(buffer):
+            return f"*(__global {kind}{w} *)({buffer} + {at}) = {value}"
         return f"vstore{w}({value}, 0, {buffer} + {at})"
+
+    def _neighbours(self, buffer: str, at: str, kind: str) -> str:
+        """One access through a pointer to vectors, where they are aligned: compilers for Mali and
+        Adreno make `width` of vload4, which promises the alignment of an element only.
+        """
+        if self._direct(buffer):
+            return f"*(__global const {kind}{self.width} *)({buffer} + {at})"
+        return f"vload{self.width}(0, {buffer} + {at})"
+
+    def _direct(self, buffer: str) -> bool:
+        return self.aligned and all(b.name != buffer for b in self.kernel.arrays)
 
     def _checked(self, buffer: str) -> str:
         dtype = self.stored[buffer]

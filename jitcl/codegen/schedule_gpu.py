@@ -5,6 +5,12 @@ elements   one element of the output a work-item (of millions, several, a stride
     for i < 64 @parallel { for j < 100 @parallel { y[i, j] = x[i, j] + b[j] } }
     =>  for i < 64 @item { for j < 100 @item { y[i, j] = x[i, j] + b[j] } }
 
+vectors    where all that is touched lies side by side and is aligned, and there is enough of it:
+           several elements a work-item
+
+    for i < 4000 @parallel { y[i] = x[i] * 2.0 }
+    =>  for i < 1000 @item { for lane < 4 @vec { y[i * 4 + lane] = x[i * 4 + lane] * 2.0 } }
+
 rows       one row a work-group: its lanes share reductions, and the loops over the row's elements
 
     for i < 64 @parallel { let acc = 0.0  for r < 100 @loop { acc add= x[i, r] }  y[i] = acc }
@@ -33,9 +39,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from jitcl import dtypes
-from jitcl.codegen.loops import Body, inline_lets, nest_of, renamed
+from jitcl.codegen.loops import Body, flatten, inline_lets, merge_loops, nest_of, renamed
 from jitcl.codegen.render import flat
 from jitcl.codegen.share import share
+from jitcl.codegen.vectorise import has_form
+from jitcl.errors import VerifyError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
@@ -54,6 +62,7 @@ from jitcl.ir.kernel import (
     statements,
 )
 from jitcl.ir.scalar import identity
+from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
 
 AXES = 3               # of an NDRange
@@ -62,6 +71,8 @@ ROW_GROUP = 256        # lanes that share a row, at most
 SMALL_GROUP = 64       # where local memory is emulated (Mali): reductions in small groups
 FEWEST = 32            # lanes: less than a GPU runs in step anyway
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
+VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
+ITEMS = 512            # work-items a compute unit: with fewer, vectors would leave it idle
 STRIDES = 8            # as much as moving it, and a million work-items still fill any GPU
 LONG = 64              # terms of a reduction that are worth sharing
 ROWS = 4096            # with fewer rows, work-items would be idle without sharing
@@ -81,20 +92,23 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
         return chains(kernel, nest, inner, min(ROW_GROUP, target.max_work_group))
     lanes = min(most, target.reduction_group, target.max_work_group)
     lanes = row_lanes(kernel, nest, inner, lanes) if target.local_works else 0
-    return rows(kernel, nest, inner, lanes) if lanes else elements(kernel, nest, inner, target)
+    if lanes:
+        return rows(kernel, nest, inner, lanes)
+    return vectors(kernel, target) or elements(kernel, nest, inner, target)
 
 
-def parallel_nest(kernel: Kernel) -> tuple[list[For], Body]:
+def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Body]:
     """The outer independent loops, and what stands inside them.
 
     Values that were named between the loops move into the innermost, so that the nest is perfect.
+    `addresses`: sums and products of indices are named, too.
     """
     nest: list[For] = []
     body = inline_lets(kernel.body)
     while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
         nest.append(body[0])
         body = body[0].body
-    return nest, share(Kernel(kernel.name, kernel.buffers, body)).body
+    return nest, share(Kernel(kernel.name, kernel.buffers, body), addresses=addresses).body
 
 
 # ---- loops as axes of the NDRange
@@ -217,10 +231,37 @@ def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Ke
     return replace(kernel, body=spread(starts, "item", inner, fewest_idle(starts, target)))
 
 
+def vectors(kernel: Kernel, target: Target) -> Kernel | None:
+    """The elements of a kernel without loops of its own as aligned vectors; None where they are
+    none, or too few.
+    """
+    width = min(VECTOR, target.max_vector_width)
+    kernel = flatten(kernel)
+    body = merge_loops(inline_lets(kernel.body), itertools.count())
+    nest, inner = parallel_nest(replace(kernel, body=body), addresses=False)
+    most = math.prod(f.extent for f in nest)
+    if width < VECTOR or not nest or nest[-1].extent % width or (
+            most // width < ITEMS * target.compute_units) or any(
+            isinstance(s, For) for s in inner):
+        return None
+    last, lane = nest[-1].var, E.var(LANE, extent=width)
+    item = E.var(last.value, extent=nest[-1].extent // width)
+    vec = For(lane, "vec", tuple(renamed(s, {last.value: item * width + lane}) for s in inner))
+    nest = [*nest[:-1], For(item, "parallel", ())]
+    done = elements(kernel, nest, (vec,), target)
+    if not has_form(kernel, vec, target, aligned=True):
+        return None
+    try:
+        verify_schedule(done)
+    except VerifyError:                      # some access is not aligned, or lies apart
+        return None
+    return done
+
+
 def in_turn(body: Body) -> Body:
     """Loops as sequential ones."""
-    return tuple(replace(s, kind="loop", body=in_turn(s.body)) if isinstance(s, For) else s
-                 for s in body)
+    return tuple(replace(s, kind="vec" if s.kind == "vec" else "loop", body=in_turn(s.body))
+                 if isinstance(s, For) else s for s in body)
 
 
 # ---- rows

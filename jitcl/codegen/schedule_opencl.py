@@ -1,7 +1,7 @@
 """Generated loops on an OpenCL device: scheduled, rendered, with their launch.
 
 a CPU device     one work-item a group, each with its share of the loops (schedule_opencl_cpu)
-a GPU            elements, rows or chains (schedule_gpu)
+a GPU            elements, rows or chains (schedule_gpu); vectors are aligned
 """
 
 from __future__ import annotations
@@ -55,4 +55,5 @@ def rendered(kernel: Kernel, target: Target) -> Scheduled:
         local = group_of_items(extents, target)
         sizes = tuple(-(-n // m) * m for n, m in zip(extents, local))
     r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
+    r.aligned = target.device_type != "cpu"
     return Scheduled(r.scheduled(local), sizes, local)

@@ -29,9 +29,10 @@ def vectorise(kernel: Kernel, target: Target) -> Kernel:
     return _Vectors(kernel, target).kernel()
 
 
-def has_form(kernel: Kernel, loop: For, target: Target) -> bool:
+def has_form(kernel: Kernel, loop: For, target: Target, aligned: bool) -> bool:
     """Whether a `vec` loop can be written as vectors."""
     r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
+    r.aligned = aligned
     try:
         r.stmt(loop, 0)
     except NotVectorisable:
@@ -99,7 +100,7 @@ class _Vectors:
             before = [Let(start, low), Let(whole, start + count * w)]
             v, outer = self.lanes(loop, loop.extent - w + 1, loop.body, start, whole)
         outer = replace(outer, body=(For(v, "vec", outer.body),))
-        if not has_form(self.old, outer, self.target):
+        if not has_form(self.old, outer, self.target, False):
             return (loop,)
         done = whole.is_const and high.is_const and whole.value == high.value
         rest = () if done else (replace(loop, first=whole),)
@@ -120,7 +121,7 @@ class _Vectors:
             outer,
             *(Store(parts[s.var.value].name, (v,), own[s.var.value]) for s in sums)))
         kernel = replace(self.old, arrays=(*self.arrays, *parts.values()))
-        if not has_form(kernel, vec, self.target):
+        if not has_form(kernel, vec, self.target, False):
             return (loop,)
         self.arrays += parts.values()
         joins = [j for s in sums for j in self.join(s, parts[s.var.value].name)]
