@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba.core import codegen, compiler, cpu, registry, types
+from numba.core import codegen, compiler, cpu, types
 from numba.core.compiler_machinery import PassManager
 from numba.core.typed_passes import (
     IRLegalization,
@@ -26,6 +26,7 @@ from numba.core.typed_passes import (
 from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
 from jitcl.devices.cpu import host, vector  # noqa: F401  (registers the types that kernels use)
+from jitcl.devices.cpu.numba_parts import Lowering, Typing
 from jitcl.errors import BuildError
 from jitcl.ir.scalar import SCALARS
 
@@ -80,9 +81,9 @@ class _Codegen(codegen.CPUCodegen):
         pass
 
 
-class _Context(cpu.CPUContext):
+class _Context(Lowering):
     def init(self) -> None:
-        self.is32bit = False
+        super().init()
         self._internal_codegen = _Codegen("jitcl")
 
     def get_executable(self, library: Any, fndesc: Any, env: Any) -> None:
@@ -91,11 +92,11 @@ class _Context(cpu.CPUContext):
 
 @functools.cache
 def _context(absent: str = "") -> tuple[Any, Any]:
-    """Numba's typing context and our target context, with all implementations loaded, for a
-    machine without a feature; to be called within `host.without(absent)`.
+    """(typing context, target context) with all implementations loaded, for a machine without a
+    feature; to be called within `host.without(absent)`.
     """
     assert absent == host.absent()
-    typing = registry.cpu_target.typing_context
+    typing = Typing()
     typing.refresh()
     context = _Context(typing)
     context.refresh()

@@ -7,9 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
 from jitcl.devices.cpu.emit import I32, I64, constant, declare
+from jitcl.devices.cpu.numba_parts import intrinsic
 
 i64 = types.int64
 __all__ = [

@@ -13,11 +13,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
 from jitcl.devices.cpu import elementary
 from jitcl.devices.cpu.convert import cast_value
 from jitcl.devices.cpu.emit import F32, Emit, constant, declare, mangle, splat
+from jitcl.devices.cpu.numba_parts import intrinsic
 from jitcl.devices.cpu.vtypes import Vector, element_type, lanes_of, with_element
 from jitcl.ir.scalar import SCALARS
 

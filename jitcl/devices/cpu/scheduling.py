@@ -8,8 +8,8 @@ import platform
 from typing import Any
 
 from llvmlite import ir
-from numba.extending import intrinsic
 
+from jitcl.devices.cpu.numba_parts import intrinsic
 from jitcl.devices.cpu.vtypes import lanes_of
 
 __all__ = ["in_memory", "in_order"]

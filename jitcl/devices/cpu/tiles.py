@@ -17,9 +17,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from jitcl.devices.cpu.emit import F32, I8, I32, I64, Emit, constant, declare, mangle, splat
+from jitcl.devices.cpu.numba_parts import intrinsic
 from jitcl.devices.cpu.vector import load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 

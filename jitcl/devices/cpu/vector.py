@@ -27,7 +27,6 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic
 
 from jitcl import dtypes
 from jitcl.devices.cpu.convert import cast_value, from_storage, to_storage
@@ -42,6 +41,7 @@ from jitcl.devices.cpu.emit import (
 from jitcl.devices.cpu.emit import (
     splat as emit_splat,
 )
+from jitcl.devices.cpu.numba_parts import intrinsic
 from jitcl.devices.cpu.operations import OPERATIONS, REDUCE, TABLE
 from jitcl.devices.cpu.vtypes import (
     DTYPES,
