@@ -25,10 +25,11 @@ class _Function:
     """What stands for an intrinsic in kernel text."""
 
     def __init__(self, definition: Callable[..., Any]) -> None:
+        self.__name__ = definition.__name__
         update_wrapper(self, definition)
 
     def __call__(self, *args: Any) -> Any:
-        raise NotImplementedError(f"{self.__name__} can be called in kernels only")  # type: ignore[attr-defined]
+        raise NotImplementedError(f"{self.__name__} can be called in kernels only")
 
 
 def intrinsic(definition: Callable[..., tuple[Any, Codegen]] | None = None, *,
@@ -48,7 +49,7 @@ def intrinsic(definition: Callable[..., tuple[Any, Codegen]] | None = None, *,
         return typed[args]
 
     members = {"key": function, "generic": generic, "prefer_literal": prefer_literal}
-    template = type(function.__name__, (AbstractTemplate,), members)  # type: ignore[attr-defined]
+    template = type(function.__name__, (AbstractTemplate,), members)
     infer_global(function, types.Function(template))
     return function
 
