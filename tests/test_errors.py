@@ -253,7 +253,7 @@ def test_a_tensor_that_is_too_large_for_the_device():
 @pytest.mark.parametrize("limit", ["global_memory", "max_allocation"])
 def test_a_tensor_that_is_too_large_for_an_opencl_device(limit):
     small = open_device("opencl:pocl")
-    small.target = dataclasses.replace(small.target, **{limit: 1 << 30})
+    small.session.target = dataclasses.replace(small.target, **{limit: 1 << 30})
     data = model(make_node("Expand", ["x", "s"], ["y"]), x=[1],
                  s=(I64, [2], [30_000, 25_000]))
     # strict: else the whole model runs on the CPU, and the user is told

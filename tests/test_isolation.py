@@ -236,7 +236,7 @@ def test_wrong_results_are_faults_and_are_not_kept(found, mode):
     assert (fault.entry, fault.stage, fault.kind) == ("double_1", "check", "wrong")
     assert fault.signature == "element 7: got 1, wanted 2" and "more" in fault.log
     kept = {k for (kind, k), data in cache.data.items() if kind == KERNEL_KIND and b"by" in data}
-    assert kept == {device.store.key(SQUARE)}
+    assert kept == {device.session.store.key(SQUARE)}
     with config.override(checks=False):
         opened(found).load(plan, Memory(), options=LoadOptions(mode, trials)).run([X])
 
@@ -372,7 +372,7 @@ def test_a_trial_of_trusted_and_other_kernels_runs_once(found):
     trial = Compared(chain(DOUBLE, other))
     device.load(chain(DOUBLE, other), Memory(), options=LoadOptions("untrusted", (trial,)))
     assert len(trial.seen) == 1
-    assert device.store.checked == {device.store.key(k) for k in (DOUBLE, other)}
+    assert device.session.store.checked == {device.session.store.key(k) for k in (DOUBLE, other)}
 
 
 @pytest.mark.parametrize("mode", ["untrusted", "always"])
@@ -434,7 +434,7 @@ try:
     device.load(plan, options=LoadOptions("untrusted"))
 except KernelFault as error:
     print(error)
-print(isolated(device.found).started, "workers")
+print(isolated(device.session.found).started, "workers")
 for fault in device.faults.faults:
     print(fault.kind, fault.stage, fault.entry, "vec16" in fault.features, fault.signature)
 """

@@ -169,11 +169,11 @@ def test_scalars_and_small_types(device):
 
 def test_second_device_builds_nothing(device):
     cache = Memory()
-    first = open_device(device.spec)
+    first = open_device(device.session.spec)
     first.load(plan_of(), cache)
     assert first.counters["programs_built_from_source"] == 1
     assert first.counters["kernels_built"] == 2
-    second = open_device(device.spec)
+    second = open_device(device.session.spec)
     (y,) = second.load(plan_of(), cache).run([np.ones(1000, np.float32)])
     np.testing.assert_allclose(y, expected(np.ones(1000, np.float32)), rtol=2e-7)
     assert second.counters == {
@@ -187,7 +187,7 @@ def test_second_device_builds_nothing(device):
 
 def test_a_kernel_is_shared_by_plans(device):
     cache = Memory()
-    open_device(device.spec).load(plan_of(), cache)
+    open_device(device.session.spec).load(plan_of(), cache)
     plan = plan_of()
     other = replace(
         plan,
@@ -196,7 +196,7 @@ def test_a_kernel_is_shared_by_plans(device):
             replace(SQUARE, entry="third_1", body=SQUARE.body.replace("square_1", "third_1")),
         ),
     )
-    second = open_device(device.spec)
+    second = open_device(device.session.spec)
     second.load(other, cache)
     assert second.counters["kernels_loaded"] == 2 and second.counters["kernels_built"] == 1
 
@@ -206,7 +206,7 @@ def test_a_kernel_is_shared_by_plans(device):
 )
 def test_refused_binaries_are_built_anew(device, damage):
     cache = Memory()
-    open_device(device.spec).load(plan_of(), cache)
+    open_device(device.session.spec).load(plan_of(), cache)
     intact = dict(cache.data)
     for (kind, key), data in intact.items():
         if damage == "missing program" and kind == "opencl-program":
@@ -219,12 +219,12 @@ def test_refused_binaries_are_built_anew(device, damage):
             cache.data[kind, key] = data[:40]
         elif damage == "flipped" and kind == "opencl-program":
             cache.data[kind, key] = data[:-100] + bytes(255 - b for b in data[-100:])
-    second = open_device(device.spec)
+    second = open_device(device.session.spec)
     (y,) = second.load(plan_of(), cache).run([np.ones(1000, np.float32)])
     np.testing.assert_allclose(y, expected(np.ones(1000, np.float32)), rtol=2e-7)
     assert second.counters["kernels_built"] == 2
     assert second.counters["binaries_refused"] == (damage == "refused")
-    third = open_device(device.spec)
+    third = open_device(device.session.spec)
     third.load(plan_of(), cache)
     assert third.counters["kernels_built"] == 0  # the entries were written anew
 
@@ -331,9 +331,10 @@ def test_widest_vectors_of_the_target_build(device):
 
 def test_select_by_index_and_name():
     for found in DEVICES:
-        assert open_device(found.spec).found is found
-    assert "PoCL" in open_device("opencl:pocl").found.platform_version
-    assert open_device("opencl:PORTABLE:0").found is open_device("opencl:pocl").found
+        assert open_device(found.spec).session.found is found
+    pocl = open_device("opencl:pocl").session.found
+    assert "PoCL" in pocl.platform_version
+    assert open_device("opencl:PORTABLE:0").session.found is pocl
 
 
 @pytest.mark.parametrize(

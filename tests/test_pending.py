@@ -303,7 +303,7 @@ def test_a_trial_that_cannot_judge_clears_nobody(mode, reason, caplog):
     with caplog.at_level(logging.INFO, "jitcl.opencl"):
         (y,) = device.load(chain(four), Memory(), options=LoadOptions(mode, (trial,))).run([X])
     np.testing.assert_array_equal(y, X + 1)
-    assert ("vec4" in device.faults.good) == bool(device.store.checked) == (not reason)
+    assert ("vec4" in device.faults.good) == bool(device.session.store.checked) == (not reason)
     assert ("can't be checked (no bound is known): four_1" in caplog.text) == bool(reason)
 
 

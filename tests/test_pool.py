@@ -180,7 +180,7 @@ def test_a_closed_model_holds_nothing(device):
         for rows in (3, 300):
             model.run({"x": np.ones((rows, 64), np.float32), "w": W})
         place = model.last.executable.place if device in ("cpu", "reference") else (
-            beside.device.spec)
+            beside.device.session.spec)
         during = jitcl.memory_stats().devices[place]
         held = before.devices[place]
         assert during.bytes - held.bytes >= 2 * (3 + 300) * 64 * 4 + 2 * W.nbytes
@@ -248,7 +248,7 @@ def test_what_the_driver_was_asked_for_is_given_back(device, monkeypatch):
     before = jitcl.memory_stats().devices.get(present_spec(device))
     model = jitcl.compile(jitcl.parse(TEXT), device=device)
     model.submit(feeds(1)).result()
-    after = jitcl.memory_stats().devices[model.device.spec]
+    after = jitcl.memory_stats().devices[model.device.session.spec]
     assert sum(b.size for b in alive.values()) == after.bytes - (before.bytes if before else 0)
     assert len(alive) == after.allocations - (before.allocations if before else 0) > 0
     model.close()
@@ -259,7 +259,7 @@ def present_spec(device):
     """As `jitcl devices` lists it."""
     from tests.devices import device as opened
 
-    return opened(device).spec
+    return opened(device).session.spec
 
 
 def test_queued_runs_hold_bounded_memory():

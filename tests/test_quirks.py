@@ -22,8 +22,8 @@ from jitcl.devices import select
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.opencl import executable as running
 from jitcl.devices.opencl import list_devices, open_device, platform, probe, trust
-from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.opencl.programs import PROGRAM_KIND, ProgramStore, batches
+from jitcl.devices.opencl.session import Session
 from jitcl.errors import DeviceError, OptionError
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import TensorType
@@ -138,7 +138,7 @@ def queue(target: Target) -> tuple[int, int]:
             flushes += 1
 
     ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
-    ex.device = SimpleNamespace(name="fake", target=target)
+    ex.session = SimpleNamespace(name="fake", target=target)
     launch = running.Launch(SimpleNamespace(name="s", kernel="k"), None, (1,), (1,))
     ex._launches = [launch] * 2000
     with pytest.MonkeyPatch.context() as patch:
@@ -151,8 +151,8 @@ def profiling(target: Target) -> list[str]:
     """How times of steps are taken."""
     used: list[str] = []
     ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
-    ex.device = SimpleNamespace(name="fake", target=target, context=None, forked=False)
-    ex._context, ex._closed, ex._lost, ex._launches = None, False, "", []
+    ex.session = SimpleNamespace(name="fake", target=target, ended="")
+    ex._closed, ex._lost, ex._launches = False, "", []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_check", "_settled"):
             patch.setattr(ex, name, lambda *args: None)
@@ -171,7 +171,8 @@ def batch_sizes(target: Target) -> list[int]:
 def kept(target: Target) -> bool:
     """Whether built programs are kept: a real build, on PoCL."""
     place = open_device("opencl:pocl")
-    place.store = ProgramStore(place.context, place.handle, replace(target, trusted=True))
+    session = place.session
+    session.store = ProgramStore(session.context, session.handle, replace(target, trusted=True))
     cache = Memory()
     place.load(plan_of(), cache)
     return any(kind == PROGRAM_KIND for kind, _ in cache.data)
@@ -180,7 +181,7 @@ def kept(target: Target) -> bool:
 def reloads(target: Target) -> bool:
     """Whether a device asks its driver for binaries."""
     device = SimpleNamespace(target=target, faults=FaultDatabase(None))
-    return OpenClDevice.reloads.fget(device)
+    return Session.reloads.fget(device)
 
 
 def in_a_forked_child(target: Target) -> bool:

@@ -68,7 +68,7 @@ with np.load(feeds) as z:
 report = model.report()
 opencl = [k for k in model.plan.kernels if k.language == "opencl"]
 print(json.dumps({
-    "cpu": device.found.compiler_cpu, "told": Told.lines, "warm": report.from_cache,
+    "cpu": device.session.found.compiler_cpu, "told": Told.lines, "warm": report.from_cache,
     "workers": sum(pool.started for pool in isolation._pools) - probing,
     "built": device.counters["programs_built_from_source"],
     "stepped": [[s.step, s.variant, s.why] for s in report.stepped_down],

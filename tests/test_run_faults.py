@@ -102,7 +102,7 @@ def device(request: Any) -> OpenClDevice:
 def opened(spec: str) -> OpenClDevice:
     """A device that knows of no faults, and keeps what it learns to itself."""
     device = open_device(spec)
-    device.faults = FaultDatabase(None)
+    device.session.faults = FaultDatabase(None)
     return device
 
 
@@ -191,7 +191,7 @@ def test_faults_of_profiles_and_timings_are_found_too(device, driver):
 
 
 def test_a_refusal_while_times_are_taken_by_the_clock(device, driver, monkeypatch):
-    monkeypatch.setattr(device, "target", replace(device.target, trusted_events=False))
+    monkeypatch.setattr(device.session, "target", replace(device.target, trusted_events=False))
     executable = device.load(plan_of())
     settled = executable._settled
 
@@ -210,7 +210,7 @@ def test_a_work_group_that_does_not_fit_is_recorded(device, monkeypatch):
         for k in plan_of().kernels]
     plan = replace(plan_of(), kernels=tuple(sized))
     np.testing.assert_allclose(device.load(plan).run([X])[0], expected(X), rtol=2e-7)
-    device = opened(device.spec)                 # nothing is known to be good
+    device = opened(device.session.spec)                 # nothing is known to be good
     monkeypatch.setattr(launches, "fit_work_group", lambda *_: (32,))
     with pytest.raises(KernelFault, match="needs groups of 64"):
         device.load(plan)
@@ -272,7 +272,7 @@ def test_a_model_goes_round_a_kernel_that_takes_the_device_down(device, driver, 
     (x,) = feeds.values()
     np.testing.assert_allclose(model.run({"x": x})["y"], evaluate(y, feeds), rtol=2e-5, atol=1e-6)
     assert [(e, k) for e, _, k, _ in seen(device)] == [(entry, "lost")]
-    assert device.reopened == 2 and entry not in [s.kernel for s in model.plan.steps]
+    assert device.session.losses == 2 and entry not in [s.kernel for s in model.plan.steps]
 
 
 def test_a_context_in_which_nothing_works_is_lost(device, driver, monkeypatch):
@@ -414,7 +414,7 @@ def test_a_streamed_plan_fits_where_the_whole_does_not(device, monkeypatch):
     plan = plan_on(device, graph, passes=False)
     streamed = replace(plan, streamed=True)
     small = replace(device.target, global_memory=streamed.peak_bytes)
-    monkeypatch.setattr(device, "target", small)
+    monkeypatch.setattr(device.session, "target", small)
     with pytest.raises(OutOfMemoryError, match="the model needs"):
         device.load(plan)
     device.load(streamed).run([feeds["x"]])

@@ -29,7 +29,7 @@ from tests.drivers.posing import read_stats
 from tests.test_opencl_device import SCALE, SQUARE, expected, plan_of
 
 device = open_device("opencl:SPEC")
-device.faults = FaultDatabase(None)
+device.session.faults = FaultDatabase(None)
 plan = replace(plan_of(), kernels=(replace(SCALE, options=("-DAPART",)), SQUARE))
 x = np.linspace(-1, 1, 1000, dtype=np.float32)
 

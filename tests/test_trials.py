@@ -274,7 +274,7 @@ def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     trial = trials(found, found.plan)[-1]
     assert outcome(trial, place) == ""
     assert isinstance(place, OpenClDevice)
-    forgetful = OpenClDevice(place.found, place.target, FaultDatabase(None))
+    forgetful = OpenClDevice(place.session.found, place.target, FaultDatabase(None))
     plans = {title: planted(trial.plan, fault) for title, fault in FAULTS.items()
              if (name, form, title) not in SOUND}
     plans["no launch"] = dataclasses.replace(trial.plan, steps=trial.plan.steps[:-1])

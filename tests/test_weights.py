@@ -287,7 +287,7 @@ def test_programs_that_no_plan_uses_are_let_go(
     monkeypatch.setenv("JITCL_SPECIALISATIONS", "2")
     monkeypatch.setattr(programs, "SPARE", 2)
     model = jitcl.compile(layers(), device=device, cache_dir=tmp_path)
-    store = model.device.store
+    store = model.device.session.store
     for n in range(40, 47):
         right(model, n)
     gc.collect()

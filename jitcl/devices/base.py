@@ -82,7 +82,8 @@ class Binding:
 class Device(Protocol):
     """A place to run plans."""
 
-    target: Target
+    @property
+    def target(self) -> Target: ...
 
     @property
     def name(self) -> str: ...  # for people: "cpu", "NVIDIA H200"

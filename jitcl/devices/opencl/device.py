@@ -1,27 +1,22 @@
-"""`OpenClDevice`: one device with its context; loads plans into executables."""
+"""`OpenClDevice`: one device with its session; loads plans into executables."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import pyopencl as cl
-
-from jitcl import forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress, Tally
-from jitcl.devices.faults import BINARIES, FaultDatabase, fault_database
+from jitcl.devices.faults import FaultDatabase, fault_database
 from jitcl.devices.load_options import LoadOptions, configured
 from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
 from jitcl.devices.opencl.loading import Loading
-from jitcl.devices.opencl.memory import Uploaded
-from jitcl.devices.opencl.platform import Found, check_fork
+from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probe import probe_target
-from jitcl.devices.opencl.programs import ProgramStore
+from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.streaming import StreamedExecutable
 from jitcl.errors import DeviceError, OutOfMemoryError
-from jitcl.forking import cached_property
 from jitcl.target.target import Target
 
 FORKED = "this process was forked since the device was opened"
@@ -38,64 +33,37 @@ class OpenClDevice:
                  progress: Progress | Tally | None = None) -> None:
         """`target` and `faults` are what a parent process knows; found out where they aren't given.
         """
-        self.found = found
-        with translated(f"opening {found}"):
-            self.target: Target = (
-                probe_target(found, progress) if target is None else target)
-        self._open()
-        self.store = ProgramStore(self.context, found.handle, self.target)
-        self.uploaded = Uploaded()
-        self.faults = fault_database(self.target) if faults is None else faults
-        self.reopened = 0                   # how often the device was lost
-
-    @cached_property
-    def host_target(self) -> Target:
-        from jitcl.devices.cpu.host import probe_target as probe_host  # loads LLVM
-
-        return probe_host()
-
-    def _open(self) -> None:
-        check_fork(self.found, self.target)
-        with translated(f"opening {self.found}"):
-            self.context = cl.Context([self.found.handle])
-        self._opened_in = forking.generation
+        if target is None:
+            with translated(f"opening {found}"):
+                target = probe_target(found, progress)
+        self.session = Session(
+            found, target, fault_database(target) if faults is None else faults)
 
     @property
-    def forked(self) -> bool:
-        """Whether this process was forked since it was opened: it is to be opened again."""
-        return self._opened_in != forking.generation
+    def target(self) -> Target:
+        return self.session.target
+
+    @property
+    def faults(self) -> FaultDatabase:
+        return self.session.faults
+
+    @property
+    def host_target(self) -> Target:
+        return self.session.host_target
 
     def reopen(self) -> None:
         """A new context; what was loaded in the old one is lost."""
-        lost = not self.forked
-        self._open()
-        self.uploaded = Uploaded()
-        counters = self.store.counters
-        self.store = ProgramStore(self.context, self.found.handle, self.target)
-        self.store.counters = counters
-        self.reopened += lost
+        lost = self.session
+        self.session = Session(lost.found, lost.target, lost.faults, lost)
 
     @property
     def name(self) -> str:
-        return self.found.name
-
-    @property
-    def spec(self) -> str:
-        return self.found.spec
-
-    @property
-    def handle(self) -> Any:
-        """pyopencl's Device."""
-        return self.found.handle
+        return self.session.name
 
     @property
     def counters(self) -> dict[str, int]:
         """Programs and kernels built and loaded in this process, and binaries refused."""
-        return self.store.counters.as_dict()
-
-    @cached_property
-    def max_items(self) -> tuple[int, ...]:
-        return tuple(self.handle.max_work_item_sizes)
+        return self.session.store.counters.as_dict()
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
@@ -118,21 +86,15 @@ class OpenClDevice:
                 f"{self.name}: got kernels in another language ({', '.join(sorted(wrong)[:3])}), "
                 "wanted OpenCL C: compile the model for this device"
             )
-        if self.forked:
+        session = self.session
+        if session.forked:
             raise lost_error(f"{self.name}: {FORKED}")
         self.check_memory(plan)
         tally = Tally.of(progress)
-        programs = Loading(self, plan, cache, tally, options or configured()).programs()
+        programs = Loading(session, plan, cache, tally, options or configured()).programs()
         tally.now("loading the model")
         kind = StreamedExecutable if plan.streamed else OpenClExecutable
-        return kind(self, plan, programs, cache, tally)
-
-    @property
-    def reloads(self) -> bool:
-        """Whether it is worth asking the driver for binaries, and giving them back to it."""
-        target = self.target
-        return (target.cached_binaries and target.reloadable
-                and not self.faults.rejects(BINARIES, frozenset()))
+        return kind(session, plan, programs, cache, tally)
 
     def check_memory(self, plan: Plan) -> None:
         """Raise OutOfMemoryError where the plan, or one of its allocations, is larger than the

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -19,9 +19,7 @@ from jitcl.devices.opencl.loaded import Action, LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import ResidentMemory
 from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
+from jitcl.devices.opencl.session import Session
 
 REPEATS = 16  # launches of one step that are timed together
 IN_FLIGHT = 512  # commands of runs that follow each other
@@ -34,10 +32,10 @@ class OpenClExecutable(LoadedPlan):
 
     memory: ResidentMemory
 
-    def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+    def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
-        super().__init__(device, plan, programs, cache, progress)
-        self.memory = ResidentMemory(device, plan, {
+        super().__init__(session, plan, programs, cache, progress)
+        self.memory = ResidentMemory(session, plan, {
             *(b for action in self._launches for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
         self._bind()
@@ -100,7 +98,7 @@ class OpenClExecutable(LoadedPlan):
         """Launch every step in order; returns their events, None for steps on the host."""
         events: list[Any] = []
         marks: list[Any] = []
-        every, depth = self.device.target.flush_every, self.device.target.queue_depth
+        every, depth = self.session.target.flush_every, self.session.target.queue_depth
         for n, action in enumerate(self._launches, 1):
             try:
                 event = action.start(queue)
@@ -135,13 +133,13 @@ class OpenClExecutable(LoadedPlan):
         sources = self._check(arrays)
         with self._turn("profiling a model"):
             self._ran(sources)
-            measure = self._event_times if self.device.target.trusted_events else self._wall_times
+            measure = self._event_times if self.session.target.trusted_events else self._wall_times
             return self._times(measure(runs))
 
     def _event_times(self, runs: int) -> list[list[float]]:
         """Seconds of each run's steps, as a profiling queue tells them."""
         properties = cl.command_queue_properties.PROFILING_ENABLE
-        queue = cl.CommandQueue(self.device.context, self.device.handle, properties)
+        queue = cl.CommandQueue(self.session.context, self.session.handle, properties)
 
         def seconds(action: Action, event: Any) -> float:
             if isinstance(action, HostSection):

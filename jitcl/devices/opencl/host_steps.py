@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -21,10 +21,8 @@ from jitcl import dtypes
 from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, TensorSpec
 from jitcl.devices.base import Cache, Executable, Progress, Tally
 from jitcl.devices.opencl.memory import Memory
+from jitcl.devices.opencl.session import Session
 from jitcl.target import Target
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
 
 
 class HostSection:
@@ -67,7 +65,7 @@ class HostSection:
         self.seconds = time.perf_counter() - begin
 
 
-def host_sections(device: OpenClDevice, plan: Plan, cache: Cache | None,
+def host_sections(session: Session, plan: Plan, cache: Cache | None,
                   progress: Progress | Tally | None) -> dict[int, HostSection]:
     """The sections of a plan, by the numbers of their first steps."""
     entries = {k.entry for k in plan.kernels if k.language == "numba"}
@@ -78,7 +76,7 @@ def host_sections(device: OpenClDevice, plan: Plan, cache: Cache | None,
         return plan.steps[number].kernel in entries, plan.steps[number].group
 
     runs = [list(run) for (host, _), run in groupby(range(len(plan.steps)), place) if host]
-    target = device.host_target
+    target = session.host_target
     return {numbers[0]: HostSection(plan, numbers, target, cache, progress) for numbers in runs}
 
 

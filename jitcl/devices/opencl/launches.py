@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -14,11 +14,9 @@ from jitcl.codegen.plan import Plan, Step
 from jitcl.devices.faults import Fault
 from jitcl.devices.opencl.errors import translated
 from jitcl.devices.opencl.memory import Memory
-from jitcl.devices.opencl.run_faults import StepFailed, fault_of, remember
+from jitcl.devices.opencl.run_faults import StepFailed, fault_of
+from jitcl.devices.opencl.session import Session
 from jitcl.errors import DeviceError, KernelFault
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Launch:
             raise StepFailed(self, error) from error
 
 
-def prepared(device: OpenClDevice, plan: Plan, programs: Mapping[str, Any]) -> dict[int, Launch]:
+def prepared(session: Session, plan: Plan, programs: Mapping[str, Any]) -> dict[int, Launch]:
     """Launches by their steps' numbers; steps without work-items have none.
 
     Raises KernelFault where kernels need larger work-groups than they can be run with: these are
@@ -72,23 +70,23 @@ def prepared(device: OpenClDevice, plan: Plan, programs: Mapping[str, Any]) -> d
     for number, step in enumerate(plan.steps):
         if step.kernel not in programs or 0 in step.global_size:
             continue
-        launch = _prepare(device, plan, step, programs[step.kernel])
+        launch = _prepare(session, plan, step, programs[step.kernel])
         if isinstance(launch, Launch):
             launches[number] = launch
         else:
             misfits.append(launch)
     if misfits:
-        remember(device, *misfits)
+        session.faults.record(*misfits)
         lines = "".join(f"\n  kernel '{f.entry}': {f.signature}" for f in misfits)
         raise KernelFault(
-            f"{device.name} cannot run kernels with the work-groups that they need{lines}\n"
+            f"{session.name} cannot run kernels with the work-groups that they need{lines}\n"
             "  Compile again: smaller ones are taken then.")
     return launches
 
 
-def _prepare(device: OpenClDevice, plan: Plan, step: Step, program: Any) -> Launch | Fault:
+def _prepare(session: Session, plan: Plan, step: Step, program: Any) -> Launch | Fault:
     """The step's own kernel object, sizes set: setting an argument costs more than a launch."""
-    with translated(f"{device.name}: preparing step '{step.name}'"):
+    with translated(f"{session.name}: preparing step '{step.name}'"):
         kernel = cl.Kernel(program, step.kernel)
         wanted = len(step.buffers) + len(step.params)
         if kernel.num_args != wanted:
@@ -100,10 +98,10 @@ def _prepare(device: OpenClDevice, plan: Plan, step: Step, program: Any) -> Laun
             kernel.set_arg(i, np.int32(value))  # kernels take their sizes as `int`
         if not step.local_size:
             return Launch(step, kernel, step.global_size, None, step.params)
-        info, handle = cl.kernel_work_group_info, device.handle
+        info, handle = cl.kernel_work_group_info, session.handle
         limit = kernel.get_work_group_info(info.WORK_GROUP_SIZE, handle)
         required = tuple(kernel.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, handle))
-    local = fit_work_group(step.local_size, limit, device.max_items)
+    local = fit_work_group(step.local_size, limit, session.max_items)
     if local != step.local_size and any(required):
         needs = f"needs groups of {math.prod(step.local_size)}, runs with at most {limit}"
         return fault_of(plan, step, "launch", "resources", needs)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -20,6 +20,7 @@ from jitcl.devices.opencl.host_steps import HostSection, host_sections
 from jitcl.devices.opencl.launches import Launch, ended, prepared
 from jitcl.devices.opencl.memory import Memory
 from jitcl.devices.opencl.run_faults import StepFailed, blamed, log
+from jitcl.devices.opencl.session import Session
 from jitcl.devices.repeated import one_by_one
 from jitcl.errors import (
     DeviceError,
@@ -29,9 +30,6 @@ from jitcl.errors import (
     OutOfMemoryError,
     closed_error,
 )
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
 
 Action = Launch | HostSection
 
@@ -51,19 +49,18 @@ class LoadedPlan(ABC):
 
     memory: Memory
 
-    def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+    def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
-        self.device, self.plan, self.programs = device, plan, programs
-        device.store.enlist(self)
+        self.session, self.plan, self.programs = session, plan, programs
+        session.store.enlist(self)
         self._lock = forking.lock()
-        self._context = device.context
         self._closed = False
         self._lost = ""                             # how, where the context is gone
-        self._careful = device.reopened > 0         # until a run has ended: a kernel took it down
-        sections = host_sections(device, plan, cache, progress)
-        with translated(f"{device.name}: preparing a model", allocating=True):
+        self._careful = session.losses > 0          # until a run has ended: a kernel took it down
+        sections = host_sections(session, plan, cache, progress)
+        with translated(f"{session.name}: preparing a model", allocating=True):
             self.queue = self._new_queue()
-        actions: dict[int, Action] = {**prepared(device, plan, programs), **sections}
+        actions: dict[int, Action] = {**prepared(session, plan, programs), **sections}
         self._numbers = sorted(actions)             # of their steps
         self._launches: list[Action] = [actions[n] for n in self._numbers]
 
@@ -135,15 +132,12 @@ class LoadedPlan(ABC):
         """The right to use the queue, if there still is a device behind it."""
         with self._lock:
             if self._closed:
-                raise closed_error(self.device.name)
-            if self.device.forked:
-                self._lost = "this process was forked since this model was loaded"
-            elif self.device.context is not self._context:
-                self._lost = "the device was opened again since this model was loaded"
+                raise closed_error(self.session.name)
+            self._lost = self.session.ended or self._lost
             if self._lost:
-                raise lost_error(f"{self.device.name}: {self._lost}")
+                raise lost_error(f"{self.session.name}: {self._lost}")
             try:
-                with translated(f"{self.device.name}: {doing}"):
+                with translated(f"{self.session.name}: {doing}"):
                     yield
             except (DeviceLostError, KernelFault, OutOfMemoryError) as error:
                 if isinstance(error, DeviceLostError):
@@ -172,7 +166,7 @@ class LoadedPlan(ABC):
 
     def _found_out(self, run: Callable[[bool], list[np.ndarray]], error: Any) -> list[np.ndarray]:
         """Run again step by step: whichever fails is to blame. If none does, that was the run."""
-        said = f"{self.device.name}: {code_name(error.code)} while a model ran"
+        said = f"{self.session.name}: {code_name(error.code)} while a model ran"
         with suppress(cl.Error):  # which is known
             self.queue.finish()
         self.queue = self._new_queue()  # the old one may refuse whatever follows a failure
@@ -192,7 +186,7 @@ class LoadedPlan(ABC):
         earlier one failed, and this is how it shows.
         """
         queue.finish()
-        return blamed(self.device, self.plan, failed.launch, failed.error, "enqueue")
+        return blamed(self.session, self.plan, failed.launch, failed.error, "enqueue")
 
     def _awaited(self, action: Action, queue: Any) -> None:
         """Run one step to its end. Raises what `blamed` makes of a failure."""
@@ -205,7 +199,7 @@ class LoadedPlan(ABC):
         except cl.Error as error:
             if not isinstance(action, Launch):
                 raise
-            raise blamed(self.device, self.plan, action, error, "finish") from error
+            raise blamed(self.session, self.plan, action, error, "finish") from error
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
@@ -217,11 +211,11 @@ class LoadedPlan(ABC):
         except cl.Error as error:
             if out_of_memory(error):
                 raise
-            raise lost_error(f"{self.device.name}: {code_name(error.code)} before any step ran"
+            raise lost_error(f"{self.session.name}: {code_name(error.code)} before any step ran"
                              ) from error
 
     def _new_queue(self) -> Any:
-        return cl.CommandQueue(self._context, self.device.handle)
+        return cl.CommandQueue(self.session.context, self.session.handle)
 
     def _check(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The inputs as flat bytes; they are read before `run` returns, never kept."""

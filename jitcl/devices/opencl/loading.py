@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jitcl import config
 from jitcl.codegen.plan import KernelSource, Plan
@@ -24,15 +24,13 @@ from jitcl.devices.faults import Fault
 from jitcl.devices.load_options import LoadOptions, Trial
 from jitcl.devices.opencl import trust
 from jitcl.devices.opencl.building import RefusedBuild
-from jitcl.devices.opencl.programs import ProgramStore, batches
+from jitcl.devices.opencl.programs import batches
+from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.trial_plans import run_once
 from jitcl.devices.pending import Pending
 from jitcl.devices.progress import Part
 from jitcl.devices.shortage import shortage
 from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
 
 SHOWN = 3                           # failed kernels that an error message tells of in full
 
@@ -42,13 +40,13 @@ log = logging.getLogger("jitcl.opencl")
 class Loading:
     """The work of `OpenClDevice.load` on kernels; used once."""
 
-    def __init__(self, device: OpenClDevice, plan: Plan, cache: Cache | None,
+    def __init__(self, session: Session, plan: Plan, cache: Cache | None,
                  progress: Progress | Tally | None, options: LoadOptions) -> None:
-        self.device, self.plan, self.cache = device, plan, cache
+        self.session, self.plan, self.cache = session, plan, cache
         self.tally, self.options = Tally.of(progress), options
-        self.store: ProgramStore = device.store
-        self.faults = device.faults
-        self.pending = Pending(None if options.isolation == "never" else device.faults.path)
+        self.store = session.store
+        self.faults = session.faults
+        self.pending = Pending(None if options.isolation == "never" else session.faults.path)
         sources = [k for k in plan.kernels if k.language == "opencl"]
         self.wanted = {self.store.key(s): s for s in sources}
         self.key_of = {s.entry: k for k, s in self.wanted.items()}
@@ -66,10 +64,10 @@ class Loading:
             missing = self._acceptable(k for k in self.wanted if k not in self.store)
             doubt = doubt or (self._doubt() if missing else "")
             if doubt:
-                log.info("%s: kernels are built in a worker process first: %s", self.device.name,
+                log.info("%s: kernels are built in a worker process first: %s", self.session.name,
                          doubt)
             alone = {k: s for k, s in missing.items() if trust.isolated(
-                self.options.isolation, s.features, self.device.target,
+                self.options.isolation, s.features, self.session.target,
                 doubt or (trust.DIED if s.entry in died else ""))}
             self._make(missing, alone)
             if died:
@@ -86,7 +84,7 @@ class Loading:
         kernel counts once, each program that is kept, and each trial twice: it is prepared and run.
         """
         built = batches({k: s for k, s in missing.items() if k not in alone},
-                        self.device.target.program_kernels)
+                        self.session.target.program_kernels)
         trials = self._trials_here(set(alone))
         units = len(missing) + len(built) + 2 * len(trials)
         with self.tally.part(units, "building kernels") as part:
@@ -144,7 +142,7 @@ class Loading:
         more = len(shown) - SHOWN
         lines = shown[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
         return KernelFault(
-            f"{self.device.name}: the driver failed on {len(shown)} of {len(self.wanted)} kernels"
+            f"{self.session.name}: the driver failed on {len(shown)} of {len(self.wanted)} kernels"
             + "".join(f"\n  {line}" for line in lines)
             + "\n  This is recorded: compile again, and other variants are taken. "
             "`jitcl devices` shows what is known of the driver.")
@@ -180,7 +178,7 @@ class Loading:
             part.step()
         part.now("keeping programs")
         good = {k: s for batch in built for k, s in batch.items() if k in self.store}
-        self.store.keep(good, self.cache, trust.maker(self.options.isolation, self.device.target),
+        self.store.keep(good, self.cache, trust.maker(self.options.isolation, self.session.target),
                         part.step)
 
     def _keys_of(self, trial: Trial) -> list[str]:
@@ -206,7 +204,7 @@ class Loading:
         else each by itself, as they did.
         """
         sources = {k: self.wanted[k] for k in self.proven if k not in self.store}
-        size = self.device.target.program_kernels if self.device.target.trusted else 1
+        size = self.session.target.program_kernels if self.session.target.trusted else 1
         with self.tally.part(len(sources), "building kernels") as part:
             for batch in batches(sources, size):
                 with self.pending.over(s.entry for s in batch.values()):
@@ -219,7 +217,7 @@ class Loading:
         """Run a trial with the kernels that were built, and compare."""
         held = {e: self.store[self.key_of[e]] for e in trial.entries if e in self.key_of}
         try:
-            outputs = run_once(self.device, trial.plan, held, trial.inputs())
+            outputs = run_once(self.session, trial.plan, held, trial.inputs())
         except DeviceLostError:
             raise
         except OutOfMemoryError as error:

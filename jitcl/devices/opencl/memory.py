@@ -7,50 +7,21 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
-from jitcl import forking
 from jitcl.codegen.plan import BufferSpec, Plan
 from jitcl.devices.opencl.errors import translated
+from jitcl.devices.opencl.session import Session, Weight
 from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
 
 SMALLEST = 16  # bytes of an allocation: a buffer may not be empty, and a pixel has up to as many
 PIXEL = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.FLOAT)
 HALVES = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.HALF_FLOAT)
-
-
-@dataclass(eq=False)
-class Weight:
-    """A constant on the device, for as long as a plan holds it."""
-
-    buffer: Any
-
-
-@dataclass
-class Uploaded:
-    """The constants that plans share on one context: digest -> what is uploaded."""
-
-    found: weakref.WeakValueDictionary[str, Weight] = field(
-        default_factory=weakref.WeakValueDictionary)
-    lock: threading.Lock = field(default_factory=forking.lock)
-
-    def take(self, digest: str, upload: Callable[[], Any]) -> Weight:
-        with self.lock:
-            weight = self.found.get(digest)
-            if weight is None:
-                weight = self.found[digest] = Weight(upload())
-            return weight
 
 
 class Memory:
@@ -58,8 +29,8 @@ class Memory:
     other plans use, too, with the last of these.
     """
 
-    def __init__(self, device: OpenClDevice, plan: Plan) -> None:
-        self.device, self.plan = device, plan
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.session, self.plan = session, plan
         self._buffers: dict[int, Any] = {}
         self._images: dict[int, Any] = {}
         self._slots: dict[int, Any] = {}
@@ -68,7 +39,7 @@ class Memory:
 
     @property
     def place(self) -> str:
-        return self.device.spec
+        return self.session.spec
 
     def allocations(self) -> list[Allocation]:
         """Slots, and what lies in none."""
@@ -88,9 +59,9 @@ class Memory:
         if index not in self._images:
             spec = self.plan.buffers[index]
             pixel, nbytes = (HALVES, 8) if spec.dtype == "f16" else (PIXEL, 16)
-            with translated(f"{self.device.name}: an image of buffer '{spec.name}'"):
+            with translated(f"{self.session.name}: an image of buffer '{spec.name}'"):
                 self._images[index] = cl.create_image(
-                    self.device.context, cl.mem_flags.READ_ONLY, pixel,
+                    self.session.context, cl.mem_flags.READ_ONLY, pixel,
                     shape=(max(spec.nbytes, SMALLEST) // nbytes,), buffer=self._buffers[index])
         return self._images[index]
 
@@ -114,9 +85,9 @@ class Memory:
 
     def room(self, nbytes: int, what: str) -> Any:
         """An allocation of so many bytes, which the caller releases."""
-        doing = f"{self.device.name}: allocating {nbytes} bytes for {what}"
+        doing = f"{self.session.name}: allocating {nbytes} bytes for {what}"
         with translated(doing, allocating=True):
-            return cl.Buffer(self.device.context, cl.mem_flags.READ_WRITE, max(nbytes, SMALLEST))
+            return cl.Buffer(self.session.context, cl.mem_flags.READ_WRITE, max(nbytes, SMALLEST))
 
     def _own(self, index: int) -> Any:
         """An allocation for one buffer alone; with its data where it is a constant."""
@@ -126,7 +97,7 @@ class Memory:
         digest = self.plan.weights.get(index)
         if digest is None:
             return self._upload(index)
-        self._weights[index] = self.device.uploaded.take(digest, lambda: self._upload(index))
+        self._weights[index] = self.session.uploaded.take(digest, lambda: self._upload(index))
         return self._weights[index].buffer
 
     def _upload(self, index: int) -> Any:
@@ -140,16 +111,16 @@ class Memory:
         if data.nbytes < SMALLEST:
             data = np.concatenate([data, np.zeros(SMALLEST - data.nbytes, np.uint8)])
         flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        doing = f"{self.device.name}: uploading constant '{spec.name}' ({data.nbytes} bytes)"
+        doing = f"{self.session.name}: uploading constant '{spec.name}' ({data.nbytes} bytes)"
         with translated(doing, allocating=True):
-            return cl.Buffer(self.device.context, flags, hostbuf=data)
+            return cl.Buffer(self.session.context, flags, hostbuf=data)
 
 
 class ResidentMemory(Memory):
     """All buffers that are `used`, allocated at once."""
 
-    def __init__(self, device: OpenClDevice, plan: Plan, used: Iterable[int]) -> None:
-        super().__init__(device, plan)
+    def __init__(self, session: Session, plan: Plan, used: Iterable[int]) -> None:
+        super().__init__(session, plan)
         self.used = sorted(used)
 
     @property
@@ -171,12 +142,12 @@ class ResidentMemory(Memory):
         slot = self._slots[spec.slot]
         if spec.offset == 0 or spec.nbytes == 0:
             return slot  # a kernel may see more bytes than it uses
-        if spec.offset % self.device.target.alignment:
+        if spec.offset % self.session.target.alignment:
             raise DeviceError(
                 f"buffer '{spec.name}' lies {spec.offset} bytes into its allocation; "
-                f"{self.device.name} wants multiples of {self.device.target.alignment}"
+                f"{self.session.name} wants multiples of {self.session.target.alignment}"
             )
-        with translated(f"{self.device.name}: the part of a slot for buffer '{spec.name}'"):
+        with translated(f"{self.session.name}: the part of a slot for buffer '{spec.name}'"):
             return slot.get_sub_region(spec.offset, spec.nbytes)
 
 

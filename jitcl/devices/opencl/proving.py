@@ -63,8 +63,8 @@ class Proving:
     def __init__(self, loading: Loading, alone: dict[str, KernelSource], part: Part) -> None:
         """`part` counts the kernels."""
         self.loading, self.alone, self.part = loading, alone, part
-        self.device = loading.device
-        self.pool = isolated(loading.device.found)
+        self.session = loading.session
+        self.pool = isolated(loading.session.found)
 
     def run(self) -> None:
         """Try all kernels. Those that failed are in `loading.failed` then, those that are to be
@@ -126,7 +126,7 @@ class Proving:
     def _attempt(self, attempt: Attempt) -> Outcome:
         """One job, unless the database has learnt something against it meanwhile."""
         refusals = {s.entry: why for s in attempt.keys.values()
-                    if (why := self.device.faults.rejects(s.entry, s.features))}
+                    if (why := self.session.faults.rejects(s.entry, s.features))}
         if refusals:
             return Outcome(refusals=refusals)
         try:
@@ -135,7 +135,7 @@ class Proving:
             if fault.kind == "memory":
                 return Outcome(no_memory=fault.log)
             if fault.kind == "crash" and killed(fault.signature):
-                return Outcome(no_memory=f"{self.device.name}: a worker process was ended from "
+                return Outcome(no_memory=f"{self.session.name}: a worker process was ended from "
                                f"outside ({fault.signature}), as the system does without memory")
             return Outcome(faults=self._faults_of(attempt, fault))
         wrong = ""
@@ -152,7 +152,7 @@ class Proving:
         device that is lost, unless it is lost over the same job again.
         """
         try:
-            tried = self._call(attempt, self.device.reloads)
+            tried = self._call(attempt, self.session.reloads)
         except WorkerFault as fault:
             if fault.stage != "load" and fault.kind != "lost":
                 raise
@@ -166,7 +166,7 @@ class Proving:
         late, so that a kernel may take it down there; what is left in its own cache it refuses.
         """
         if fault.stage != "load":
-            return self._call(attempt, self.device.reloads)
+            return self._call(attempt, self.session.reloads)
         try:
             tried = self._call(attempt, False)
         except WorkerFault as again:
@@ -177,14 +177,14 @@ class Proving:
         return tried
 
     def _call(self, attempt: Attempt, binaries: bool) -> Tried:
-        job = attempt.job(self.device.target, binaries)
+        job = attempt.job(self.session.target, binaries)
         tried: Tried = self.pool.call(("try", job), owner=self)
         return tried
 
     def _no_binaries(self, kind: str, signature: str, text: str) -> None:
         log.warning("%s: the driver does not take back the programs that it built (%s); kernels "
-                    "are built from source at every start", self.device.name, signature)
-        self.device.faults.record(Fault(BINARIES, "load", kind, signature, log=text))
+                    "are built from source at every start", self.session.name, signature)
+        self.session.faults.record(Fault(BINARIES, "load", kind, signature, log=text))
 
     def _faults_of(self, attempt: Attempt, fault: WorkerFault) -> tuple[Fault, ...]:
         """The faults that a worker's one stands for; raises it where no kernel is to blame."""

@@ -23,10 +23,10 @@ from jitcl.devices.opencl.errors import (
     lost_error,
     out_of_memory,
 )
+from jitcl.devices.opencl.session import Session
 from jitcl.errors import DeviceError, KernelFault
 
 if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
     from jitcl.devices.opencl.launches import Launch
 
 RESOURCE_CODES = frozenset(
@@ -54,18 +54,12 @@ def fault_of(plan: Plan, step: Step, stage: str, kind: str, signature: str) -> F
     return Fault(step.kernel, stage, kind, signature, tuple(sorted(source.features)), step.variant)
 
 
-def remember(device: OpenClDevice, *faults: Fault) -> None:
-    """Record faults where the device has a database."""
-    if device.faults is not None:
-        device.faults.record(*faults)
-
-
-def blamed(device: OpenClDevice, plan: Plan, launch: Launch, error: Any, when: str) -> DeviceError:
+def blamed(session: Session, plan: Plan, launch: Launch, error: Any, when: str) -> DeviceError:
     """The error to raise for a launch that failed `when` ("enqueue", "finish"); its kernel is
     recorded where it is to blame.
     """
     step = launch.step
-    where = (f"{device.name}: step '{step.name}' (kernel '{step.kernel}', global size "
+    where = (f"{session.name}: step '{step.name}' (kernel '{step.kernel}', global size "
              f"{launch.global_size}, local size {launch.local_size})")
     if out_of_memory(error):
         return device_error(where, error)
@@ -73,11 +67,11 @@ def blamed(device: OpenClDevice, plan: Plan, launch: Launch, error: Any, when: s
     if error.code in LOST_CODES:
         lost = lost_error(f"{where}: {signature}")
         if when == "finish":  # at enqueue the device was lost before
-            remember(device, fault_of(plan, step, "run", "lost", signature))
+            session.faults.record(fault_of(plan, step, "run", "lost", signature))
             lost.kernel = step.kernel
         return lost
     kind = "resources" if error.code in RESOURCE_CODES else "refused"
-    remember(device, fault_of(plan, step, "run", kind, signature))
+    session.faults.record(fault_of(plan, step, "run", kind, signature))
     why = ("asks for more registers, local memory or work-items than there are"
            if kind == "resources" else "is refused by the driver")
     return KernelFault(f"{where}: {signature}\n  The kernel {why}. This is recorded: compile "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -23,9 +23,7 @@ from jitcl.codegen.plan import Plan, lifetimes
 from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.opencl.loaded import LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import StreamedMemory
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
+from jitcl.devices.opencl.session import Session
 
 
 class StreamedExecutable(LoadedPlan):
@@ -33,10 +31,10 @@ class StreamedExecutable(LoadedPlan):
 
     memory: StreamedMemory
 
-    def __init__(self, device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+    def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
-        super().__init__(device, plan, programs, cache, progress)
-        self.memory = StreamedMemory(device, plan)
+        super().__init__(session, plan, programs, cache, progress)
+        self.memory = StreamedMemory(session, plan)
         count = len(self._launches)
         self._first: list[list[int]] = [[] for _ in range(count + 1)]
         self._last: list[list[int]] = [[] for _ in range(count + 1)]

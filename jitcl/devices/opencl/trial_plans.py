@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, TensorSpec
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import Action, LoadedPlan
+from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.streaming import StreamedExecutable
 from jitcl.errors import OutOfMemoryError
-
-if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
 
 Tell = Callable[[str], None]                # the kernel that is launched next
 
@@ -47,20 +45,20 @@ def step_plan(plan: Plan, entry: str) -> Plan | None:
                 constants)
 
 
-def run_once(device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+def run_once(session: Session, plan: Plan, programs: Mapping[str, Any],
              inputs: Sequence[np.ndarray], tell: Tell | None = None) -> list[np.ndarray]:
     """The outputs of one run; a plan that does not fit the device is run step by step. `tell` is
     called before each launch, which is then waited for. Raises what LoadedPlan does.
     """
     try:
-        return _run(OpenClExecutable, device, plan, programs, inputs, tell)
+        return _run(OpenClExecutable, session, plan, programs, inputs, tell)
     except OutOfMemoryError:
-        return _run(StreamedExecutable, device, plan, programs, inputs, tell)
+        return _run(StreamedExecutable, session, plan, programs, inputs, tell)
 
 
-def _run(kind: type[LoadedPlan], device: OpenClDevice, plan: Plan, programs: Mapping[str, Any],
+def _run(kind: type[LoadedPlan], session: Session, plan: Plan, programs: Mapping[str, Any],
          inputs: Sequence[np.ndarray], tell: Tell | None) -> list[np.ndarray]:
-    with (kind if tell is None else _telling(kind, tell))(device, plan, programs) as loaded:
+    with (kind if tell is None else _telling(kind, tell))(session, plan, programs) as loaded:
         return loaded.run(inputs)
 
 

@@ -32,7 +32,7 @@ from jitcl.errors import DeviceLostError, JitclError, KernelFault, OutOfMemoryEr
 from jitcl.target.target import Target
 
 if TYPE_CHECKING:
-    from jitcl.devices.opencl.device import OpenClDevice
+    from jitcl.devices.opencl.session import Session
 
 LOG_KEPT = 4000
 PROGRAMS = 64                # kept for the next jobs: neighbours launch the same kernels
@@ -66,13 +66,13 @@ class Failed(Exception):
         self.kind, self.signature, self.log = kind, signature, log
 
 
-class Session:
+class Worker:
     """The device of this worker, and the requests that it answers."""
 
     def __init__(self, out: BinaryIO, identity: dict[str, Any]) -> None:
         self.out = out
         self.found = _the_same_device(identity)
-        self._device: OpenClDevice | None = None
+        self._session: Session | None = None
         self._programs: dict[KernelSource, Any] = {}
 
     def answer(self, request: tuple[Any, ...]) -> Any:
@@ -90,33 +90,33 @@ class Session:
 
     def attempt(self, job: Job) -> Tried:
         """Build, reload and launch; raises Failed for what the driver reports."""
-        device = self.device(job.target)
+        session = self.session(job.target)
         programs: dict[str, Any] = {}
         binaries: dict[str, bytes] = {}
         refused = ""
         for source in job.kernels:
-            programs[source.entry] = self.built(device, source)
+            programs[source.entry] = self.built(session, source)
             if source.entry in job.wanted and not refused:
-                refused = self.reload(device, source, programs, binaries)
+                refused = self.reload(session, source, programs, binaries)
         outputs: tuple[np.ndarray, ...] = ()
         if job.plan is not None:
-            outputs = self.launch(device, job.plan, programs, job.inputs)
+            outputs = self.launch(session, job.plan, programs, job.inputs)
         while len(self._programs) > PROGRAMS:
             del self._programs[next(iter(self._programs))]      # the oldest
         return Tried(binaries, outputs, refused)
 
-    def device(self, target: Target) -> OpenClDevice:
+    def session(self, target: Target) -> Session:
         """The device with a context of this process, as the parent's Target describes it."""
-        if self._device is None or self._device.target != target:
+        if self._session is None or self._session.target != target:
             from jitcl.devices.faults import FaultDatabase
-            from jitcl.devices.opencl.device import OpenClDevice
+            from jitcl.devices.opencl.session import Session
 
             self.stage("start", "")
             self._programs.clear()
-            self._device = OpenClDevice(self.found, target, FaultDatabase(None))
-        return self._device
+            self._session = Session(self.found, target, FaultDatabase(None))
+        return self._session
 
-    def built(self, device: OpenClDevice, source: KernelSource) -> Any:
+    def built(self, session: Session, source: KernelSource) -> Any:
         """The kernel's program; kernels that several jobs launch are built once."""
         from jitcl.devices.opencl.building import RefusedBuild, from_source, program_options
 
@@ -124,12 +124,12 @@ class Session:
             self.stage("build", source.entry)
             try:
                 self._programs[source] = from_source(
-                    device.context, device.handle, [source], program_options(device.target))
+                    session.context, session.handle, [source], program_options(session.target))
             except RefusedBuild as error:
                 raise Failed(error.kind, error.signature, str(error)) from error
         return self._programs[source]
 
-    def reload(self, device: OpenClDevice, source: KernelSource, programs: dict[str, Any],
+    def reload(self, session: Session, source: KernelSource, programs: dict[str, Any],
                binaries: dict[str, bytes]) -> str:
         """Make the binary and load it, as the parent will; returns why the driver refuses it."""
         from pyopencl import Error
@@ -141,14 +141,14 @@ class Session:
         if not binary:
             return ""
         try:
-            program = from_binary(device.context, device.handle, binary)
+            program = from_binary(session.context, session.handle, binary)
         except (Error, RuntimeError) as error:
             return _line(error)
         binaries[source.entry] = binary
         programs[source.entry] = self._programs[source] = program
         return ""
 
-    def launch(self, device: OpenClDevice, plan: Plan, programs: dict[str, Any],
+    def launch(self, session: Session, plan: Plan, programs: dict[str, Any],
                inputs: tuple[np.ndarray, ...] | None) -> tuple[np.ndarray, ...]:
         """The outputs of one run of the plan."""
         from jitcl.devices.opencl.trial_plans import run_once
@@ -157,10 +157,10 @@ class Session:
             inputs = tuple(np.zeros(t.shape, dtypes.to_numpy(t.dtype)) for t in plan.inputs)
         self.stage("launch", "")
         try:
-            return tuple(run_once(device, plan, programs, inputs,
+            return tuple(run_once(session, plan, programs, inputs,
                                   lambda entry: self.stage("launch", entry)))
         except KernelFault as error:         # the executable knows which kernel it is
-            fault = device.faults.faults[-1]
+            fault = session.faults.faults[-1]
             self.stage("launch", fault.entry)
             raise Failed(fault.kind, fault.signature, str(error)) from error
         except JitclError as error:
@@ -209,14 +209,14 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)                            # whatever prints cannot damage the frames
     _leave_no_core_file()
-    session: Session | None = None
+    worker: Worker | None = None
     while (request := read_message(sys.stdin.buffer)) is not None:
         try:
-            if session is None:
-                session = Session(out, request[1])
+            if worker is None:
+                worker = Worker(out, request[1])
                 frame: tuple[Any, ...] = ("done", os.getpid())
             else:
-                frame = ("done", session.answer(request))
+                frame = ("done", worker.answer(request))
         except Failed as error:
             frame = ("failed", error.kind, error.signature, error.log[-LOG_KEPT:])
         except JitclError as error:
