@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
 
 from jitcl.codegen.hooks import GroupHooks
 from jitcl.codegen.loops import flatten
@@ -24,6 +27,7 @@ from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Scratch
+from jitcl.templates.opencl.memory import alignment, read_vector
 
 
 class OpenClGroupHooks(GroupHooks):
@@ -35,19 +39,22 @@ class OpenClGroupHooks(GroupHooks):
 
     def render(self, template: str, **values: object) -> str:
         """The text of a file of `jitcl/templates`, after the functions of codegen/opencl_helpers
-        that it calls (by `call_helper`) and does not hold (by `define`)."""
+        that it calls (by `call_helper`) and does not hold (by `define`). `read_vector` is that of
+        templates/opencl/memory."""
         calls = Calls()
+        read = partial(read_vector, calls.call, halves=self.target.fp16_arithmetic)
         body = super().render(template, group=GROUP, call_helper=calls.call, define=calls.define,
-                              **values)
+                              read_vector=read, **values)
         return "".join(map(helper, calls.missing())) + body
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
-                       types: dict[Node, TensorType] | None = None) -> Epilogue | None:
+                       types: dict[Node, TensorType] | None = None,
+                       multiples: Mapping[str, int] = MappingProxyType({})) -> Epilogue | None:
         """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
-        `types`: the shapes that the group's tensors are seen in. None where the epilogue is no
-        function of whole vectors.
+        `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
+        `ix` are multiples of. None where the epilogue is no function of whole vectors.
         """
         def seen(node: Node) -> TensorType:
             return node.type if types is None or is_literal(node) else types[node]
@@ -67,6 +74,8 @@ class OpenClGroupHooks(GroupHooks):
         try:
             if width > 1:
                 renderer.spread(kernel.body, lane, ("v",))
+                of_y = flat(seen(root).physical, ix)
+                renderer.point(self.target, {**multiples, "at": alignment(of_y, lane, multiples)})
             lines = renderer.block(kernel.body, 1)
         except NotVectorisable:
             return None

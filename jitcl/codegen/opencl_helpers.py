@@ -157,7 +157,7 @@ def _needs(name: str) -> list[str]:
     """The helpers that a helper calls: halves of a vector are converted one by one."""
     op, _, dtype = name.rpartition("_")
     scalar, _, lanes = dtype.partition("x")
-    return [f"{op}_{scalar}"] if lanes and op in ("to", "from") else []
+    return [f"{op}_{scalar}"] if scalar == "f16" and lanes and op in ("to", "from") else []
 
 
 def helper(name: str) -> str:
@@ -200,9 +200,17 @@ def _body(name: str) -> str:
 
 def _vector_body(name: str, op: str, dtype: str) -> str:
     """max and min of vectors: "max_f32x16"; conversions of lanes one by one: "to_f16x4"; halves
-    that are moved at once, where vload_half4 makes four accesses (Mali, Adreno): "load_f16x4".
+    that are moved at once, where vload_half4 makes four accesses (Mali, Adreno): "load_f16x4";
+    conversions of the type half, which NVIDIA's compiler has casts of, but no convert_half:
+    "to_halfx4".
     """
     scalar, _, n = dtype.partition("x")
+    if scalar == "half":
+        source, result = ("float", "half") if op == "to" else ("half", "float")
+        each = ", ".join(f"({result})a.s{k:x}" for k in range(int(n)))
+        return (f"#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
+                f"{result}{n} jitcl_{name}({source}{n} a)\n{{\n"
+                f"    return ({result}{n})({each});\n}}")
     if op == "load":
         return (f"float{n} jitcl_{name}(__global const half *p)\n{{\n"
                 f"    ushort{n} bits = *(__global const ushort{n} *)p;\n"

@@ -7,6 +7,9 @@ What has no form as a vector is refused by NotVectorisable, and stays a loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from jitcl.codegen.opencl_expressions import (
     ADD,
     ATOM,
@@ -23,6 +26,8 @@ from jitcl.ir.alignment import lane_stride
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Let, Stmt, Store, statements
 from jitcl.ir.scalar import SCALARS
+from jitcl.target import Target
+from jitcl.templates.opencl.memory import alignment, piece, raw_vector, stored_vector
 
 GATHERED = 4                   # lanes further apart than this are left to the driver's compiler
 _OPERATORS = ("add", "sub", "mul", "div", "neg", "lt", "le", "gt", "ge", "eq", "ne")
@@ -40,6 +45,8 @@ class VectorRenderer(ExpressionRenderer):
     width = 1
     wide: frozenset[str] = frozenset()           # the lane, and variables that differ with it
     aligned = False                              # vectors in global memory are (verified)
+    multiples: Mapping[str, int] = MappingProxyType({})      # of variables: what divides them
+    target: Target | None = None                 # set: vectors are read in pieces that are aligned
 
     def spread(self, body: tuple[Stmt, ...], lane: Expr, wide: tuple[str, ...] = ()) -> None:
         """From here on `lane` is spread over vectors, and so are variables that depend on it."""
@@ -53,6 +60,10 @@ class VectorRenderer(ExpressionRenderer):
                     grown = True
         assert lane.extent is not None
         self.lane, self.width, self.wide = lane, lane.extent, frozenset(found)
+
+    def point(self, target: Target, multiples: Mapping[str, int]) -> None:
+        """From here on an access takes as much of a vector as `multiples` show to be aligned."""
+        self.target, self.multiples = target, multiples
 
     def is_wide(self, x: Expr) -> bool:
         return bool(x.free & self.wide)
@@ -143,7 +154,7 @@ class VectorRenderer(ExpressionRenderer):
         stride = self._stride(x.value, at)
         first = self._lane0(at)
         if stride == 1:
-            text = self.read_vector(x.value, self.operand(first, ADD + 1))
+            text = self.read_vector(x.value, self.operand(first, ADD + 1), self._piece(x.value, at))
         elif abs(stride) > GATHERED:
             raise NotVectorisable("lanes do not lie side by side")
         else:
@@ -155,44 +166,48 @@ class VectorRenderer(ExpressionRenderer):
         assert x.other is not None
         return f"{self.operand(x.guard, LOGIC - 1)} ? {text} : {self.splat(x.other)}", CHOICE
 
-    def read_vector(self, buffer: str, at: str) -> str:
-        """Neighbours in a buffer of f32 or f16 as floats, or halves."""
+    def read_vector(self, buffer: str, at: str, n: int) -> str:
+        """Neighbours in a buffer of f32 or f16 as floats, or halves; n of them an access."""
         dtype, w = self._checked(buffer), self.width
+        halves = self.target is not None and self.target.fp16_arithmetic
         self.read.add(buffer)
         if dtype == "f16" and self.soft_half:
             self.helpers["from_f16"] = None
-            return self.call_helper(f"from_f16x{w}", self._neighbours(buffer, at, "ushort"))[0]
+            return self.call_helper(f"from_f16x{w}", raw_vector(buffer, at, "ushort", w, n))[0]
         if dtype == "f16" and not self.half:
-            if self._direct(buffer):
+            if n == w and halves:
+                return self.call_helper(f"from_halfx{w}", raw_vector(buffer, at, "half", w, n))[0]
+            if n == w:
                 return self.call_helper(f"load_f16x{w}", f"{buffer} + {at}")[0]
             return f"vload_half{w}(0, {buffer} + {at})"
-        return self._neighbours(buffer, at, "half" if dtype == "f16" else "float")
+        return raw_vector(buffer, at, "half" if dtype == "f16" else "float", w, n)
 
-    def write_vector(self, buffer: str, at: str, value: str) -> str:
+    def write_vector(self, buffer: str, at: str, value: str, n: int) -> str:
         """What stores a vector's lanes side by side in a buffer of f32 or f16."""
         dtype, w = self._checked(buffer), self.width
+        halves = self.target is not None and self.target.fp16_arithmetic
+        if dtype == "f16" and not self.half and not self.soft_half:
+            if n == w and halves:
+                value = self.call_helper(f"to_halfx{w}", value)[0]
+                return stored_vector(buffer, at, value, "half", w, n)
+            if n == w:
+                return self.call_helper(f"store_f16x{w}", value, f"{buffer} + {at}")[0]
+            return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
         kind = "half" if dtype == "f16" else "float"
         if dtype == "f16" and self.soft_half:
             self.helpers["to_f16"] = None
             value, kind = self.call_helper(f"to_f16x{w}", value)[0], "ushort"
-        elif dtype == "f16" and not self.half:
-            if self._direct(buffer):
-                return self.call_helper(f"store_f16x{w}", value, f"{buffer} + {at}")[0]
-            return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
-        if self._direct(buffer):
-            return f"*(__global {kind}{w} *)({buffer} + {at}) = {value}"
-        return f"vstore{w}({value}, 0, {buffer} + {at})"
+        return stored_vector(buffer, at, value, kind, w, n)
 
-    def _neighbours(self, buffer: str, at: str, kind: str) -> str:
-        """One access through a pointer to vectors, where they are aligned: compilers for Mali and
-        Adreno make `width` of vload4, which promises the alignment of an element only.
-        """
-        if self._direct(buffer):
-            return f"*(__global const {kind}{self.width} *)({buffer} + {at})"
-        return f"vload{self.width}(0, {buffer} + {at})"
-
-    def _direct(self, buffer: str) -> bool:
-        return self.aligned and all(b.name != buffer for b in self.kernel.arrays)
+    def _piece(self, buffer: str, at: Expr) -> int:
+        """Elements of a vector that one access through a pointer takes: compilers for Mali and
+        Adreno make `width` of vload4, which promises the alignment of an element only."""
+        if any(b.name == buffer for b in self.kernel.arrays):
+            return 1
+        if self.target is None:
+            return self.width if self.aligned else 1
+        assert self.lane is not None
+        return piece(self.width, self.target, alignment(at, self.lane, self.multiples))
 
     def _checked(self, buffer: str) -> str:
         dtype = self.stored[buffer]
@@ -212,7 +227,8 @@ class VectorRenderer(ExpressionRenderer):
             raise NotVectorisable("a guard depends on the lane")
         if self._stride(s.buffer, at) != 1:
             raise NotVectorisable("lanes do not lie side by side")
+        n = self._piece(s.buffer, at)
         if value.op == "cast" and value.dtype == "f16" and not self.half:
             value = value.args[0]                # storing rounds by itself
         first = self.operand(self._lane0(at), ADD + 1)
-        return f"{self.write_vector(s.buffer, first, self.splat(value))};"
+        return f"{self.write_vector(s.buffer, first, self.splat(value), n)};"

@@ -12,6 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -174,12 +175,13 @@ class OpenClHooks(Hooks, Protocol):
         """The C type of a buffer's elements."""
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
-                       types: dict[Node, TensorType] | None = None) -> Epilogue | None:
+                       types: dict[Node, TensorType] | None = None,
+                       multiples: Mapping[str, int] = MappingProxyType({})) -> Epilogue | None:
         """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
-        `types`: the shapes that the group's tensors are seen in. None where the epilogue is no
-        function of whole vectors.
+        `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
+        `ix` are multiples of. None where the epilogue is no function of whole vectors.
         """
 
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr], *inside: Expr

@@ -43,14 +43,16 @@ float4 jitcl_max_f32x4(float4 a, float4 b)
 }
 #endif
 
-void conv_4x2x4_9f97794f3d_store(float4 v, int image, int m, int h, int w, int at,
+void conv_4x2x4_2ff881dc01_store(float4 v, int image, int m, int h, int w, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
-    vstore4(jitcl_max_f32x4(v + x2[m], (float4)(0.0f)), 0, y + at);
+    float4 stored = jitcl_max_f32x4(v + x2[m], (float4)(0.0f));
+    *(__global float2 *)(y + at) = stored.s01;
+    *(__global float2 *)(y + at + 2) = stored.s23;
 }
 
-__kernel void conv_4x2x4_9f97794f3d(
+__kernel void conv_4x2x4_2ff881dc01(
     __global const float *restrict x,
     __read_only image1d_buffer_t wt,
     __global const float *restrict x2,
@@ -102,13 +104,13 @@ int each, int tasks, int m_tiles, int n_tiles, int m_inner, int m_count, int c_c
             xc += plane;
         }
         int at = (image * m_count + m0) * oh * ow;
-        conv_4x2x4_9f97794f3d_store(c00, image, m0 + 0, h0, w0, at + (0 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_9f97794f3d_store(c01, image, m0 + 0, h1, w1, at + (0 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_9f97794f3d_store(c10, image, m0 + 1, h0, w0, at + (1 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_9f97794f3d_store(c11, image, m0 + 1, h1, w1, at + (1 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_9f97794f3d_store(c20, image, m0 + 2, h0, w0, at + (2 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_9f97794f3d_store(c21, image, m0 + 2, h1, w1, at + (2 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_9f97794f3d_store(c30, image, m0 + 3, h0, w0, at + (3 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_9f97794f3d_store(c31, image, m0 + 3, h1, w1, at + (3 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_2ff881dc01_store(c00, image, m0 + 0, h0, w0, at + (0 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_2ff881dc01_store(c01, image, m0 + 0, h1, w1, at + (0 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_2ff881dc01_store(c10, image, m0 + 1, h0, w0, at + (1 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_2ff881dc01_store(c11, image, m0 + 1, h1, w1, at + (1 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_2ff881dc01_store(c20, image, m0 + 2, h0, w0, at + (2 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_2ff881dc01_store(c21, image, m0 + 2, h1, w1, at + (2 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_2ff881dc01_store(c30, image, m0 + 3, h0, w0, at + (3 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_2ff881dc01_store(c31, image, m0 + 3, h1, w1, at + (3 * oh + h1) * ow + w1, x2, y);
     }
 }

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +30,7 @@ from jitcl.templates.gemm_opencl.product import (
     real,
 )
 from jitcl.templates.opencl.planes import Window, padded, patches, whole_planes
-from jitcl.templates.opencl.tiling import Tile, choose_tiles, image_of, launch
+from jitcl.templates.opencl.tiling import Tile, choose_tiles, image_of, launch, read_whole
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "c_count", "kh", "kw", "oh",
           "ow", "vectors", "row_vectors", "h_step", "ky_step", "dw", "plane", "x_image", "groups",
@@ -169,7 +170,8 @@ class _Writer:
         n, channel = self.channel(counter("image", s.n * s.groups), counter("m", self.m))
         space = (counter("h", oh), counter("w", ow)) if self.x.type.rank == 4 else (
             counter("w", ow),)
-        epilogue = hooks.epilogue_lines((n, channel, *space), tile.width)
+        epilogue = hooks.epilogue_lines((n, channel, *space), tile.width,
+                                        multiples={"w": math.gcd(tile.width, ow)})
         if epilogue is None:
             return apart(hooks, lambda alone: _Writer(self.match, alone).emit())
         before, x, (height, width) = whole_planes(hooks, self.x, s)
@@ -183,7 +185,8 @@ class _Writer:
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
             x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
             multiply_add=hooks.target.multiply_add,
-            WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image))
+            WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image),
+            wt_whole=not image and read_whole(tile, hooks.target))
         row_vectors = -(-ow // tile.width)
         n_tiles = -(-oh * row_vectors // tile.vectors)
         tasks = s.n * s.groups * m_tiles * n_tiles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Packed
-from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch
+from jitcl.templates.opencl.memory import piece
+from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole
 
 PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "n_count", "k_count",
           "a_image", "a_tile", "a_period", "b_image", "b_panel")
@@ -57,7 +59,8 @@ class Product:
 def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     """The kernels of a product: operands arranged where needed, then the product itself."""
     places = (counter("image", p.batch), counter("m", p.m), counter("n", p.n))
-    epilogue = hooks.epilogue_lines(p.index(*places), tile.width, p.types)
+    columns = math.gcd(tile.width, p.n)          # the last vector of a row overlaps
+    epilogue = hooks.epilogue_lines(p.index(*places), tile.width, p.types, {"n": columns})
     if epilogue is None:
         return apart(hooks, lambda alone: emit_product(p, tile, alone))
     before, a = p.a(tile)
@@ -68,7 +71,9 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
-        A_IMAGE=bool(a_image), B_IMAGE=bool(b_image))
+        A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
+        a_whole=a.packed and not a_image and read_whole(tile, hooks.target),
+        b_aligned=piece(tile.width, hooks.target, 0 if b.packed else columns))
     arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles

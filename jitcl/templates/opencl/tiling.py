@@ -72,6 +72,12 @@ def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int,
     return 1, (-(-tasks // local) * local,), (local,)
 
 
+def read_whole(tile: Tile, target: Target) -> bool:
+    """Whether the packed weights of a tile's rows are read as a vector: CPUs broadcast each from
+    memory."""
+    return tile.rows > 1 and target.device_type != "cpu"
+
+
 def image_of(weights: Argument, count: int, run: int, target: Target) -> tuple[Argument, ...]:
     """(weights,) where a kernel that reads `run` neighbours of them at a time gets them as an
     image of float4; () where it reads the buffer. `count`: floats in all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
@@ -65,7 +66,8 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     oh, ow = s.out
     x = hooks.anchor.inputs[0]
     space = (counter("h", oh), counter("w", ow))[4 - x.type.rank:]
-    epilogue = hooks.epilogue_lines((counter("image", s.n), counter("m", s.k), *space), width)
+    epilogue = hooks.epilogue_lines((counter("image", s.n), counter("m", s.k), *space), width,
+                                    multiples={"w": math.gcd(width, ow)})
     if epilogue is None:
         return apart(hooks, lambda alone: emit_windows(p, alone))
     before, planes, (height, wide) = whole_planes(
