@@ -261,7 +261,7 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-operands", "max_operands"): (12, 8),
     ("mali-operands", "max_concat"): (20, 8),
     ("mali-kernel-size", "max_members"): (1, 2),
-    ("mali-registers", "registers"): ("gemm_4x2x4", "gemm_2x2x4"),
+    ("mali-registers", "registers"): ("gemm_4x2x4", "gemm_2x1x4"),
     ("mali-register-allocation", "build_options"): ((), ("-fregister-allocation=64",)),
     ("mali-queue-depth", "queue_depth"): (984, 120),
     ("mali-queue-wait", "queue_depth"): (984, 36),

@@ -33,7 +33,7 @@ int each, int rows, int height, int width, int oh, int ow, int kh, int kw, int s
 // from the graph
 // add f32[16,1,1,16,16], x1 packed f32[1,8,144,4], x2 f32[32,1,1] -> y f32[1,32,14,14]
 // 1.82 MFLOP, 60 kB; template conv_opencl
-// launch: 256 by 64; each 1, tasks 224, m_tiles 8, n_tiles 28, m_inner 0, m_count 32, c_count 16, kh 3, kw 3, oh 14, ow 14, vectors 56, row_vectors 4, h_step 16, ky_step 16, dw 1, plane 256, x_image 4096, groups 1, wt_group 4608, wt_tile 576
+// launch: 4x8x8 by 4x8x1; m_tiles 8, m_count 32, c_count 16, kh 3, kw 3, oh 14, ow 14, h_step 16, ky_step 16, dw 1, plane 256, x_image 4096, groups 1, wt_group 4608, wt_tile 576
 
 #ifndef JITCL_MAX_F32X4
 #define JITCL_MAX_F32X4
@@ -43,7 +43,7 @@ float4 jitcl_max_f32x4(float4 a, float4 b)
 }
 #endif
 
-void conv_4x2x4_2ff881dc01_store(float4 v, int image, int m, int h, int w, int at,
+void conv_4x2x4_bd733b1911_store(float4 v, int image, int m, int h, int w, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
@@ -52,27 +52,21 @@ void conv_4x2x4_2ff881dc01_store(float4 v, int image, int m, int h, int w, int a
     *(__global float2 *)(y + at + 2) = stored.s23;
 }
 
-__kernel void conv_4x2x4_2ff881dc01(
+__kernel void conv_4x2x4_bd733b1911(
     __global const float *restrict x,
     __read_only image1d_buffer_t wt,
     __global const float *restrict x2,
     __global float *restrict y,
-int each, int tasks, int m_tiles, int n_tiles, int m_inner, int m_count, int c_count, int kh, int kw, int oh, int ow, int vectors, int row_vectors, int h_step, int ky_step, int dw, int plane, int x_image, int groups, int wt_group, int wt_tile)
+int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_step, int ky_step, int dw, int plane, int x_image, int groups, int wt_group, int wt_tile)
 {
-    int last = min(((int)get_global_id(0) + 1) * each, tasks);
-    for (int task = (int)get_global_id(0) * each; task < last; ++task) {
-        int image = task / (m_tiles * n_tiles);
-        int rest = task - image * m_tiles * n_tiles;
-        int mt = m_inner ? rest % m_tiles : rest / n_tiles;
-        int nt = m_inner ? rest / m_tiles : rest % n_tiles;
+    int left = get_global_id(0) * 4, ht = get_global_id(1), image = (int)get_global_id(2) / m_tiles;
+    if (left >= ow || ht * 2 >= oh) return;
+    {
+        int mt = (int)get_global_id(2) - image * m_tiles;
         int m0 = min(mt * 4, m_count - 4);
-        int q0 = min(nt * 2 + 0, vectors - 1);
-        int h0 = q0 / row_vectors;
-        int w0 = min((q0 - h0 * row_vectors) * 4, ow - 4);
+        int h0 = min(ht * 2 + 0, oh - 1), w0 = min(left, ow - 4);
         int o0 = h0 * h_step + w0 * 1;
-        int q1 = min(nt * 2 + 1, vectors - 1);
-        int h1 = q1 / row_vectors;
-        int w1 = min((q1 - h1 * row_vectors) * 4, ow - 4);
+        int h1 = min(ht * 2 + 1, oh - 1), w1 = min(left, ow - 4);
         int o1 = h1 * h_step + w1 * 1;
         __global const float *xc = x + image * x_image;
         int wk = ((image % groups) * wt_group + mt * wt_tile) / 4;
@@ -83,10 +77,11 @@ int each, int tasks, int m_tiles, int n_tiles, int m_inner, int m_count, int c_c
         for (int c = 0; c < c_count; ++c) {
             __global const float *xy = xc;
             for (int ky = 0; ky < kh; ++ky) {
-                __global const float *xk = xy;
-                for (int kx = 0; kx < kw; ++kx) {
-                    float4 b0 = vload4(0, xk + o0);
-                    float4 b1 = vload4(0, xk + o1);
+                float2 r0_0 = *(__global const float2 *)((xy + o0) + 0), r0_2 = *(__global const float2 *)((xy + o0) + 2), r0_4 = *(__global const float2 *)((xy + o0) + 4);
+                float2 r1_0 = *(__global const float2 *)((xy + o1) + 0), r1_2 = *(__global const float2 *)((xy + o1) + 2), r1_4 = *(__global const float2 *)((xy + o1) + 4);
+                {
+                    float4 b0 = (float4)(r0_0.s0, r0_0.s1, r0_2.s0, r0_2.s1);
+                    float4 b1 = (float4)(r1_0.s0, r1_0.s1, r1_2.s0, r1_2.s1);
                     float4 wk0 = read_imagef(wt, wk + 0);
                     c00 += wk0.s0 * b0;
                     c01 += wk0.s0 * b1;
@@ -97,20 +92,47 @@ int each, int tasks, int m_tiles, int n_tiles, int m_inner, int m_count, int c_c
                     c30 += wk0.s3 * b0;
                     c31 += wk0.s3 * b1;
                     wk += 1;
-                    xk += dw;
+                }
+                {
+                    float4 b0 = (float4)(r0_0.s1, r0_2.s0, r0_2.s1, r0_4.s0);
+                    float4 b1 = (float4)(r1_0.s1, r1_2.s0, r1_2.s1, r1_4.s0);
+                    float4 wk0 = read_imagef(wt, wk + 0);
+                    c00 += wk0.s0 * b0;
+                    c01 += wk0.s0 * b1;
+                    c10 += wk0.s1 * b0;
+                    c11 += wk0.s1 * b1;
+                    c20 += wk0.s2 * b0;
+                    c21 += wk0.s2 * b1;
+                    c30 += wk0.s3 * b0;
+                    c31 += wk0.s3 * b1;
+                    wk += 1;
+                }
+                {
+                    float4 b0 = (float4)(r0_2.s0, r0_2.s1, r0_4.s0, r0_4.s1);
+                    float4 b1 = (float4)(r1_2.s0, r1_2.s1, r1_4.s0, r1_4.s1);
+                    float4 wk0 = read_imagef(wt, wk + 0);
+                    c00 += wk0.s0 * b0;
+                    c01 += wk0.s0 * b1;
+                    c10 += wk0.s1 * b0;
+                    c11 += wk0.s1 * b1;
+                    c20 += wk0.s2 * b0;
+                    c21 += wk0.s2 * b1;
+                    c30 += wk0.s3 * b0;
+                    c31 += wk0.s3 * b1;
+                    wk += 1;
                 }
                 xy += ky_step;
             }
             xc += plane;
         }
         int at = (image * m_count + m0) * oh * ow;
-        conv_4x2x4_2ff881dc01_store(c00, image, m0 + 0, h0, w0, at + (0 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_2ff881dc01_store(c01, image, m0 + 0, h1, w1, at + (0 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_2ff881dc01_store(c10, image, m0 + 1, h0, w0, at + (1 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_2ff881dc01_store(c11, image, m0 + 1, h1, w1, at + (1 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_2ff881dc01_store(c20, image, m0 + 2, h0, w0, at + (2 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_2ff881dc01_store(c21, image, m0 + 2, h1, w1, at + (2 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_2ff881dc01_store(c30, image, m0 + 3, h0, w0, at + (3 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_2ff881dc01_store(c31, image, m0 + 3, h1, w1, at + (3 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_bd733b1911_store(c00, image, m0 + 0, h0, w0, at + (0 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_bd733b1911_store(c01, image, m0 + 0, h1, w1, at + (0 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_bd733b1911_store(c10, image, m0 + 1, h0, w0, at + (1 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_bd733b1911_store(c11, image, m0 + 1, h1, w1, at + (1 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_bd733b1911_store(c20, image, m0 + 2, h0, w0, at + (2 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_bd733b1911_store(c21, image, m0 + 2, h1, w1, at + (2 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_bd733b1911_store(c30, image, m0 + 3, h0, w0, at + (3 * oh + h0) * ow + w0, x2, y);
+        conv_4x2x4_bd733b1911_store(c31, image, m0 + 3, h1, w1, at + (3 * oh + h1) * ow + w1, x2, y);
     }
 }

@@ -29,12 +29,12 @@ from jitcl.templates.gemm_opencl.product import (
     pack_rows,
     real,
 )
-from jitcl.templates.opencl.planes import Window, padded, patches, whole_planes
-from jitcl.templates.opencl.tiling import Tile, choose_tiles, image_of, launch, read_whole
+from jitcl.templates.opencl.planes import PITCH, Window, padded, patches, row_of_taps, whole_planes
+from jitcl.templates.opencl.tiling import Tile, choose_tiles, image_of, launch, read_whole, spread
 
-PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "c_count", "kh", "kw", "oh",
-          "ow", "vectors", "row_vectors", "h_step", "ky_step", "dw", "plane", "x_image", "groups",
-          "wt_group", "wt_tile")
+ON_AXES = ("m_tiles", "m_count", "c_count", "kh", "kw", "oh", "ow", "h_step", "ky_step", "dw",
+           "plane", "x_image", "groups", "wt_group", "wt_tile")
+PARAMS = ("each", "tasks", "n_tiles", "m_inner", "vectors", "row_vectors", *ON_AXES)
 COPY = 32                      # multiply-adds done in the time of copying one element
 
 
@@ -65,7 +65,7 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
         if s.groups > 1 and s.groups == s.c:
             return ()                            # depthwise: nothing is read twice
         if not fits_int(node.type.size, s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
-                        s.n * s.c * padded(s)[0] * padded(s)[1]):
+                        s.n * s.c * padded(s)[0] * (padded(s)[1] + PITCH)):
             return ()
         return choose_forms(s, node.inputs[1].op == "const", target)
 
@@ -180,8 +180,12 @@ class _Writer:
         wt_group = m_tiles * tile.rows * taps
         weights = self.packed(tile)
         image = image_of(weights, s.groups * wt_group, tile.rows, hooks.target)
+        axes = hooks.target.device_type != "cpu"
+        names = ON_AXES if axes else PARAMS
+        row, aligned = row_of_taps(s, tile.width, width, hooks.target)
         body = hooks.render(
-            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS,
+            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=names, AXES=axes,
+            ROW=row, A=aligned, KW=s.kernel[1] if row else 0, DW=s.dilations[1] if row else 0,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
             x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
             multiply_add=hooks.target.multiply_add,
@@ -191,6 +195,9 @@ class _Writer:
         n_tiles = -(-oh * row_vectors // tile.vectors)
         tasks = s.n * s.groups * m_tiles * n_tiles
         each, sizes, local = launch(tasks, hooks.target)
+        if axes:
+            sizes, local = spread(row_vectors, -(-oh // tile.vectors), s.n * s.groups * m_tiles,
+                                  hooks.target)
         c, (kh, kw) = s.c // s.groups, s.kernel
         params = dict(
             each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles,
@@ -202,5 +209,5 @@ class _Writer:
         stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
         arguments: tuple[Argument, ...] = (x, weights, *epilogue.nodes, hooks.group.root)
         return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
-                                 {name: params[name] for name in PARAMS}, sizes, local,
+                                 {name: params[name] for name in names}, sizes, local,
                                  images=image)]

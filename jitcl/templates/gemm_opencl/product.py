@@ -16,10 +16,11 @@ from jitcl.ir.types import TensorType
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Packed
 from jitcl.templates.opencl.memory import piece
-from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole
+from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole, spread
 
-PARAMS = ("each", "tasks", "m_tiles", "n_tiles", "m_inner", "m_count", "n_count", "k_count",
-          "a_image", "a_tile", "a_period", "b_image", "b_panel")
+ON_AXES = ("m_tiles", "n_tiles", "m_count", "n_count", "k_count", "a_image", "a_tile", "a_period",
+           "b_image", "b_panel")
+PARAMS = ("each", "tasks", "m_inner", *ON_AXES)  # with tiles dealt out to work-items
 QUAD, LEAST_ITEMS = 4, 64      # of gemm_tiled_opencl: vectors in local memory, smallest group
 
 
@@ -67,8 +68,11 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     more, b = p.b(tile)
     a_image = image_of(a.argument, a.image * a.period, tile.rows, hooks.target)
     b_image = image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
+    axes = hooks.target.device_type != "cpu"
+    params = ON_AXES if axes else PARAMS
     body = hooks.render(
-        "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, ROWS=tile.rows,
+        "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
+        AXES=axes,
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
@@ -78,13 +82,15 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles
     each, sizes, local = launch(tasks, hooks.target)
+    if axes:
+        sizes, local = spread(n_tiles, m_tiles, p.batch, hooks.target)
     values = dict(
         each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles, m_inner=int(p.m < p.n),
         m_count=p.m, n_count=p.n, k_count=p.k, a_image=a.image, a_tile=p.k * tile.rows,
         a_period=a.period, b_image=b.image, b_panel=p.k * tile.span)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
-                                    {name: values[name] for name in PARAMS}, sizes, local,
+                                    {name: values[name] for name in params}, sizes, local,
                                     images=(*a_image, *b_image))]
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
+from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Scratch
 from jitcl.templates.convolution import ConvShape
+from jitcl.templates.opencl.memory import piece
 from jitcl.templates.opencl.tiling import launch
 
 PARAMS = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
           "top", "left")
 PADDED = ("each", "planes", "height", "width", "oh", "ow", "top", "left")
 FILL = {"add": "0.0f", "max": "-INFINITY"}
+PITCH = 4                      # GPUs: rows of copied planes begin at multiples of so many elements
+MOST_ROW = 7                   # taps of a row that are written out
 BITS = {"add": "0", "max": "0xfc00"}             # the same as halves that are copied as ushort
 
 
@@ -35,6 +40,18 @@ def padded(s: ConvShape) -> tuple[int, int]:
     """Height and width of padded planes; a strided row is read in pairs, one beyond its end."""
     return (s.size[0] + s.pads[0] + s.pads[2],
             s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
+
+
+def row_of_taps(s: ConvShape, width: int, pitch: int, target: Target) -> tuple[int, int]:
+    """(elements of a row that the taps of a vector of outputs need, elements of one access): GPUs
+    read each once, where that is fewer accesses than a vector for each tap. Else (0, 1).
+
+    Accesses begin at multiples of theirs, as rows of `pitch` elements do: none goes beyond its row.
+    """
+    aligned = piece(width, target, pitch, s.strides[1] * math.gcd(width, s.out[1]))
+    needed = s.strides[1] * (width - 1) + s.dilations[1] * (s.kernel[1] - 1) + 1
+    fewer = -(-needed // aligned) <= s.kernel[1] * width and s.kernel[1] <= MOST_ROW
+    return (needed, aligned) if target.device_type != "cpu" and fewer else (0, 1)
 
 
 def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: str = "add"
@@ -60,6 +77,7 @@ def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
     if size == s.size:
         return [], x, size
     if hooks.target.device_type != "cpu":
+        size = size[0], -(-size[1] // PITCH) * PITCH
         copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)
         return [emitted], copy, size
     planes = s.n * s.c

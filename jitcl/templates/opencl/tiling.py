@@ -72,6 +72,27 @@ def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int,
     return 1, (-(-tasks // local) * local,), (local,)
 
 
+def spread(columns: int, rows: int, planes: int, target: Target
+           ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(global size, local size) of a task a work-item on a GPU, whose place is its indices: no
+    division finds it. Of the groups along columns and rows that which idles least at their ends; of
+    equals the largest, then the widest. Kernels return beyond the last column and row.
+    """
+    most, powers = min(GROUP, target.max_work_group), [1 << k for k in range(GROUP.bit_length())]
+
+    def size(local: tuple[int, int]) -> tuple[int, int]:
+        return -(-columns // local[0]) * local[0], -(-rows // local[1]) * local[1]
+
+    def order(local: tuple[int, int]) -> tuple[float, ...]:
+        items = size(local)[0] * size(local)[1]
+        return items * (1 + (local[0] * local[1] < most / 2)), -local[0] * local[1], -local[0]
+
+    limits = target.max_work_item_sizes
+    local = min(((x, y) for x in powers for y in powers if x * y <= most and x <= limits[0]
+                 and y <= (*limits, 1)[1]), key=order)
+    return (*size(local), planes), (*local, 1)
+
+
 def read_whole(tile: Tile, target: Target) -> bool:
     """Whether the packed weights of a tile's rows are read as a vector: CPUs broadcast each from
     memory."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks
+from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
-from jitcl.templates.opencl.planes import padded, whole_planes
-from jitcl.templates.opencl.tiling import WIDTHS, launch
+from jitcl.templates.opencl.planes import PITCH, padded, row_of_taps, whole_planes
+from jitcl.templates.opencl.tiling import WIDTHS, launch, spread
 
-PARAMS = ("each", "tasks", "blocks", "block", "channels", "copies", "oh", "ow", "kh", "kw", "dw",
-          "h_step", "ky_step", "x_plane")
+ON_AXES = ("channels", "copies", "oh", "ow", "kh", "kw", "dw", "h_step", "ky_step", "x_plane")
+PARAMS = ("each", "tasks", "blocks", "block", *ON_AXES)
 MOST_TAPS = 25                 # that are written out
 
 
@@ -50,7 +53,7 @@ def suitable(group: Group, s: ConvShape, target: Target) -> bool:
         return False
     height, width = padded(s)
     read = anchor.inputs[0] in group.operands
-    return read and fits_int(anchor.type.size, s.n * s.c * height * width)
+    return read and fits_int(anchor.type.size, s.n * s.c * height * (width + PITCH))
 
 
 def vector_widths(s: ConvShape, target: Target) -> tuple[Lanes, ...]:
@@ -58,6 +61,12 @@ def vector_widths(s: ConvShape, target: Target) -> tuple[Lanes, ...]:
     most = min(target.vector_width, target.max_vector_width)
     fitting = [w for w in WIDTHS if w <= min(s.out[1], most)]
     return tuple(map(Lanes, sorted(fitting, key=lambda w: (-(-s.out[1] // w), w))))
+
+
+def in_quads(w: np.ndarray, quads: int) -> np.ndarray:
+    """[K, 1, kh, kw] -> [K, quads * 4], zeros behind the taps."""
+    taps = w.reshape(w.shape[0], -1)
+    return np.pad(taps, ((0, 0), (0, quads * 4 - taps.shape[1])))
 
 
 def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
@@ -75,8 +84,13 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     maximum = "max_f32" + (f"x{width}" if width > 1 else "")
     kh, kw = s.kernel
     unroll = kh * kw <= MOST_TAPS
+    axes = target.device_type != "cpu"
+    params = ON_AXES if axes else PARAMS
+    quads = -(-kh * kw // 4) if axes and unroll and p.weights is not None else 0
+    row, aligned = row_of_taps(s, width, wide, target) if unroll else (0, 1)
     body = hooks.render(
-        "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=PARAMS, kind=p.kind, W=width,
+        "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, AXES=axes, ROW=row,
+        A=aligned, DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width,
         WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
         KH=kh if unroll else 0, KW=kw if unroll else 0,
         x_type=hooks.ctype(x.type.dtype), maximum=maximum,
@@ -87,11 +101,16 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     blocks = -(-oh // block)
     tasks = s.n * s.k * blocks
     each, sizes, local = launch(tasks, target)
+    if axes:
+        sizes, local = spread(-(-ow // width), oh, s.n * s.k, target)
     values = dict(
         each=each, tasks=tasks, blocks=blocks, block=block, channels=s.k, copies=s.k // s.c, oh=oh,
         ow=ow, kh=kh, kw=kw, dw=s.dilations[1], h_step=s.strides[0] * wide,
         ky_step=s.dilations[0] * wide, x_plane=height * wide)
-    weights = () if p.weights is None else (p.weights,)
+    weights: tuple[Argument, ...] = ()
+    if p.weights is not None:
+        weights = (Packed(p.weights, f"taps in {quads} quads", partial(in_quads, quads=quads))
+                   if quads else p.weights,)
     arguments: tuple[Argument, ...] = (planes, *weights, *epilogue.nodes, hooks.group.root)
     return [*before, Emitted(f"{p.kind}_{kh}x{kw}x{width}", body, arguments, (hooks.group.root,),
-                             {name: values[name] for name in PARAMS}, sizes, local)]
+                             {name: values[name] for name in params}, sizes, local)]
