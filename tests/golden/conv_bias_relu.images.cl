@@ -43,16 +43,14 @@ float4 jitcl_max_f32x4(float4 a, float4 b)
 }
 #endif
 
-void conv_4x2x4_bd733b1911_store(float4 v, int image, int m, int h, int w, int at,
+void conv_4x2x4_2a63d58b7c_store(float4 v, int image, int m, int h, int w, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
-    float4 stored = jitcl_max_f32x4(v + x2[m], (float4)(0.0f));
-    *(__global float2 *)(y + at) = stored.s01;
-    *(__global float2 *)(y + at + 2) = stored.s23;
+    float4 stored = jitcl_max_f32x4(v + x2[m], (float4)(0.0f)); *(__global float2 *)(y + at) = stored.s01; *(__global float2 *)(y + at + 2) = stored.s23;
 }
 
-__kernel void conv_4x2x4_bd733b1911(
+__kernel void conv_4x2x4_2a63d58b7c(
     __global const float *restrict x,
     __read_only image1d_buffer_t wt,
     __global const float *restrict x2,
@@ -68,14 +66,16 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
         int o0 = h0 * h_step + w0 * 1;
         int h1 = min(ht * 2 + 1, oh - 1), w1 = min(left, ow - 4);
         int o1 = h1 * h_step + w1 * 1;
-        __global const float *xc = x + image * x_image;
+        __global const float *xy = x + image * x_image;
+        int at = (image * m_count + m0) * oh * ow;
+        int at0 = at + h0 * ow + w0;
+        int at1 = at + h1 * ow + w1;
         int wk = ((image % groups) * wt_group + mt * wt_tile) / 4;
         float4 c00 = (float4)(0.0f), c01 = (float4)(0.0f);
         float4 c10 = (float4)(0.0f), c11 = (float4)(0.0f);
         float4 c20 = (float4)(0.0f), c21 = (float4)(0.0f);
         float4 c30 = (float4)(0.0f), c31 = (float4)(0.0f);
         for (int c = 0; c < c_count; ++c) {
-            __global const float *xy = xc;
             for (int ky = 0; ky < kh; ++ky) {
                 float2 r0_0 = *(__global const float2 *)((xy + o0) + 0), r0_2 = *(__global const float2 *)((xy + o0) + 2), r0_4 = *(__global const float2 *)((xy + o0) + 4);
                 float2 r1_0 = *(__global const float2 *)((xy + o1) + 0), r1_2 = *(__global const float2 *)((xy + o1) + 2), r1_4 = *(__global const float2 *)((xy + o1) + 4);
@@ -123,16 +123,15 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
                 }
                 xy += ky_step;
             }
-            xc += plane;
+            xy += plane - kh * ky_step;
         }
-        int at = (image * m_count + m0) * oh * ow;
-        conv_4x2x4_bd733b1911_store(c00, image, m0 + 0, h0, w0, at + (0 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_bd733b1911_store(c01, image, m0 + 0, h1, w1, at + (0 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_bd733b1911_store(c10, image, m0 + 1, h0, w0, at + (1 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_bd733b1911_store(c11, image, m0 + 1, h1, w1, at + (1 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_bd733b1911_store(c20, image, m0 + 2, h0, w0, at + (2 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_bd733b1911_store(c21, image, m0 + 2, h1, w1, at + (2 * oh + h1) * ow + w1, x2, y);
-        conv_4x2x4_bd733b1911_store(c30, image, m0 + 3, h0, w0, at + (3 * oh + h0) * ow + w0, x2, y);
-        conv_4x2x4_bd733b1911_store(c31, image, m0 + 3, h1, w1, at + (3 * oh + h1) * ow + w1, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c01, image, m0 + 0, h1, w1, at1 + 0 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c11, image, m0 + 1, h1, w1, at1 + 1 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c20, image, m0 + 2, h0, w0, at0 + 2 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c21, image, m0 + 2, h1, w1, at1 + 2 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c30, image, m0 + 3, h0, w0, at0 + 3 * oh * ow, x2, y);
+        conv_4x2x4_2a63d58b7c_store(c31, image, m0 + 3, h1, w1, at1 + 3 * oh * ow, x2, y);
     }
 }
