@@ -2,7 +2,8 @@
 
 vloadN and vload_halfN promise no more than an element's alignment: compilers for Mali and Adreno
 make as many accesses of them as there are elements. A pointer to vectors promises the vector's, and
-is one access; so vectors are read in pieces of what their address is known to be a multiple of.
+is one access: where their address is known to be a multiple of it. Pieces of a vector are written
+so, too.
 """
 
 from __future__ import annotations
@@ -34,12 +35,11 @@ def alignment(at: Expr, lane: Expr, multiples: Mapping[str, int]) -> int:
 
 
 def raw_vector(buffer: str, at: str, ctype: str, width: int, n: int) -> str:
-    """A vector of elements as they lie, read by n."""
-    if n == 1:
+    """A vector of elements as they lie, at a multiple of n. Whole or by elements: Oclgrind 21.10
+    crashes where vectors are joined, (float4)(a, b) of float2."""
+    if n < width:
         return f"vload{width}(0, {buffer} + {at})"
-    pieces = [f"*(__global const {ctype}{n} *)({buffer} + {at}{f' + {k}' if k else ''})"
-              for k in range(0, width, n)]
-    return pieces[0] if n == width else f"({ctype}{width})({', '.join(pieces)})"
+    return f"*(__global const {ctype}{n} *)({buffer} + {at})"
 
 
 def stored_vector(buffer: str, at: str, value: str, ctype: str, width: int, n: int) -> str:
@@ -63,7 +63,7 @@ def read_vector(call: Call, buffer: str, at: str, ctype: str, width: int, aligne
     if width == 1:
         return f"vload_half({at}, {buffer})" if ctype == "half" else f"{buffer}[{at}]"
     n = math.gcd(width, aligned) if ctype != "half" or halves else 1
-    if n == 1 and ctype == "half":
+    if n < width and ctype == "half":
         return f"vload_half{width}(0, {buffer} + {at})"
     found = raw_vector(buffer, at, ctype, width, n)
     from_halves = {"half": "from_half", "ushort": "from_f16"}.get(ctype)
