@@ -156,6 +156,14 @@ def test_the_page_of_submitted_runs_runs():
     assert len(blocks) > 5 and "after" in scope
 
 
+def test_the_page_on_precision_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "precision.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "precision.md", "exec"), {})
+    assert "precision: low;/head/Conv=high;/body.?/*=normal, tensors" in capsys.readouterr().out
+
+
 def test_the_page_on_checks_runs(monkeypatch, capsys):
     monkeypatch.setenv("JITCL_DEVICE", "cpu")
     monkeypatch.chdir(ROOT)

@@ -27,6 +27,7 @@ from jitcl.accuracy.engines import Configuration, Engine, open_engine, tensors_i
 from jitcl.accuracy.measures import Difference, bit_equal, difference
 from jitcl.accuracy.report import Check, Layer, Repeats
 from jitcl.errors import InputError, OptionError, UnsupportedError
+from jitcl.passes.options import Precision
 from jitcl.runtime.arguments import shown, tally_of
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
@@ -45,7 +46,7 @@ def check(
     inputs: Any = None,
     *,
     device: Any = "auto",
-    precision: str = "high",
+    precision: Precision = "high",
     memory: str = "normal",
     templates: bool | None = None,
     against: Any = "onnx",

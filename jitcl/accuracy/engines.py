@@ -40,7 +40,7 @@ class Configuration:
     """
 
     device: Any = "auto"
-    precision: str = "high"
+    precision: Any = "high"                 # text, once it is made
     memory: str = "normal"
     templates: bool | None = None
 
@@ -77,7 +77,7 @@ class Configuration:
         return replace(self, **options)
 
     def __post_init__(self) -> None:
-        Options(self.precision, self.memory)
+        object.__setattr__(self, "precision", Options(self.precision, self.memory).said)
         if self.templates not in (None, True, False):
             raise OptionError(f"templates: got {shown(self.templates)}, wanted True, False or None")
         if self.device in OTHERS and (self.precision, self.memory, self.templates) != PLAIN:

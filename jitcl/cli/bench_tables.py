@@ -14,6 +14,7 @@ from jitcl.bench.compare import SUSPECT
 from jitcl.bench.machine import Machine, load_average
 from jitcl.cli.console import console, duration, node_names, table
 from jitcl.codegen.text import amount
+from jitcl.passes.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +100,8 @@ class Results:
         return f"{entry.difference:.1e}" + (" !" if self._suspect(entry) else "")
 
     def _suspect(self, entry: Entry) -> bool:
-        return entry.difference is not None and entry.difference > SUSPECT[self.precision]
+        limit = SUSPECT[Options(self.precision).least]
+        return entry.difference is not None and entry.difference > limit
 
     def _remarks(self) -> Iterator[str]:
         contest, machine = self.contest, self.machine

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from jitcl.config import ISOLATION
-from jitcl.errors import InputError
-from jitcl.passes.options import CHOICES
+from jitcl.errors import InputError, OptionError
+from jitcl.passes.options import CHOICES, Options
 
 if TYPE_CHECKING:
     from jitcl.devices.base import Progress
@@ -36,6 +36,19 @@ class ShapeType(click.ParamType):
         return name, tuple(int(d) for d in re.split("[,x]", dims) if d)
 
 
+class Precision(click.Choice):
+    """One for all layers, or `low;NAME=high;..` with names or patterns of layers."""
+
+    def convert(self, value: Any, param: click.Parameter | None,
+                ctx: click.Context | None) -> str:
+        if "=" not in value and ";" not in value:
+            return str(super().convert(value, param, ctx))
+        try:
+            return Options(value).said
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Numbers(click.ParamType):
     """Comma-separated numbers, one a channel."""
 
@@ -56,9 +69,10 @@ _DEVICE = click.option("-d", "--device", default="auto", show_default=True, meta
                        help="auto, cpu, opencl[:PLATFORM[:DEVICE]] (numbers or parts of names), "
                             "reference; profile:NAME to compile only.")
 _SHARED = (
-    click.option("--precision", type=click.Choice(CHOICES["precision"]), default="high",
+    click.option("--precision", type=Precision(CHOICES["precision"]), default="high",
                  show_default=True, help="high: as the model says; normal: f16 storage; "
-                 "low: f16 arithmetic too, where the device has it."),
+                 "low: f16 arithmetic too, where the device has it. For layers: "
+                 "'low;/head/*=high'."),
     click.option("--memory", type=click.Choice(CHOICES["memory"]), default="normal",
                  show_default=True, help="low: pack buffers tightest; high: share none."),
     click.option("--tuning", type=click.Choice(CHOICES["tuning"]), default="none",

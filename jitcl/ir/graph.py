@@ -11,7 +11,7 @@ import hashlib
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -156,10 +156,28 @@ def graph_input(name: str, type: TensorType) -> Node:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model's node that IR nodes came from."""
+    """The model's node that IR nodes came from. twins: others that compute the same."""
 
     name: str
     op_type: str
+    twins: tuple[str, ...] = ()
+
+    def with_twin(self, name: str) -> Origin:
+        """The origin of nodes that another node of the model came to, too."""
+        return self if name in (self.name, *self.twins) else replace(
+            self, twins=(*self.twins, name))
+
+
+@dataclass
+class ModelNode:
+    """A node of the model, as its file has it. inside: the one in whose body, or call, it is;
+    readers: who read its results.
+    """
+
+    name: str
+    op_type: str
+    inside: str = ""
+    readers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -233,3 +251,19 @@ def spread_origin(node: Node, origin: Origin, origins: dict[Node, Origin]) -> No
             continue
         origins[node] = origin
         stack.extend(node.inputs)
+
+
+def add_twin(node: Node, name: str, origins: dict[Node, Origin]) -> None:
+    """Another node of the model came to `node`, too: so to all below that have the same origin.
+    A call of a function only hands on what a node inside of it came to.
+    """
+    first = origins.get(node)
+    if first is None or first.name == name or first.name.startswith(name + "/"):
+        return
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        origin = origins.get(node)
+        if origin is not None and origin.name == first.name and name not in origin.twins:
+            origins[node] = origin.with_twin(name)
+            stack.extend(node.inputs)

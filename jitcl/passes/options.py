@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from typing import Any
 
 from jitcl.errors import OptionError
 
 CHOICES = {
-    "precision": ("high", "normal", "low"),
+    "precision": ("high", "normal", "low"),         # the strictest first
     "memory": ("low", "normal", "high"),
     "tuning": ("none", "fast", "wide", "heavy"),
 }
+ALL = "*"
+Precision = str | Mapping[str, str]     # for all layers; or by names and patterns of layers
 
 
 @dataclass(frozen=True)
@@ -20,21 +25,98 @@ class Options:
     = f16 storage and f32 arithmetic; low = f16 storage and, where the device has it, f16
     arithmetic. memory: low packs buffers tightest, high never shares them. tuning: how long to
     search for faster kernels.
+
+    precision may be given for layers: {"/head/Conv": "high", "/body/*": "normal", "*": "low"}, by
+    names of ONNX nodes or glob patterns of them, or as text, "low;/head/Conv=high;/body/*=normal".
+    A name is more than a pattern, an earlier pattern more than a later one, "*" the rest ("high"
+    where it is not said). What is given so stands in `layers`, but for the rest, which `precision`
+    then is.
     """
 
-    precision: str = "high"
+    precision: Any = "high"
     memory: str = "normal"
     tuning: str = "none"
+    layers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
+        given = self.precision
+        if isinstance(given, str) and given not in CHOICES["precision"] and (
+                "=" in given or ";" in given):
+            given = _rules(given)
+        if isinstance(given, Mapping):
+            rest, layers = _split(given)
+            object.__setattr__(self, "precision", rest)
+            object.__setattr__(self, "layers", layers)
         for f in fields(self):
             value: Any = getattr(self, f.name)
-            if not isinstance(value, str) or value not in CHOICES[f.name]:
+            if f.name in CHOICES and (not isinstance(value, str) or value not in CHOICES[f.name]):
                 raise OptionError(f"{f.name}={value!r} is not known: use one of "
                                   f"{', '.join(CHOICES[f.name])}")
         if self.tuning != "none":
             raise OptionError(f"tuning={self.tuning!r}: this version does not search for faster "
                               f"kernels yet; use tuning='none'")
 
+    @property
+    def reduced(self) -> bool:
+        """Whether any layer may be stored in less than the model says."""
+        return any(p != "high" for p in (self.precision, *(p for _, p in self.layers)))
+
+    @property
+    def least(self) -> str:
+        """The lowest precision of any layer."""
+        rank = CHOICES["precision"].index
+        return max((self.precision, *(p for _, p in self.layers)), key=rank)
+
+    @property
+    def said(self) -> str:
+        """The precision as text, which says the same when it is given as one."""
+        return ";".join([self.precision,
+                         *(f"{name.replace(';', '?')}={p}" for name, p in self.layers)])
+
+    def of_layer(self, name: str) -> str | None:
+        """What is said of a node by its name or a pattern; None where nothing is."""
+        exact = dict(self.layers)
+        if name in exact:
+            return exact[name]
+        return next((p for pattern, p in self.layers if fnmatchcase(name, pattern)), None)
+
     def key_parts(self) -> dict[str, str]:
-        return {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        """Parts of keys: `layers` only where there are any."""
+        parts = {name: str(getattr(self, name)) for name in CHOICES}
+        return {**parts, **({"layers": json.dumps(self.layers)} if self.layers else {})}
+
+
+def strictest(*precisions: str) -> str:
+    """The one that rounds least."""
+    return min(precisions, key=CHOICES["precision"].index)
+
+
+def _rules(text: str) -> dict[str, str]:
+    """The dict that "low;NAME=high" stands for."""
+    found: dict[str, str] = {}
+    for part in text.split(";"):
+        name, _, precision = (p.strip() for p in part.rpartition("="))
+        if not part.strip():
+            continue
+        if (name or ALL) in found:
+            raise OptionError(f"precision={text!r} says twice what '{name or ALL}' is")
+        found[name or ALL] = precision
+    return found
+
+
+def _split(given: Mapping[Any, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """(the precision of the rest, that of layers)."""
+    choices = ", ".join(CHOICES["precision"])
+    if not given:
+        raise OptionError("precision: got an empty dict, wanted layers' names or patterns and one "
+                          f"of {choices}, such as {{'/head/*': 'high', '*': 'low'}}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"precision: got {name!r} for the name of a layer, wanted the name "
+                              "of an ONNX node, or a pattern such as '/head/*'")
+        if not isinstance(value, str) or value not in CHOICES["precision"]:
+            raise OptionError(f"precision of '{name}' is {value!r}: use one of {choices}")
+    return given.get(ALL, "high"), tuple((n, p) for n, p in given.items() if n != ALL)
+
+
+__all__ = ["ALL", "CHOICES", "Options", "Precision", "strictest"]

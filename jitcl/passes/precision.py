@@ -18,7 +18,7 @@ would be -inf, an epsilon of 1e-12 zero.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from jitcl.ir.types import ROW
 from jitcl.ops.builder import lookup
 from jitcl.passes.base import Pass
 from jitcl.passes.matching import kind
+from jitcl.passes.options import strictest
 from jitcl.passes.regions import VIEWS
 from jitcl.target import Target
 
@@ -77,23 +78,40 @@ class CheckTypes(Pass):
         return f"'{origin.name}' ({origin.op_type})" if origin else f"'{node.op}' {node.type}"
 
 
-def assign_precision(graph: Graph, groups: Sequence[Group], target: Target, precision: str
-                     ) -> tuple[Graph, list[Group]]:
+def assign_precision(graph: Graph, groups: Sequence[Group], target: Target, precision: str,
+                     layers: Mapping[str, str] | None = None) -> tuple[Graph, list[Group]]:
     """The fused graph with the types that its nodes are stored in, and its groups with the type
     that each computes in. Groups stay what they are: no node is added, no kernel launched for it.
+
+    layers: of nodes of the model, by name, where it is not `precision`. A group has the strictest
+    of those that are fused in it. A "high" one stores its result, and reads constants, as the model
+    says; what it reads of others is as they store it.
 
         %0 = conv(%x, %w) : f32[1,64,56,56]           %0 = conv(%x, %w16) : f32[1,64,56,56]
         %1 = relu(%0) : f32[1,64,56,56]         =>    %1 = relu(%0) : f16[1,64,56,56]
         %2 = conv(%1, %v) : f32[1,64,56,56]           %2 = conv(%1, %v16) : f32[1,64,56,56]
     """
-    if precision == "high":
+    said = [precision_of(group, graph, precision, layers or {}) for group in groups]
+    if all(p == "high" for p in said):
         return graph, list(groups)
     if not target.fp16_storage:
         log.warning("precision=%s: device '%s' cannot store f16; tensors stay f32",
                     precision, target.name)
         return graph, list(groups)
-    half = precision == "low" and target.kind == "opencl" and target.computes_f16
-    return _Assigner(graph, groups, half).run()
+    half = target.kind == "opencl" and target.computes_f16
+    return _Assigner(graph, groups, half).run(said)
+
+
+def precision_of(group: Group, graph: Graph, precision: str, layers: Mapping[str, str]) -> str:
+    """The strictest precision of the model's nodes in a group."""
+    found = [layers.get(name, precision) for name in names_in(group, graph)]
+    return strictest(*found) if found else precision
+
+
+def names_in(group: Group, graph: Graph) -> dict[str, str]:
+    """The model's nodes in a group, in order: name -> op type."""
+    found = [o for n in group.members if (o := graph.origins.get(n)) is not None]
+    return {name: o.op_type for o in found for name in (o.name, *o.twins)}
 
 
 class Survival:
@@ -179,16 +197,17 @@ class _Assigner:
         self.halves: dict[Node, Node] = {}     # of constants
         self.origins = dict(graph.origins)
 
-    def run(self) -> tuple[Graph, list[Group]]:
-        groups = [self._group(group) for group in self.groups]
+    def run(self, said: Sequence[str]) -> tuple[Graph, list[Group]]:
+        """said: the precision of each group."""
+        groups = [self._group(group, p) for group, p in zip(self.groups, said)]
         outputs = tuple((name, self.stored.get(n, n)) for name, n in self.graph.outputs)
         graph = Graph(self.graph.name, self.graph.inputs, outputs, self.origins)
         return graph, groups
 
-    def _group(self, group: Group) -> Group:
-        root = group.root
-        dtype = self._root_dtype(group)
-        computes = self.half and self._computes_in_half(group, dtype)
+    def _group(self, group: Group, precision: str) -> Group:
+        root, whole = group.root, precision == "high"
+        dtype = self._root_dtype(group, whole)
+        computes = precision == "low" and self.half and self._computes_in_half(group, dtype)
         # what may be written into its place in a concatenation
         joined = root.inputs if root.op == "concat" and dtype == "f16" else ()
         new: dict[Node, Node] = {}
@@ -196,7 +215,8 @@ class _Assigner:
             kept = dtype if node is root else node.type.dtype
             if node is not root and kept == "f32" and (computes or node in joined):
                 kept = "f16"                   # not rounded for it
-            inputs = [new[i] if i in new else self._operand(i, computes) for i in node.inputs]
+            inputs = [new[i] if i in new else self._operand(i, computes, whole)
+                      for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
             if node in self.graph.origins:
                 self.origins[new[node]] = self.graph.origins[node]
@@ -205,7 +225,7 @@ class _Assigner:
                        anchor=None if group.anchor is None else new[group.anchor],
                        compute="f16" if computes else "f32")
 
-    def _root_dtype(self, group: Group) -> str:
+    def _root_dtype(self, group: Group, whole: bool) -> str:
         root = group.root
         if root in self.outputs:
             return root.type.dtype
@@ -213,18 +233,20 @@ class _Assigner:
             source = root.inputs[0]            # another name of the same buffer
             if source.op not in ("input", "const") and source.type.layout == ROW:
                 return self.stored[source].type.dtype
-        return "f16" if root in self.survival.held else root.type.dtype
+        return "f16" if root in self.survival.held and not whole else root.type.dtype
 
-    def _operand(self, node: Node, computes: bool) -> Node:
+    def _operand(self, node: Node, computes: bool, whole: bool = False) -> Node:
         if node.op != "const" or node.type.dtype != "f32":
             return self.stored.get(node, node)
+        if whole:
+            return node
         if is_literal(node):
             return const(node.data, "f16") if computes else node
         if at_least_always(SMALL, node.type.nbytes) and not computes:
             return node
         if node not in self.halves:
-            whole = node in self.outputs or not self.survival.constant(node)
-            self.halves[node] = node if whole else const(node.data, "f16")
+            kept = node in self.outputs or not self.survival.constant(node)
+            self.halves[node] = node if kept else const(node.data, "f16")
         return self.halves[node]
 
     def _computes_in_half(self, group: Group, dtype: str) -> bool:

@@ -19,6 +19,7 @@ from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Observe, run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.indices import take_checks
+from jitcl.passes.layers import layer_precisions
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import assign_precision
@@ -46,6 +47,7 @@ class Lowering:
         self._start = time.perf_counter()
         graph, self._checks = take_checks(source.graph(shapes, values),
                                           config.get("check_indices"))
+        imported = _names(graph)
         if observe is not None:
             observe("import", graph, 0.0)
         self.graph = run_passes(
@@ -57,8 +59,13 @@ class Lowering:
         with judged_by_hint():               # what is worth storing is no question of right
             groups = fuse(self.graph, device.target)
         started = time.perf_counter()
+        layers: dict[str, str] = {}
+        if options.layers:
+            nodes = source.nodes()
+            layers = layer_precisions(nodes, options, _names(self.graph),
+                                      nodes if source.whole else imported)
         self.graph, self.groups = assign_precision(self.graph, groups, device.target,
-                                                   options.precision)
+                                                   options.precision, layers)
         _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
 
     def generate(self, *, host: bool = True, memory: str | None = None) -> Generated:
@@ -97,6 +104,12 @@ class Lowering:
         tell(plan, time.perf_counter() - self._start)
         self._start = time.perf_counter()
         return generated, plan
+
+
+def _names(graph: Graph) -> set[str]:
+    """Of the model's nodes that are in the graph."""
+    found = [o for n in graph.nodes if (o := graph.origins.get(n)) is not None]
+    return {name for o in found for name in (o.name, *o.twins)}
 
 
 def laid_out(plan: Plan, device: Device, memory: str) -> Plan:

@@ -26,7 +26,7 @@ from jitcl.errors import (
     NotOneGraph,
     OutOfMemoryError,
 )
-from jitcl.passes.options import Options
+from jitcl.passes.options import Options, Precision
 from jitcl.runtime import signature
 from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
@@ -52,7 +52,7 @@ def compile(
     model: Any,
     *,
     device: str | Device | DeviceInfo | None = "auto",
-    precision: str = "high",
+    precision: Precision = "high",
     memory: str = "normal",
     tuning: str = "none",
     shapes: Shapes | None = None,
@@ -67,7 +67,8 @@ def compile(
     device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]",
     "reference", or one of `jitcl.devices()`.
     precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
-    where possible.
+    where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
+    (OptionError for one that matches none): see `Options`.
     memory: "low", "normal" or "high". tuning: "none"; there is no search yet, other values raise.
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.
@@ -103,7 +104,7 @@ def open_model(
     model: Any,
     *,
     device: str | Device | DeviceInfo | None = "auto",
-    precision: str = "high",
+    precision: Precision = "high",
     memory: str = "normal",
     tuning: str = "none",
     strict: bool = False,
@@ -151,6 +152,7 @@ class Model(Calls):
         self._last: Specialisation | None = None
         self._again: Again | None = None            # of _last, where the next run may be alike
         meta = signature.load(source, self.cache)
+        signature.check_layers(source, options, self.cache)
         self.inputs: tuple[Tensor, ...] = meta["inputs"]
         self.outputs: tuple[Tensor, ...] = meta["outputs"]
         self._beside: tuple[str, ...] = meta["beside"]
@@ -297,8 +299,8 @@ class Model(Calls):
         self._check_open()
         if self.program is not None:
             return report_of_program(self.source.name, self.device, self.program.last,
-                                     self.options.precision)
-        return report_of(self.source.name, self.device, self._last, self.options.precision)
+                                     self.options)
+        return report_of(self.source.name, self.device, self._last, self.options)
 
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its

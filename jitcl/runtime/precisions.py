@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from jitcl.codegen.plan import Plan
+from jitcl.passes.options import Options
 from jitcl.target import Target
 
 AS_MODEL = "as the model says"
 
 
-def precision_got(asked: str, plan: Plan, target: Target) -> tuple[str, str]:
+def precision_got(options: Options, plan: Plan, target: Target) -> tuple[str, str]:
     """(what tensors between kernels are stored and computed in, why that is less than was asked
     for; "" where it is not). `target`: of the device that runs the plan.
     """
+    asked = options.least
     if asked == "high":
         return AS_MODEL, ""
     stored = any(b.dtype == "f16" for b in plan.buffers)
@@ -28,7 +30,7 @@ def precision_got(asked: str, plan: Plan, target: Target) -> tuple[str, str]:
 def _not_stored(target: Target) -> str:
     if not target.fp16_storage:
         return f"device '{target.name}' can't store f16"
-    return "no tensor of the model is large, and survives f16"
+    return "no tensor that may be f16 is large, and survives it"
 
 
 def _not_computed(plan: Plan, target: Target) -> str:

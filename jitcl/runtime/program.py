@@ -35,7 +35,7 @@ from jitcl.frontends.levels import (
     digest,
 )
 from jitcl.frontends.values import plain, signature
-from jitcl.ir.graph import Graph
+from jitcl.ir.graph import Graph, ModelNode
 from jitcl.ir.types import Sym
 from jitcl.runtime import control
 from jitcl.runtime.cache import DeviceCache, Key, code_version
@@ -57,6 +57,8 @@ Env = dict[str, Any]
 
 class PartSource:
     """A part of a model as a source of its own."""
+
+    whole = False
 
     def __init__(self, source: OnnxSource, where: Where, state: State, part: Part) -> None:
         self._source, self._where, self._state, self._part = source, where, state, part
@@ -81,6 +83,9 @@ class PartSource:
     ) -> Graph:
         return self._source.partition.graph(  # type: ignore[no-any-return]
             self._where, self._state, self._part, shapes, values)
+
+    def nodes(self) -> Mapping[str, ModelNode]:
+        return self._source.nodes()
 
 
 @dataclass(frozen=True)

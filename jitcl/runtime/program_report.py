@@ -7,20 +7,21 @@ from dataclasses import replace
 
 from jitcl.codegen.plan import LANGUAGE
 from jitcl.devices.base import Device
+from jitcl.passes.options import Options
 from jitcl.runtime.program import Ran
 from jitcl.runtime.report import Report, Row, report_of
 
 
-def report_of_program(model: str, device: Device, ran: Sequence[Ran], precision: str = "high"
-                      ) -> Report:
+def report_of_program(model: str, device: Device, ran: Sequence[Ran],
+                      options: Options | None = None) -> Report:
     """All parts as one report: steps and host rows over all, the highest peak of memory."""
-    total = replace(report_of(model, device, None, precision), from_cache=bool(ran))
+    total = replace(report_of(model, device, None, options), from_cache=bool(ran))
     rows: list[Row] = []
     entries: set[str] = set()
     for r in ran:
         depth = len(r.where.hops)
         if r.special is not None:
-            part = report_of(model, device, r.special, precision)
+            part = report_of(model, device, r.special, options)
             own = LANGUAGE[r.special.device.target.kind]
             entries |= {k.entry for k in r.special.plan.kernels if k.language == own}
             rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,

@@ -10,6 +10,7 @@ from typing import Any
 from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
+from jitcl.passes.options import Options
 from jitcl.runtime.fallbacks import MEMORY_SAYS, KernelFallback
 from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.specialise import Specialisation
@@ -163,10 +164,11 @@ def shared_shapes(sizes: tuple[tuple[str, int, int], ...], no_family: str) -> st
 
 
 def report_of(model: str, device: Device, special: Specialisation | None,
-              precision: str = "high") -> Report:
+              options: Options | None = None) -> Report:
     """The report of a specialisation; of none, that nothing was compiled yet."""
+    options = options or Options()
     if special is None:
-        return Report(model, device.name, (), (), 0, 0, False, device.name, precision=precision)
+        return Report(model, device.name, (), (), 0, 0, False, device.name, precision=options.said)
     plan = special.plan
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
@@ -176,12 +178,12 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     own = LANGUAGE[special.device.target.kind]
     compiled = sum(k.language == own for k in plan.kernels)
     fallback = special.fallback
-    got, why = precision_got(precision, plan, special.device.target)
+    got, why = precision_got(options, plan, special.device.target)
     return Report(
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
         fallback.why if fallback is not None else "", sizes=special.sizes,
-        no_family=special.no_family, precision=precision, computes=got, precision_why=why)
+        no_family=special.no_family, precision=options.said, computes=got, precision_why=why)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

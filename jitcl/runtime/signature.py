@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.source import Source, Tensor
 
@@ -43,8 +44,23 @@ def store(source: Source, cache: DeviceCache, found: Mapping[str, Any]) -> None:
     cache.put("model", _key(source), json.dumps(raw).encode())
 
 
+def check_layers(source: Source, options: Options, cache: DeviceCache) -> None:
+    """OptionError where precision is asked for layers that the model has not. What was checked once
+    is not parsed for it again.
+    """
+    if not options.layers:
+        return
+    from jitcl.passes.layers import check_layers as check
+
+    key = Key({**_key(source).parts, "layers": options.key_parts()["layers"]},
+              f"layers of {source.name}")
+    if cache.get("model", key) is None:
+        check(f"model {source.name}", source.nodes(), options)
+        cache.put("model", key, b"known")
+
+
 def _key(source: Source) -> Key:
     return Key({"model": source.digest, "code": code_version()}, f"model {source.name}")
 
 
-__all__ = ["load", "store"]
+__all__ = ["check_layers", "load", "store"]

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import InputError, ModelError, ParseError
+from jitcl.errors import InputError, ModelError, OptionError, ParseError
 from jitcl.frontends.values import ValueType
 from jitcl.ir.files import read_regular
-from jitcl.ir.graph import Graph
+from jitcl.ir.graph import Graph, ModelNode
 from jitcl.ir.types import Dim, Sym, TensorType
 from jitcl.runtime.digests import digest, file_digest
 
@@ -59,6 +59,7 @@ class Source(Protocol):
 
     name: str
     digest: str
+    whole: bool             # a model, no part of one
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         """Inputs, outputs, and the files beside the model that its digest does not cover."""
@@ -72,9 +73,14 @@ class Source(Protocol):
         """The graph for concrete input shapes; NeedsValue where an input's value decides a shape.
         """
 
+    def nodes(self) -> Mapping[str, ModelNode]:
+        """The model's nodes by name; of a part, all the same. OptionError where they have none."""
+
 
 class OnnxSource:
     """An ONNX model; parsed when first needed."""
+
+    whole = True
 
     def __init__(self, data: Any, name: str, digest: str) -> None:
         self.data, self.name, self.digest = data, name, digest
@@ -139,6 +145,11 @@ class OnnxSource:
 
         return import_model(self.model, dict(shapes), dict(values))
 
+    def nodes(self) -> Mapping[str, ModelNode]:
+        from jitcl.frontends.onnx.layer_names import named_nodes
+
+        return named_nodes(self.model)
+
 
 def _described(name: str, type: ValueType, optional: bool = False) -> Tensor:
     """An input or output of any kind."""
@@ -151,6 +162,8 @@ def _described(name: str, type: ValueType, optional: bool = False) -> Tensor:
 
 class GraphSource:
     """A Graph, whose symbolic dimensions are bound to the shapes that are fed."""
+
+    whole = True
 
     def __init__(self, graph: Graph, name: str, digest: str) -> None:
         self._graph, self.name, self.digest = graph, name, digest
@@ -183,6 +196,10 @@ class GraphSource:
                 if isinstance(dim, Sym):
                     places.setdefault(dim.name, f"axis {axis} of '{name}'")
         return specialise(self._graph, bound)
+
+    def nodes(self) -> Mapping[str, ModelNode]:
+        raise OptionError(f"precision: graph '{self.name}' keeps no names of layers\n"
+                          "  They are known of ONNX models; of a graph, say one precision for all.")
 
 
 def parse(text: str) -> Graph:

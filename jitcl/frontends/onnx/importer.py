@@ -34,7 +34,16 @@ from jitcl.frontends.onnx.rules.training import DOMAIN as TRAINING_DOMAIN
 from jitcl.frontends.onnx.scope import MISSING, Opaque, Scope, Seq, Sized, Value, tensors_in
 from jitcl.frontends.onnx.sequences import RULES as SEQUENCES
 from jitcl.frontends.onnx.training import RULES as TRAINING
-from jitcl.ir.graph import Graph, Node, Origin, const, graph_input, spread_origin, toposort
+from jitcl.ir.graph import (
+    Graph,
+    Node,
+    Origin,
+    add_twin,
+    const,
+    graph_input,
+    spread_origin,
+    toposort,
+)
 from jitcl.ir.sizes import has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops import builder
@@ -213,6 +222,8 @@ class Importer:
             scope.values[out] = MISSING if result is None else result
             for made in tensors_in(result):
                 if made is not MISSING:
+                    if not any(a.HasField("g") for a in proto.attribute):   # else a body's
+                        add_twin(made, origin.name, self.origins)
                     spread_origin(made, origin, self.origins)
 
     def failed(

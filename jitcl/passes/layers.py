@@ -1,0 +1,66 @@
+"""Which precision each node of the model has, by what options say of names and patterns."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from jitcl.errors import OptionError
+from jitcl.ir.graph import ModelNode
+from jitcl.passes.options import Options, strictest
+
+NEAREST = 3                     # names that an error proposes
+
+
+def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -> None:
+    """OptionError for a name that no node has, and for a pattern that matches none."""
+    for given, _ in options.layers:
+        if given in names or any(fnmatchcase(name, given) for name in names):
+            continue
+        near = difflib.get_close_matches(given, names, NEAREST, 0.0)
+        pattern = any(c in given for c in "*?[")
+        what = f"no node of {model} matches" if pattern else f"{model} has no node"
+        raise OptionError(f"precision: {what} '{given}'\n  The nearest names are: "
+                          f"{', '.join(map(repr, near)) or 'none'}.")
+
+
+def layer_precisions(names: Mapping[str, ModelNode], options: Options, kept: Iterable[str],
+                     gone: Iterable[str]) -> dict[str, str]:
+    """The precision of each node that is in the graph by its name (`kept`): its own, that of the
+    node in whose body it is, or the option's; and of those that passes put into it, the strictest.
+    What a pass left no trace of (`gone`) is put into those that read it.
+    """
+    present = set(kept)
+    said = {name: _said(names, name, options) for name in names}
+    found = {name: said.get(name, options.precision) for name in present}
+    for name in sorted((names.keys() & gone) - present):
+        for reader in _followers(names, name, present):
+            found[reader] = strictest(found[reader], said[name])
+    return found
+
+
+def _said(names: Mapping[str, ModelNode], name: str, options: Options) -> str:
+    at = name
+    while at in names:
+        own = options.of_layer(at)
+        if own is not None:
+            return own
+        at = names[at].inside
+    return str(options.precision)
+
+
+def _followers(names: Mapping[str, ModelNode], name: str, present: set[str]) -> set[str]:
+    """The nearest nodes downstream that are present."""
+    found, seen, stack = set[str](), {name}, [name]
+    while stack:
+        for reader in names[stack.pop()].readers:
+            if reader in present:
+                found.add(reader)
+            elif reader not in seen:
+                seen.add(reader)
+                stack.append(reader)
+    return found
+
+
+__all__ = ["check_layers", "layer_precisions"]
