@@ -34,13 +34,14 @@ __all__ = [
     "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
     "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pool", "Run", "ShapeError",
     "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check", "compile",
-    "devices", "memory_stats", "parse",
+    "devices", "memory_stats", "parse", "profile",
 ]
 
 if TYPE_CHECKING:
     from jitcl.accuracy.checking import check
     from jitcl.devices.select import devices
     from jitcl.onnxruntime.session import InferenceSession
+    from jitcl.profiling.profile import profile
     from jitcl.runtime.bound import Bound
     from jitcl.runtime.memory_stats import memory_stats
     from jitcl.runtime.model import Model, compile
@@ -57,6 +58,7 @@ _HOMES = {
     "Bound": "runtime.bound", "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
     "Pool": "runtime.pool", "Run": "runtime.submitted", "check": "accuracy.checking",
     "compile": "runtime.model", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",
+    "profile": "profiling.profile",
 }
 
 

@@ -164,6 +164,16 @@ def test_the_page_on_precision_runs(monkeypatch, capsys):
     assert "precision: low;/head/Conv=high;/body.?/*=normal, tensors" in capsys.readouterr().out
 
 
+def test_the_page_on_profiles_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "profiling.md").read_text()
+    scope: dict[str, object] = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "profiling.md", "exec"), scope)
+    told = capsys.readouterr().out
+    assert "unexplained" in told and (tmp_path / "frames.html").stat().st_size > 1000
+
+
 def test_the_page_on_checks_runs(monkeypatch, capsys):
     monkeypatch.setenv("JITCL_DEVICE", "cpu")
     monkeypatch.chdir(ROOT)

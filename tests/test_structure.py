@@ -21,7 +21,7 @@ PACKAGE = ROOT / "jitcl"
 # its helpers beside it; it may use all above it, and is used by the bench and the command line.
 ROOMS = ("errors", "forking", "cores", "config", "ownership", "dtypes", "target", "ir", "ops",
          "frontends", "passes", "templates", "codegen", "devices", "tuning", "runtime",
-         "accuracy", "onnxruntime", "jitcl", "bench", "cli")
+         "accuracy", "profiling", "onnxruntime", "jitcl", "bench", "cli")
 
 # Libraries that only one place may touch, wherever in a module the import stands.
 CONFINED = {

@@ -72,11 +72,12 @@ class Roofline:
 def roofline(title: str, times: StepTimes, peaks: Peaks) -> Roofline:
     """The steps placed. Those that took no time that a clock could see are left out."""
     total = times.seconds or 1.0
-    placed = [_placed(s, peaks, s.seconds / total) for s in times.steps if s.seconds > 0]
-    return Roofline(title, peaks, tuple(sorted(placed, key=lambda p: -p.step.seconds)))
+    found = [placed(s, peaks, s.seconds / total) for s in times.steps if s.seconds > 0]
+    return Roofline(title, peaks, tuple(sorted(found, key=lambda p: -p.step.seconds)))
 
 
-def _placed(step: StepTime, peaks: Peaks, share: float) -> Placed:
+def placed(step: StepTime, peaks: Peaks, share: float) -> Placed:
+    """One of them: `share` of the time of all."""
     bandwidth = peaks.bandwidth(step.bytes)
     compute, traffic = step.flops / peaks.flops, step.bytes / bandwidth.rate
     memory = "memory" if bandwidth is peaks.bandwidths[-1] else "cache"

@@ -23,6 +23,7 @@ from jitcl.cli.check import check
 from jitcl.cli.devices import devices
 from jitcl.cli.doctor import doctor
 from jitcl.cli.dump import dump
+from jitcl.cli.profile import profile
 from jitcl.cli.run import run
 from jitcl.devices.shortage import system_error
 from jitcl.errors import JitclError, OptionError
@@ -34,6 +35,7 @@ Examples:
   jitcl run model.onnx -i image=cat.png -o out  a picture in, arrays out
   jitcl check model.onnx --precision low        which layer can't take it?
   jitcl bench model.onnx                        beside other engines, in turns
+  jitcl profile model.onnx --save run.html      where does the time go?
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
   jitcl cache why model.onnx                    why was it compiled again?
   jitcl doctor --bundle report.zip              what is missing, and a report to send
@@ -96,7 +98,7 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, check, bench, dump, devices, doctor, cache):
+for _command in (run, check, bench, profile, dump, devices, doctor, cache):
     cli.add_command(_command)
 
 

@@ -114,6 +114,11 @@ def model_options_but_device(command: F) -> F:
     return _all(command, _MODEL, *_SHARED)
 
 
+def common_options(command: F) -> F:
+    """The same for a command that takes several models, too."""
+    return _all(command, *_SHARED)
+
+
 def picture_options(command: F) -> F:
     """What becomes of the pixels of pictures: `feeds.Scaling`."""
     return _all(command, *_PICTURES)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
+from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
@@ -94,8 +95,9 @@ class ReferenceExecutable:
                 np.copyto(self._memory[spec.buffer].reshape(spec.shape), array)
             for step in self.plan.steps:
                 kernel = self.kernels[step.kernel]
-                run_kernel(kernel, {b.name: self._memory[i].reshape(b.shape)
-                                    for b, i in zip(kernel.buffers, step.buffers)})
+                with recording.span("kernel", step.name, place="reference", step=step):
+                    run_kernel(kernel, {b.name: self._memory[i].reshape(b.shape)
+                                        for b, i in zip(kernel.buffers, step.buffers)})
             return [self._memory[s.buffer].reshape(s.shape).copy() for s in self.plan.outputs]
 
     def repeat(self, inputs: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jitcl.devices import recording
 from jitcl.devices.base import Binding
 from jitcl.errors import InputError, closed_error
 from jitcl.ir.indices import IndexCheck
@@ -66,8 +67,13 @@ class Bound:
 
     def run(self) -> Mapping[str, Any]:
         """Compute `outputs` from `inputs`, and return them. Raises what `Model.run` raises."""
+        model = self.model
+        record = recording.opened(model.source, model.device)
+        if record is not None:
+            with record:
+                return self.run()
         if self._checks:
-            check_indices(self._checks, self.inputs.arrays, self.model.source.called)
+            check_indices(self._checks, self.inputs.arrays, model.source.called)
         if self._compute is None:
             self._results.update(self.model.run(self.inputs.arrays))
         else:

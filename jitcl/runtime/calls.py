@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from jitcl import forking
+from jitcl.devices import recording
 from jitcl.devices.shortage import telling
 from jitcl.errors import InputError, closed_error
 from jitcl.runtime.arguments import timeout_of
@@ -68,10 +69,11 @@ class Calls(ABC):
         """
         seconds = timeout_of(timeout)
         self._check_open()
-        copies = own(check_feeds(self.inputs, feeds))
+        with recording.span("copy", "inputs of a run to come"):
+            copies = own(check_feeds(self.inputs, feeds))
         from jitcl.runtime.submitted import Run
 
-        run = Run(self.called, lambda: self.run(copies), size(copies))
+        run = Run(self.called, recording.submitted(lambda: self.run(copies)), size(copies))
         self._runs().put(run, seconds)
         return run
 

@@ -32,6 +32,7 @@ import numpy as np
 
 from jitcl import config
 from jitcl.codegen.plan import Plan, Shapes
+from jitcl.devices import recording
 from jitcl.devices.base import Binding, Executable, Repeat
 from jitcl.errors import (
     BuildError,
@@ -233,8 +234,9 @@ class Families:
         self.specialiser.no_family = ""
         if any(v.size > FEW for v in values.values()):
             return None
-        return self._member({**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist())
-                                          for n, v in values.items()}}, key, patience)
+        with recording.span("guard", "shapes"):
+            return self._member({**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist())
+                                              for n, v in values.items()}}, key, patience)
 
     def _member(self, shapes: Mapping[str, Dims], key: Callable[[], Key], patience: Patience
                 ) -> Member | None:
@@ -352,7 +354,8 @@ class Families:
             f"the driver failed on {ATTEMPTS} variants of the plan for many")
         for _ in range(ATTEMPTS):
             try:
-                with specialiser.tally.part(1, "generating kernels for many shapes"):
+                what = "generating kernels for many shapes"
+                with recording.span("compile", what), specialiser.tally.part(1, what):
                     plan, tried = sized_plan(specialiser, space, sized)
                 plan = specialiser.weights.shared(plan)
                 found = self._first(Family(plan, sized), shapes, patience, tried)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 import numpy as np
 
+from jitcl.devices import recording
 from jitcl.errors import InputError
 from jitcl.ir.indices import IndexCheck, outside, range_text
 
@@ -19,7 +20,8 @@ def check_indices(checks: Sequence[IndexCheck], arrays: Mapping[str, np.ndarray]
     for check in checks:
         if check.computed:
             continue
-        found = outside(arrays[check.source], check.low, check.high)
+        with recording.span("guard", "indices"):
+            found = outside(arrays[check.source], check.low, check.high)
         if found is None:
             continue
         value, place, n = found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes
+from jitcl.devices import recording
 from jitcl.errors import InputError
 from jitcl.ir.types import MOST_BYTES, Sym, TensorType
 from jitcl.runtime.arguments import shapes_of
@@ -45,20 +46,21 @@ class Again:
 def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The fed values in the order of the inputs; InputError where one does not fit. Names of
     dimensions are hints: two of one name may differ, as in onnxruntime."""
-    feeds = feeds_of(feeds, inputs)
-    arrays = {}
-    for t in inputs:
-        if t.name in feeds and t.value is not None:
-            arrays[t.name] = check_value(t, t.value, feeds[t.name])
-        elif t.name in feeds:
-            arrays[t.name] = _check(t, feeds[t.name])
-        elif t.value is not None and t.value.kind == "optional":
-            arrays[t.name] = None
-        elif not t.optional:
-            raise InputError(
-                f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}"
-            )
-    return arrays
+    with recording.span("host", "checking what is fed"):
+        feeds = feeds_of(feeds, inputs)
+        arrays = {}
+        for t in inputs:
+            if t.name in feeds and t.value is not None:
+                arrays[t.name] = check_value(t, t.value, feeds[t.name])
+            elif t.name in feeds:
+                arrays[t.name] = _check(t, feeds[t.name])
+            elif t.value is not None and t.value.kind == "optional":
+                arrays[t.name] = None
+            elif not t.optional:
+                raise InputError(
+                    f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}"
+                )
+        return arrays
 
 
 def feeds_of(feeds: Any, inputs: Sequence[Tensor]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from jitcl import __version__, config, dtypes, forking
 from jitcl.codegen.plan import Plan
+from jitcl.devices import recording
 from jitcl.devices.base import Device, DeviceInfo, Progress, Tally
 from jitcl.devices.shortage import telling
 from jitcl.errors import (
@@ -32,16 +33,15 @@ from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
-from jitcl.runtime.calls import Calls, Shapes
+from jitcl.runtime.calls import Shapes
 from jitcl.runtime.digests import stamp
 from jitcl.runtime.fallbacks import MemoryFallback
 from jitcl.runtime.families import Families, Member
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, feeds_of
+from jitcl.runtime.inspected import Inspected
 from jitcl.runtime.intermediates import Intermediates, names_of
 from jitcl.runtime.program import Program
-from jitcl.runtime.program_report import report_of_program
-from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
 
@@ -121,7 +121,7 @@ def open_model(
     return Model(source, chosen, options, strict, cache_dir, tally, isolation)
 
 
-class Model(Calls):
+class Model(Inspected):
     """A compiled model. `run` waits, `submit` does not; both are thread-safe, and give fresh
     NumPy arrays. `close`, or `with`, gives memory back.
     """
@@ -184,6 +184,9 @@ class Model(Calls):
         """
         if intermediates != () and (names := names_of(intermediates)):
             return self._inner.model(names).run(feeds)
+        if recording.active and (record := recording.opened(self.source, self.device)):
+            with record:
+                return self.run(feeds)
         again = self._again
         if again is not None and again.matches(feeds):
             return self._run(feeds, again.special)[0]
@@ -214,6 +217,7 @@ class Model(Calls):
         values, special = self.apply(arrays, compute, special)
         if self._again is None:
             self._expect_again(special, arrays)
+        recording.used(special)
         results = dict(zip(special.plan.output_names, values))
         check_computed(special.checks, results)
         return results, special
@@ -292,16 +296,6 @@ class Model(Calls):
             self.program.prepare(arrays)
         return arrays, None
 
-    def report(self) -> Report:
-        """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
-        host.
-        """
-        self._check_open()
-        if self.program is not None:
-            return report_of_program(self.source.name, self.device, self.program.last,
-                                     self.options)
-        return report_of(self.source.name, self.device, self._last, self.options)
-
     def why(self, feeds: Mapping[str, np.ndarray]) -> Why:
         """Whether the cache holds the plan for inputs of these shapes; if not, which part of its
         key missed. Elements matter only of inputs that decide shapes."""
@@ -313,25 +307,6 @@ class Model(Calls):
                 return part.why(inputs)
         values = {n: feeds[n] for n in self._by_value if n in feeds}
         return self.cache.why("plan", self._key(feeds, values))
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of the last shapes that were run or compiled; of a program, that of its first
-        part.
-        """
-        return next(iter(self.plans), None)
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans of all compiled parts that the last run met, in order."""
-        if self.program is not None:
-            return tuple(r.special.plan for r in self.program.last if r.special is not None)
-        return (self._last.plan,) if self._last else ()
-
-    @property
-    def last(self) -> Specialisation | None:
-        """What was run or compiled last, of a model that is one graph."""
-        return self._last
 
     def decides(self, name: str) -> None:
         """The value of this input decides shapes: it is known without trying."""

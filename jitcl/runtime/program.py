@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes, forking
+from jitcl.devices import recording
 from jitcl.errors import (
     JitclError,
     NeedsValue,
@@ -144,7 +145,8 @@ class Program:
                 ran = self._run_part(where, level, env, computed)
             trace[where, state.left] = ran
             for step in level.steps:
-                values = self._run_step(where, level, step, env, trace, computed)
+                with recording.span("host step", step.name or step.op_type):
+                    values = self._run_step(where, level, step, env, trace, computed)
                 for name, value in zip(step.outputs, values):
                     if name:
                         env[name] = value

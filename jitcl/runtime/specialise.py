@@ -23,6 +23,7 @@ import numpy as np
 
 from jitcl import config, forking
 from jitcl.codegen.plan import LANGUAGE, Plan
+from jitcl.devices import recording
 from jitcl.devices.base import Device, Executable, Tally
 from jitcl.devices.faults import Fault
 from jitcl.devices.load_options import LoadOptions
@@ -158,7 +159,8 @@ class Specialiser:
         patience: Patience,
     ) -> Specialisation:
         """The specialisation that the cache holds, or a new one, which it holds then."""
-        known = self._stored(self.cache.get_mmap("plan", key), patience)
+        with recording.span("cache", "a plan"):
+            known = self._stored(self.cache.get_mmap("plan", key), patience)
         if known is not None:
             return known
         with self.cache.building("plan", key, mapped=True) as other:
@@ -249,7 +251,8 @@ class Specialiser:
         """Generate and load until it loads, from one of MEMORY_PLANS on; then store the plan,
         and tell the user in one line where kernels stepped down.
         """
-        with self.tally.part(3, "reading the model") as part:
+        what = f"model {self.source.name}"
+        with recording.span("compile", what), self.tally.part(3, "reading the model") as part:
             return self._compile(key, shapes, values, patience, memory, fallback, part)
 
     def _compile(
@@ -327,7 +330,8 @@ class Specialiser:
             cache = self.cache.cache.for_target(device.target)
         trials = _trials(device, generated, tried or plan)
         options = LoadOptions(self.isolation or config.get("isolation"), trials)
-        return device.load(plan, cache, self.tally, options)
+        with recording.span("load", f"{len(plan.kernels)} kernels of {self.source.name}"):
+            return device.load(plan, cache, self.tally, options)
 
     def _known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()

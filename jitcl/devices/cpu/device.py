@@ -16,6 +16,7 @@ import numpy as np
 
 from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
+from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
@@ -23,6 +24,7 @@ from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernel
 from jitcl.devices.cpu.repetition import Table, carried_copies
 from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
+from jitcl.devices.cpu.stepwise import Stepwise
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.usage import Allocation, enlist
@@ -233,18 +235,32 @@ class CpuExecutable:
         Inputs are copied, so that no other thread can change them under a kernel's hands. Large
         outputs are written to the arrays that this returns.
         """
-        with self._lock:
-            self._take(arrays, shapes)
-            direct = {i: self._fresh(i) for i in self._direct}
+        with recording.turn(self._lock):
+            with recording.span("copy", "inputs", place="cpu"):
+                self._take(arrays, shapes)
+            with recording.span("host", "memory for outputs"):
+                direct = {i: self._fresh(i) for i in self._direct}
             if self._count:
-                self._executor.run(self._job, self._threads())
-            return [direct[i] if i in direct else view.copy()
-                    for i, view in enumerate(self._outputs)]
+                self._execute()
+            with recording.span("copy", "outputs", place="cpu"):
+                return [direct[i] if i in direct else view.copy()
+                        for i, view in enumerate(self._outputs)]
+
+    def _execute(self) -> None:
+        run = recording.run_here()
+        if run is None:
+            self._executor.run(self._job, self._threads())
+        else:
+            self._stepwise.run(self._executor, self._threads(), run)
+
+    @forking.cached_property
+    def _stepwise(self) -> Stepwise:
+        return Stepwise(self.plan.steps, self._steps, self._short)
 
     def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
                ) -> list[np.ndarray]:
         """As `Executable.repeat` says. Inputs and rows are copied."""
-        with self._lock:
+        with recording.turn(self._lock):
             rows = [np.ascontiguousarray(arrays[i]) for i in how.rows]
             first = list(arrays)
             for i, x in zip(how.rows, rows):
@@ -259,8 +275,10 @@ class CpuExecutable:
             stacked = [np.empty((how.runs, *v.shape), v.dtype) for v in views]
             copied = carried_copies(how, rows, self._inputs, self._outputs, stacked)
             copy, threads = self._executor.kernels["jitcl_copy"], self._threads()
-            Table(self._steps, copy, copied, how.runs, self._short).run(
-                lambda job: self._executor.run(job, threads))
+            what = f"{how.runs} runs of {self._count} steps"
+            with recording.span("kernel", what, place="cpu"):
+                Table(self._steps, copy, copied, how.runs, self._short).run(
+                    lambda job: self._executor.run(job, threads))
             return [*(x.copy() for x in copied.results), *stacked]
 
     def _fresh(self, i: int) -> np.ndarray:
@@ -297,19 +315,29 @@ class CpuExecutable:
                 after.append((array, view))
         args, steps = self._tables(memory)
         job, threads = Job(steps, self._short, args, memory, self._kernels), self._threads()
-        lock, execute = self._lock, self._executor.call(job, threads)
+        lock, executor, short = self._lock, self._executor, self._short
+        launch = executor.call(job, threads)                # no `self`: `close` gives memory back
+
+        def execute() -> None:
+            run = recording.run_here()
+            if run is None:
+                launch()
+            else:
+                Stepwise(plan.steps, steps, short).run(executor, threads, run)
 
         def compute() -> None:
-            with lock:
+            with recording.turn(lock):
                 execute()
 
         def compute_between_copies() -> None:
-            with lock:
-                for to, array in before:
-                    to[...] = array
+            with recording.turn(lock):
+                with recording.span("copy", "inputs", place="cpu"):
+                    for to, array in before:
+                        to[...] = array
                 execute()
-                for to, array in after:
-                    to[...] = array
+                with recording.span("copy", "outputs", place="cpu"):
+                    for to, array in after:
+                        to[...] = array
 
         return Binding({t.name: x for t, x in zip(plan.inputs, inputs)},
                        {t.name: y for t, y in zip(plan.outputs, outputs)},

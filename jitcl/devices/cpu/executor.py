@@ -342,7 +342,7 @@ class Executor:
         """Returns when all steps have run."""
         if nthreads > 1 and self._lock.acquire(blocking=False):
             try:
-                if not job.short or time.perf_counter_ns() - self._ended < _AWAKE:
+                if not job.short or self.awake:
                     self._run_parallel(job, nthreads)
                 else:
                     self._steps(*job.alone)
@@ -351,6 +351,11 @@ class Executor:
                 self._lock.release()
             return
         self._steps(*job.alone)
+
+    @property
+    def awake(self) -> bool:
+        """Whether the pool's threads spin yet after the last run."""
+        return time.perf_counter_ns() - self._ended < _AWAKE
 
     def call(self, job: Job, nthreads: int) -> Callable[[], None]:
         """`run` of this job on so many threads, with the least between the call and the first step.

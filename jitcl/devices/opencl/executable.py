@@ -12,6 +12,7 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan
+from jitcl.devices import recording
 from jitcl.devices.base import Cache, Progress, Repeat, Tally
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
@@ -20,6 +21,8 @@ from jitcl.devices.opencl.memory import ResidentMemory
 from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
 from jitcl.devices.opencl.session import Session
+from jitcl.devices.opencl.watched import Command, copies, told
+from jitcl.devices.recording import Recorder, Span, now
 
 REPEATS = 16  # launches of one step that are timed together
 IN_FLIGHT = 512  # commands of runs that follow each other
@@ -54,6 +57,8 @@ class OpenClExecutable(LoadedPlan):
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
         if self.memory.released:  # by a run that failed
             self._bind()
+        if recording.run_here() is not None and (recorder := recording.active) is not None:
+            return self._recorded(sources, careful, recorder)
         if not careful:
             copied = self._upload(sources)
             return self._download([*copied, *self._enqueue(self.queue)])
@@ -71,7 +76,9 @@ class OpenClExecutable(LoadedPlan):
         first = [x[0] if i in how.rows else x for i, x in enumerate(arrays)]
         with self._idle():
             ended(self.queue, self._upload(self._check(first)))
-        with Repetition(self.memory, self.plan, how) as repetition:
+        what = f"{how.runs} runs of {len(self._launches)} steps"
+        with (recording.span("kernel", what, place=self.session.name),
+              Repetition(self.memory, self.plan, how) as repetition):
             repetition.upload(self.queue, [arrays[i] for i in how.rows])
             events: list[Any] = []
             for number in range(how.runs):
@@ -118,13 +125,71 @@ class OpenClExecutable(LoadedPlan):
         """Fresh arrays with the outputs; waits for all steps, whose `events` tell if they failed.
         """
         results = self._results()
-        copied = [cl.enqueue_copy(self.queue, out.reshape(-1).view(np.uint8),
-                                  self.memory[spec.buffer], is_blocking=False)
-                  for spec, out in zip(self.plan.outputs, results) if out.size]
-        ended(self.queue, [*events, *copied])
+        ended(self.queue, [*events, *self._read(results)])
         return results
 
+    def _read(self, results: list[np.ndarray]) -> list[Any]:
+        """Start copying the outputs; returns the copies' events."""
+        return [cl.enqueue_copy(self.queue, out.reshape(-1).view(np.uint8),
+                                self.memory[spec.buffer], is_blocking=False)
+                for spec, out in zip(self.plan.outputs, results) if out.size]
+
     # ---- measuring
+
+    def _recorded(self, sources: list[np.ndarray], careful: bool, recorder: Recorder
+                  ) -> list[np.ndarray]:
+        """`_pass` for a profile: by events, or step by step where these can't be trusted."""
+        place = self.session.name
+        if not self.session.target.trusted_events:
+            recorder.doubt(place, "a probe, or the table of driver faults, says so")
+        if careful or place in recorder.doubts:
+            return self._recorded_by_steps(sources)
+        with recording.span("profile", "a queue that profiles"):
+            usual, self.queue = self.queue, self._profiling_queue()
+        try:
+            return self._recorded_by_events(sources, recorder)
+        finally:
+            self.queue = usual
+
+    def _profiling_queue(self) -> Any:
+        properties = cl.command_queue_properties.PROFILING_ENABLE
+        return cl.CommandQueue(self.session.context, self.session.handle, properties)
+
+    def _recorded_by_events(self, sources: list[np.ndarray], recorder: Recorder
+                            ) -> list[np.ndarray]:
+        called, place = now(), self.session.name
+        with recording.span("host", "enqueueing"):
+            inputs, started = self._upload(sources), self._enqueue(self.queue)
+            results = self._results()
+            outputs = self._read(results)
+        with recording.span("wait", "the device"):
+            ended(self.queue, [*inputs, *started, *outputs])
+        end = now()
+        with recording.span("profile", "reading times of events"):
+            commands = [*copies("input", self.plan.inputs, sources, inputs),
+                        *(Command("kernel", action.step.name, event, action.step)
+                          for action, event in zip(self._launches, started) if event is not None),
+                        *copies("output", self.plan.outputs, results, outputs)]
+            found, run = told(commands, place, called, end), recording.run_here()
+            if isinstance(found, str):
+                recorder.doubt(place, found)
+                found = [Span("kernel", "all steps and copies, not told apart", called, end, place)]
+            if run is not None:
+                run.spans += found
+        return results
+
+    def _recorded_by_steps(self, sources: list[np.ndarray]) -> list[np.ndarray]:
+        """The host's clock around each step, which is waited for."""
+        place = self.session.name
+        with recording.span("copy", "inputs", place=place), self._idle():
+            ended(self.queue, self._upload(sources))
+        for action in self._launches:
+            step = None if isinstance(action, HostSection) else action.step
+            kind = "host" if step is None else "kernel"
+            with recording.span(kind, action.step.name, place=place if step else "", step=step):
+                self._awaited(action, self.queue)
+        with recording.span("copy", "outputs", place=place):
+            return self._download([])
 
     def profile(self, arrays: Sequence[np.ndarray], runs: int = 5) -> list[StepTime]:
         """Time of every step: the median over `runs`, after one to warm up. From the driver's
@@ -138,8 +203,7 @@ class OpenClExecutable(LoadedPlan):
 
     def _event_times(self, runs: int) -> list[list[float]]:
         """Seconds of each run's steps, as a profiling queue tells them."""
-        properties = cl.command_queue_properties.PROFILING_ENABLE
-        queue = cl.CommandQueue(self.session.context, self.session.handle, properties)
+        queue = self._profiling_queue()
 
         def seconds(action: Action, event: Any) -> float:
             if isinstance(action, HostSection):

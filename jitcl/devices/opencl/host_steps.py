@@ -19,6 +19,7 @@ import pyopencl as cl
 
 from jitcl import dtypes
 from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, TensorSpec
+from jitcl.devices import recording
 from jitcl.devices.base import Cache, Executable, Progress, Tally
 from jitcl.devices.opencl.memory import Memory
 from jitcl.devices.opencl.session import Session
@@ -53,7 +54,8 @@ class HostSection:
     def start(self, queue: Any) -> None:
         """Wait for the launches before, and run. Faults of those show here, as pyopencl's."""
         assert self._memory is not None
-        queue.finish()
+        with recording.span("wait", "the device"):
+            queue.finish()
         begin = time.perf_counter()
         inputs = []
         for index, spec in zip(self.reads, self.plan.inputs):
@@ -128,4 +130,5 @@ def _copy(queue: Any, array: np.ndarray, buffer: Any, read: bool) -> None:
     if not array.size:
         return
     data = array.reshape(-1).view(np.uint8)  # no copy: the executable's arrays are contiguous
-    cl.enqueue_copy(queue, *((data, buffer) if read else (buffer, data)), is_blocking=True)
+    with recording.span("copy", "between the device and the CPU path", nbytes=data.nbytes):
+        cl.enqueue_copy(queue, *((data, buffer) if read else (buffer, data)), is_blocking=True)

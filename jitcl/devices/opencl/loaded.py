@@ -14,6 +14,7 @@ import pyopencl as cl
 
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
+from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
@@ -130,7 +131,7 @@ class LoadedPlan(ABC):
     @contextmanager
     def _turn(self, doing: str) -> Iterator[None]:
         """The right to use the queue, if there still is a device behind it."""
-        with self._lock:
+        with recording.turn(self._lock):
             if self._closed:
                 raise closed_error(self.session.name)
             self._lost = self.session.ended or self._lost

@@ -20,6 +20,7 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl.codegen.plan import Plan, lifetimes
+from jitcl.devices import recording
 from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.opencl.loaded import LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import StreamedMemory
@@ -49,14 +50,14 @@ class StreamedExecutable(LoadedPlan):
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
         """One run; each step is waited for in any case."""
         inputs = {spec.buffer: data for spec, data in zip(self.plan.inputs, sources)}
-        results, self._seconds = self._results(), []
+        results, self._seconds, place = self._results(), [], self.session.name
         try:
             for n in range(len(self._launches) + 1):
-                with self._idle():
+                with recording.span("copy", "inputs and constants", place=place), self._idle():
                     self.memory.enter(self._first[n], inputs, self.queue)
                 if n < len(self._launches):
                     self._step(n)
-                with self._idle():
+                with recording.span("copy", "outputs", place=place), self._idle():
                     self._read(self._last[n], results)
                 self.memory.leave(self._last[n])
         finally:
@@ -67,7 +68,8 @@ class StreamedExecutable(LoadedPlan):
         action = self._launches[n]
         action.bind(self.memory)
         begin = time.perf_counter()
-        self._awaited(action, self.queue)
+        with recording.span("kernel", action.step.name, place=self.session.name, step=action.step):
+            self._awaited(action, self.queue)
         self._seconds.append(time.perf_counter() - begin)
 
     def _read(self, buffers: Sequence[int], results: list[np.ndarray]) -> None:

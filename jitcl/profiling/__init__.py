@@ -1,0 +1,1 @@
+"""`jitcl.profile`: where the time of runs goes, by kernels, and by everything else."""

@@ -1,0 +1,59 @@
+"""What a model says of what it has compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitcl.codegen.plan import Plan
+from jitcl.devices.base import Device
+from jitcl.passes.options import Options
+from jitcl.runtime.calls import Calls
+from jitcl.runtime.program import Program
+from jitcl.runtime.program_report import report_of_program
+from jitcl.runtime.report import Report, report_of
+from jitcl.runtime.source import Source
+
+if TYPE_CHECKING:
+    from jitcl.runtime.specialise import Specialisation
+
+
+class Inspected(Calls):
+    """Of a model, what was compiled for the last shapes."""
+
+    source: Source
+    device: Device
+    options: Options
+    program: Program | None
+    _last: Specialisation | None
+
+    def report(self) -> Report:
+        """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
+        host.
+        """
+        self._check_open()
+        if self.program is not None:
+            return report_of_program(self.source.name, self.device, self.program.last,
+                                     self.options)
+        return report_of(self.source.name, self.device, self._last, self.options)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last shapes that were run or compiled; of a program, that of its first
+        part.
+        """
+        return next(iter(self.plans), None)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of all compiled parts that the last run met, in order."""
+        if self.program is not None:
+            return tuple(r.special.plan for r in self.program.last if r.special is not None)
+        return (self._last.plan,) if self._last else ()
+
+    @property
+    def last(self) -> Specialisation | None:
+        """What was run or compiled last, of a model that is one graph."""
+        return self._last
+
+
+__all__ = ["Inspected"]
