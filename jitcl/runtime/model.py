@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from jitcl import __version__, config, dtypes, forking
-from jitcl.codegen.plan import Plan
 from jitcl.devices import recording
 from jitcl.devices.base import Device, DeviceInfo, Progress, Tally
 from jitcl.devices.shortage import telling
