@@ -32,9 +32,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Bound", "BuildError", "BusyError", "CacheError", "ClosedError", "DeviceError",
     "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
-    "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pool", "Run", "ShapeError",
-    "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check", "compile",
-    "devices", "memory_stats", "parse", "profile",
+    "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pipeline", "Pool", "Run",
+    "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check",
+    "compile", "devices", "memory_stats", "parse", "profile",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from jitcl.runtime.bound import Bound
     from jitcl.runtime.memory_stats import memory_stats
     from jitcl.runtime.model import Model, compile
+    from jitcl.runtime.pipeline import Pipeline
     from jitcl.runtime.pool import Pool
     from jitcl.runtime.source import parse
     from jitcl.runtime.submitted import Run
@@ -56,7 +57,8 @@ def __dir__() -> list[str]:
 
 _HOMES = {
     "Bound": "runtime.bound", "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
-    "Pool": "runtime.pool", "Run": "runtime.submitted", "check": "accuracy.checking",
+    "Pipeline": "runtime.pipeline", "Pool": "runtime.pool", "Run": "runtime.submitted",
+    "check": "accuracy.checking",
     "compile": "runtime.model", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",
     "profile": "profiling.profile",
 }

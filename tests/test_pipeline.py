@@ -1,0 +1,209 @@
+"""`jitcl.Pipeline`: order, bounds, errors in their item's turn, an end at any moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import jitcl
+from tests import test_forking
+from tests.devices import present
+
+FIRST = "graph @first(%x: f32[n,8]) {\n  %y = relu(%x)\n  return %y\n}"
+SECOND = "graph @second(%a: f32[n,8]) {\n  %b = neg(%a)\n  return %b\n}"
+TWO = "graph @two(%a: f32[n,8], %c: f32[n,8]) {\n  %b = add(%a, %c)\n  return %b\n}"
+
+
+def items(count: int):
+    return ({"x": np.full((2, 8), k - 3, np.float32)} for k in range(count))
+
+
+@pytest.mark.parametrize("device", [s for s in present() if s != "reference"])
+def test_results_are_those_of_one_after_the_other(device):
+    other = "cpu" if device != "cpu" else "reference"
+    seen = []
+
+    def between(outputs):
+        seen.append(threading.current_thread().name)
+        return {"a": outputs["y"] + 1}
+
+    stages = [jitcl.parse(FIRST), between, jitcl.parse(SECOND)]
+    with jitcl.Pipeline(stages, devices=[device, None, other]) as pipeline:
+        found = [r["b"] for r in pipeline.map(items(20))]
+        again = [r["b"] for r in pipeline.map(items(3))]
+    for k, y in enumerate(found):
+        assert (y == -(max(k - 3, 0) + 1)).all()
+    assert len(found) == 20 and [y.tobytes() for y in again] == [y.tobytes() for y in found[:3]]
+    assert set(seen) == {"jitcl-stage-1_0"}
+    assert all(stage.closed for stage in pipeline.stages if stage is not between)
+
+
+def test_a_model_feeds_the_next_whatever_the_names_of_one_value():
+    first = jitcl.compile(jitcl.parse(FIRST), device="cpu")
+    with jitcl.Pipeline([first, jitcl.parse(SECOND)], devices=[None, "cpu"]) as pipeline:
+        assert [float(r["b"][0, 0]) for r in pipeline.map(items(6))] == [0, 0, 0, 0, -1, -2]
+        assert repr(pipeline) == "<jitcl.Pipeline: model first -> model second>"
+    assert not first.closed                                 # it was given
+    said = "the model before gives 'y', this one reads 'a', 'c'"
+    two = jitcl.Pipeline([first, jitcl.parse(TWO)], devices=[None, "cpu"])
+    with two, pytest.raises(jitcl.InputError, match=said):
+        list(two.map(items(1)))
+
+
+def test_stages_work_at_the_same_time():
+    meet = threading.Barrier(3)
+
+    def stage(number):
+        def work(value):
+            if 2 - number <= value <= 9 - number:   # all are at work: nobody passes alone
+                meet.wait(30)
+            return value
+        return work
+
+    pipeline = jitcl.Pipeline([stage(0), stage(1), stage(2)])
+    assert list(pipeline.map(range(10))) == list(range(10))
+
+
+def test_no_more_items_are_taken_than_fit():
+    taken, gate = [], threading.Event()
+
+    def source():
+        for k in range(100):
+            taken.append(k)
+            yield k
+
+    def slow(value):
+        gate.wait(30)
+        return value
+
+    pipeline = jitcl.Pipeline([lambda v: v, slow])
+    results = pipeline.map(source(), ahead=3)
+    threading.Timer(0.05, gate.set).start()
+    assert next(results) == 0 and len(taken) == 6
+    for k in range(1, 5):
+        assert next(results) == k and len(taken) <= 6 + k
+    results.close()
+    assert len(taken) <= 12
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_errors_come_in_their_items_turn(at):
+    def fails(value):
+        if value == 3:
+            raise ZeroDivisionError("three")
+        return value
+
+    stages = [lambda v: v, lambda v: v]
+    stages[at] = fails
+    pipeline, found = jitcl.Pipeline(stages), []
+    with pytest.raises(ZeroDivisionError, match="three") as raised:
+        for value in pipeline.map(range(6)):
+            found.append(value)
+    assert found == [0, 1, 2]
+    assert raised.value.__notes__ == [f"item 3, stage {at} (fails)"]
+    found = list(pipeline.map(range(6), on_error="return"))
+    assert found[:3] == [0, 1, 2] and found[4:] == [4, 5]
+    assert isinstance(found[3], ZeroDivisionError)
+
+
+def test_an_error_of_the_source_and_of_a_models_input():
+    def source():
+        yield {"x": np.ones((2, 8), np.float32)}
+        raise OSError("the camera is gone")
+
+    with jitcl.Pipeline([jitcl.parse(FIRST)], devices="cpu") as pipeline:
+        results = pipeline.map(source(), ahead=1)
+        assert next(results)["y"].all()
+        with pytest.raises(OSError, match="the camera is gone"):
+            next(results)
+        with pytest.raises(jitcl.InputError, match="axis 1 is 7, wanted 8") as raised:
+            list(pipeline.map([{"x": np.ones((2, 7), np.float32)}]))
+        assert raised.value.__notes__ == ["item 0, stage 0 (model first)"]
+
+
+def test_leaving_early_ends_its_threads_soon():
+    pipeline = jitcl.Pipeline([lambda v: time.sleep(0.02) or v] * 3)
+    for value in pipeline.map(range(1000)):
+        if value == 2:
+            break
+    del value
+    deadline = time.monotonic() + 30
+    while any(t.name.startswith("jitcl-stage") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_closing_while_it_is_mapped():
+    begun, gate = threading.Event(), threading.Event()
+
+    def slow(value):
+        begun.set()
+        gate.wait(30)
+        return value
+
+    pipeline = jitcl.Pipeline([slow, lambda v: v])
+    results = pipeline.map(range(9))
+    begun.clear()
+    threading.Thread(target=lambda: (begun.wait(30), gate.set(), pipeline.close())).start()
+    with pytest.raises(jitcl.ClosedError):
+        for _ in results:
+            begun.wait(30)
+            time.sleep(0.2)
+    pipeline.close()
+    with pytest.raises(jitcl.ClosedError):
+        pipeline.map([])
+    with pytest.raises(jitcl.ClosedError), pipeline:
+        pass
+
+
+@pytest.mark.parametrize(("stages", "options", "said"), [
+    ([], {}, "stages: got [], wanted a list of models and functions"),
+    ("model.onnx", {}, "stages: got 'model.onnx', wanted a list"),
+    ([len], {"devices": ["cpu", "cpu"]}, "devices: got 2 for 1 stages"),
+    ([len], {"devices": ["cpu"]}, "devices: stage 0 is a function"),
+])
+def test_wrong_stages(stages, options, said):
+    with pytest.raises(jitcl.OptionError) as raised:
+        jitcl.Pipeline(stages, **options)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"ahead": 0}, "ahead: got 0, wanted a whole number from 1 up"),
+    ({"ahead": True}, "ahead: got True"),
+    ({"on_error": "ignore"}, "on_error: got 'ignore', wanted 'raise' or 'return'"),
+])
+def test_wrong_options(options, said):
+    with pytest.raises(jitcl.OptionError) as raised:
+        jitcl.Pipeline([len]).map([], **options)
+    assert said in str(raised.value)
+
+
+def test_a_compiled_model_is_not_compiled_for_another_device():
+    model = jitcl.compile(jitcl.parse(FIRST), device="cpu")
+    with pytest.raises(jitcl.OptionError, match="stage 0 is compiled already"):
+        jitcl.Pipeline([model], devices=["reference"])
+    with pytest.raises(jitcl.DeviceError):
+        jitcl.Pipeline([model, jitcl.parse(SECOND)], devices=[None, "opencl:nobody"])
+    assert not model.closed
+
+
+def test_in_a_forked_child():
+    text = test_forking.run("cpu", """
+        pipeline = jitcl.Pipeline([lambda v: v + 1, lambda v: 2 * v])
+        results = pipeline.map(range(6))
+        first = next(results)
+        def forked():
+            try:
+                next(results)
+            except jitcl.DeviceError as error:
+                print(str(error).splitlines()[0], flush=True)
+            return list(pipeline.map(range(3))) == [2, 4, 6]
+        print(first, child(forked), list(results))
+        """)
+    assert text.splitlines() == [
+        "this process was forked while a pipeline was at work: its threads are its parent's",
+        "2 0 [4, 6, 8, 10, 12]"]
