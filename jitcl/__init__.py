@@ -34,10 +34,11 @@ __all__ = [
     "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
     "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pipeline", "Pool", "Run",
     "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check",
-    "compile", "devices", "memory_stats", "parse", "profile",
+    "compile", "devices", "lm", "memory_stats", "parse", "profile",
 ]
 
 if TYPE_CHECKING:
+    from jitcl import lm
     from jitcl.accuracy.checking import check
     from jitcl.devices.select import devices
     from jitcl.onnxruntime.session import InferenceSession
@@ -66,9 +67,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """The API is imported when first used: `import jitcl` alone costs nothing."""
-    if name == "devices":
-        import jitcl.devices
-        return jitcl.devices                 # callable: see there
+    if name in ("devices", "lm"):            # modules; `devices` is callable: see there
+        from importlib import import_module
+        return import_module(f"jitcl.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'jitcl' has no attribute '{name}'")
     from importlib import import_module

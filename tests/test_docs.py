@@ -43,6 +43,7 @@ def test_links_lead_somewhere(page):
 # still to come
 ELSEWHERE = re.compile(r"/tmp|\.\./shared/.*|~/.*|tuning/?|part-1|posed"
                        r"|(NN|\d\d)-[\w-]+\.jitcl(\.npz)?|(kernels|loops|scheduled)/[\w-]+\.\w+"
+                       r"|\w*(config|tokenizer)\.json"
                        r"|(memory|steps|groups|program|roofline)\.(txt|svg|dot)|small\.jitcl")
 SUFFIXES = "py|md|c|h|cl|j2|toml|yml|sh|json|svg|onnx|jitcl|txt|dot|npz|npy"
 

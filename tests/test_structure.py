@@ -21,7 +21,7 @@ PACKAGE = ROOT / "jitcl"
 # its helpers beside it; it may use all above it, and is used by the bench and the command line.
 ROOMS = ("errors", "forking", "cores", "config", "ownership", "dtypes", "target", "ir", "ops",
          "frontends", "passes", "templates", "codegen", "devices", "tuning", "runtime",
-         "accuracy", "profiling", "onnxruntime", "jitcl", "bench", "cli")
+         "lm", "accuracy", "profiling", "onnxruntime", "jitcl", "bench", "cli")
 
 # Libraries that only one place may touch, wherever in a module the import stands.
 CONFINED = {
@@ -33,6 +33,8 @@ CONFINED = {
     "onnxruntime": ("jitcl.bench.peers",         # what jitcl is compared with, in its own process
                     "jitcl.accuracy.engines"),   # and layer by layer, where no time is measured
     "openvino": ("jitcl.bench.peers",),
+    "safetensors": ("jitcl.lm.weights",),
+    "tokenizers": ("jitcl.lm.tokens",),
 }
 FORBIDDEN = ("torch", "tensorflow")
 

@@ -23,6 +23,7 @@ from jitcl.cli.check import check
 from jitcl.cli.devices import devices
 from jitcl.cli.doctor import doctor
 from jitcl.cli.dump import dump
+from jitcl.cli.language import chat, generate, perplexity
 from jitcl.cli.profile import profile
 from jitcl.cli.run import run
 from jitcl.devices.shortage import system_error
@@ -33,6 +34,7 @@ Examples:
   jitcl devices                                 what can run models here
   jitcl run model.onnx --random                 does it run, and how fast?
   jitcl run model.onnx -i image=cat.png -o out  a picture in, arrays out
+  jitcl generate folder 'Once upon a'           a language model's text
   jitcl check model.onnx --precision low        which layer can't take it?
   jitcl bench model.onnx                        beside other engines, in turns
   jitcl profile model.onnx --save run.html      where does the time go?
@@ -90,7 +92,8 @@ def _debug() -> int:
 def cli() -> None:
     """Run neural networks on any OpenCL device or CPU, with kernels written for it.
 
-    MODEL is an ONNX file, or a text graph (.jitcl) as `jitcl dump` writes it.
+    MODEL is an ONNX file, or a text graph (.jitcl) as `jitcl dump` writes it; of generate, chat
+    and perplexity a folder as Hugging Face has it.
     """
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     for name in config.unknown():
@@ -98,7 +101,8 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, check, bench, profile, dump, devices, doctor, cache):
+for _command in (run, generate, chat, perplexity, check, bench, profile, dump, devices, doctor,
+                 cache):
     cli.add_command(_command)
 
 

@@ -119,6 +119,12 @@ def common_options(command: F) -> F:
     return _all(command, *_SHARED)
 
 
+def language_options(command: F) -> F:
+    """A folder and the options that `jitcl.lm.load` takes, but isolation."""
+    precision, memory, *_, cache_dir = _SHARED
+    return _all(command, _MODEL, _DEVICE, precision, memory, cache_dir)
+
+
 def picture_options(command: F) -> F:
     """What becomes of the pixels of pictures: `feeds.Scaling`."""
     return _all(command, *_PICTURES)

@@ -224,6 +224,7 @@ class Families:
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
     _hopeless: dict[str, str] = field(default_factory=dict)         # pattern -> why
     vary: set[str] = field(default_factory=set)     # inputs whose values change from run to run
+    grows: set[tuple[str, int]] = field(default_factory=set)    # (input, axis): known to change
 
     def member(self, shapes: Mapping[str, Dims], values: Mapping[str, np.ndarray],
                key: Callable[[], Key], patience: Patience) -> Member | None:
@@ -274,7 +275,8 @@ class Families:
 
     def _due(self) -> bool:
         """Whether shapes go on changing, and there can be families."""
-        enough = len(self._seen) >= ENOUGH or any(n + VALUE in self._last for n in self.vary)
+        enough = (len(self._seen) >= ENOUGH or any(n + VALUE in self._last for n in self.vary)
+                  or bool(self.grows))
         return enough and config.get("families") and (
             self.specialiser.device.target.kind != "reference")
 
@@ -282,7 +284,7 @@ class Families:
         """Symbols for what has changed, of shapes and of values."""
         values = [elements(t, len(shapes[t.name + VALUE])) for t in self.inputs
                   if t.name + VALUE in shapes]
-        return symbolic(space, [*self.inputs, *values], shapes, self._changed)
+        return symbolic(space, [*self.inputs, *values], shapes, self._changed | self.grows)
 
     def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
         """A new family that these shapes belong to."""

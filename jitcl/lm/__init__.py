@@ -1,0 +1,7 @@
+"""Language models: `jitcl.lm.load(path)` reads the files that are there, and the `LanguageModel`
+that it returns writes, scores and embeds text: docs/language-models.md."""
+
+from jitcl.lm.model import Generation, LanguageModel, Score, load
+from jitcl.lm.sampling import Sampling
+
+__all__ = ["Generation", "LanguageModel", "Sampling", "Score", "load"]

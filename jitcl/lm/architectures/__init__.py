@@ -1,0 +1,34 @@
+"""Architectures, a file each: what `config.json` names, and the block that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jitcl.errors import ModelError, UnsupportedError
+from jitcl.lm.architectures.gemma import Gemma
+from jitcl.lm.architectures.gpt2 import Gpt2
+from jitcl.lm.architectures.llama import Llama
+from jitcl.lm.architectures.phi3 import Phi3
+from jitcl.lm.decoder import Decoder
+from jitcl.lm.settings import Settings
+from jitcl.lm.weights import Weights
+
+ARCHITECTURES: dict[str, type[Decoder]] = {
+    name: kind for kind in (Llama, Gpt2, Gemma, Phi3) for name in kind.classes}
+
+
+def decoder(config: Mapping[str, Any], weights: Weights) -> Decoder:
+    """The model that a configuration describes. Raises UnsupportedError for an architecture that
+    jitcl does not have, ModelError or ShapeError where configuration and weights do not fit."""
+    place = weights.place
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError(f"{place}: the configuration names no 'architectures'")
+    kind = ARCHITECTURES.get(str(names[0]))
+    if kind is None:
+        raise UnsupportedError(f"{place}: architecture '{names[0]}' is not supported: jitcl has "
+                               f"{', '.join(sorted(ARCHITECTURES))}")
+    found = kind(Settings(config, place), weights)
+    found.check()
+    return found

@@ -1,0 +1,307 @@
+"""A decoder as a graph: what architectures are declared with, and the source that a model of jitcl
+is compiled from.
+
+    x [rows, width]  ->  blocks, each with keys and values of the past  ->  norm  ->  logits
+
+The graph reads embedded tokens, cosines and sines of their positions, and the keys and values of
+`past` tokens; it gives those of the new tokens alone, so that no cache goes to and fro. Rows that
+a prompt does not fill come last, where causality hides them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitcl.errors import UnsupportedError
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.types import Sym, TensorType
+from jitcl.lm.rotary import Rotary, rotary
+from jitcl.lm.settings import Settings
+from jitcl.lm.weights import Weights, wants
+from jitcl.ops.builder import GraphBuilder
+from jitcl.runtime.digests import digest
+from jitcl.runtime.source import Tensor
+
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")
+
+
+class Decoder:
+    """What all architectures have in common, with Llama's names. One of its own says `block`."""
+
+    classes: tuple[str, ...] = ()           # names in config.json's "architectures"
+    embedding, last_norm, head = "model.embed_tokens.weight", "model.norm", "lm_head"
+    stem = "model.layers.{}."               # names of a layer's weights begin with it
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)     # ends of names that nothing reads
+    interleaved = False                     # pairs of rotary positions stand side by side
+
+    def __init__(self, config: Settings, weights: Weights) -> None:
+        self.config, self.weights = c, w = config, weights
+        self.layers, self.heads = c.whole("num_hidden_layers"), c.whole("num_attention_heads")
+        self.width = c.whole("hidden_size")
+        self.shared = c.whole("num_key_value_heads", self.heads)
+        self.head_size = c.whole("head_dim", self.width // self.heads)
+        self.context = c.whole("max_position_embeddings", 2048)
+        self.epsilon = c.number("rms_norm_eps", 1e-6)
+        self.vocabulary = c.whole("vocab_size")
+        wants(w, self.embedding, (self.vocabulary, self.width))
+        self.tied = c.get("tie_word_embeddings", self.ties) or f"{self.head}.weight" not in w
+        self.windows = self._windows()
+        self.rotaries = self._rotaries()
+
+    ties = False                            # where the configuration says nothing
+
+    # ---- what architectures may say otherwise
+
+    def block(self, b: Layer, x: Node) -> Node:
+        """A layer: x [rows, width] and what it becomes."""
+        raise NotImplementedError
+
+    def norm(self, b: Layer, x: Node, name: str) -> Node:
+        """The norm `name`, over the last axis."""
+        return b.g.rms_norm(x, b.weight(f"{name}.weight"), axis=-1, epsilon=self.epsilon)
+
+    def embed(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Embedded tokens [rows, width], float32."""
+        return self.weights.rows(self.embedding, ids)
+
+    def logits(self, b: Layer, x: Node) -> Node:
+        return x
+
+    def _rotaries(self) -> dict[str, Rotary]:
+        """By name; `rotary_of` says which a layer has."""
+        return {"": rotary(self.config, self.head_size)}
+
+    def rotary_of(self, layer: int) -> str | None:
+        return ""
+
+    def _windows(self) -> list[int]:
+        """How many tokens each layer looks back, itself among them; 0: all."""
+        c = self.config
+        size, kinds = c.get("sliding_window"), c.get("layer_types")
+        if size is None:
+            return [0] * self.layers
+        if kinds is None:
+            kinds = ["sliding_attention" if self.slides(k) else "" for k in range(self.layers)]
+        return [c.whole("sliding_window") if kind == "sliding_attention" else 0 for kind in kinds]
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer has a window where the configuration doesn't list them."""
+        return False
+
+    # ---- the graph
+
+    def graph(self, rows: int, give: str, kind: str, shapes: Mapping[str, tuple[int, ...]]
+              ) -> Graph:
+        """`rows` new tokens behind the past. give: "next" the logits behind row `row`, "logits"
+        those of all rows, "hidden" what comes before them. kind: dtype of keys and values."""
+        g = GraphBuilder()
+        inputs = {t.name: graph_input(t.name, TensorType(t.dtype, shapes[t.name]))
+                  for t in self.inputs(rows, give, kind)}
+        outputs: list[tuple[str, Node]] = []
+        x, b = inputs["x"], Layer(self, g, rows, inputs, -1)
+        for k in range(self.layers):
+            b = Layer(self, g, rows, inputs, k)
+            x = self.block(b, x)
+            outputs += zip((f"key.{k}", f"value.{k}"), b.made)
+        if give == "next":
+            x = g.gather(x, inputs["row"], axis=0)
+        b = Layer(self, g, rows, inputs, -1)
+        y = self.norm(b, x, self.last_norm)
+        if give != "hidden":
+            name = self.embedding if self.tied else f"{self.head}.weight"
+            y = self.logits(b, b.product(y, name))
+        return Graph("decoder", tuple(inputs.values()),
+                     ((("hidden" if give == "hidden" else "logits"), y), *outputs))
+
+    def inputs(self, rows: int, give: str, kind: str) -> list[Tensor]:
+        past, keys = Sym("past"), Sym(f"past + {rows}")
+        found = [Tensor("x", "f32", (rows, self.width))]
+        for name, turned in self.rotaries.items():
+            found += [Tensor(f"{part}{name}", "f32", (1, rows, len(turned.frequencies)))
+                      for part in ("cos", "sin")]
+        if self.masked(rows):
+            found += [Tensor("query", "i32", (rows, 1)), Tensor("keys", "i32", (keys,))]
+        if give == "next":
+            found.append(Tensor("row", "i32", (1,)))
+        for k in range(self.layers):
+            found += [Tensor(f"past_{part}.{k}", kind, (past, self.shared, self.head_size))
+                      for part in ("key", "value")]
+        return found
+
+    def masked(self, rows: int) -> bool:
+        """Whether some rows must not see some keys."""
+        return rows > 1 or any(self.windows)
+
+    def feeds(self, ids: Sequence[int], past: int, rows: int) -> dict[str, np.ndarray]:
+        """What the graph reads beside the past: `ids` in the first of `rows`."""
+        positions = np.arange(past, past + rows)
+        padded = np.zeros(rows, np.int64)
+        padded[:len(ids)] = ids
+        found = {"x": self.embed(padded, positions)}
+        for name, turned in self.rotaries.items():
+            found[f"cos{name}"], found[f"sin{name}"] = turned.at(positions)
+        if self.masked(rows):
+            found["query"] = positions.astype(np.int32)[:, None]
+            found["keys"] = np.arange(past + rows, dtype=np.int32)
+        return found
+
+    def check(self) -> None:
+        """ModelError or ShapeError where weights and configuration do not fit: a weight that is
+        missing, of another shape, or that nothing reads (it would be another model)."""
+        typed = copy.copy(self)
+        typed.weights = _Types(self.weights)
+        shapes = {t.name: tuple(0 if isinstance(d, Sym) else d for d in t.shape)
+                  for t in self.inputs(1, "logits", "f32")}
+        if self.masked(1):
+            shapes["keys"] = (1,)
+        typed.graph(1, "logits", "f32", shapes)
+        known = {*self.weights.read, f"{self.head}.weight" if self.tied else ""}
+        unread = sorted(n for n in self.weights.names() - known if not n.endswith(self.ignored))
+        if unread:
+            more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+            raise UnsupportedError(
+                f"{self.weights.place}: {type(self).__name__} has no use for weight "
+                f"{', '.join(map(repr, unread[:3]))}{more}: this is a variant that jitcl does not "
+                "have")
+
+
+class _Types:
+    """Weights of which the types alone are looked at."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._weights, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def node(self, g: GraphBuilder, name: str) -> Node:
+        return graph_input(name, TensorType("f32", self._weights.shape(name)))
+
+
+class Layer:
+    """What the block of one layer is written with. Names of weights are the layer's."""
+
+    def __init__(self, decoder: Decoder, g: GraphBuilder, rows: int, inputs: Mapping[str, Node],
+                 layer: int) -> None:
+        self.decoder, self.g, self.rows, self.inputs, self.index = decoder, g, rows, inputs, layer
+        self.stem = decoder.stem.format(layer) if layer >= 0 else ""
+        self.made: list[Node] = []          # keys and values of the new tokens
+
+    def weight(self, name: str) -> Node:
+        return self.decoder.weights.node(self.g, self.stem + name)
+
+    def has(self, name: str) -> bool:
+        return self.stem + name in self.decoder.weights
+
+    def norm(self, x: Node, name: str) -> Node:
+        return self.decoder.norm(self, x, name)
+
+    def product(self, x: Node, name: str) -> Node:
+        """x [rows, k] @ w' of a weight [n, k]."""
+        return self.g.matmul(x, self.g.transpose(self.weight(name), perm=(1, 0)))
+
+    def linear(self, x: Node, name: str) -> Node:
+        """x @ w' + bias, of a weight [n, k]; without the bias where there is none."""
+        y = self.product(x, f"{name}.weight")
+        return self.g.add(y, self.weight(f"{name}.bias")) if self.has(f"{name}.bias") else y
+
+    def split(self, x: Node, heads: int, size: int) -> Node:
+        """[rows, heads * size] as [1, heads, rows, size]."""
+        x = self.g.reshape(x, shape=(1, self.rows, heads, size))
+        return self.g.transpose(x, perm=(0, 2, 1, 3))
+
+    def queries(self, x: Node) -> Node:
+        return self.split(x, self.decoder.heads, self.decoder.head_size)
+
+    def keys(self, x: Node) -> Node:
+        return self.split(x, self.decoder.shared, self.decoder.head_size)
+
+    def turned(self, x: Node) -> Node:
+        """x [1, heads, rows, size] with the positions of its rows."""
+        name = self.decoder.rotary_of(self.index)
+        if name is None:
+            return x
+        return self.g.rotate_pairs(x, self.inputs[f"cos{name}"], self.inputs[f"sin{name}"],
+                                   interleaved=self.decoder.interleaved)
+
+    def attention(self, q: Node, k: Node, v: Node, scale: float | None = None,
+                  softcap: float = 0.0) -> Node:
+        """Of [1, heads, rows, size], over the past, too; [rows, heads * size]."""
+        g, d = self.g, self.decoder
+        k, v = (self._with_past(part, n) for part, n in (("key", k), ("value", v)))
+        y = g.attention(q, k, v, *self._mask(), scale=scale or 1 / math.sqrt(d.head_size),
+                        softcap=softcap, guarded=False)
+        return g.reshape(g.transpose(y, perm=(0, 2, 1, 3)),
+                         shape=(self.rows, d.heads * d.head_size))
+
+    def _with_past(self, part: str, x: Node) -> Node:
+        g, past = self.g, self.inputs[f"past_{part}.{self.index}"]
+        rows = g.reshape(g.transpose(x, perm=(0, 2, 1, 3)),
+                         shape=(self.rows, *past.type.dims[1:]))
+        new = g.cast(rows, to=past.type.dtype)
+        self.made.append(new)
+        whole = new if past.type.dims[0] == 0 else g.concat(past, new, axis=0)
+        whole = g.reshape(g.cast(whole, to="f32"), shape=(1, *whole.type.dims))
+        return g.transpose(whole, perm=(0, 2, 1, 3))
+
+    def _mask(self) -> list[Node]:
+        """What is added to scores: -inf where a row must not look."""
+        g, window = self.g, self.decoder.windows[self.index]
+        if self.rows == 1 and not window:
+            return []
+        query, keys = self.inputs["query"], self.inputs["keys"]
+        seen = g.less_or_equal(keys, query)
+        if window:
+            seen = getattr(g, "and")(seen, g.less(g.sub(query, keys), window))
+        bias = g.where(seen, g.const(0, "f32"), g.const(-math.inf, "f32"))
+        return [g.reshape(bias, shape=(1, 1, *bias.type.dims))]
+
+    def gated(self, x: Node, gate: str, up: str, down: str) -> Node:
+        """down(act(gate(x)) * up(x))."""
+        return self.linear(self.g.mul(self.activated(self.linear(x, gate)), self.linear(x, up)),
+                           down)
+
+    def activated(self, x: Node) -> Node:
+        c = self.decoder.config
+        kind = (c.only("hidden_activation", *ACTIVATIONS) if c.get("hidden_activation")
+                else c.only("hidden_act", *ACTIVATIONS))
+        if kind == "silu":
+            return self.g.swish(x)
+        return self.g.gelu(x, approximate="none" if kind == "gelu" else "tanh")
+
+
+class DecoderSource:
+    """A decoder for a number of rows, as `Model` compiles it; `past` may be any length."""
+
+    def __init__(self, decoder: Decoder, rows: int, give: str, kind: str, root: Path) -> None:
+        self.decoder, self.rows, self.give, self.kind = decoder, rows, give, kind
+        self.name = Path(decoder.weights.place).name
+        self.digest = digest(json.dumps(
+            [type(decoder).__name__, decoder.config.values, decoder.weights.digest(root), rows,
+             give, kind], sort_keys=True).encode())
+
+    def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
+        d = self.decoder
+        width = d.width if self.give == "hidden" else d.vocabulary
+        first = Tensor("hidden" if self.give == "hidden" else "logits", "f32",
+                       (1 if self.give == "next" else self.rows, width))
+        made = [Tensor(f"{part}.{k}", self.kind, (self.rows, d.shared, d.head_size))
+                for k in range(d.layers) for part in ("key", "value")]
+        return tuple(d.inputs(self.rows, self.give, self.kind)), (first, *made), ()
+
+    def called(self, name: str) -> str:
+        return f"input '{name}'"
+
+    def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
+              ) -> Graph:
+        return self.decoder.graph(self.rows, self.give, self.kind, shapes)

@@ -1,0 +1,374 @@
+"""`jitcl.lm.load(...)` and the `LanguageModel` that it returns."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from jitcl import forking
+from jitcl.devices.base import Device, DeviceInfo, Progress
+from jitcl.errors import InputError, OptionError, closed_error
+from jitcl.lm import tokens
+from jitcl.lm.architectures import decoder
+from jitcl.lm.decoder import Decoder, DecoderSource
+from jitcl.lm.sampling import Sampling, log_softmax
+from jitcl.lm.tokens import Message, Tokenizer, read_json
+from jitcl.lm.weights import safetensors
+from jitcl.passes.options import Options
+from jitcl.runtime.arguments import device_of, isolation_of, tally_of
+from jitcl.runtime.cache import kernel_cache
+from jitcl.runtime.model import Model
+
+ROWS = (1, 16, 64, 256)                     # tokens that are computed at once, by kernels of each
+LEAST_ROOM = 256                            # tokens that a cache has room for at first
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass
+class Generation:
+    """What a text took to write. Seconds are of the wall clock, the first ones compile."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0                  # of the prompt, whose keys and values were there
+    ids: list[int] = field(default_factory=list)        # new tokens
+    finish: str = ""                        # "stop" (by a token or a string), "length", or not yet
+    prefill_seconds: float = 0.0            # until the first token
+    decode_seconds: float = 0.0             # of the others
+    cache_bytes: int = 0
+
+    def __str__(self) -> str:
+        new, rest = self.prompt_tokens - self.reused_tokens, max(0, len(self.ids) - 1)
+        decode = rest / self.decode_seconds if rest and self.decode_seconds else 0.0
+        prefill = new / self.prefill_seconds if self.prefill_seconds else 0.0
+        return (f"prompt {self.prompt_tokens} tokens ({self.reused_tokens} reused), "
+                f"{prefill:.1f} tokens/s; first token after {self.prefill_seconds:.3f} s; "
+                f"{len(self.ids)} new tokens, {decode:.1f} tokens/s; "
+                f"cache {self.cache_bytes / 2**20:.1f} MiB")
+
+
+@dataclass(frozen=True)
+class Score:
+    """log_probs [n]: of each token after the first, in nats; loss: their mean, negative."""
+
+    ids: list[int]
+    log_probs: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        return float(-self.log_probs.mean())
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss)
+
+
+class _Past:
+    """Keys and values of tokens, [room, heads, size] a layer: what is there is a view."""
+
+    def __init__(self, decoder: Decoder, dtype: Any) -> None:
+        self.ids: list[int] = []
+        shape = (LEAST_ROOM, decoder.shared, decoder.head_size)
+        self.arrays = {f"{part}.{k}": np.zeros(shape, dtype)
+                       for k in range(decoder.layers) for part in ("key", "value")}
+
+    def feeds(self) -> dict[str, np.ndarray]:
+        return {f"past_{n}": a[:len(self.ids)] for n, a in self.arrays.items()}
+
+    def extend(self, ids: Sequence[int], made: Mapping[str, np.ndarray]) -> None:
+        first, last = len(self.ids), len(self.ids) + len(ids)
+        for name, array in self.arrays.items():
+            if last > len(array):
+                larger = np.zeros((max(last, 2 * len(array)), *array.shape[1:]), array.dtype)
+                larger[:first] = array[:first]
+                self.arrays[name] = array = larger
+            array[first:last] = made[name][:len(ids)]
+        self.ids += ids
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays.values())
+
+
+class _ForAnyPast(Model):
+    """Compiled for all lengths of the past at once, which other models are when lengths go on
+    changing."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._families.grows.add(("past_key.0", 0))
+
+
+class LanguageModel:
+    """A language model on a device. Calls of several threads take turns; `close`, or `with`, gives
+    memory back.
+
+    last: what the last `generate` took, while it is under way, too.
+    """
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer | None, ends: frozenset[int],
+                 configured: Mapping[str, Any], device: Device, options: Options,
+                 cache_dir: str | Path | None, progress: Any, isolation: str | None) -> None:
+        self.decoder, self.tokenizer, self.ends = decoder, tokenizer, ends
+        self.configured, self.device, self.options = configured, device, options
+        self._cache_dir, self._progress, self._isolation = cache_dir, progress, isolation
+        self._kind = "f32" if options.precision == "high" else "f16"
+        self._models: dict[tuple[int, str], Model] = {}
+        self._lock = forking.rlock()
+        self._past = self._empty()
+        self.closed, self.last = False, Generation()
+
+    def __repr__(self) -> str:
+        d = self.decoder
+        return (f"<jitcl.lm.LanguageModel {Path(d.weights.place).name} on {self.device.name}: "
+                f"{type(d).__name__}, {d.layers} layers of {d.width}, {d.context} tokens>")
+
+    # ---- text and tokens
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of a text, with those that the model begins texts with."""
+        return self._words.encode(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self._words.decode(ids)
+
+    @property
+    def _words(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InputError(f"{self.decoder.weights.place}: has no tokenizer.json\n"
+                             "  Pass token ids, or add the file.")
+        return self.tokenizer
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        """Checked tokens of whatever a prompt is."""
+        if isinstance(prompt, str):
+            ids = self._words.encode(prompt)
+        elif prompt and all(isinstance(p, Mapping) for p in prompt):
+            ids = self._words.conversation(prompt)  # type: ignore[arg-type]
+        else:
+            ids = list(prompt)  # type: ignore[arg-type]
+        for k, t in enumerate(ids):
+            if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or (
+                    not 0 <= t < self.decoder.vocabulary):
+                raise InputError(f"token {k} of the prompt is {t!r}: wanted whole numbers from 0 "
+                                 f"to {self.decoder.vocabulary - 1}, a str, or messages")
+        if not ids:
+            raise InputError("the prompt has no tokens: pass some text")
+        return [int(t) for t in ids]
+
+    # ---- generation
+
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Any
+                 ) -> Iterator[str]: ...
+
+    def generate(  # type: ignore[misc]     # the overloads stand for these options
+                 self, prompt: Prompt, *, max_new_tokens: int = 256,
+                 temperature: float | None = None, top_k: int | None = None,
+                 top_p: float | None = None, min_p: float | None = None,
+                 repetition_penalty: float | None = None, seed: int | None = None,
+                 stop: str | Sequence[str] = (), stream: bool = False) -> str | Iterator[str]:
+        """The text that follows; with `stream`, an iterator of its pieces as they are written.
+
+        prompt: a str to go on from, messages ({"role": .., "content": ..}), or token ids. What of
+        it was in the last prompt or answer is not computed again.
+        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; None: as
+        generation_config.json says, else the likeliest token. seed: the same gives the same text on
+        a device; None draws one. stop: strings before which the text ends.
+        Ends at a token that ends texts, too, and where the model's context is full.
+
+        Raises InputError, OptionError, and what running a model raises.
+        """
+        given = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+                     repetition_penalty=repetition_penalty)
+        sampling = Sampling.of(given, self.configured)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if any(not isinstance(s, str) or not s for s in stops):
+            raise OptionError(f"stop={stop!r}: wanted strings that are not empty")
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or (
+                max_new_tokens < 1):
+            raise OptionError(f"max_new_tokens={max_new_tokens!r}: wanted a whole number above 0")
+        ids = self._ids(prompt)
+        if len(ids) >= self.decoder.context:
+            raise InputError(f"the prompt has {len(ids)} tokens; the model takes "
+                             f"{self.decoder.context}, and one is to follow\n  Shorten it.")
+        found = self._pieces(self.tokens(ids, max_new_tokens, sampling, seed), stops)
+        return found if stream else "".join(found)
+
+    def tokens(self, ids: Sequence[int], count: int, sampling: Sampling, seed: int | None = None
+               ) -> Iterator[int]:
+        """Tokens that follow, up to `count` of them, without the one that ends the text."""
+        random = np.random.default_rng(seed)
+        done = self.last = Generation(len(ids))
+        seen, begin = list(ids), time.perf_counter()
+        for step in range(count):
+            with self._lock:            # another text may have taken the cache meanwhile
+                logits = self._next(seen, done)
+                token = sampling.pick(logits, seen, random)
+                now = time.perf_counter()
+                if step == 0:
+                    done.prefill_seconds, begin = now - begin, now
+                else:
+                    done.decode_seconds = now - begin
+                done.cache_bytes = self._past.nbytes
+            if token in self.ends:
+                done.finish = "stop"
+                return
+            done.ids.append(token)
+            seen.append(token)
+            yield token
+            if len(seen) >= self.decoder.context:
+                break
+        done.finish = "length"
+
+    def _next(self, ids: list[int], done: Generation) -> np.ndarray:
+        """Logits behind these tokens. What the cache shares with them stays in it."""
+        past = self._past.ids
+        if past != ids[:-1]:
+            shared = next((k for k, (a, b) in enumerate(zip(past, ids[:-1])) if a != b),
+                          min(len(past), len(ids) - 1))
+            del past[shared:]
+        if not done.ids:
+            done.reused_tokens = len(past)
+        return self._run(ids[len(past):], "next", self._past)[0]
+
+    def _pieces(self, found: Iterator[int], stops: tuple[str, ...]) -> Iterator[str]:
+        """Text of tokens, whole letters at a time; what may become a stop string waits."""
+        words, held, ids, told = self._words, "", [], 0
+        stream = words.stream()
+        for token in found:
+            ids.append(token)
+            piece = stream.step(words.tokenizer, token) or ""
+            told += len(piece)
+            held += piece
+            at = min((k for k in map(held.find, stops) if k >= 0), default=-1)
+            if at >= 0:
+                self.last.finish = "stop"
+                if held[:at]:
+                    yield held[:at]
+                return
+            kept = max((n for s in stops for n in range(1, len(s)) if held.endswith(s[:n])),
+                       default=0)
+            if len(held) > kept:
+                yield held[:len(held) - kept]
+                held = held[len(held) - kept:]
+        held += words.decode(ids)[told:]    # letters of which the end is missing
+        if held:
+            yield held
+
+    # ---- numbers
+
+    def score(self, text: str | Sequence[int], *, window: int | None = None) -> Score:
+        """How likely the model finds each token of a text, after those before it.
+
+        window: tokens that are looked at together, each window for itself and without the first
+        token of it; the model's context at most, and by default.
+        """
+        size = self.decoder.context if window is None else window
+        if not 2 <= size <= self.decoder.context:
+            raise OptionError(f"window={window!r}: wanted 2 to {self.decoder.context} tokens")
+        ids = self._ids(text)
+        if len(ids) < 2:
+            raise InputError("score() takes two tokens or more: the first is not predicted")
+        found = []
+        for first in range(0, len(ids) - 1, size):
+            part = ids[first:first + size]
+            if len(part) > 1:
+                logits = log_softmax(self._run(part[:-1], "logits", self._empty()))
+                found.append(logits[np.arange(len(part) - 1), part[1:]])
+        return Score(ids, np.concatenate(found))
+
+    def embed(self, text: str | Sequence[int]) -> np.ndarray:
+        """A text as a vector [width] of length 1: the mean of its tokens' last hidden states."""
+        ids = self._ids(text)
+        if len(ids) > self.decoder.context:
+            raise InputError(f"the text has {len(ids)} tokens; the model takes "
+                             f"{self.decoder.context}\n  Embed parts of it.")
+        mean = self._run(ids, "hidden", self._empty()).mean(axis=0, dtype=np.float64)
+        return (mean / max(float(np.linalg.norm(mean)), 1e-12)).astype(np.float32)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """[tokens, vocabulary], float32: what the model says behind each token."""
+        return self._run(self._ids(ids), "logits", self._empty())
+
+    # ---- running
+
+    def _empty(self) -> _Past:
+        return _Past(self.decoder, np.float32 if self._kind == "f32" else np.float16)
+
+    def _run(self, ids: Sequence[int], give: str, past: _Past) -> np.ndarray:
+        """What `give` says for these tokens, behind those of `past`, which grows by them: the
+        kernels' rows are filled from the front, a few numbers of rows for all lengths."""
+        found = []
+        with self._lock:
+            if self.closed:
+                raise closed_error(repr(self))
+            while len(ids):
+                rows = next((r for r in ROWS if r >= len(ids)), ROWS[-1])
+                part, ids = list(ids[:rows]), ids[rows:]
+                feeds = {**self.decoder.feeds(part, len(past.ids), rows), **past.feeds()}
+                if give == "next":
+                    feeds["row"] = np.array([len(part) - 1], np.int32)
+                outputs = self._model(rows, give).run(feeds)
+                found.append(outputs["hidden" if give == "hidden" else "logits"][:len(part)])
+                past.extend(part, outputs)
+        return found[-1] if give == "next" else np.concatenate(found)
+
+    def _model(self, rows: int, give: str) -> Model:
+        if (rows, give) not in self._models:
+            root = kernel_cache(self._cache_dir).root
+            source = DecoderSource(self.decoder, rows, give, self._kind, root)
+            self._models[rows, give] = _ForAnyPast(
+                source, self.device, self.options, False, self._cache_dir, self._progress,
+                self._isolation)
+        return self._models[rows, give]
+
+    def close(self) -> None:
+        """Give back memory; whatever else is asked then raises ClosedError. Twice is fine."""
+        with self._lock:
+            self.closed = True
+            for model in self._models.values():
+                model.close()
+            self._models.clear()
+            self._past = self._empty()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
+         precision: str = "high", memory: str = "normal", isolation: str | None = None,
+         cache_dir: str | Path | None = None, progress: Progress | None = None) -> LanguageModel:
+    """A language model of files that are there; nothing is downloaded.
+
+    path: a folder as Hugging Face's save_pretrained() writes it. The other options are those of
+    `jitcl.compile`; below "high" precision, keys and values are kept as f16. Kernels are written
+    when they are first needed.
+
+    Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
+    library is missing (`pip install 'jitcl[lm]'`).
+    """
+    options, isolation = Options(precision, memory, "none"), isolation_of(isolation)
+    if options.layers:
+        raise OptionError(f"precision={precision!r}: language models have one for all layers")
+    folder = Path(path)
+    config = read_json(folder / "config.json")
+    found = decoder(config, safetensors(folder))
+    configured = read_json(folder / "generation_config.json", {})
+    ends = configured.get("eos_token_id", config.get("eos_token_id"))
+    ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    tally = tally_of(progress)
+    return LanguageModel(found, tokens.of_folder(folder), ends, configured,
+                         device_of(device, tally), options, cache_dir, tally, isolation)

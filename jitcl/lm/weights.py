@@ -1,0 +1,140 @@
+"""A model's weights by name: safetensors files, read where they are mapped."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from jitcl.errors import ModelError, ShapeError, UnsupportedError
+from jitcl.ir.graph import Node, const
+from jitcl.lm.extra import library
+from jitcl.ops.builder import GraphBuilder
+from jitcl.runtime.digests import digest, file_digest
+
+KEPT = 1 << 20                              # bytes up to which a constant's elements stay in memory
+TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+class Weights(Protocol):
+    """What an architecture reads."""
+
+    place: str                              # in messages
+    read: set[str]                          # names that were asked for
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def names(self) -> set[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def rows(self, name: str, which: np.ndarray) -> np.ndarray:
+        """Rows of a matrix as float32."""
+
+    def node(self, g: GraphBuilder, name: str) -> Node:
+        """All of it, float32, for kernels."""
+
+    def digest(self, root: Path) -> str:
+        """Of the elements; remembered under `root`."""
+
+
+class Stored:
+    """Arrays in files, of the types that safetensors has; float32 for whoever reads them."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], files: tuple[Path, ...], place: str
+                 ) -> None:
+        self.arrays, self.files, self.place = arrays, files, place
+        self.read: set[str] = set()
+        self._nodes: dict[str, Node] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def names(self) -> set[str]:
+        return {*self.arrays}
+
+    def array(self, name: str) -> np.ndarray:
+        self.read.add(name)
+        found = self.arrays.get(name)
+        if found is None:
+            raise ModelError(f"{self.place}: weight '{name}' is missing")
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.array(name).shape
+
+    def rows(self, name: str, which: np.ndarray) -> np.ndarray:
+        return self.array(name)[which].astype(np.float32)
+
+    def node(self, g: GraphBuilder, name: str) -> Node:
+        if name not in self._nodes:
+            array = self.array(name)
+
+            def load() -> np.ndarray:
+                return np.array(array, np.float32)
+
+            reload = load if 4 * array.size > KEPT else None
+            self._nodes[name] = const(load(), reload=reload)
+        return self._nodes[name]
+
+    def digest(self, root: Path) -> str:
+        return digest("".join(file_digest(f, root) for f in self.files).encode())
+
+
+def safetensors(folder: Path) -> Stored:
+    """The weights of a folder, in one file or several with an index. Raises ModelError."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index}: is no index of safetensors files: {error!r}") from None
+        files = tuple(folder / name for name in names)
+        outside = [f for f in files if f.resolve().parent != folder.resolve()]
+        if outside:
+            raise ModelError(f"{index}: names '{outside[0]}', which is outside of the folder")
+    else:
+        files = (folder / "model.safetensors",)
+    arrays: dict[str, np.ndarray] = {}
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"{folder}: has no {file.name}\n"
+                             "  jitcl reads safetensors; save_pretrained() writes them.")
+        arrays.update(_mapped(file))
+    return Stored(arrays, files, str(folder))
+
+
+def _mapped(file: Path) -> dict[str, np.ndarray]:
+    """Arrays where the file is mapped. The library checks the header: sizes, overlaps, names."""
+    lib = library("safetensors", "reading weights")
+    try:
+        with lib.safe_open(str(file), framework="numpy"):
+            pass
+    except (lib.SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: is no safetensors file: {error}") from None
+    data = np.memmap(file, np.uint8, "r")
+    end = 8 + int(data[:8].view("<u8")[0])
+    header: dict[str, Any] = json.loads(data[8:end].tobytes())
+    header.pop("__metadata__", None)
+    arrays = {}
+    for name, said in header.items():
+        kind = TYPES.get(said["dtype"])
+        if kind is None:
+            raise UnsupportedError(f"{file}: weight '{name}' is {said['dtype']}: jitcl reads "
+                                   f"{', '.join(TYPES)}")
+        first, last = said["data_offsets"]
+        arrays[name] = data[end + first:end + last].view(kind).reshape(said["shape"])
+    return arrays
+
+
+def wants(weights: Weights, name: str, shape: tuple[int, ...]) -> None:
+    """ShapeError where a weight has another shape than the configuration says."""
+    got = weights.shape(name)
+    if got != shape:
+        raise ShapeError(f"{weights.place}: weight '{name}' is {list(got)}, but the configuration "
+                         f"says {list(shape)} ({math.prod(shape)} elements)")

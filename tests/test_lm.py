@@ -1,0 +1,402 @@
+"""Language models: families, generation, sampling, errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import jitcl
+from jitcl.cli.main import cli
+from jitcl.errors import (
+    ClosedError,
+    InputError,
+    JitclError,
+    ModelError,
+    OptionError,
+    ShapeError,
+    UnsupportedError,
+)
+from jitcl.lm.architectures import ARCHITECTURES, decoder
+from jitcl.lm.decoder import Decoder
+from jitcl.lm.sampling import Sampling, log_softmax
+from jitcl.lm.tokens import Tokenizer
+from jitcl.lm.weights import safetensors
+from tests import lm_models
+from tests.devices import present
+from tests.lm_models import FAMILIES, IDS
+from tests.real_models import MODELS, needs_models
+
+SHAKESPEARE = MODELS / "shakespeare-llama"
+
+
+def opened(folder: Path) -> Decoder:
+    return decoder(json.loads((folder / "config.json").read_text()), safetensors(folder))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_logits_are_transformers(name: str, tmp_path: Path) -> None:
+    """Of a prompt at once, and with parts of it as keys and values of the past."""
+    model = opened(lm_models.stored(name, tmp_path))
+    whole = lm_models.by_references(model, IDS)
+    for row, wanted in lm_models.references()[name]["logits"].items():
+        np.testing.assert_allclose(whole[int(row)], wanted, rtol=0, atol=1e-4)
+    parts = lm_models.by_references(model, IDS, (9, 10, 11))
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_random_models_are_transformers_too(name: str, tmp_path: Path) -> None:
+    lm_models.transformers_model(name)                      # skips where there is none
+    folder, wanted = lm_models.told(name, 7, tmp_path)
+    found = lm_models.by_references(opened(folder), IDS)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_every_architecture_has_a_reference() -> None:
+    named = {lm_models.references()[n]["config"]["architectures"][0] for n in FAMILIES}
+    assert set(ARCHITECTURES) == named
+
+
+@pytest.mark.long
+def test_kernels_write_what_the_references_say(tmp_path: Path) -> None:
+    folder = lm_models.stored("gpt2", tmp_path)
+    ids = list(IDS)
+    wanted = []
+    for _ in range(6):
+        wanted.append(int(lm_models.by_references(opened(folder), ids)[-1].argmax()))
+        ids.append(wanted[-1])
+    with jitcl.lm.load(folder, device="cpu", cache_dir=tmp_path / "cache") as model:
+        model.ends = frozenset()
+        assert list(model.tokens(IDS, 6, Sampling())) == wanted
+        assert model.last.finish == "length" and model.last.reused_tokens == 0
+        built = [m.cache.stats.writes for m in model._models.values()]
+        assert list(model.tokens([*IDS, *wanted[:3]], 3, Sampling())) == wanted[3:]
+        assert model.last.reused_tokens == len(IDS) + 2
+        assert [m.cache.stats.writes for m in model._models.values()] == built
+    with pytest.raises(ClosedError):
+        model.logits(IDS)
+
+
+@needs_models
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.long if d == "opencl:intel" else pytest.mark.slow)
+    for d in present() if d != "reference"])
+def test_shakespeare(device: str, tmp_path: Path) -> None:
+    """The greedy text of transformers for 200 tokens, its loss on held text; nothing is compiled
+    after the first ten tokens."""
+    said = lm_models.references()["shakespeare-llama"]
+    expected = json.loads((SHAKESPEARE / "expected.json").read_text())
+    with jitcl.lm.load(SHAKESPEARE, device=device, cache_dir=tmp_path) as model:
+        ids = model.tokenize(expected["prompt"])
+        pieces, writes = [], []
+        for piece in model.generate(expected["prompt"], max_new_tokens=200, stream=True):
+            pieces.append(piece)
+            writes.append(sum(m.cache.stats.writes for m in model._models.values()))
+        assert ids + model.last.ids == said["ids"]
+        assert (ids + model.last.ids)[:len(expected["greedy_ids"])] == expected["greedy_ids"]
+        assert "".join(pieces) == model.detokenize(model.last.ids)
+        assert set(writes[10:]) == {writes[10]}
+        loss = model.score(expected["val_tokens_first_256"], window=256).loss
+        assert loss == pytest.approx(said["loss"], abs=1e-5)
+
+
+# ---- a model whose next token is written down
+
+
+class Script:
+    """A LanguageModel over an alphabet that says a text, whatever it is fed."""
+
+    def __init__(self, model: Any, text: str) -> None:
+        self.model, self.text, self.fed = model, text, []       # type: ignore[var-annotated]
+        model._run = self.run
+
+    def run(self, ids: Sequence[int], give: str, past: Any) -> np.ndarray:
+        self.fed.append(list(ids))
+        past.ids += ids
+        done = len(past.ids) - self.first
+        logits = np.zeros((1, 97), np.float32)
+        logits[0, ord(self.text[done]) - 32 if done < len(self.text) else 2] = 9
+        return logits
+
+    first = 0
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {chr(32 + k): k for k in range(96)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({**letters, "?": 96}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    words.decoder = tokenizers.decoders.Fuse()
+    folder = lm_models.stored("gpt2", tmp_path)
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "eos_token": {"content": "~"}, "chat_template":
+        "{% for m in messages %}\n{{ m.role[0] }}:{{ m.content }}{{ eos_token }}\n{% endfor %}\n"
+        "{% if add_generation_prompt %}a:{% endif %}\n"
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"}))
+    with jitcl.lm.load(folder, device="cpu") as model:
+        yield Script(model, "one STOP two")
+
+
+def test_stop_strings_end_a_text_and_are_no_part_of_it(script: Script) -> None:
+    script.first = 2
+    pieces = list(script.model.generate("ab", stop=["STOP", "xyz"], stream=True))
+    assert "".join(pieces) == "one " and script.model.last.finish == "stop"
+    assert pieces == ["o", "n", "e", " "]
+    script.model._past.ids.clear()
+    assert script.model.generate("ab", stop="STOPS") == "one STOP two"
+    assert script.model.last.finish == "stop"               # by the token that ends texts
+    script.model._past.ids.clear()
+    assert script.model.generate("ab", max_new_tokens=6, stop="STOP") == "one ST"
+    assert script.model.last.finish == "length"
+
+
+def test_what_the_cache_holds_is_not_computed_again(script: Script) -> None:
+    script.first = 2
+    script.model.generate("ab", max_new_tokens=3)
+    assert script.fed == [[65, 66], [79], [78]]
+    del script.fed[:]
+    script.model.generate("abon", max_new_tokens=1)
+    assert script.fed == [[78]] and script.model.last.reused_tokens == 3
+    del script.fed[:]
+    script.model.generate("axon", max_new_tokens=1)
+    assert script.fed == [[88, 79, 78]]
+
+
+def test_the_context_is_an_end(script: Script) -> None:
+    script.first, script.text = 126, "yes"
+    assert script.model.generate("a" * 126) == "ye"
+    assert script.model.last.finish == "length"
+    with pytest.raises(InputError, match="the prompt has 128 tokens; the model takes 128"):
+        script.model.generate("a" * 128)
+
+
+def test_conversations(script: Script) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    words = script.model.tokenizer
+    assert words.decode(words.conversation(messages)) == "u:hi~?a:"     # ?: a new line
+    with pytest.raises(InputError, match="refuses these messages: no system"):
+        script.model.generate([{"role": "system", "content": "x"}])
+    with pytest.raises(InputError, match="wanted a dict with 'role' and 'content'"):
+        script.model.generate([{"role": "user"}])
+    words.template = None
+    with pytest.raises(InputError, match="has no chat template"):
+        script.model.generate(messages)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (dict(temperature=-1), "temperature=-1: wanted 0 or more"),
+    (dict(temperature=True), "temperature=True: wanted a number"),
+    (dict(top_p=0), "top_p=0: wanted more than 0, up to 1"),
+    (dict(top_k=1.5), "top_k=1.5: wanted a whole number"),
+    (dict(min_p=2), "min_p=2: wanted 0 to 1"),
+    (dict(repetition_penalty=0), "repetition_penalty=0: wanted more than 0"),
+    (dict(stop=["a", ""]), "wanted strings that are not empty"),
+    (dict(max_new_tokens=0), "max_new_tokens=0: wanted a whole number above 0"),
+])
+def test_wrong_options(script: Script, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        script.model.generate("a", **options)
+
+
+@pytest.mark.parametrize(("prompt", "message"), [
+    ("", "the prompt has no tokens"), ([], "the prompt has no tokens"),
+    ([97], "token 0 of the prompt is 97: wanted whole numbers from 0 to 96"),
+    ([1, "a"], "token 1 of the prompt is 'a'"), ([1.0], "token 0 of the prompt is 1.0")])
+def test_wrong_prompts(script: Script, prompt: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        script.model.generate(prompt)
+
+
+# ---- sampling
+
+
+def drawn(sampling: Sampling, logits: list[float], seen: Sequence[int] = ()) -> np.ndarray:
+    random = np.random.default_rng(3)
+    found = [sampling.pick(np.array(logits, np.float32), seen, random) for _ in range(1500)]
+    return np.bincount(found, minlength=len(logits)) / len(found)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    chances = np.array([0.5, 0.3, 0.15, 0.05])
+    logits = np.log(chances).tolist()
+    np.testing.assert_allclose(drawn(Sampling(temperature=1), logits), chances, atol=0.05)
+    hot = chances ** 0.5 / (chances ** 0.5).sum()
+    np.testing.assert_allclose(drawn(Sampling(temperature=2), logits), hot, atol=0.05)
+    for options, kept in ((dict(top_k=2), 2), (dict(top_p=0.7), 2), (dict(top_p=0.81), 3),
+                          (dict(min_p=0.25), 3), (dict(top_k=3, min_p=0.5), 2)):
+        wanted = np.where(np.arange(4) < kept, chances, 0)
+        np.testing.assert_allclose(drawn(Sampling(temperature=1, **options), logits),
+                                   wanted / wanted.sum(), atol=0.05)
+
+
+def test_the_likeliest_and_what_was_there() -> None:
+    pick = Sampling(repetition_penalty=2.0).pick
+    random = np.random.default_rng(0)
+    logits = np.array([2.0, 1.5, -0.5, -0.6], np.float32)
+    assert Sampling().pick(logits, [0], random) == 0
+    assert pick(logits, [0, 0], random) == 1
+    assert pick(np.array([-0.5, -0.6], np.float32), [0], random) == 1
+    assert logits[0] == 2.0
+
+
+def test_generation_config_decides_where_the_caller_does_not() -> None:
+    drawing = dict(do_sample=True, temperature=0.6, top_k=20, repetition_penalty=1.1, top_p=None)
+    assert Sampling.of({}, drawing) == Sampling(1.1, 0.6, 20)
+    assert Sampling.of({"temperature": 0, "top_k": 5}, drawing) == Sampling(1.1, 0, 5)
+    assert Sampling.of({}, {**drawing, "do_sample": False}) == Sampling(1.1)
+    assert Sampling.of({"temperature": 0.5}, {}) == Sampling(temperature=0.5)
+
+
+def test_log_softmax() -> None:
+    found = log_softmax(np.array([[1000.0, 1000.0], [0.0, -np.inf]], np.float32))
+    np.testing.assert_allclose(found, [[-np.log(2), -np.log(2)], [0, -np.inf]])
+
+
+# ---- folders that are not what they should be
+
+
+def changed(folder: Path, config: dict[str, Any], drop: str = "", add: str = "",
+            reshape: str = "") -> Path:
+    said = lm_models.references()["llama"]
+    arrays = lm_models.weights(said["weights"])
+    if drop:
+        del arrays[drop]
+    if add:
+        arrays[add] = np.zeros(3, np.float32)
+    if reshape:
+        arrays[reshape] = np.ascontiguousarray(arrays[reshape][:-1])
+    settings = {k: v for k, v in {**said["config"], **config}.items() if v != "gone"}
+    return lm_models.write(folder, settings, arrays)
+
+
+LAYER = "model.layers.1."
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), [
+    (dict(config={"architectures": ["Mamba2"]}), UnsupportedError,
+     "architecture 'Mamba2' is not supported: jitcl has GPT2LMHeadModel, Gemma"),
+    (dict(config={"architectures": None}), ModelError, "names no 'architectures'"),
+    (dict(config={"hidden_size": "gone"}), ModelError, "'hidden_size' is missing"),
+    (dict(config={"num_hidden_layers": -3}), ModelError,
+     "'num_hidden_layers' is -3: wanted a whole number above 0"),
+    (dict(config={"hidden_act": "relu"}), UnsupportedError, "'hidden_act' is 'relu': jitcl has"),
+    (dict(config={"rope_parameters": {"rope_type": "dynamic"}}), UnsupportedError,
+     "rotary positions of type 'dynamic' are not supported"),
+    (dict(config={}, drop=LAYER + "mlp.up_proj.weight"), ModelError,
+     "weight 'model.layers.1.mlp.up_proj.weight' is missing"),
+    (dict(config={}, add=LAYER + "self_attn.sinks"), UnsupportedError,
+     "Llama has no use for weight 'model.layers.1.self_attn.sinks'"),
+    (dict(config={"num_hidden_layers": 2}), UnsupportedError, "has no use for weight"),
+    (dict(config={"vocab_size": 96}), ShapeError,
+     r"'model.embed_tokens.weight' is \[97, 32\], but the configuration says \[96, 32\]"),
+    (dict(config={}, reshape=LAYER + "mlp.up_proj.weight"), ShapeError, "47"),
+    (dict(config={"num_attention_heads": 8}), ShapeError, "reshape"),
+])
+def test_files_that_do_not_fit(tmp_path: Path, change: dict[str, Any], kind: type[Exception],
+                               message: str) -> None:
+    with pytest.raises(kind, match=message):
+        jitcl.lm.load(changed(tmp_path, **change), device="cpu")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no config.json\n  Pass a folder"):
+        jitcl.lm.load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="holds a list, wanted an object"):
+        jitcl.lm.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="has no model.safetensors"):
+        jitcl.lm.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x10" + bytes(30))
+    with pytest.raises(ModelError, match="is no safetensors file"):
+        jitcl.lm.load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "../model.safetensors"}}')
+    with pytest.raises(ModelError, match="outside of the folder"):
+        jitcl.lm.load(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with jitcl.lm.load(lm_models.stored("gpt2", tmp_path), device="cpu") as model:
+        with pytest.raises(OptionError, match="language models have one for all layers"):
+            jitcl.lm.load(tmp_path, precision="low;a=high")
+        with pytest.raises(InputError, match="has no tokenizer.json"):
+            model.tokenize("a")
+        with pytest.raises(OptionError, match="window=1: wanted 2 to 128 tokens"):
+            model.score(IDS, window=1)
+        with pytest.raises(InputError, match="score\\(\\) takes two tokens or more"):
+            model.score([1])
+
+
+def test_half_and_brain_floats_are_read_as_they_are(tmp_path: Path) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    values = np.array([[1.0, -2.5, 65504.0, 6e-8]], np.float32)
+    for kind in (np.float16, ml_dtypes.bfloat16, np.float64):
+        save_file({"w": values.astype(kind)}, tmp_path / "model.safetensors")
+        found = safetensors(tmp_path)
+        assert (found.rows("w", np.array([0])) == values.astype(kind).astype(np.float32)).all()
+    save_file({"w": np.array([[1]], np.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedError, match="weight 'w' is I8"):
+        safetensors(tmp_path)
+
+
+def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = lm_models.stored("gpt2", tmp_path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(JitclError, match=r"pip install 'jitcl\[lm\]'"):
+        jitcl.lm.load(folder, device="cpu")
+
+
+def test_tokens_of_a_letter_come_when_it_is_whole(script: Script) -> None:
+    """The euro sign of three bytes, and one that is cut off."""
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = tokenizers.Tokenizer(tokenizers.models.BPE({c: k for k, c in enumerate(alphabet)}, []))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = tokenizers.decoders.ByteLevel()
+    script.model.tokenizer = Tokenizer(words, None, {}, "here")
+    ids = words.encode("a\u20acb\u20ac").ids
+    assert list(script.model._pieces(iter(ids), ())) == ["a", "\u20ac", "b", "\u20ac"]
+    assert "".join(script.model._pieces(iter(ids[:-1]), ())) == "a\u20acb\ufffd"
+
+
+# ---- on the command line, and as the documents have it
+
+
+@pytest.mark.slow
+@needs_models
+def test_the_page_and_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("JITCL_CACHE_DIR", str(tmp_path / "cache"))
+    page = (Path(__file__).resolve().parent.parent / "docs" / "language-models.md").read_text()
+    scope: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for block in blocks:
+        exec(compile(block.replace('"folder"', repr(str(SHAKESPEARE))), "page", "exec"), scope)
+    assert len(blocks) == 3 and scope["text"].startswith("I'll be a bawd")
+    folder = ["-d", "cpu", str(SHAKESPEARE)]
+    found = CliRunner().invoke(cli, ["generate", *folder, "ROMEO:\n", "-n", "24"])
+    assert found.stdout == scope["text"] + "\n"
+    assert re.search(r"first token after [\d.]+ s; 24 new tokens, [\d.]+ tokens/s; cache 0.8 MiB; "
+                     r"model [\d.]+ MiB", found.stderr)
+    found = CliRunner().invoke(cli, ["generate", *folder, "-", "-n", "24", "--json"],
+                               input="ROMEO:\n")
+    said = json.loads(found.stdout)
+    assert said["text"] == scope["text"] and len(said["ids"]) == 24 and said["finish"] == "length"
+    (tmp_path / "held.txt").write_text("To be, or not to be, that is the question.")
+    found = CliRunner().invoke(cli, ["perplexity", *folder, str(tmp_path / "held.txt"), "--json"])
+    assert json.loads(found.stdout)["loss"] == pytest.approx(scope["score"].loss, abs=1e-6)
+    found = CliRunner().invoke(cli, ["chat", *folder], input="hello\n")
+    assert found.exit_code == 1 and "has no chat template" in found.stderr
