@@ -310,6 +310,7 @@ def test_files_that_do_not_fit(tmp_path: Path, change: dict[str, Any], kind: typ
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
     with pytest.raises(ModelError, match="has no config.json\n  Pass a folder"):
         jitcl.lm.load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
