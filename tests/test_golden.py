@@ -31,6 +31,7 @@ GPU = Target("opencl", "golden", vendor="golden", device_type="gpu", compute_uni
              vector_width=4, local_memory=32 << 10, local_is_real=True, max_work_group=256,
              max_work_item_sizes=(256, 256, 64), fp64=False)
 TARGETS = {"cpu.py": CPU, "gpu.cl": GPU}
+REGISTERS = dataclasses.replace(GPU, compute_units=1, local_is_real=False, registers=5)   # a Mali
 IMAGES = dataclasses.replace(GPU, compute_units=1, images=True, image_pixels=65536)
 
 g = GraphBuilder()
@@ -43,6 +44,10 @@ def x(name: str, *shape: int, dtype: str = "f32") -> Node:
 def weights(*shape: int, seed: int = 0) -> Node:
     """A constant; its elements do not show in the source."""
     return g.const(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def halves(*shape: int) -> Node:
+    return g.const(np.random.default_rng(0).normal(size=shape).astype(np.float16))
 
 
 def conv(data: Node, w: Node, **attrs: object) -> Node:
@@ -79,6 +84,8 @@ def attention(q: Node, k: Node, v: Node, mask: Node) -> Node:
 GRAPHS: dict[str, Callable[[], Node]] = {
     "elementwise": lambda: g.relu(g.add(g.mul(x("a", 4, 33), x("b", 33)), 1.0)),
     "half": lambda: g.tanh(g.add(x("a", 4, 33, dtype="f16"), x("b", 33, dtype="f16"))),
+    "half_matmul": lambda: g.relu(g.matmul(x("a", 64, 96, dtype="f16"), halves(96, 40))),
+    "half_conv": lambda: g.relu(conv(x("x", 1, 16, 14, 14, dtype="f16"), halves(32, 16, 3, 3))),
     "softmax": lambda: g.softmax(x("scores", 8, 100), axis=-1),
     "layer_norm": lambda: g.layer_norm(x("x", 8, 96), weights(96), weights(96, seed=1), axis=-1,
                                        epsilon=1e-5),
@@ -106,11 +113,16 @@ for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_t
              "attention", "gate"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
+for name in ("half_matmul", "half_conv"):      # computed in half: see source()
+    for suffix in TARGETS:
+        del FILES[f"{name}.{suffix}"]
+    FILES[f"{name}.registers.cl"] = name, dataclasses.replace(REGISTERS, fp16_arithmetic=True)
+FILES["half_matmul.gpu.cl"] = "half_matmul", dataclasses.replace(GPU, fp16_arithmetic=True)
 
 
 def source(graph: Graph, target: Target) -> str:
     """All launches of a graph with their kernels, as `jitcl dump` writes them."""
-    plan = compile_graph(graph, target).plan
+    plan = compile_graph(graph, target, "low" if target.fp16_arithmetic else "high").plan
     kernels = {k.entry: k for k in plan.kernels}
     first: dict[str, str] = {}
     texts = [kernel_text(s, kernels[s.kernel], first.setdefault(s.kernel, s.name), s.name)

@@ -58,6 +58,7 @@ NO_CODE = {
     ("jitcl.codegen.schedule", "stem[:40].rsplit('_', 1)"): "a kernel's name",
     ("jitcl.codegen.schedule_gpu", "'index' not in {v.dtype for v in accumulators(loop)}"): "types",
     ("jitcl.codegen.trial", "dtype.endswith('z')"): "a type",
+    ("jitcl.codegen.trial", "'half' in k.features"): "a kernel's features, by name",
     ("jitcl.codegen.variants", "'max_work_group' in variant.caps"): "fields of a Target",
     ("jitcl.codegen.variants", "import re"): "a driver's messages",
     ("jitcl.codegen.variants", "text.split()"): "a driver's message",

@@ -28,10 +28,18 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Scratch
 from jitcl.templates.opencl.memory import alignment, read_vector
+from jitcl.templates.opencl.tiling import in_half
+
+FP16 = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
 
 
 class OpenClGroupHooks(GroupHooks):
     """Names the group's operands and writes their loads and the epilogue as OpenCL C."""
+
+    @property
+    def half(self) -> bool:
+        """Whether products of f16 operands are to be computed in the type half."""
+        return in_half(self.group, self.target)
 
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
@@ -40,12 +48,14 @@ class OpenClGroupHooks(GroupHooks):
     def render(self, template: str, **values: object) -> str:
         """The text of a file of `jitcl/templates`, after the functions of codegen/opencl_helpers
         that it calls (by `call_helper`) and does not hold (by `define`). `read_vector` is that of
-        templates/opencl/memory."""
+        templates/opencl/memory; with HALF, halves are read as such."""
         calls = Calls()
-        read = partial(read_vector, calls.call, halves=self.target.fp16_arithmetic)
+        read = partial(read_vector, calls.call, halves=self.target.fp16_arithmetic,
+                       kept=bool(values.get("HALF")))
         body = super().render(template, group=GROUP, call_helper=calls.call, define=calls.define,
                               read_vector=read, **values)
-        return "".join(map(helper, calls.missing())) + body
+        pragma = FP16 if values.get("HALF") else ""
+        return pragma + "".join(map(helper, calls.missing())) + body
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
                        types: dict[Node, TensorType] | None = None,
@@ -89,10 +99,11 @@ class OpenClGroupHooks(GroupHooks):
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr],
                    *inside: Expr) -> Loader:
         """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`.
-        Its variables are those of `ix`, in which `k` counts terms.
+        Its variables are those of `ix`, in which `k` counts terms. It is a half where `half` says
+        so, else a float.
         """
         seen = node.type.with_(shape=shape)
-        loads = Loads(KernelBuilder(), self.group, self.names,
+        loads = Loads(KernelBuilder(half=self.half), self.group, self.names,
                       lambda n: seen if n is node else n.type)
         guard = E.const(True, "bool")
         for condition in inside:
@@ -100,10 +111,13 @@ class OpenClGroupHooks(GroupHooks):
         value = NodeLoader(loads, node)(*ix, guard=guard)
         shapes = {name: loads.types(n).physical for n, name in self.names.items()}
         buffers = tuple(Buffer(name, n.type.dtype, shapes[name]) for n, name in self.names.items())
-        store = Store("y", (E.index(0),), E.cast(value, "f32"))
-        buffers = (*buffers, Buffer("y", "f32", (1,), "out"))
+        dtype = "f16" if self.half else "f32"
+        store = Store("y", (E.index(0),), E.cast(value, dtype))
+        buffers = (*buffers, Buffer("y", dtype, (1,), "out"))
         kernel = share(Kernel("load", buffers, (store,)), addresses=False)
-        renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half)
+        renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half,
+                                  half_builtins=self.target.half_builtins)
+        renderer.half = self.half
         *lets, last = kernel.body
         assert isinstance(last, Store)
         lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]

@@ -155,10 +155,13 @@ def logical_index(
     return (n, c, *logical), inside
 
 
-def lower(group: Group, name: str, *, stored: Container[Node] = ()) -> Lowered:
+def lower(group: Group, name: str, *, flushed: bool = False, stored: Container[Node] = ()
+          ) -> Lowered:
     """The group's kernel: loops over the root's buffer, `parallel` and in memory order.
 
-    `stored`: members that are rounded to their type, as they are where a group is cut there.
+    `flushed`: sums of what is computed in f16 are f16, a few terms at a time: how far the results
+    of templates that add so may lie apart. `stored`: members that are rounded to their type, as
+    they are where a group is cut there.
     """
     operands = group.operands
     names = {node: f"x{i}" for i, node in enumerate(operands)}
@@ -167,7 +170,7 @@ def lower(group: Group, name: str, *, stored: Container[Node] = ()) -> Lowered:
     merged = merge_axes(group)
     types = (lambda n: merged[n]) if merged else (lambda n: n.type)
     out = types(group.root)
-    s = KernelBuilder(half=group.compute == "f16")
+    s = KernelBuilder(half=group.compute == "f16", flushed=flushed)
     loads = Loads(s, group, names, types, stored)
     at = tuple(s.open("i", d, "parallel") for d in out.physical)
     opened = len(s.scopes) - 1

@@ -210,7 +210,10 @@ class GroupTrial:
         if self.generic is not None:
             return self.generic
         if any(k.template for k in self.plan.kernels) and self.group.anchor is not None:
-            return lower(self.group, self.subject, stored=(self.group.anchor,))
+            half = self.group.compute == "f16" and any(
+                k.template and "half" in k.features for k in self.plan.kernels)
+            group = dataclasses.replace(self.group, compute="f16" if half else "f32")
+            return lower(group, self.subject, flushed=half, stored=(self.group.anchor,))
         return lower(dataclasses.replace(self.group, compute="f16"), self.subject)
 
     @forking.cached_property

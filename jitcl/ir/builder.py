@@ -39,8 +39,9 @@ class KernelBuilder:
 
     out: TensorType
 
-    def __init__(self, *, half: bool = False) -> None:
+    def __init__(self, *, half: bool = False, flushed: bool = False) -> None:
         self.half = half                         # f16 values are computed in f16, sums in f32
+        self.flushed = flushed                   # or in f16, a few terms at a time
         self.scopes: list[Scope] = [Scope(None, "loop")]
         self.levels: dict[str, int] = {}         # variable -> index of the scope that declares it
         self.guards: list[Expr] = []
@@ -162,7 +163,7 @@ class KernelBuilder:
             opened += [k.value] if not k.is_const else []
         value = term(*ks)
         held = value.dtype
-        if held == "f16" and combine in ("add", "mul"):
+        if held == "f16" and combine in ("add", "mul") and not (self.flushed and combine == "add"):
             value = E.cast(value, "f32")         # a running sum in half loses its small terms
         start = E.const(identity(combine, value.dtype) if init is None else init, value.dtype)
         if 0 in extents:

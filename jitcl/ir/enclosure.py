@@ -36,6 +36,7 @@ UNIT = {"f16": 2.0 ** -10, "bf16": 2.0 ** -8,
 TINY = {"f16": 2.0 ** -14, "bf16": 2.0 ** -126, "f32": 2.0 ** -126, "f64": 2.0 ** -1022}
 LARGEST = {"f16": 65504.0, "bf16": 3.3895e38, "f32": 3.4028234e38, "f64": 1.7e308}
 WHOLE = {"f16": 2 ** 11, "bf16": 2 ** 8, "f32": 2 ** 24, "f64": 2 ** 53}   # integers that are exact
+FLUSHED = 16                                 # terms that are added in f16 before they are in f32
 FEW = 1 << 13                                # elements for which exact results are looked for
 
 

@@ -15,7 +15,7 @@ class Group:
 
     `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there
     is one; what lies between it and the root is its epilogue. `compute`: the type, f32 or f16,
-    that f16 values are computed in; sums of them are f32.
+    that f16 values are computed in; sums of them are f32 (of FLUSHED of ir/enclosure.py: f16).
     """
 
     root: Node

@@ -22,7 +22,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
-from jitcl.ir.enclosure import LARGEST, TINY, UNIT, Array, Enclosed, evaluated
+from jitcl.ir.enclosure import FLUSHED, LARGEST, TINY, UNIT, Array, Enclosed, evaluated
 from jitcl.ir.expr import Expr
 from jitcl.ir.interpreter import all_inside, can_run_at_once, checked_array, evaluation_order
 from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, carries, statements
@@ -349,6 +349,8 @@ def _reduced(stmt: Accum, held: Enclosed, terms: Enclosed, axes: tuple[int, ...]
                          [held, Enclosed(whole, rad)])
     gamma = count * UNIT[dtype] / (1 - min(0.5, count * UNIT[dtype]))
     if combine == "add":
+        if dtype == "f16":                   # a few terms at a time; such sums are added in f32
+            gamma = min(count, FLUSHED) * UNIT["f16"] + count * UNIT["f32"]
         mid = held.mid + terms.mid.sum(axes)
         size = np.abs(terms.mid).sum(axes)
         rad = held.radius + (gamma + terms.rel) * size + gamma * np.abs(held.mid)

@@ -3,7 +3,7 @@
     high     as the model says; f16 tensors are stored as f16 and computed in f32
     normal   f32 tensors that kernels exchange, and constants, are stored as f16; arithmetic is f32
     low      the same, and groups of nodes whose values stay within f16 compute in f16 where the
-             device has it; sums are f32 always
+             device has it; sums are f32, in templates of a few terms each that f16 adds
 
 A node's dtype then says how it is stored. What is inlined is never rounded: a kernel that computes
 in f32 converts what it loads and rounds what it stores. Inputs and outputs keep their dtypes.

@@ -40,7 +40,7 @@ def _not_computed(plan: Plan, target: Target) -> str:
         return f"device '{target.name}' has no f16 arithmetic, or its driver gets it wrong"
     if any(step.variant for step in plan.steps):
         return "the driver failed on kernels that compute in f16"
-    return "its kernels sum, or are templates, which stay in f32"
+    return "its kernels sum, or are templates that stay in f32"
 
 
 __all__ = ["AS_MODEL", "precision_got"]

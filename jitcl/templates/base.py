@@ -171,6 +171,12 @@ class CpuHooks(Hooks, Protocol):
 class OpenClHooks(Hooks, Protocol):
     """Those of templates for OpenCL devices."""
 
+    @property
+    def half(self) -> bool:
+        """Whether products of f16 operands are to be computed in the type half. Sums of them are
+        too, of at most FLUSHED terms, before they are added in f32; epilogues are f32.
+        """
+
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
 
@@ -186,7 +192,8 @@ class OpenClHooks(Hooks, Protocol):
 
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr], *inside: Expr
                    ) -> Loader:
-        """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`.
+        """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`;
+        as a half where `half` says so, else as a float.
         Its variables are those of `ix`, in which `k` counts terms.
         """
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
@@ -30,7 +31,15 @@ from jitcl.templates.gemm_opencl.product import (
     real,
 )
 from jitcl.templates.opencl.planes import PITCH, Window, padded, patches, row_of_taps, whole_planes
-from jitcl.templates.opencl.tiling import Tile, choose_tiles, image_of, launch, read_whole, spread
+from jitcl.templates.opencl.tiling import (
+    Tile,
+    choose_tiles,
+    image_of,
+    in_half,
+    launch,
+    read_whole,
+    spread,
+)
 
 ON_AXES = ("m_tiles", "m_count", "c_count", "kh", "kw", "oh", "ow", "h_step", "ky_step", "dw",
            "plane", "x_image", "groups", "wt_group", "wt_tile")
@@ -47,7 +56,7 @@ class Form(Match):
 
 
 class ConvOpenCl(Template[Form, OpenClHooks]):
-    """conv of f32 or f16 storage, sums in f32."""
+    """conv of f32 or f16 storage, sums in f32 (of halves: a few terms at a time in half)."""
 
     name = "conv_opencl"
 
@@ -67,7 +76,7 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
         if not fits_int(node.type.size, s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
                         s.n * s.c * padded(s)[0] * (padded(s)[1] + PITCH)):
             return ()
-        return choose_forms(s, node.inputs[1].op == "const", target)
+        return choose_forms(s, node.inputs[1].op == "const", target, in_half(group, target))
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
         return _Writer(match, hooks).emit()
@@ -77,18 +86,19 @@ def pixels(s: ConvShape) -> int:
     return s.out[0] * s.out[1]
 
 
-def choose_forms(s: ConvShape, const_weights: bool, target: Target) -> tuple[Form, ...]:
+def choose_forms(s: ConvShape, const_weights: bool, target: Target, half: bool = False
+                 ) -> tuple[Form, ...]:
     """The forms, that with the least work first: multiply-adds of its tiles, and elements that it
     copies. Behind the best tiles of the forms come their others.
     """
     batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
-    flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target)
+    flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target, half)
     if s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads):
         return tuple(Form("flat", tile) for tile in flat)
     patches = [Form("patches", tile) for tile in flat]
     oh, ow = s.out
     direct = [Form("direct", tile) for tile in choose_tiles(
-        batch, m, ow, lambda w: oh * -(-ow // w), target)]
+        batch, m, ow, lambda w: oh * -(-ow // w), target, half)]
     if not direct or not const_weights or s.strides[1] > 2:
         return tuple(patches)
     width = min(target.vector_width, target.max_vector_width)
@@ -183,9 +193,11 @@ class _Writer:
         axes = hooks.target.device_type != "cpu"
         names = ON_AXES if axes else PARAMS
         row, aligned = row_of_taps(s, tile.width, width, hooks.target)
+        half = hooks.half and s.kernel[1] <= FLUSHED
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=names, AXES=axes,
-            ROW=row, A=aligned, KW=s.kernel[1] if row else 0, DW=s.dilations[1] if row else 0,
+            HALF=half, CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned,
+            KW=s.kernel[1] if row else 0, DW=s.dilations[1] if row else 0,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
             x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
             multiply_add=hooks.target.multiply_add,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jitcl.ir import expr as E
+from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.types import TensorType
@@ -21,6 +22,7 @@ from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, rea
 ON_AXES = ("m_tiles", "n_tiles", "m_count", "n_count", "k_count", "a_image", "a_tile", "a_period",
            "b_image", "b_panel")
 PARAMS = ("each", "tasks", "m_inner", *ON_AXES)  # with tiles dealt out to work-items
+HALVES = 8                     # of a vector that Mali and Adreno read at once
 QUAD, LEAST_ITEMS = 4, 64      # of gemm_tiled_opencl: vectors in local memory, smallest group
 
 
@@ -70,14 +72,18 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     b_image = image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
     axes = hooks.target.device_type != "cpu"
     params = ON_AXES if axes else PARAMS
+    aligned = piece(tile.width, hooks.target, 0 if b.packed else columns)
+    steps = 1
+    if hooks.half and not a_image and aligned == tile.width:     # more would take registers
+        steps = steps_at_once(p.k, tile.rows if a.packed else 2, hooks.target)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
-        AXES=axes,
+        AXES=axes, HALF=hooks.half, FLUSHED=FLUSHED, STEPS=steps,
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
-        a_whole=a.packed and not a_image and read_whole(tile, hooks.target),
-        b_aligned=piece(tile.width, hooks.target, 0 if b.packed else columns))
+        a_whole=a.packed and not a_image and (steps > 1 or read_whole(tile, hooks.target)),
+        b_aligned=aligned)
     arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles
@@ -92,6 +98,12 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
                                     {name: values[name] for name in params}, sizes, local,
                                     images=(*a_image, *b_image))]
+
+
+def steps_at_once(k: int, rows: int, target: Target) -> int:
+    """Terms whose halves, of `rows` rows, are read as one vector: a divisor of k."""
+    most = min(HALVES, target.max_vector_width)
+    return 1 if target.device_type == "cpu" else math.gcd(k, max(1, most // rows))
 
 
 def apart(hooks: OpenClHooks, emit: Callable[[OpenClHooks], list[Emitted]]) -> list[Emitted]:

@@ -24,7 +24,7 @@ from jitcl.templates.gemm_opencl.product import (
     pack_rows,
     real,
 )
-from jitcl.templates.opencl.tiling import Tile, choose_tiles
+from jitcl.templates.opencl.tiling import Tile, choose_tiles, in_half
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
 NARROW = 4                     # fewer columns are dot products: generated loops do those
@@ -50,7 +50,7 @@ class Shape:
 
 
 class GemmOpenCl(Template[Tile, OpenClHooks]):
-    """matmul of f32 or f16 storage, sums in f32."""
+    """matmul of f32 or f16 storage, sums in f32 (of halves: a few terms at a time in half)."""
 
     name = "gemm_opencl"
 
@@ -72,7 +72,8 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
         sizes = (s.batch * (s.m + 8) * s.k, s.batch * s.k * (n + 48), s.batch * s.m * n)
         if not fits_int(*sizes, *(x.type.size for x in group.operands)):
             return ()
-        return choose_tiles(s.batch, s.m, n, lambda w: -(-n // w), target)
+        return choose_tiles(s.batch, s.m, n, lambda w: -(-n // w), target,
+                            in_half(group, target))
 
     def emit(self, match: Tile, hooks: OpenClHooks) -> list[Emitted]:
         return _Writer(match, hooks).emit()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitcl.ir import expr as E
+from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
@@ -76,7 +77,9 @@ class Product:
 
 
 class GemmTiledOpenCl(Template[Split, OpenClHooks]):
-    """matmul and conv of f32 or f16 storage, sums in f32."""
+    """matmul and conv of f32 or f16 storage, sums in f32; in half, a few terms at a time, where the
+    group computes so.
+    """
 
     name = "gemm_tiled_opencl"
 
@@ -251,7 +254,8 @@ class _Writer:
         body = hooks.render(
             "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a_load=left, b_load=right, K=p.k, K_PART=self.part,
-            BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, M_TILES=-(-p.m // t.bm),
+            HALF=hooks.half, FLUSHED=FLUSHED, BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn,
+            M_TILES=-(-p.m // t.bm),
             N_TILES=-(-p.n // t.bn), **sizes)
         root = hooks.group.root
         total = p.batch * p.m * p.n

@@ -54,10 +54,14 @@ def stored_vector(buffer: str, at: str, value: str, ctype: str, width: int, n: i
 
 
 def read_vector(call: Call, buffer: str, at: str, ctype: str, width: int, aligned: int = 1,
-                halves: bool = False) -> str:
+                halves: bool = False, kept: bool = False) -> str:
     """The floats from element `at` on, which is a multiple of `aligned`. ctype: of the buffer's
-    elements, "float", "half" or "ushort" (the bits of a half); halves: half is a type of values.
+    elements, "float", "half" or "ushort" (the bits of a half); halves: half is a type of values;
+    kept: it is that of the vector, too.
     """
+    if kept:
+        whole = raw_vector(buffer, at, ctype, width, math.gcd(width, aligned))
+        return whole if width > 1 else f"{buffer}[{at}]"
     if width == 1 and ctype == "ushort":
         return call("from_f16", f"{buffer}[{at}]")
     if width == 1:

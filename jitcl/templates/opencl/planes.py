@@ -61,7 +61,7 @@ def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: 
     rows = planes * kernel[0] * kernel[1] * out[0]
     copy = Scratch(f"{combine} {window} of {x.type} {s.pads}", x.type.dtype,
                    (planes, *kernel, *out))
-    ctype = hooks.ctype(x.type.dtype)
+    ctype = "ushort" if x.type.dtype == "f16" else "float"
     body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=ctype, params=PARAMS,
                         fill=fill(combine, ctype))
     each, sizes, local = launch(rows, hooks.target)
@@ -82,7 +82,7 @@ def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
         return [emitted], copy, size
     planes = s.n * s.c
     copy = Scratch(f"padded {combine} {size} of {x.type} {s.pads}", x.type.dtype, (planes, *size))
-    ctype = hooks.ctype(x.type.dtype)
+    ctype = "ushort" if x.type.dtype == "f16" else "float"
     body = hooks.render("opencl/padded.cl.j2", entry=ENTRY, type=ctype, params=PADDED,
                         fill=fill(combine, ctype))
     each, sizes, local = launch(planes, hooks.target)

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Match, Packed
 
@@ -31,10 +32,16 @@ class Tile(Match):
         return self.vectors * self.width
 
 
+def in_half(group: Group, target: Target) -> bool:
+    """Whether products of the group's f16 operands are to be computed in the type half."""
+    return group.compute == "f16" and target.computes_f16
+
+
 def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int],
-                 target: Target) -> tuple[Tile, ...]:
+                 target: Target, half: bool = False) -> tuple[Tile, ...]:
     """The tiles that are done soonest, best first. `vectors(width)`: how many vectors a row of the
-    result has, `most`: the widest that fits it. () where there is no such vector.
+    result has, `most`: the widest that fits it; `half`: sums in f32 have sums in half beside them,
+    of half their size. () where there is no such vector.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
@@ -44,7 +51,8 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
     for width in (w for w in WIDTHS if w <= widest):
         for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
             for count in (3, 2, 1) if cpu else (2, 1):
-                if height * count + count + 1 > target.registers:
+                sums = height * count * (3 if half else 2) // 2
+                if sums + count + 1 > target.registers:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
                 found.append((_cost(tiles, height, count, target), Tile(height, count, width)))

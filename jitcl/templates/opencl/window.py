@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
@@ -87,11 +88,12 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     axes = target.device_type != "cpu"
     params = ON_AXES if axes else PARAMS
     quads = -(-kh * kw // 4) if axes and unroll and p.weights is not None else 0
+    half = hooks.half and unroll and kw <= FLUSHED
     row, aligned = row_of_taps(s, width, wide, target) if unroll else (0, 1)
     body = hooks.render(
         "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, AXES=axes, ROW=row,
-        A=aligned, DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width,
-        WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
+        A=aligned, DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width, HALF=half,
+        LINES=FLUSHED // kw, WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
         KH=kh if unroll else 0, KW=kw if unroll else 0,
         x_type=hooks.ctype(x.type.dtype), maximum=maximum,
         wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
