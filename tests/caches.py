@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jitcl.runtime.cache import DeviceCache, KernelCache, Key
@@ -19,6 +19,20 @@ def key(name: str = "a", subject: str = "model m", **parts: str) -> Key:
 def fresh(root: Path, limit: int = 10**9, **options: float) -> DeviceCache:
     """The same directory as another process sees it: nothing in memory."""
     return KernelCache(root, limit=limit, **options).for_target(POCL)
+
+
+def get_or_build(cache: DeviceCache, kind: str, key: Key | str, build: Callable[[], bytes]
+                 ) -> bytes:
+    """The payload; where it is missing, `build()` makes it, once over all processes."""
+    found = cache.get(kind, key)
+    if found is not None:
+        return found
+    with cache.building(kind, key) as other:
+        if other is not None:
+            return bytes(other)
+        data = build()
+        cache.put(kind, key, data)
+        return data
 
 
 class Memory:

@@ -16,7 +16,7 @@ import pytest
 from jitcl.runtime import entry
 from jitcl.runtime.cache import KernelCache
 from jitcl.target import Target
-from tests.caches import fresh, key
+from tests.caches import fresh, get_or_build, key
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -38,6 +38,7 @@ import sys, time
 from pathlib import Path
 from jitcl.runtime.cache import KernelCache
 from jitcl.target import Target
+from tests.caches import get_or_build
 
 root, log = sys.argv[1:3]
 cache = KernelCache(root, limit=10**9).for_target(Target(kind="cpu", name="c"))
@@ -49,7 +50,7 @@ def build(i):
     return bytes([i]) * (1 << 16)
 
 for i in range(5):
-    assert cache.get_or_build("kernel", f"k{i}", lambda: build(i)) == bytes([i]) * (1 << 16)
+    assert get_or_build(cache, "kernel", f"k{i}", lambda: build(i)) == bytes([i]) * (1 << 16)
 print(cache.stats.builds)
 """
 
@@ -80,7 +81,7 @@ def test_threads_build_each_entry_once(pocl):
 
     results = []
     threads = [threading.Thread(
-        target=lambda: results.append(pocl.get_or_build("kernel", key(), build)))
+        target=lambda: results.append(get_or_build(pocl, "kernel", key(), build)))
         for _ in range(8)]
     for t in threads:
         t.start()
@@ -118,7 +119,7 @@ def test_a_holder_that_dies_frees_the_others(root, caplog):
     cache = KernelCache(root, limit=10**9, wait_s=200).for_target(Target(kind="cpu", name="c"))
     threading.Timer(0.3, lambda: holder.send_signal(signal.SIGKILL)).start()
     with caplog.at_level(logging.WARNING, "jitcl.cache"):
-        assert cache.get_or_build("kernel", "k", lambda: b"mine") == b"mine"
+        assert get_or_build(cache, "kernel", "k", lambda: b"mine") == b"mine"
     holder.communicate()
     assert holder.returncode == -signal.SIGKILL and not caplog.records
 
@@ -131,7 +132,7 @@ def test_a_holder_that_hangs_is_waited_for_a_bounded_time(root, caplog):
             Target(kind="cpu", name="c"))
         began = time.monotonic()
         with caplog.at_level(logging.WARNING, "jitcl.cache"):
-            assert cache.get_or_build("kernel", "k", lambda: b"mine") == b"mine"
+            assert get_or_build(cache, "kernel", "k", lambda: b"mine") == b"mine"
         assert time.monotonic() - began > 0.2 and holder.poll() is None
         assert "building it too" in caplog.text
     finally:
@@ -153,7 +154,7 @@ def test_a_thread_that_hangs_is_waited_for_a_bounded_time(root, caplog):
     try:
         assert holding.wait(10)
         with caplog.at_level(logging.WARNING, "jitcl.cache"):
-            assert cache.get_or_build("kernel", key(), lambda: b"mine") == b"mine"
+            assert get_or_build(cache, "kernel", key(), lambda: b"mine") == b"mine"
         assert "another thread" in caplog.text
     finally:
         release.set()
@@ -166,7 +167,7 @@ def test_a_thread_that_hangs_is_waited_for_a_bounded_time(root, caplog):
 def expect_memory(cache, caplog, reason: str) -> None:
     with caplog.at_level(logging.WARNING, "jitcl.cache"):
         for name in "ab":
-            got = cache.get_or_build("kernel", key(name), lambda n=name: n.encode() * 9000)
+            got = get_or_build(cache, "kernel", key(name), lambda n=name: n.encode() * 9000)
             assert got == name.encode() * 9000
         assert cache.get("kernel", key("a")) == b"a" * 9000
         assert cache.get_mmap("kernel", key("b")) == b"b" * 9000
@@ -196,10 +197,11 @@ FULL = """
 import resource, sys
 from jitcl.runtime.cache import KernelCache
 from jitcl.target import Target
+from tests.caches import get_or_build
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))    # the system refuses larger files
 cache = KernelCache(sys.argv[1], limit=10**9).for_target(Target(kind="cpu", name="c"))
-assert cache.get_or_build("kernel", "k", lambda: bytes(10000)) == bytes(10000)
+assert get_or_build(cache, "kernel", "k", lambda: bytes(10000)) == bytes(10000)
 assert cache.get("kernel", "k") == bytes(10000)
 assert cache.stats.failed_writes == 1
 """
@@ -219,12 +221,13 @@ import os, sys
 import filelock
 from jitcl.runtime.cache import KernelCache
 from jitcl.target import Target
+from tests.caches import get_or_build
 
 if os.getuid() == 0:
     os.setuid(65534)                                       # permissions do not stop root
 cache = KernelCache(sys.argv[1], limit=10**9).for_target(Target(kind="cpu", name="c"))
 assert cache.get("kernel", "old") == b"old"                # what is there is used
-assert cache.get_or_build("kernel", "k", lambda: b"new") == b"new"
+assert get_or_build(cache, "kernel", "k", lambda: b"new") == b"new"
 assert cache.get("kernel", "k") == b"new"
 assert cache.stats.as_dict() == dict(hits=2, misses=1, builds=1, writes=0, corrupt=0,
                                      evicted=0, failed_writes=1)

@@ -76,7 +76,7 @@ def test_types_are_checked_by_inference() -> None:
         if attrs:
             raise TypeError("unexpected keyword argument 'a'")
         return types[0]
-    verify_graph(Graph("g", (X,), (("y", relu(X, F4.with_(layout=Layout("NHWC")))),)), infer)
+    verify_graph(Graph("g", (X,), (("y", relu(X, F4.with_(layout=Layout("NCHWc", 4)))),)), infer)
     symbolic = graph_input("x", TensorType("f32", (Sym("n"),)))
     verify_graph(Graph("g", (symbolic,), (("y", relu(symbolic)),)), infer)
     wrong = relu(X, TensorType("f32", (5,)))

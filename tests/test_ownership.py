@@ -28,6 +28,7 @@ from jitcl.errors import OptionError
 from jitcl.runtime import digests, entry
 from jitcl.runtime.cache import KernelCache, device_directory
 from jitcl.target import Target
+from tests.caches import get_or_build
 
 pytestmark = pytest.mark.skipif(not ownership.POSIX, reason="owners and modes as POSIX has them")
 as_root = pytest.mark.skipif(not ownership.POSIX or os.geteuid() != 0,
@@ -62,8 +63,7 @@ def the_folder(root: Path, kind: str = "kernel") -> Path:
 
 
 def built(store: Any, name: str = "k", data: bytes = b"built") -> bytes:
-    found: bytes = store.get_or_build("kernel", name, lambda: data)
-    return found
+    return get_or_build(store, "kernel", name, lambda: data)
 
 
 def expect_unused(root: Path, caplog: pytest.LogCaptureFixture, *texts: str) -> None:

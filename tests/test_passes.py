@@ -34,13 +34,14 @@ from jitcl.ir.printer import print_graph, print_kernel, value_names
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate, infer
 from jitcl.passes.base import Pass, RewritePass, Rewriter, run_passes
-from jitcl.passes.fuse import check_groups, fuse
+from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import assign_precision
 from jitcl.passes.specialise import specialise
 from jitcl.passes.verify import check
 from jitcl.target import Target
+from tests.groups import check_groups
 
 CASES = Path(__file__).parent / "passes"
 TARGET = Target("cpu", "test", bf16_storage=True)

@@ -60,6 +60,15 @@ def outcome(trial: GroupTrial, place: Device) -> str:
     return trial.wrong(executable.run(trial.inputs()))
 
 
+def undetermined(trial: GroupTrial) -> float:
+    """The share of the sampled places where the bound is infinite."""
+    trial.prepare()
+    if isinstance(trial._expected, str):
+        return 1.0
+    radius = trial._expected[1].radius
+    return float(np.isinf(radius).mean()) if radius.size else 0.0
+
+
 def check_all(found: Generated, place: Device) -> list[GroupTrial]:
     """Every kernel is tried, and none is accused."""
     tried = trials(found, found.plan)
@@ -100,7 +109,7 @@ def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
     if not tried:                       # all of it is known when it is compiled
         assert name in ("sizes", "arange")
     elif name not in CHOOSING:
-        assert np.mean([t.undetermined for t in tried]) < 0.2
+        assert np.mean([undetermined(t) for t in tried]) < 0.2
 
 
 @pytest.mark.timeout(900)
@@ -135,7 +144,7 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
 def test_devices_pass_models(name: str, spec: str, precision: str) -> None:
     place = opened(spec)
     tried = check_all(model(name, place.target, precision), place)
-    assert np.mean([t.undetermined for t in tried]) < 0.05
+    assert np.mean([undetermined(t) for t in tried]) < 0.05
 
 
 # -- planted faults ----------------------------------------------------------------------------
@@ -319,7 +328,7 @@ def right(name: str) -> tuple[GroupTrial, np.ndarray]:
 def test_a_right_output_passes(name: str) -> None:
     trial, y = right(name)
     assert trial.wrong([y]) == "" and trial.wrong([y.copy()]) == ""
-    assert trial.undetermined == 0 and trial.reason == ""
+    assert undetermined(trial) == 0 and trial.reason == ""
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -130,8 +130,6 @@ def physical_index(
     if layout.kind == "row" or len(shape) < 3:
         return ix
     n, c, *spatial = ix
-    if layout.kind == "NHWC":
-        return (n, *spatial, c)
     block, halo = E.index(layout.block), layout.halo
     return (n, E.call("floordiv", c, block), *(i + halo for i in spatial), E.call("mod", c, block))
 
@@ -143,9 +141,6 @@ def logical_index(
     inside = E.const(True, "bool")
     if layout.kind == "row" or len(shape) < 3:
         return at, inside
-    if layout.kind == "NHWC":
-        n, *spatial, c = at
-        return (n, c, *spatial), inside
     n, outer, *spatial, lane = at
     c = outer * layout.block + lane
     logical = [i - layout.halo for i in spatial]

@@ -157,15 +157,6 @@ class GroupTrial:
         self.prepare()
         return "" if isinstance(self._expected, tuple) else self._expected
 
-    @property
-    def undetermined(self) -> float:
-        """The share of the sampled places where the bound is infinite."""
-        self.prepare()
-        if isinstance(self._expected, str):
-            return 1.0
-        radius = self._expected[1].radius
-        return float(np.isinf(radius).mean()) if radius.size else 0.0
-
     # ---- running
 
     def inputs(self) -> list[np.ndarray]:

@@ -5,7 +5,6 @@ A `TensorType` has a *logical* shape, in the order that the model speaks of (N, 
 layouts, so layouts can't be mixed up.
 
     f32[1,64,56,56]              row-major
-    f32[1,64,56,56; NHWC]        channels last
     f32[1,64,56,56; NCHW16c]     [N, C/16, H, W, 16]: channels in blocks of 16, the last one padded
     f32[1,64,56,56; NCHW16c+1]   the same, with a halo of 1 zero around every spatial axis
 """
@@ -39,9 +38,8 @@ Dim = int | Sym
 class Layout:
     """How a tensor lies in memory; the same words serve for 1, 2 and 3 spatial axes.
 
-    kind "row": row-major. "NHWC": the channel axis (1) moved last. "NCHWc": axis 1 split into
-    blocks of `block` channels, a block's channels innermost, the last block padded with zeros.
-    `halo` zeros surround each axis from 2 on (NCHWc only).
+    kind "row": row-major. "NCHWc": axis 1 split into blocks of `block` channels, a block's channels
+    innermost, the last block padded with zeros; `halo` zeros surround each axis from 2 on.
     """
 
     kind: str = "row"
@@ -56,11 +54,11 @@ class Layout:
     @staticmethod
     def parse(text: str) -> Layout:
         """The layout that `str` writes so; JitclError for an unknown one."""
-        if text in ("row", "NHWC"):
+        if text == "row":
             return Layout(text)
         found = re.fullmatch(r"NCHW(\d+)c(?:\+(\d+))?", text)
         if not found:
-            raise JitclError(f"unknown layout '{text}': use row, NHWC, NCHW<block>c or "
+            raise JitclError(f"unknown layout '{text}': use row, NCHW<block>c or "
                              "NCHW<block>c+<halo>")
         return Layout("NCHWc", int(found[1]), int(found[2] or 0))
 
@@ -69,8 +67,6 @@ class Layout:
         if self.kind == "row" or len(shape) < 3:
             return shape
         n, c, *spatial = shape
-        if self.kind == "NHWC":
-            return (n, *spatial, c)
         return (n, -(-c // self.block), *(d + 2 * self.halo for d in spatial), self.block)
 
 

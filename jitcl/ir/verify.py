@@ -85,8 +85,8 @@ class _GraphCheck:
         if layout.kind != "NCHWc" and layout != Layout(layout.kind):
             self.fail(node, f"its layout {layout.kind} has block {layout.block} and halo "
                             f"{layout.halo}: only NCHWc may")
-        if layout.kind not in ("row", "NHWC", "NCHWc") or layout.block < 1 or layout.halo < 0:
-            self.fail(node, f"its layout is {layout!r}, wanted row, NHWC or NCHWc with block >= 1")
+        if layout.kind not in ("row", "NCHWc") or layout.block < 1 or layout.halo < 0:
+            self.fail(node, f"its layout is {layout!r}, wanted row or NCHWc with block >= 1")
 
     def attr(self, node: Node, name: str, value: Any) -> None:
         """Attributes are plain values: NumPy scalars and lists would break interning and text."""

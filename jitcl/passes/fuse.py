@@ -15,10 +15,8 @@ root, and the graph has no cycles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jitcl.errors import VerifyError
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.sizes import same
@@ -32,7 +30,6 @@ BY_ADDRESS = ("matmul", "einsum", "matmul_integer")    # contractions that read 
 DEAR = 6                       # FLOPs of one element that are not repeated along an axis
 AGAIN = 16                     # FLOPs of one element that may be computed again, all in all
 LAUNCH = 20_000                # FLOPs that one more kernel costs
-MAX_OPERANDS = Target.max_operands         # where no target is asked
 MAX_ROUTES = 6                 # different indices under which a kernel may read one inlined value
 MAX_REDUCTIONS = 4             # in one row-wise group
 
@@ -313,47 +310,3 @@ class _Fuser:
             for home in self.inside[node]:
                 home.members.discard(node)
             self._open(node)
-
-
-# ---- what groups must be, and what they cost
-
-def check_groups(graph: Graph, groups: Iterable[Group]) -> None:
-    """VerifyError unless the groups compute every output, and each reads only what stands before
-    it.
-    """
-    stored: set[Node] = set(graph.inputs)
-    for group in groups:
-        for node in group.operands:
-            if node not in stored and node.op != "const":
-                raise VerifyError(f"group of '{group.root.op}' {group.root.type} reads '{node.op}' "
-                                  f"{node.type}, which no group before it stores")
-        stored.add(group.root)
-    for name, node in graph.outputs:
-        if node not in stored and node.op != "const":
-            raise VerifyError(f"output '{name}' ('{node.op}' {node.type}) is stored by no group")
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a fused graph costs to run, in kernels and bytes of buffers read and written."""
-
-    nodes: int
-    groups: int
-    kernels: int               # groups but for those that are another name of a buffer
-    moved: int                 # bytes, each operand of each kernel once
-    constants: int             # bytes of constants among them
-
-    def __str__(self) -> str:
-        return (f"{self.nodes} nodes in {self.groups} groups, {self.kernels} kernels, "
-                f"{self.moved / 1e6:.1f} MB moved ({self.constants / 1e6:.1f} MB of constants)")
-
-
-def statistics(groups: list[Group]) -> Statistics:
-    """Counts for reports and dumps."""
-    kernels = [g for g in groups if not (
-        g.root.op == "reshape" and not g.inlined and g.root.inputs[0].op not in ("input", "const"))]
-    constants = sum(n.type.nbytes for g in kernels for n in g.operands if n.op == "const")
-    reads = sum(n.type.nbytes for g in kernels for n in g.operands)
-    writes = sum(g.root.type.nbytes for g in kernels)
-    nodes = sum(len(g.members) for g in groups)
-    return Statistics(nodes, len(groups), len(kernels), reads + writes, constants)

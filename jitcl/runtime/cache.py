@@ -19,7 +19,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -361,18 +361,6 @@ class DeviceCache:
             if found is None:
                 self.stats.add("builds")
             yield found if found is None or mapped else bytes(found)
-
-    def get_or_build(self, kind: str, key: Key | str, build: Callable[[], bytes]) -> bytes:
-        """The payload; where it is missing, `build()` makes it, once over all processes."""
-        found = self.get(kind, key)
-        if found is not None:
-            return found
-        with self.building(kind, key) as other:
-            if other is not None:
-                return bytes(other)
-            data = build()
-            self.put(kind, key, data)
-            return data
 
     def why(self, kind: str, key: Key) -> Why:
         """Which parts of the key differ from the nearest entry of its kind and subject.

@@ -330,7 +330,6 @@ def _lanes(b: ir.IRBuilder, x: ir.Value, numbers: Sequence[int]) -> ir.Value:
 
 lanes_add = _reduction("add", "Sum of the lanes, in an order that depends on the lane count only.")
 lanes_max = _reduction("max", "Largest lane; NaN if any is NaN.")
-lanes_min = _reduction("min", "Smallest lane; NaN if any is NaN.")
 
 
 @intrinsic(prefer_literal=True)
@@ -490,7 +489,6 @@ __all__ = [
     "bits",
     "lanes_add",
     "lanes_max",
-    "lanes_min",
     *OPERATIONS,
     *CASTS,
 ]
