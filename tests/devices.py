@@ -1,18 +1,29 @@
-"""The devices that tests run on: all that this machine has, each opened once."""
+"""The devices that tests run on: all that this machine has, each opened once. Whoever skips for
+want of one asks here.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from platform import machine
 
 import numpy as np
+import pytest
 
 from jitcl.devices.base import Device
+from jitcl.devices.opencl import list_devices
+from jitcl.devices.opencl.platform import Found
 from jitcl.devices.select import open_device
 from jitcl.errors import DeviceError
 from jitcl.ir.graph import Graph
 from jitcl.runtime.cache import kernel_cache
 from tests.compiling import plan_on
+from tests.lacking import missing, unless
+
+SPECS = ("reference", "cpu", "opencl:pocl", "opencl:intel")
+DRIVERS = {"opencl:pocl": ("PoCL", "Portable Computing Language"),      # for people, its platform
+           "opencl:intel": ("Intel's OpenCL runtime", "Intel(R) OpenCL")}
 
 
 @functools.cache
@@ -21,10 +32,36 @@ def device(spec: str) -> Device | None:
     try:
         return open_device(spec)
     except DeviceError:
+        if spec in DRIVERS:
+            found(spec)
         return None
 
 
-SPECS = ("reference", "cpu", "opencl:pocl", "opencl:intel")
+def found(spec: str) -> Found | None:
+    """What the driver of an OpenCL device says of it; None where this machine lacks it."""
+    name, platform = DRIVERS[spec]
+    there = next((f for f in list_devices() if f.platform == platform), None)
+    if there is None and machine() == "x86_64":
+        missing(name)
+    return there
+
+
+def needs(spec: str) -> pytest.MarkDecorator:
+    """The mark of tests that run on this device alone."""
+    return unless(found(spec), f"{DRIVERS[spec][0]} is missing")
+
+
+def needs_driver() -> pytest.MarkDecorator:
+    """The mark of tests that run on any OpenCL driver."""
+    return unless(any(map(found, DRIVERS)), "there is no OpenCL driver")
+
+
+def opened(spec: str) -> Device:
+    """The device; the test is skipped where this machine lacks it."""
+    place = device(spec)
+    if place is None:
+        pytest.skip(f"{DRIVERS[spec][0]} is missing")
+    return place
 
 
 def present() -> list[str]:

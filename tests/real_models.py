@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
-import pytest
+
+from tests.lacking import missing, unless
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 
 
 def absent(name: str = "") -> str:
-    """Why a model of this name, or any, can't be had, for skips; "" where it can. Where CI=true it
-    must be had: FileNotFoundError, since nobody reads what a green run skipped.
+    """Why a model of this name, or any, can't be had, for skips; "" where it can. Raises what
+    `missing` does.
     """
     wanted = MODELS / f"{name}.onnx" if name else MODELS
-    if wanted.exists():
-        return ""
-    if os.environ.get("CI") == "true":
-        raise FileNotFoundError(f"{wanted} is missing: real models are tested wherever CI=true. "
-                                f"Put their folder there, or unset CI to skip these tests")
-    return f"there is no {wanted}"
+    return "" if wanted.exists() else missing(str(wanted), "the models' folder belongs there")
 
 
-needs_models = pytest.mark.skipif(bool(absent()), reason=absent() or "they are there")
+needs_models = unless(not absent(), absent())
 
 
 Arrays = dict[str, np.ndarray]

@@ -29,13 +29,12 @@ from jitcl.templates.gemm_tiled_opencl.template import (
 )
 from jitcl.templates.opencl.tiling import Tile
 from tests.compiling import compile_graph, plan_on
-from tests.devices import device
+from tests.devices import device, needs
 from tests.rounding import TOLERANCE
 
 b = GraphBuilder()
 MALI_G610 = PROFILES["mali-g610"].target
-POCL = device("opencl:pocl")
-needs_pocl = pytest.mark.skipif(POCL is None, reason="no PoCL")
+POCL, needs_pocl = device("opencl:pocl"), needs("opencl:pocl")
 MALI = dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False)
 GPU = dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=True,
            local_memory=32 << 10, max_work_group=256, compute_units=8)

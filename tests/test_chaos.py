@@ -20,7 +20,7 @@ from tests.drivers.posing import POSES, Outcome, run_python
 from tests.faults.models import Case, case, missing
 from tests.faults.scenarios import DRIVERS, WORKER
 
-pytestmark = pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds")
+pytestmark = posing.needed()
 OWN = ("superres", "block")
 REAL = ("mnist8", "oww_embedding", "squeezenet1.0_fp16", "stories260K_kv_int4")
 POSED = ("mali-g78", "mali-t860", "mali-g52", "adreno-640")

@@ -126,7 +126,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds")
+@posing.needed()
 @pytest.mark.in_turn
 def test_a_miscompiled_kernel_is_named(tmp_path):
     """exp() is wrong in one layer's kernel, and nothing checks kernels before."""

@@ -15,7 +15,7 @@ from onnx.helper import make_tensor_value_info as value
 import jitcl
 from jitcl.devices.cpu.device import CpuDevice
 from jitcl.devices.select import open_device
-from tests.devices import present
+from tests.devices import needs, present
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -249,7 +249,7 @@ def test_a_tensor_that_is_too_large_for_the_device():
     assert "memory='low'" in text
 
 
-@pytest.mark.skipif("opencl:pocl" not in present(), reason="PoCL is not installed here")
+@needs("opencl:pocl")
 @pytest.mark.parametrize("limit", ["global_memory", "max_allocation"])
 def test_a_tensor_that_is_too_large_for_an_opencl_device(limit):
     small = open_device("opencl:pocl")

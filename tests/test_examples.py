@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.devices import present
+from tests.devices import needs, present
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-POCL = pytest.mark.skipif("opencl:pocl" not in present(), reason="PoCL is not installed here")
+POCL = needs("opencl:pocl")
 
 
 def run(folder: Path, name: str, *args: str) -> str:

@@ -17,7 +17,7 @@ from tests.faults.models import case, missing
 from tests.faults.running import check
 from tests.faults.scenarios import HALF, KERNEL, SCENARIOS, Scenario
 
-pytestmark = pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds")
+pytestmark = posing.needed()
 QUICK = [s for s in SCENARIOS if s.quick]
 
 

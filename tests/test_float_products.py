@@ -11,11 +11,11 @@ from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.compiling import compile_graph
-from tests.devices import device, present, run_graph
+from tests.devices import device, needs_driver, present, run_graph
 
 DEVICES = [d for d in present() if d.startswith("opencl")]
 Case = tuple[Node, list[Node]]
-pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]
+pytestmark = [needs_driver(), pytest.mark.in_turn]
 
 
 def matmul(rows: tuple[int, ...], terms: int, columns: int, weights: int | None = None,

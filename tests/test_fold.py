@@ -261,9 +261,7 @@ def test_neighbours_run_side_by_side() -> None:
 
 def test_c_assigns_at_once() -> None:
     """Variables that a later value reads change last; one alone needs no second name."""
-    place = devices.device("opencl:pocl")
-    if place is None:
-        pytest.skip("no PoCL driver")
+    place = devices.opened("opencl:pocl")
     lines = schedule(kernel_of("fibonacci")[0], place.target).body.splitlines()
     stripped = [line.strip() for line in lines]
     first = stripped.index("float next_state0 = state1;")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices import present
+from tests.devices import needs, present
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = [s for s in present() if s != "reference"]
@@ -116,7 +116,7 @@ def test_a_forked_child_runs_models(device: str) -> None:
     """)
 
 
-@pytest.mark.skipif("opencl:pocl" not in ALL, reason="needs PoCL")
+@needs("opencl:pocl")
 def test_a_driver_that_a_fork_breaks_is_refused_at_once() -> None:
     """Whether the parent has run a model, or only asked what there is; the CPU path works."""
     said = run("opencl:pocl", """

@@ -15,7 +15,9 @@ import onnx
 import pytest
 from onnx import AttributeProto, GraphProto, TensorProto, numpy_helper
 
+from tests.devices import opened
 from tests.drivers import posing
+from tests.lacking import unless
 from tests.real_models import MODELS, absent, goldens
 
 NAME, CASE = "minilm_l6_v2", 1
@@ -24,8 +26,7 @@ CRASH = "LLVM ERROR: Cannot select: intrinsic %llvm.bifrost.2586"
 HALF_ERROR = 2 ** -7            # of the largest output: 2**-11 a rounding, 12 blocks of 6 roundings
 
 pytestmark = [
-    pytest.mark.skipif(bool(absent(NAME)), reason=absent(NAME) or "it is there"),
-    pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "posing works")]
+    unless(not absent(NAME), absent(NAME)), posing.needed()]
 
 
 def halved(tensor: TensorProto) -> TensorProto:
@@ -93,8 +94,7 @@ def aborts(files: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_a_transformer_finishes_on_a_compiler_that_aborts_and_is_remembered(files):
-    if not any("intel" in p.lower() for p in _platforms()):
-        pytest.skip("Intel's runtime, which has fp16, is not installed")
+    opened("opencl:intel")                          # has fp16
     _, said = run(files)
     lines = [line for line in said.splitlines() if "its driver failed on" in line]
     assert len(lines) == 1, said
@@ -113,8 +113,3 @@ def test_a_transformer_finishes_on_a_compiler_that_aborts_and_is_remembered(file
     devices = json.loads(told.stdout)["devices"]
     (mali,) = (d for d in devices if d["name"].startswith("Mali-G78"))
     assert any(CRASH in json.dumps(fault) for fault in mali["faults"])
-
-
-def _platforms() -> list[str]:
-    from jitcl.devices.opencl.platform import find_devices
-    return [f.platform for f in find_devices()]

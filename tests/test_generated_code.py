@@ -15,7 +15,6 @@ from tests.generated import clang, guarded, oclgrind, ragged, simulated
 from tests.generated.kernels import TARGETS, model_plan, op_graphs, op_kernels
 from tests.real_models import needs_models
 
-needs_clang = pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
 QUICK = ("mnist8", "squeezenet1.0_fp16", "oww_embedding")
 MORE = ("ultraface_rfb320", "yolox_nano", "selfie_segmentation", "super_resolution_espcn",
         "fns_candy_stdops", "hyperlpr_y5fu_320", "oww_melspectrogram", "minilm_l6_v2")
@@ -28,7 +27,7 @@ PRECISIONS = [
 # -- clang -------------------------------------------------------------------------------------
 
 
-@needs_clang
+@clang.needed
 @pytest.mark.parametrize(("target", "precision"), PRECISIONS)
 def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None:
     kernels = op_kernels(target, precision)
@@ -37,7 +36,7 @@ def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None
 
 
 @pytest.mark.thinned(2)
-@needs_clang
+@clang.needed
 @needs_models
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", QUICK)
@@ -45,7 +44,7 @@ def test_kernels_of_a_model_pass_clang(name: str, target: str) -> None:
     check_model(name, target)
 
 
-@needs_clang
+@clang.needed
 @needs_models
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
@@ -65,7 +64,7 @@ HALVES = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#en
 KERNEL = HALVES + "__kernel void k(__global const float *x, __global {0} *y) {{ {1} }}"
 
 
-@needs_clang
+@clang.needed
 @pytest.mark.parametrize(("type", "body", "fp16", "found"), [
     ("float", "y[0] = x[0];", True, ""),
     ("half", "vstore_half_rte(x[0], 0, y);", False, ""),
@@ -83,18 +82,16 @@ def test_clang_finds_what_is_planted(type: str, body: str, fp16: bool, found: st
 
 # -- Oclgrind ----------------------------------------------------------------------------------
 
-needs_oclgrind = pytest.mark.skipif(not oclgrind.LIBRARY.exists(),
-                                    reason="oclgrind is not installed")
 PARTS = 6                               # of the op table, for two processes
 
 
-@needs_oclgrind
+@oclgrind.needed
 @pytest.mark.parametrize("target", [pytest.param("gpu", marks=pytest.mark.slow), "cpu"])
 def test_kernels_access_what_is_theirs(target: str) -> None:
     check_simulated("graphs", target)
 
 
-@needs_oclgrind
+@oclgrind.needed
 @pytest.mark.parametrize("part", [
     pytest.param(k, marks=pytest.mark.long if k % 3 else pytest.mark.slow) for k in range(PARTS)])
 def test_kernels_of_ops_access_what_is_theirs(part: int) -> None:
@@ -102,7 +99,7 @@ def test_kernels_of_ops_access_what_is_theirs(part: int) -> None:
     check_simulated("ops", "gpu", names[part::PARTS])
 
 
-@needs_oclgrind
+@oclgrind.needed
 @pytest.mark.parametrize("target", [
     pytest.param(t, marks=pytest.mark.slow if t in ("mali", "cpu-fp16") else pytest.mark.long)
     for t in TARGETS if t not in ("gpu", "cpu")])
@@ -116,7 +113,7 @@ def check_simulated(kind: str, target: str, names: Sequence[str] = ()) -> None:
     assert {name: text[:2000] for name, text in found.items() if text} == {}
 
 
-@needs_oclgrind
+@oclgrind.needed
 def test_oclgrind_finds_what_is_planted() -> None:
     wanted = {"sound": "", "race": "data race", "groups race": "data race",
               "read": "Invalid read", "write": "Invalid write",

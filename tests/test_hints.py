@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import jitcl
-from tests.devices import present
+from tests.devices import opened, present
 from tests.programs import by_onnxruntime
 
 F32 = TensorProto.FLOAT
@@ -48,8 +48,7 @@ def test_two_inputs_of_one_name_for_a_dimension_differ(device: str) -> None:
 def test_plans_for_many_shapes_take_names_for_hints(names: tuple[str, str], device: str) -> None:
     """Equal at first, and while the plan for many is made, and not so later; and the other way
     round."""
-    if device not in present():
-        pytest.skip(f"no device {device}")
+    opened(device)
     a, b = names
     nodes = [helper.make_node("Concat", ["a", "b"], ["c"], axis=0),
              helper.make_node("ReduceSum", ["c"], ["s"]),

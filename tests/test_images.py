@@ -16,12 +16,12 @@ from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.target.features import features_of
 from tests.compiling import compile_graph
-from tests.devices import device
+from tests.devices import device, needs_driver
 from tests.generated import clang
 from tests.generated.kernels import TARGETS
 from tests.test_templates_opencl import CONVS, DEVICES, GEMMS, POSES, conv_case
 
-pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]
+pytestmark = [needs_driver(), pytest.mark.in_turn]
 PIXELS = 65536
 
 # case -> whether tiles of a device of few cores are of whole pixels, as GPU ("mali") and as CPU
@@ -73,7 +73,7 @@ def test_results_are_equal_bit_for_bit(name, spec, pose):
         assert [a.tobytes() for a in got] == [b.tobytes() for b in want]
 
 
-@pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
+@clang.needed
 @pytest.mark.parametrize("name", READ)
 def test_which_weights_are_images(name):
     """And clang takes their kernels."""

@@ -15,7 +15,7 @@ import jitcl
 from jitcl import config
 from jitcl.errors import InputError, ModelError
 from jitcl.ir.indices import NONE, outside
-from tests.devices import present
+from tests.devices import opened, present
 from tests.one_node import Array, Feeds, by_jitcl, by_onnxruntime, fed, one_node
 
 TABLE = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -198,8 +198,7 @@ def test_bound_arrays_are_checked(device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "opencl:pocl"])
 def test_plans_for_many_shapes_check_at_the_shape_of_the_run(device: str, checked: bool) -> None:
     """The axis that is indexed is as long as an input."""
-    if device not in present():
-        pytest.skip(f"no device {device}")
+    opened(device)
     model = graph([helper.make_node("Gather", ["x", "i"], ["y"], name="pick"),
                    helper.make_node("Neg", ["i"], ["m"]),
                    helper.make_node("Gather", ["x", "m"], ["z"], name="back"),

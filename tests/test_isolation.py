@@ -29,10 +29,11 @@ from jitcl.devices.opencl.trial_plans import step_plan
 from jitcl.errors import KernelFault, OutOfMemoryError
 from jitcl.target import Target
 from tests.caches import Memory
+from tests.devices import found
 from tests.drivers import posing
 
 DEVICES = list_devices()
-POCL = next((d for d in DEVICES if d.platform == "Portable Computing Language"), None)
+POCL = found("opencl:pocl")
 ROOT = Path(__file__).resolve().parent.parent
 
 # -- trust -------------------------------------------------------------------------------------
@@ -513,7 +514,7 @@ def posed_cache(tmp_path_factory):
 
 
 @pytest.mark.thinned(2)
-@pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it can be built")
+@posing.needed()
 @pytest.mark.parametrize("rule", [
     pytest.param(rule, marks=() if rule in QUICK else pytest.mark.slow) for rule in ("", *HAPPENS)])
 def test_a_driver_that_fails_is_told_apart_by_how(posed_cache, rule):

@@ -23,7 +23,7 @@ from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.runtime.source import open_source
 from jitcl.target import Target
-from tests.devices import present
+from tests.devices import opened, present
 from tests.generated.kernels import GPU
 from tests.real_models import MODELS, goldens, needs_models
 from tests.rounding import of_model
@@ -149,8 +149,7 @@ def test_warm_start_builds_nothing(device: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("device, warm_s", [("cpu", 1.0), ("opencl:pocl", 1.5)])
 def test_start_times(device: str, warm_s: float, tmp_path: Path) -> None:
-    if device not in DEVICES:
-        pytest.skip(f"{device} is not on this machine")
+    opened(device)
     assert first_result("yolox_nano", device, tmp_path)["seconds"] < 30  # type: ignore[operator]
     warm = [first_result("yolox_nano", device, tmp_path) for _ in range(3)]
     assert all(w["builds"] == 0 for w in warm)

@@ -17,8 +17,7 @@ SUITES = ("simple", "light", "pytorch-converted", "pytorch-operator")
 
 
 def outcomes(kind: str, names: list[str], device: str, limit_s: float = 120) -> dict[str, Any]:
-    if device not in devices.present():
-        pytest.skip(f"no device {device}")
+    devices.opened(device)
     found: dict[str, Any] = conformance.runner().run_all(names, device, 1, limit_s, kind)
     return found
 
@@ -79,8 +78,7 @@ def test_bernoulli_is_right_where_its_expectation_says_nothing(name: str, device
     """The second: over many copies of the test's input the mean is the probability, of the expanded
     forms (random > x) the other event's.
     """
-    if device not in devices.present():
-        pytest.skip(f"no device {device}")
+    devices.opened(device)
     case, copies = conformance.runner().cases("node")[name], 20_000
     (((x,), (want,)),) = case.data_sets
     model = onnx.ModelProto.FromString(case.model.SerializeToString())

@@ -21,6 +21,7 @@ from jitcl.errors import BuildError, DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
 from jitcl.target.quirks import QUIRKS, Driver, applying, corrected, version_key
 from tests.caches import Memory
+from tests.devices import needs
 
 DEVICES = list_devices()
 ROOT = Path(__file__).resolve().parent.parent
@@ -428,7 +429,7 @@ PLATFORMS = """
 """
 
 
-@pytest.mark.skipif(icd.intel_runtime() is None, reason="intel-opencl-rt is not installed")
+@needs("opencl:intel")
 def test_intel_runtime_is_found_without_any_variable(tmp_path):
     got = run_python(PLATFORMS, tmp_path)
     assert any("Intel" in n for n in got["names"]) and any("Portable" in n for n in got["names"])

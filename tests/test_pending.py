@@ -23,13 +23,14 @@ from jitcl.devices.opencl.isolation import Isolated
 from jitcl.devices.pending import KEPT_SECONDS, Pending
 from jitcl.errors import KernelFault
 from tests.caches import Memory
+from tests.devices import needs, needs_driver
 from tests.drivers import posing
 from tests.test_isolation import BROKEN, DOUBLE, SQUARE, Compared, X, chain, opened, source
 
 DEVICES = list_devices()
 ROOT = Path(__file__).resolve().parent.parent
 NEGATED = source("negated_1", "-x[i]")
-needs_device = pytest.mark.skipif(not DEVICES, reason="there is no OpenCL driver")
+needs_device = needs_driver()
 
 # -- the files -----------------------------------------------------------------------------------
 
@@ -233,8 +234,8 @@ print(json.dumps({"trusted": model.device.target.trusted, "y": float(y[0]),
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(posing.reason()), reason=posing.reason())
-@pytest.mark.skipif(not any("Portable" in f.platform for f in DEVICES), reason="there is no PoCL")
+@posing.needed()
+@needs("opencl:pocl")
 def test_a_known_good_driver_that_aborts_on_every_build_ends_one_process(tmp_path):
     """Not one for each model, and not one for each start."""
     as_it_is = posing.Pose("PoCL as it is", posing.POCL)

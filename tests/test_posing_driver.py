@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices import opened
 from tests.drivers import posing
 from tests.drivers.posing import (
     ACTIONS,
@@ -24,7 +25,7 @@ from tests.drivers.posing import (
     run_python,
 )
 
-pytestmark = [pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds"),
+pytestmark = [posing.needed(),
               pytest.mark.in_turn]
 PAIR = ("mali-g78:intel", "mali-g78:pocl")
 
@@ -395,7 +396,7 @@ def test_pocl_dies_of_wide_vectors_where_its_library_is_for_another_cpu(tmp_path
     from jitcl.devices.opencl import pocl
     healthy = run_python(WIDE, cache=tmp_path)
     if healthy.returncode and "StopIteration" in healthy.stderr:
-        pytest.skip("PoCL is not installed here")
+        opened("opencl:pocl")
     if healthy.value != "skylake-avx512" or "avx512f" not in pocl.host_features():
         pytest.skip(f"PoCL compiles for '{healthy.value}' here, which its library agrees with")
     sick = run_python(WIDE, cache=tmp_path, variables={"JITCL_POCL_CPU": "znver3"},
@@ -407,5 +408,5 @@ def test_pocl_is_repaired_under_another_name(tmp_path):
     pose = POSES["mali-g78:pocl"]
     plain, posed = run_python(WIDE, cache=tmp_path), run_python(WIDE, cache=tmp_path, pose=pose)
     if plain.returncode and "StopIteration" in plain.stderr:
-        pytest.skip("PoCL is not installed here")
+        opened("opencl:pocl")
     assert posed.value == plain.value

@@ -33,17 +33,14 @@ from jitcl.devices.opencl.probes.record import (
 from jitcl.errors import OptionError
 from jitcl.target.features import PATTERNS
 from jitcl.target.target import Target
+from tests import devices
 from tests.drivers import posing
 
 POCL = "Portable Computing Language"
 DEVICES = [f for f in list_devices() if f.platform in (POCL, "Intel(R) OpenCL")]
 NAMES = {POCL: "pocl", "Intel(R) OpenCL": "intel"}
 ANSWERED = pytest.mark.parametrize("found", DEVICES, ids=[NAMES[f.platform] for f in DEVICES])
-needs_pocl = pytest.mark.skipif("pocl" not in {NAMES[f.platform] for f in DEVICES},
-                                reason="PoCL is not installed")
-needs_driver = pytest.mark.skipif(not DEVICES, reason="neither PoCL nor Intel's runtime is there")
-needs_pose = pytest.mark.skipif(bool(posing.reason()) or not DEVICES,
-                                reason=posing.reason() or "there is no OpenCL driver")
+needs_pocl, needs_driver = devices.needs("opencl:pocl"), devices.needs_driver()
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +242,8 @@ POSED = [p for p in ("mali-g78:intel", "mali-g78:pocl")
          if p.split(":")[1] in {NAMES[f.platform] for f in DEVICES}]
 
 
-@needs_pose
+@needs_driver
+@posing.needed()
 @pytest.mark.in_turn
 @pytest.mark.parametrize("pose", POSED)
 def test_crashes_are_answers_and_the_others_go_on(pose, tmp_path):
@@ -271,7 +269,8 @@ def test_crashes_are_answers_and_the_others_go_on(pose, tmp_path):
     assert again.stats.crashes == outcome.stats.crashes
 
 
-@needs_pose
+@needs_driver
+@posing.needed()
 @pytest.mark.slow
 def test_a_hang_ends_at_its_deadline(tmp_path):
     outcome = posed(tmp_path, POSED[0], "hang:600 /image_row/", JITCL_BUILD_SECONDS="6")
@@ -298,7 +297,8 @@ def test_a_driver_that_survives_nothing_is_soon_left_alone(kind, first, monkeypa
     assert not fields["fp16_arithmetic"] and not fields["cached_binaries"]
 
 
-@needs_pose
+@needs_driver
+@posing.needed()
 def test_a_miscompiled_builtin_is_found(tmp_path):
     """All halves are stored with an error: what the extension's string says is of no use."""
     outcome = posed(tmp_path, POSED[0], "prelude /half_storage/ #define vstore_half_rte(x, i, p) "
@@ -308,7 +308,8 @@ def test_a_miscompiled_builtin_is_found(tmp_path):
     assert "half_storage" not in outcome.value["proven"]
 
 
-@needs_pose
+@needs_driver
+@posing.needed()
 @pytest.mark.in_turn
 @pytest.mark.parametrize("pose", POSED)
 def test_what_the_driver_lists_is_not_believed(pose, tmp_path):
@@ -325,7 +326,7 @@ def test_what_the_driver_lists_is_not_believed(pose, tmp_path):
 
 @needs_pocl
 @pytest.mark.skipif("avx512f" not in pocl.host_features(), reason="the CPU has no AVX-512")
-@pytest.mark.skipif(bool(posing.reason()), reason=posing.reason())
+@posing.needed()
 def test_a_real_crash_of_pocl(tmp_path):
     """PoCL 3.0 for a CPU that its library was not made for dies of 16-wide arithmetic, and calls
     fma() in a library.

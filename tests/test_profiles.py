@@ -28,7 +28,6 @@ from tests.generated.kernels import op_graphs
 from tests.test_golden import GRAPHS
 from tests.test_quirks import plan
 
-needs_clang = pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
 g = GraphBuilder()
 
 
@@ -50,7 +49,7 @@ def objections(name: str, found: list[KernelSource], monkeypatch: pytest.MonkeyP
     return clang.objections(found, fp16=target.fp16_arithmetic)
 
 
-@needs_clang
+@clang.needed
 @pytest.mark.parametrize("name", PROFILES)
 def test_kernels_of_a_profile_pass_clang(name, monkeypatch):
     for precision in ("high", "low"):
@@ -58,7 +57,7 @@ def test_kernels_of_a_profile_pass_clang(name, monkeypatch):
         assert len(found) >= 10 and objections(name, found, monkeypatch) == ""
 
 
-@needs_clang
+@clang.needed
 def test_the_oldest_language_is_enough(monkeypatch):
     """Row mali-t760-language: generated code is OpenCL C 1.1 as well."""
     with config.override(quirks="+mali-t760-language"):
@@ -67,7 +66,7 @@ def test_the_oldest_language_is_enough(monkeypatch):
     assert clang.FLAGS[2] == "-cl-std=CL1.1"
 
 
-@needs_clang
+@clang.needed
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mali-t860", "mali-g610", "adreno-530", "videocore-vi"])
 def test_the_op_table_on_a_profile_passes_clang(name, monkeypatch):

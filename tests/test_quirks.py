@@ -21,7 +21,7 @@ from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.devices import select
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.opencl import executable as running
-from jitcl.devices.opencl import list_devices, open_device, platform, probe, trust
+from jitcl.devices.opencl import open_device, platform, probe, trust
 from jitcl.devices.opencl.programs import PROGRAM_KIND, ProgramStore, batches
 from jitcl.devices.opencl.session import Session
 from jitcl.errors import DeviceError, OptionError
@@ -34,7 +34,7 @@ from jitcl.target.profiles import PROFILES
 from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
 from tests.caches import Memory
 from tests.compiling import compile_graph
-from tests.devices import device
+from tests.devices import needs, needs_driver, opened
 from tests.test_opencl_device import plan_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -415,8 +415,8 @@ def test_a_row_holds_where_it_should(id):
 
 @pytest.mark.parametrize(("id", "name"), WITH_AND_WITHOUT)
 def test_a_row_changes_what_it_says(id, name):
-    if name == "cached_binaries" and device("opencl:pocl") is None:
-        pytest.skip("PoCL is not installed")
+    if name == "cached_binaries":
+        opened("opencl:pocl")
     _, target = place(DEVICES[id][0][0])
     observed = SEEN[name](target), SEEN[name](ROWS[id].apply(target))
     assert observed == WITH_AND_WITHOUT[id, name]
@@ -434,7 +434,7 @@ def test_rows_set_lower_and_add():
 
 # -- on a driver that is there -----------------------------------------------------------------
 
-needs_pocl = pytest.mark.skipif(device("opencl:pocl") is None, reason="PoCL is not installed")
+needs_pocl = needs("opencl:pocl")
 SWITCHED = ("mali-event-times", "mali-queue-wait", "mali-binary-crash", "mali-t760-language",
             "adreno-program-size")
 
@@ -474,7 +474,7 @@ def test_a_row_that_there_is_not():
     assert "no quirk 'mali-operand'" in str(error.value) and "mali-operands" in str(error.value)
 
 
-@pytest.mark.skipif(not list_devices(), reason="there is no OpenCL driver")
+@needs_driver()
 def test_devices_lists_the_rows_that_hold(monkeypatch):
     monkeypatch.setenv("JITCL_QUIRKS", "+mali-operands")
     done = CliRunner().invoke(cli, ["devices", "--json"], catch_exceptions=False)

@@ -187,7 +187,7 @@ def scan_kernels(target: str) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-@pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
+@clang.needed
 @pytest.mark.parametrize("target", TARGETS)
 def test_scans_pass_clang(target: str) -> None:
     kernels = scan_kernels(target)
@@ -203,7 +203,7 @@ def test_lanes_of_a_group_meet_behind_each_part() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not oclgrind.LIBRARY.exists(), reason="oclgrind is not installed")
+@oclgrind.needed
 @pytest.mark.parametrize("name", SCANS)
 def test_oclgrind_finds_no_race_in_scans(name: str) -> None:
     assert oclgrind.objections(["scans", "gpu", name]) == {name: ""}

@@ -27,12 +27,12 @@ from jitcl.passes.fuse import fuse
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, GROUP
 from tests.compiling import compile_graph, plan_on
-from tests.devices import device, present
+from tests.devices import device, needs_driver, present
 from tests.test_ops import assert_close, case, computes
 
 G = GraphBuilder()
 DRIVERS = [s for s in present() if s.startswith("opencl")]
-pytestmark = pytest.mark.skipif(not DRIVERS, reason="no OpenCL driver")
+pytestmark = needs_driver()
 
 GPU = {"device_type": "gpu", "local_is_real": True}
 MALI = {"device_type": "gpu", "local_is_real": False, "max_work_group": 64}

@@ -12,7 +12,7 @@ import pytest
 from tests.drivers import posing
 from tests.drivers.posing import POSES, run_python
 
-pytestmark = [pytest.mark.skipif(bool(posing.reason()), reason=posing.reason() or "it builds"),
+pytestmark = [posing.needed(),
               pytest.mark.in_turn]
 
 # A plan of two kernels, built apart; `outcome` says how a run of it ends.

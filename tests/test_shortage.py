@@ -34,11 +34,11 @@ from jitcl.devices.progress import Tally
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.runtime.cache import KernelCache
 from tests.caches import Memory, fresh
+from tests.devices import found, needs, needs_driver
 from tests.test_isolation import DOUBLE, chain, opened
 
 REPO = Path(__file__).resolve().parent.parent
-POCL = next((f for f in list_devices() if "Portable" in f.platform), None)
-needs_pocl = pytest.mark.skipif(POCL is None, reason="there is no PoCL")
+POCL, needs_pocl = found("opencl:pocl"), needs("opencl:pocl")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits as Linux has them")
 CRASH = Fault("k", "build", "crash", "SIGSEGV: Stack dump", ("vec16",))
 
@@ -140,7 +140,7 @@ def test_probes_that_the_system_failed_are_asked_again(tmp_path, monkeypatch, ca
     assert not record.path.exists()
 
 
-@pytest.mark.skipif(not list_devices(), reason="there is no OpenCL driver")
+@needs_driver()
 @pytest.mark.parametrize("signature", ["SIGKILL", "SIGTERM: bye"])
 def test_a_worker_that_was_killed_is_no_fault_of_its_kernel(monkeypatch, signature):
     """It is tried again by itself, and then counts as one that had no memory."""

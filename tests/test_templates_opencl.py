@@ -11,14 +11,14 @@ from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.compiling import compile_graph, plan_on
-from tests.devices import device, present
+from tests.devices import device, needs_driver, present
 from tests.drawn import rng
 from tests.rounding import TOLERANCE
 
 DEVICES = [s for s in present() if s.startswith("opencl")]
 b = GraphBuilder()
 
-pytestmark = [pytest.mark.skipif(not DEVICES, reason="no OpenCL device"), pytest.mark.in_turn]
+pytestmark = [needs_driver(), pytest.mark.in_turn]
 
 
 # The same devices, posing as GPUs: without local memory worth using (as Mali), and with

@@ -318,7 +318,7 @@ def test_what_would_fill_memory_stays_computed():
 # -- clang -------------------------------------------------------------------------------------
 
 @pytest.mark.thinned(2)
-@pytest.mark.skipif(clang.CLANG is None, reason="clang is not installed")
+@clang.needed
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
 def test_sources_of_every_variant_pass_clang(variant, target, monkeypatch):
@@ -336,11 +336,9 @@ def test_sources_of_every_variant_pass_clang(variant, target, monkeypatch):
 
 # -- Oclgrind ----------------------------------------------------------------------------------
 
-needs_oclgrind = pytest.mark.skipif(not oclgrind.LIBRARY.exists(),
-                                    reason="oclgrind is not installed")
 
 
-@needs_oclgrind
+@oclgrind.needed
 def test_plain_kernels_access_what_is_theirs():
     check_simulated("graphs", "gpu/f32-simple", "conv-3x3", "gemm", "softmax", "elementwise-f16")
 
@@ -354,7 +352,7 @@ SIMULATED = [*((f"gpu/{variant}", ()) for variant in (
     ("cpu/no-vectors", ()), ("cpu/vectors-4", UNSTRIDED)]
 
 
-@needs_oclgrind
+@oclgrind.needed
 @pytest.mark.parametrize(("target", "names"), [
     pytest.param(target, names, id=target, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
     for k, (target, names) in enumerate(SIMULATED)])

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from jitcl import config
-from jitcl.devices.opencl import list_devices
 from jitcl.devices.opencl.isolation import Aborted, Isolated, WorkerFault
 from jitcl.devices.opencl.platform import Found
+from tests.devices import found, needs
 
-POCL = next((d for d in list_devices() if d.platform == "Portable Computing Language"), None)
+POCL = found("opencl:pocl")
 ROOT = Path(__file__).resolve().parent.parent
 
 # -- workers, with one that does as it is told --------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_frozen_program_does_not_start_itself(pool, monkeypatch):
     assert "no Python interpreter" in fault(pool, "echo").signature and pool.started == 0
 
 
-@pytest.mark.skipif(POCL is None, reason="PoCL is not installed")
+@needs("opencl:pocl")
 def test_a_worker_refuses_another_device():
     other = replace(POCL, name="Mali-G999")
     with pytest.raises(WorkerFault, match="does not find the device.*Mali-G999") as caught:

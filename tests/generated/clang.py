@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from jitcl.codegen.plan import KernelSource
+from tests.lacking import unless
 
 CLANG = shutil.which("clang")
+needed = unless(CLANG, "clang is not installed")
 BASE = ("cl_khr_byte_addressable_store", "cl_khr_global_int32_base_atomics",
         "cl_khr_local_int32_base_atomics")
 FLAGS = ("-x", "cl", "-cl-std=CL1.2", "-target", "spir64", "-fsyntax-only", "-Wall", "-Wextra",
