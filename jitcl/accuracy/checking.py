@@ -42,21 +42,11 @@ CUT = ("f16", "bf16", "f32", "f64", "i8", "u8")    # what is fed exactly; others
 
 
 def check(
-    model: Any,
-    inputs: Any = None,
-    *,
-    device: Any = "auto",
-    precision: Precision = "high",
-    memory: str = "normal",
-    templates: bool | None = None,
-    against: Any = "onnx",
-    against_model: Any = None,
-    tolerance: float | None = None,
-    repeat: int = 0,
-    seed: int = 0,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    cache_dir: str | Path | None = None,
-    progress: Any = None,
+        model: Any, inputs: Any = None, *, device: Any = "auto", precision: Precision = "high",
+        memory: str = "normal", templates: bool | None = None, against: Any = "onnx",
+        against_model: Any = None, tolerance: float | None = None, repeat: int = 0, seed: int = 0,
+        shapes: Mapping[str, tuple[int, ...]] | None = None, cache_dir: str | Path | None = None,
+        progress: Any = None
 ) -> Check:
     """Compare two configurations of an ONNX model, layer by layer.
 

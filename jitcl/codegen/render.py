@@ -19,12 +19,8 @@ TEMPLATES = Path(__file__).parent.parent / "templates"
 def environment() -> jinja2.Environment:
     """Jinja over jitcl/templates; a misspelt variable is an error, not an empty string."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
 
 
 def render(template: str, **values: Any) -> str:

@@ -76,10 +76,8 @@ def devices(progress: Progress | Tally | None = None) -> list[DeviceInfo]:
     from jitcl.devices.reference import TARGET
 
     return [
-        *_opencl(Tally.of(progress)),
-        DeviceInfo("cpu", probe_target(), "generated Numba code"),
-        DeviceInfo("reference", TARGET, "NumPy interpreter of the kernels; slow, for checking"),
-    ]
+        *_opencl(Tally.of(progress)), DeviceInfo("cpu", probe_target(), "generated Numba code"),
+        DeviceInfo("reference", TARGET, "NumPy interpreter of the kernels; slow, for checking")]
 
 
 def _opencl(tally: Tally) -> list[DeviceInfo]:

@@ -24,15 +24,8 @@ Array = np.ndarray[Any, Any]
 
 
 def _attention_ref(
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None = None,
-    sink: Array | None = None,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    guarded: bool = True,
+        q: Array, k: Array, v: Array, bias: Array | None = None, sink: Array | None = None, *,
+        scale: float, softcap: float = 0.0, guarded: bool = True
 ) -> Array:
     repeats = q.shape[1] // k.shape[1]
     ks, vs = (np.repeat(wide(a), repeats, axis=1) for a in (k, v))
@@ -47,8 +40,7 @@ def _attention_ref(
     if sink is not None:
         total = total + np.exp(wide(sink).reshape(-1, 1, 1) - highest)
     return np.asarray(
-        np.einsum("bhst,bhtd->bhsd", weights / np.where(total == 0, 1, total), vs)
-    ).astype(q.dtype)
+        np.einsum("bhst,bhtd->bhsd", weights / np.where(total == 0, 1, total), vs)).astype(q.dtype)
 
 
 @composite(
@@ -57,36 +49,17 @@ def _attention_ref(
         sample(F32(2, 3, 4, 8), F32(2, 3, 6, 8), F32(2, 3, 6, 5), scale=0.35),
         sample(F32(1, 6, 4, 8), F32(1, 2, 6, 8), F32(1, 2, 6, 8), F32(1, 6, 4, 6), scale=0.35),
         sample(
-            F32(2, 4, 3, 8),
-            F32(2, 2, 5, 8),
-            F32(2, 2, 5, 8),
-            F32(2, 1, 3, 5),
-            scale=0.5,
-            softcap=2.0,
-        ),
+            F32(2, 4, 3, 8), F32(2, 2, 5, 8), F32(2, 2, 5, 8), F32(2, 1, 3, 5), scale=0.5,
+            softcap=2.0),
         sample(F16(1, 2, 4, 8), F16(1, 2, 6, 8), F16(1, 2, 6, 8), scale=0.35, rtol=2e-3),
         sample(
-            F32(2, 4, 3, 8),
-            F32(2, 2, 5, 8),
-            F32(2, 2, 5, 8),
-            F32(2, 1, 3, 5),
-            F32(4),
-            scale=0.5,
-        ),
+            F32(2, 4, 3, 8), F32(2, 2, 5, 8), F32(2, 2, 5, 8), F32(2, 1, 3, 5), F32(4), scale=0.5),
         sample(F32(1, 2, 9, 8), F32(1, 2, 6, 8), F32(1, 2, 6, 8), scale=0.35, guarded=False),
     ],
 )
 def attention(
-    g: GraphBuilder,
-    q: Node,
-    k: Node,
-    v: Node,
-    bias: Node | None = None,
-    sink: Node | None = None,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    guarded: bool = True,
+        g: GraphBuilder, q: Node, k: Node, v: Node, bias: Node | None = None,
+        sink: Node | None = None, *, scale: float, softcap: float = 0.0, guarded: bool = True
 ) -> Node:
     """softmax(cap(scale * q @ k') + bias) @ v (Vaswani et al., 2017). A row of which all is -inf
     gives 0 where it is `guarded`, else NaN.
@@ -178,13 +151,8 @@ def _attention(g: GraphBuilder, node: Any) -> Any:
     scale = float(a.get("scale") or 1 / math.sqrt(q.type.dims[3]))
     bias = _bias(g, node, q, k, mask, past, valid)
     y = g.attention(
-        q,
-        k,
-        v,
-        *([] if bias is None else [bias]),
-        scale=scale,
-        softcap=float(a.get("softcap", 0.0)),
-    )
+        q, k, v, *([] if bias is None else [bias]), scale=scale,
+        softcap=float(a.get("softcap", 0.0)))
     if packed:
         y = joined_heads(g, y)
     return (y, k, v)[: max(1, node.n_outputs)]

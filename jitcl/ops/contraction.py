@@ -58,11 +58,8 @@ def _matmul_ref(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[
     infer=matmul_type,
     ref=_matmul_ref,
     samples=[
-        sample(F32(3, 4), F32(4, 5)),
-        sample(F32(2, 1, 3, 4), F32(5, 4, 2)),
-        sample(F16(3, 8), F16(8, 2), rtol=2e-3),
-        sample(I32(3, 4), I32(4, 2)),
-    ],
+        sample(F32(3, 4), F32(4, 5)), sample(F32(2, 1, 3, 4), F32(5, 4, 2)),
+        sample(F16(3, 8), F16(8, 2), rtol=2e-3), sample(I32(3, 4), I32(4, 2))],
 )
 def matmul(s: KernelBuilder, ix: Index, a: Loader, b: Loader) -> Expr:
     """a[..., m, k] @ b[..., k, n]; leading axes broadcast."""
@@ -88,10 +85,8 @@ def product(
     if rows and not drop_column:
         return y
     shape = (
-        *y.type.shape[:-2],
-        *(y.type.shape[-2:-1] if rows else ()),
-        *(() if drop_column else y.type.shape[-1:]),
-    )
+        *y.type.shape[:-2], *(y.type.shape[-2:-1] if rows else ()),
+        *(() if drop_column else y.type.shape[-1:]))
     return g.reshape(y, shape=shape)
 
 
@@ -149,15 +144,13 @@ def parse_equation(equation: str, ranks: tuple[int, ...]) -> tuple[list[str], st
         terms[i] = term.replace("...", _dots(extra))
     if not arrow:
         once = sorted(
-            c for c in set("".join(terms)) if c.isalpha() and "".join(terms).count(c) == 1
-        )
+            c for c in set("".join(terms)) if c.isalpha() and "".join(terms).count(c) == 1)
         right = "..." + "".join(once)
     result = right.replace("...", _dots(dots))
     known = set("".join(terms))
     if not known <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"):
         raise ModelError(
-            f"einsum equation '{equation}' is malformed: use letters, ',', '...', '->'"
-        )
+            f"einsum equation '{equation}' is malformed: use letters, ',', '...', '->'")
     if not set(result) <= known or len(set(result)) != len(result):
         raise ModelError(f"einsum '{equation}': the result names axes twice or unknown ones")
     return terms, result
@@ -189,8 +182,7 @@ def _einsum_type(*types: TensorType, equation: str) -> TensorType:
 
 def _einsum_ref(*xs: np.ndarray[Any, Any], equation: str) -> np.ndarray[Any, Any]:
     return np.asarray(np.einsum(equation, *(wide(x) for x in xs), optimize=len(xs) > 2)).astype(
-        xs[0].dtype
-    )
+        xs[0].dtype)
 
 
 @indexed(
@@ -198,14 +190,11 @@ def _einsum_ref(*xs: np.ndarray[Any, Any], equation: str) -> np.ndarray[Any, Any
     infer=_einsum_type,
     ref=_einsum_ref,
     samples=[
-        sample(F32(3, 4), F32(4, 5), equation="ij,jk->ik"),
-        sample(F32(4, 4), equation="ii->i"),
-        sample(F32(3, 4), equation="ij->j"),
-        sample(F32(5), F32(5), equation="i,i"),
+        sample(F32(3, 4), F32(4, 5), equation="ij,jk->ik"), sample(F32(4, 4), equation="ii->i"),
+        sample(F32(3, 4), equation="ij->j"), sample(F32(5), F32(5), equation="i,i"),
         sample(F32(2, 3, 4), F32(2, 4, 5), equation="...ij,...jk->...ik"),
         sample(F32(2, 3), F32(3, 4), F32(4), equation="ab,bc,c->a"),
-        sample(F32(4, 4), equation="ii"),
-    ],
+        sample(F32(4, 4), equation="ii")],
 )
 def einsum(s: KernelBuilder, ix: Index, *xs: Loader, equation: str) -> Expr:
     """Einstein's sum over the letters that the result does not name."""

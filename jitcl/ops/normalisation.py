@@ -42,8 +42,7 @@ def _batch_norm_ref(
 ) -> Array:
     xs, rank = wide(x), x.ndim
     normal = (xs - _along(wide(mean), rank)) / np.sqrt(
-        _along(wide(var), rank) + np.float32(epsilon)
-    )
+        _along(wide(var), rank) + np.float32(epsilon))
     return np.asarray(normal * _along(wide(scale), rank) + _along(wide(bias), rank)).astype(x.dtype)
 
 
@@ -55,8 +54,7 @@ _VAR = F32(3, low=0.1, high=2.0)
     samples=[
         sample(F32(2, 3, 4, 5), F32(3), F32(3), F32(3), _VAR, epsilon=1e-5),
         sample(F32(4, 3), F32(3), F32(3), F32(3), _VAR, epsilon=1e-3),
-        sample(F16(2, 3, 4), F16(3), F16(3), F16(3), F16(3, low=0.1), epsilon=1e-5, rtol=3e-3),
-    ],
+        sample(F16(2, 3, 4), F16(3), F16(3), F16(3), F16(3, low=0.1), epsilon=1e-5, rtol=3e-3)],
 )
 def batch_norm(
     g: GraphBuilder, x: Node, scale: Node, bias: Node, mean: Node, var: Node, epsilon: float
@@ -73,8 +71,7 @@ def batch_norm(
     factor = g.div(scale, g.sqrt(g.add(var, float(epsilon))))
     shift = g.sub(bias, g.mul(mean, factor))
     y = g.add(
-        g.mul(g.cast(x, to=wide_type), per_channel(g, factor, rank)), per_channel(g, shift, rank)
-    )
+        g.mul(g.cast(x, to=wide_type), per_channel(g, factor, rank)), per_channel(g, shift, rank))
     return g.cast(y, to=x.type.dtype)
 
 
@@ -129,8 +126,7 @@ def _layer_norm_ref(
     samples=[
         sample(F32(3, 8), F32(8), F32(8), axis=-1, epsilon=1e-5),
         sample(F32(2, 3, 4), F32(3, 4), axis=1, epsilon=1e-3),
-        sample(F16(4, 16), F16(16), F16(16), axis=1, epsilon=1e-5, rtol=2e-3),
-    ],
+        sample(F16(4, 16), F16(16), F16(16), axis=1, epsilon=1e-5, rtol=2e-3)],
 )
 def layer_norm(
     g: GraphBuilder, x: Node, scale: Node, bias: Node | None = None, *, axis: int, epsilon: float
@@ -175,8 +171,7 @@ def _rms_norm_ref(x: Array, scale: Array, axis: int, epsilon: float) -> Array:
     samples=[
         sample(F32(3, 8), F32(8), axis=-1, epsilon=1e-5),
         sample(F32(2, 3, 4), F32(3, 4), axis=1, epsilon=1e-3),
-        sample(F16(4, 16), F16(16), axis=1, epsilon=1e-5, rtol=2e-3),
-    ],
+        sample(F16(4, 16), F16(16), axis=1, epsilon=1e-5, rtol=2e-3)],
 )
 def rms_norm(g: GraphBuilder, x: Node, scale: Node, axis: int, epsilon: float) -> Node:
     """x / sqrt(mean(x^2) + epsilon) over the axes from `axis` on, scaled (Zhang and Sennrich,
@@ -192,11 +187,8 @@ def rms_norm(g: GraphBuilder, x: Node, scale: Node, axis: int, epsilon: float) -
 @onnx_rule("RMSNormalization")
 def _rms_normalization(g: GraphBuilder, node: Any) -> Node:
     return g.rms_norm(
-        node.inputs[0],
-        node.inputs[1],
-        axis=node.attrs.get("axis", -1),
-        epsilon=float(node.attrs.get("epsilon", 1e-5)),
-    )
+        node.inputs[0], node.inputs[1], axis=node.attrs.get("axis", -1),
+        epsilon=float(node.attrs.get("epsilon", 1e-5)))
 
 
 def _group_norm_ref(x: Array, scale: Array, bias: Array, groups: int, epsilon: float) -> Array:
@@ -209,8 +201,7 @@ def _group_norm_ref(x: Array, scale: Array, bias: Array, groups: int, epsilon: f
     ref=_group_norm_ref,
     samples=[
         sample(F32(2, 4, 3, 5), F32(4), F32(4), groups=2, epsilon=1e-5),
-        sample(F16(1, 6, 9), F16(6), F16(6), groups=3, epsilon=1e-5, rtol=2e-3),
-    ],
+        sample(F16(1, 6, 9), F16(6), F16(6), groups=3, epsilon=1e-5, rtol=2e-3)],
 )
 def group_norm(
     g: GraphBuilder, x: Node, scale: Node, bias: Node, groups: int, epsilon: float
@@ -232,18 +223,15 @@ def group_norm(
     y = g.reshape(_normal(g, split, tuple(range(2, len(shape))), epsilon), shape=x.type.dims)
     y = g.add(
         g.mul(y, per_channel(g, g.cast(scale, to=kind), x.type.rank)),
-        per_channel(g, g.cast(bias, to=kind), x.type.rank),
-    )
+        per_channel(g, g.cast(bias, to=kind), x.type.rank))
     return g.cast(y, to=x.type.dtype)
 
 
 @onnx_rule("GroupNormalization")
 def _group_normalization(g: GraphBuilder, node: Any) -> Node:
     return g.group_norm(
-        *node.inputs[:3],
-        groups=int(node.attrs["num_groups"]),
-        epsilon=float(node.attrs.get("epsilon", 1e-5)),
-    )
+        *node.inputs[:3], groups=int(node.attrs["num_groups"]),
+        epsilon=float(node.attrs.get("epsilon", 1e-5)))
 
 
 def _instance_norm_ref(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
@@ -255,8 +243,7 @@ def _instance_norm_ref(x: Array, scale: Array, bias: Array, epsilon: float) -> A
     ref=_instance_norm_ref,
     samples=[
         sample(F32(2, 3, 4, 5), F32(3), F32(3), epsilon=1e-5),
-        sample(F16(1, 2, 16), F16(2), F16(2), epsilon=1e-5, rtol=2e-3),
-    ],
+        sample(F16(1, 2, 16), F16(2), F16(2), epsilon=1e-5, rtol=2e-3)],
 )
 def instance_norm(g: GraphBuilder, x: Node, scale: Node, bias: Node, epsilon: float) -> Node:
     """Normal over each channel's spatial axes, scaled and shifted by channel (Ulyanov et al.,
@@ -274,8 +261,7 @@ def instance_norm(g: GraphBuilder, x: Node, scale: Node, bias: Node, epsilon: fl
     y = _normal(g, g.cast(x, to=kind), tuple(range(2, rank)), epsilon)
     y = g.add(
         g.mul(y, per_channel(g, g.cast(scale, to=kind), rank)),
-        per_channel(g, g.cast(bias, to=kind), rank),
-    )
+        per_channel(g, g.cast(bias, to=kind), rank))
     return g.cast(y, to=x.type.dtype)
 
 
@@ -319,8 +305,7 @@ def _lrn_ref(x: Array, size: int, alpha: float, beta: float, bias: float) -> Arr
     ref=_lrn_ref,
     samples=[
         sample(F32(2, 5, 3, 3), size=3, alpha=0.5, beta=0.75, bias=1.0),
-        sample(F32(1, 4, 2), size=4, alpha=0.1, beta=0.5, bias=2.0),
-    ],
+        sample(F32(1, 4, 2), size=4, alpha=0.1, beta=0.5, bias=2.0)],
 )
 def lrn(
     s: KernelBuilder, ix: Index, x: Loader, size: int, alpha: float, beta: float, bias: float
@@ -344,9 +329,5 @@ def _lrn(g: GraphBuilder, node: Any) -> Node:
     size = int(a["size"])
     window = min(size, 2 * x.type.dims[1] + size % 2)    # wider ones see all channels, too
     return g.lrn(
-        x,
-        size=window,
-        alpha=float(a.get("alpha", 1e-4)) * window / size,
-        beta=float(a.get("beta", 0.75)),
-        bias=float(a.get("bias", 1.0)),
-    )
+        x, size=window, alpha=float(a.get("alpha", 1e-4)) * window / size,
+        beta=float(a.get("beta", 0.75)), bias=float(a.get("bias", 1.0)))

@@ -24,13 +24,8 @@ Array = np.ndarray[Any, Any]
 
 
 def _pool_type(
-    x: TensorType,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    **_: Any,
+        x: TensorType, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
+        **_: Any
 ) -> TensorType:
     n = x.rank - 2
     if not 1 <= n <= 3 or len(kernel) != n:
@@ -40,22 +35,15 @@ def _pool_type(
         )
     spatial = (
         window_extent(
-            x.shape[2 + d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d], ceil
-        )
+            x.shape[2 + d], kernel[d], strides[d], pads[d], pads[n + d], dilations[d], ceil)
         for d in range(n)
     )
     return TensorType(x.dtype, (*x.shape[:2], *spatial))
 
 
 def _windows(
-    x: Array,
-    fill: Any,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool,
-    beyond: Any = None,
+        x: Array, fill: Any, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool,
+        beyond: Any = None
 ) -> Array:
     """All windows side by side: [N, C, o..., taps]; `fill` in padding, `beyond` past its end."""
     n = x.ndim - 2
@@ -73,13 +61,10 @@ def _windows(
         for d in range(n)
     ]
     x = np.pad(
-        x, [(0, 0), (0, 0), *((pads[d], pads[n + d]) for d in range(n))], constant_values=fill
-    )
+        x, [(0, 0), (0, 0), *((pads[d], pads[n + d]) for d in range(n))], constant_values=fill)
     x = np.pad(
-        x,
-        [(0, 0), (0, 0), *((0, r) for r in reach)],
-        constant_values=fill if beyond is None else beyond,
-    )
+        x, [(0, 0), (0, 0), *((0, r) for r in reach)],
+        constant_values=fill if beyond is None else beyond)
     taps = []
     for k in itertools.product(*map(range, kernel)):
         at = tuple(
@@ -91,12 +76,8 @@ def _windows(
 
 
 def _places(
-    s: KernelBuilder,
-    out: tuple[Expr, ...],
-    ks: tuple[Expr, ...],
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
+        s: KernelBuilder, out: tuple[Expr, ...], ks: tuple[Expr, ...], strides: Ints, pads: Ints,
+        dilations: Ints
 ) -> list[Expr]:
     return [o * strides[d] + k * dilations[d] - pads[d] for d, (o, k) in enumerate(zip(out, ks))]
 
@@ -104,34 +85,17 @@ def _places(
 # ---- maximum
 
 _W2: dict[str, Any] = {
-    "kernel": (3, 2),
-    "strides": (2, 1),
-    "pads": (1, 0, 1, 1),
-    "dilations": (1, 1),
-    "ceil": False,
-}
+    "kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 1, 1), "dilations": (1, 1), "ceil": False}
 _W1: dict[str, Any] = {
-    "kernel": (3,),
-    "strides": (2,),
-    "pads": (0, 0),
-    "dilations": (1,),
-    "ceil": False,
-}
+    "kernel": (3,), "strides": (2,), "pads": (0, 0), "dilations": (1,), "ceil": False}
 _W3: dict[str, Any] = {
-    "kernel": (2, 2, 2),
-    "strides": (1, 2, 1),
-    "pads": (0,) * 6,
-    "dilations": (1, 1, 1),
-    "ceil": False,
-}
+    "kernel": (2, 2, 2), "strides": (1, 2, 1), "pads": (0,) * 6, "dilations": (1, 1, 1),
+    "ceil": False}
 _SAMPLES = [
-    sample(F32(2, 3, 6, 5), **_W2),
-    sample(F32(1, 2, 8), **_W1),
+    sample(F32(2, 3, 6, 5), **_W2), sample(F32(1, 2, 8), **_W1),
     sample(F32(1, 2, 8), **{**_W1, "ceil": True}),
     sample(F32(1, 2, 7, 7), **{**_W2, "dilations": (2, 2), "strides": (1, 1)}),
-    sample(F16(1, 2, 5), rtol=2e-3, **_W1),
-    sample(F32(1, 1, 3, 4, 3), **_W3),
-]
+    sample(F16(1, 2, 5), rtol=2e-3, **_W1), sample(F32(1, 1, 3, 4, 3), **_W3)]
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
@@ -142,19 +106,12 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
     "window",
     infer=_pool_type,
     ref=lambda x, kernel, strides, pads, dilations, ceil=False: _windows(
-        x, _lowest(x.dtype), kernel, strides, pads, dilations, ceil
-    ).max(axis=-1),
+        x, _lowest(x.dtype), kernel, strides, pads, dilations, ceil).max(axis=-1),
     samples=[*_SAMPLES, sample(I32(1, 1, 8), **_W1)],
 )
 def max_pool(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
+        s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
+        dilations: Ints, ceil: bool = False
 ) -> Expr:
     """The largest element under each window; padding never wins."""
     n, c, *out = ix
@@ -168,13 +125,8 @@ def max_pool(
 
 
 def _indices_ref(
-    x: Array,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    column_major: bool = False,
+        x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
+        column_major: bool = False
 ) -> Array:
     spatial = x.shape[2:]
     numbers = np.arange(math.prod(spatial))
@@ -191,20 +143,12 @@ def _indices_ref(
     "window",
     ref=_indices_ref,
     infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "column_major"}).with_(
-        dtype="i64"
-    ),
+        dtype="i64"),
     samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), column_major=True, **_W2)],
 )
 def max_pool_indices(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    column_major: bool = False,
+        s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
+        dilations: Ints, ceil: bool = False, column_major: bool = False
 ) -> Expr:
     """Where the (first) largest element under each window is, as a flat index into x: i64."""
     n, c, *out = ix
@@ -244,13 +188,8 @@ def flat_index(at: list[Expr], shape: Ints) -> Expr:
 
 
 def _average_ref(
-    x: Array,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    count_pad: bool = False,
+        x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
+        count_pad: bool = False
 ) -> Array:
     fill = 0 if count_pad else np.nan
     found = _windows(wide(x), fill, kernel, strides, pads, dilations, ceil, beyond=np.nan)
@@ -262,21 +201,12 @@ def _average_ref(
     ref=_average_ref,
     infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "count_pad"}),
     samples=[
-        *_SAMPLES,
-        sample(F32(1, 2, 6, 5), count_pad=True, **_W2),
-        sample(F32(1, 2, 8), count_pad=True, **{**_W1, "ceil": True, "pads": (1, 1)}),
-    ],
+        *_SAMPLES, sample(F32(1, 2, 6, 5), count_pad=True, **_W2),
+        sample(F32(1, 2, 8), count_pad=True, **{**_W1, "ceil": True, "pads": (1, 1)})],
 )
 def average_pool(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    count_pad: bool = False,
+        s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
+        dilations: Ints, ceil: bool = False, count_pad: bool = False
 ) -> Expr:
     """The mean under each window, over the elements inside x, or with `count_pad` inside x and its
     padding."""
@@ -305,34 +235,20 @@ def taps_inside(s: KernelBuilder, start: Expr, taps: int, dilation: int, extent:
 
 
 def _lp_ref(
-    x: Array,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    p: int = 2,
+        x: Array, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, ceil: bool = False,
+        p: int = 2
 ) -> Array:
     powers = _windows(np.abs(wide(x)) ** p, 0, kernel, strides, pads, dilations, ceil)
     return np.asarray(powers.sum(axis=-1) ** (1.0 / p)).astype(x.dtype)
 
 
 @indexed(
-    "window",
-    ref=_lp_ref,
+    "window", ref=_lp_ref,
     infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "p"}),
-    samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), p=3, **_W2), sample(F32(1, 2, 6, 5), p=1, **_W2)],
-)
+    samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), p=3, **_W2), sample(F32(1, 2, 6, 5), p=1, **_W2)])
 def lp_pool(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    ceil: bool = False,
-    p: int = 2,
+        s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,
+        dilations: Ints, ceil: bool = False, p: int = 2
 ) -> Expr:
     """sum(|x|^p)^(1/p) under each window."""
     n, c, *out = ix
@@ -397,8 +313,7 @@ def _max_pool(g: GraphBuilder, node: Any) -> Any:
 def _average_pool(g: GraphBuilder, node: Any) -> Any:
     x = node.inputs[0]
     return g.average_pool(
-        x, count_pad=bool(node.attrs.get("count_include_pad", 0)), **_attrs(node, x)
-    )
+        x, count_pad=bool(node.attrs.get("count_include_pad", 0)), **_attrs(node, x))
 
 
 @onnx_rule("LpPool")
@@ -420,11 +335,9 @@ def _global(make: Callable[..., Node]) -> Callable[..., Node]:
 
 
 onnx_rule("GlobalAveragePool")(
-    _global(lambda g, x, axes, node: g.reduce_mean(x, axes=axes, keepdims=True))
-)
+    _global(lambda g, x, axes, node: g.reduce_mean(x, axes=axes, keepdims=True)))
 onnx_rule("GlobalMaxPool")(
-    _global(lambda g, x, axes, node: g.reduce_max(x, axes=axes, keepdims=True))
-)
+    _global(lambda g, x, axes, node: g.reduce_max(x, axes=axes, keepdims=True)))
 
 
 def _global_lp(g: GraphBuilder, x: Node, axes: Ints, node: Any) -> Node:

@@ -80,11 +80,8 @@ def _int4_ref(x: Array, shape: Shape) -> Array:
 
 
 _PACKED = [
-    sample(U8(12), shape=(4, 6)),
-    sample(U8(8), shape=(3, 5)),
-    sample(U8(1), shape=()),
-    sample(Spec((128,), "u8", values=tuple(range(128, 256))), shape=(2, 4, 32)),
-]
+    sample(U8(12), shape=(4, 6)), sample(U8(8), shape=(3, 5)), sample(U8(1), shape=()),
+    sample(Spec((128,), "u8", values=tuple(range(128, 256))), shape=(2, 4, 32))]
 
 
 @indexed("movement", infer=_unpacked_type("i8"), ref=_int4_ref, samples=_PACKED)
@@ -129,18 +126,14 @@ def _dequantised_ref(x: Array, scale: Array, zero: Array | None = None, to: str 
 
 _DEQUANTISE: list[Sample] = [
     sample(U8(2, 3), fixed(0.25, 0.5, 2.0), Spec((3,), "u8", values=(0, 128, 255))),
-    sample(I8(2, 9), F32(2, 1), I8(2, 1)),
-    sample(I8(9), F32()),
-    sample(I32(9), F32()),
+    sample(I8(2, 9), F32(2, 1), I8(2, 1)), sample(I8(9), F32()), sample(I32(9), F32()),
     sample(Spec((5,), "u16", 0, 65535), F32(), Spec((), "u16", values=(40000,))),
     sample(Spec((5,), "i16", -32768, 32767), F32(1), Spec((1,), "i16", values=(-30000,))),
     sample(U8(3, 4), F16(3, 1), U8(3, 1), rtol=1e-3),
-    sample(U8(3, 4), F16(4), F16(4, low=0, high=15), rtol=2e-3),
-    sample(U8(3, 4), F16(4), to="f32"),
+    sample(U8(3, 4), F16(4), F16(4, low=0, high=15), rtol=2e-3), sample(U8(3, 4), F16(4), to="f32"),
     *(sample(Spec((3, 4), t, -8, 8), F32(4), Spec((), t, values=(1,))) for t in dtypes.LOW_INTS),
     *(sample(Spec((3, 4), t), F32(3, 1)) for t in dtypes.LOW_FLOATS),
-    sample(Spec((3, 4), "f4e2m1"), F16(3, 1), Spec((3, 1), "f4e2m1"), rtol=1e-3),
-]
+    sample(Spec((3, 4), "f4e2m1"), F16(3, 1), Spec((3, 1), "f4e2m1"), rtol=1e-3)]
 
 
 @elementwise(range="exact", infer=_dequantised_type, ref=_dequantised_ref, samples=_DEQUANTISE)
@@ -225,14 +218,8 @@ _QUANTISE: list[Sample] = [
 
 @elementwise(infer=_quantised_type, ref=_quantised_ref, samples=_QUANTISE)
 def quantize(
-    s: KernelBuilder,
-    x: Expr,
-    scale: Expr,
-    zero: Expr | None = None,
-    *,
-    to: str,
-    precision: str = "f32",
-    saturate: bool = True,
+        s: KernelBuilder, x: Expr, scale: Expr, zero: Expr | None = None, *, to: str,
+        precision: str = "f32", saturate: bool = True
 ) -> Expr:
     """x / scale + zero as elements of type `to`: half to even, saturated (low floats only where
     `saturate`). The quotient is rounded to `precision`."""
@@ -309,8 +296,7 @@ def _matmul_integer_ref(a: Array, b: Array, a_zero: Array, b_zero: Array) -> Arr
     samples=[
         sample(U8(3, 7), I8(7, 5), Spec((), "u8", values=(130,)), Spec((), "i8", values=(0,))),
         sample(I8(2, 3, 4), U8(4, 6), I8(3, 1), U8(1, 6)),
-        sample(U8(2, 1, 9), U8(2, 9, 3), U8(2, 1, 1), U8(2, 1, 3)),
-    ],
+        sample(U8(2, 1, 9), U8(2, 9, 3), U8(2, 1, 1), U8(2, 1, 3))],
 )
 def matmul_integer(
     s: KernelBuilder, ix: Index, a: Loader, b: Loader, a_zero: Loader, b_zero: Loader
@@ -322,8 +308,7 @@ def matmul_integer(
     def term(k: Expr) -> Expr:
         left, right = (*ia, i, k), (*ib, k, j)
         return _centred(s, a(*left), a_zero(*aligned(left, a_zero.shape))) * _centred(
-            s, b(*right), b_zero(*aligned(right, b_zero.shape))
-        )
+            s, b(*right), b_zero(*aligned(right, b_zero.shape)))
 
     return s.reduce("add", (a.shape[-1],), term)
 
@@ -368,23 +353,14 @@ _PLAIN: dict[str, Any] = {"strides": (1, 1), "pads": (1, 0, 1, 2), "dilations": 
     ],
 )
 def conv_integer(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    w: Loader,
-    x_zero: Loader,
-    w_zero: Loader,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    group: int,
+        s: KernelBuilder, ix: Index, x: Loader, w: Loader, x_zero: Loader, w_zero: Loader,
+        strides: Ints, pads: Ints, dilations: Ints, group: int
 ) -> Expr:
     """i32 convolution of (x - x_zero) with (w - w_zero); padding counts as x_zero, that is 0."""
 
     def product(pixel: Index, inside: Expr, weight: Index) -> Expr:
         value = _centred(s, x(*pixel, guard=inside), x_zero())
         return s.select(inside, value, 0) * _centred(
-            s, w(*weight), w_zero(*aligned(weight, w_zero.shape))
-        )
+            s, w(*weight), w_zero(*aligned(weight, w_zero.shape)))
 
     return convolved(s, ix, x, w, strides, pads, dilations, group, product)

@@ -42,14 +42,8 @@ Array = np.ndarray[Any, Any]
 Step = tuple[int, int, int]
 HALF = 1e-6                     # so near to a half is a half to nearest_mode, as in onnxruntime
 COORDINATES = (
-    "half_pixel",
-    "half_pixel_symmetric",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "tf_half_pixel_for_nn",
-    "tf_crop_and_resize",
-)
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+    "tf_half_pixel_for_nn", "tf_crop_and_resize")
 
 
 # ---- ops
@@ -73,11 +67,8 @@ def _nearest_ref(x: Array, shape: tuple[int, ...], steps: tuple[Step, ...]) -> A
     ],
 )
 def resize_nearest(
-    ix: Index,
-    source: tuple[int, ...],
-    out: tuple[int, ...],
-    shape: tuple[int, ...],
-    steps: tuple[Step, ...],
+        ix: Index, source: tuple[int, ...], out: tuple[int, ...], shape: tuple[int, ...],
+        steps: tuple[Step, ...]
 ) -> Index:
     """Reads index clamp((o * num + offset) // den) of each axis; steps holds (num, offset, den) an
     axis."""
@@ -114,11 +105,8 @@ def _taps_ref(x: Array, index: Array, weight: Array, axis: int) -> Array:
     ref=_taps_ref,
     samples=[
         sample(
-            F32(2, 3, 4),
-            Spec((5, 2), "i32", values=(0, 1, 2, 2, 1, 0, 0, 0, 1, 2)),
-            F32(5, 2),
-            axis=1,
-        ),
+            F32(2, 3, 4), Spec((5, 2), "i32", values=(0, 1, 2, 2, 1, 0, 0, 0, 1, 2)), F32(5, 2),
+            axis=1),
         sample(
             F16(3, 2), Spec((2, 3), "i32", values=(0, 1, 2, 2, 1, 0)), F32(2, 3), axis=0, rtol=2e-3
         ),
@@ -184,11 +172,8 @@ def nearest_table(at: Array, size: int, mode: str, shrinks: bool = False) -> Arr
     near = np.abs(rest - 0.5) <= HALF       # float32 is off by so much where a half is meant
     rounded = {
         "round_prefer_floor": np.where(near | (rest < 0.5), down, down + 1),
-        "round_prefer_ceil": np.where(near | (rest > 0.5), down + 1, down),
-        "floor": np.floor(at),
-        "ceil": np.ceil(at),
-        "simple": np.ceil(at) if shrinks else np.floor(at),
-    }.get(mode)
+        "round_prefer_ceil": np.where(near | (rest > 0.5), down + 1, down), "floor": np.floor(at),
+        "ceil": np.ceil(at), "simple": np.ceil(at) if shrinks else np.floor(at)}.get(mode)
     if rounded is None:
         raise ModelError(
             f"nearest_mode='{mode}' is not one of round_prefer_floor, round_prefer_ceil, "
@@ -294,8 +279,7 @@ def _resize(g: GraphBuilder, node: Any) -> Node:
     coordinates = node.attrs.get("coordinate_transformation_mode", "half_pixel")
     if coordinates not in COORDINATES or mode not in ("nearest", "linear", "cubic"):
         raise ModelError(
-            f"mode '{mode}' with coordinate_transformation_mode '{coordinates}' is not defined"
-        )
+            f"mode '{mode}' with coordinate_transformation_mode '{coordinates}' is not defined")
     axes = _axes_of(node, x)
     if 0 in x.type.dims:
         raise ShapeError(f"can't resize {x.type}: it has no elements")
@@ -307,13 +291,8 @@ def _resize(g: GraphBuilder, node: Any) -> Node:
         if not _changes(axis, coordinates):
             continue
         index, weight = tap_tables(
-            axis,
-            mode,
-            coordinates,
-            float(node.attrs.get("cubic_coeff_a", -0.75)),
-            bool(node.attrs.get("exclude_outside", 0)),
-            bool(node.attrs.get("antialias", 0)),
-        )
+            axis, mode, coordinates, float(node.attrs.get("cubic_coeff_a", -0.75)),
+            bool(node.attrs.get("exclude_outside", 0)), bool(node.attrs.get("antialias", 0)))
         outside = _outside(axis, coordinates)
         weight = np.where(outside[:, None], 0, weight)
         y = g.interpolate(y, g.const(index), g.const(weight, dtypes.compute(y.type.dtype)), axis=a)

@@ -50,8 +50,7 @@ def _ref(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> Array:
     sample(F32(2, 3, 4, 8), F32(1, 4, 4), F32(1, 4, 4), interleaved=True),
     sample(F32(1, 2, 3, 7), F32(1, 3, 2), F32(1, 3, 2)),
     sample(F32(1, 2, 3, 7), F32(1, 3, 2), F32(1, 3, 2), interleaved=True),
-    sample(F16(1, 2, 3, 4), F16(1, 3, 2), F16(1, 3, 2), rtol=2e-3),
-])
+    sample(F16(1, 2, 3, 4), F16(1, 3, 2), F16(1, 3, 2), rtol=2e-3)])
 def rotate_pairs(s: KernelBuilder, ix: Index, x: Loader, cos: Loader, sin: Loader,
                  interleaved: bool = False) -> Expr:
     """x [B, N, S, H] with pairs of elements turned by the angles of cos and sin [B or 1, S, R / 2];

@@ -77,8 +77,7 @@ def _grid_ref(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Ar
         index = [base.astype(np.int64) + o for o in offsets]
         if padding == "reflection":
             index = [
-                np.trunc(_reflected(i.astype(float), low, high)).astype(np.int64) for i in index
-            ]
+                np.trunc(_reflected(i.astype(float), low, high)).astype(np.int64) for i in index]
         if padding == "zeros":
             factors = [np.where((i >= 0) & (i < size), f, 0) for i, f in zip(index, factors)]
         places.append([np.clip(i, 0, size - 1) for i in index])
@@ -93,8 +92,7 @@ def _grid_ref(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Ar
 
 
 _SAMPLED = [
-    (m, p, a) for m in TAPS for p in ("zeros", "border", "reflection") for a in (False, True)
-]
+    (m, p, a) for m in TAPS for p in ("zeros", "border", "reflection") for a in (False, True)]
 
 
 @indexed(
@@ -108,12 +106,8 @@ _SAMPLED = [
             for m, p, a in _SAMPLED
         ),
         sample(
-            F32(1, 2, 3, 2, 4),
-            F32(1, 2, 2, 3, 3, low=-1.2, high=1.2),
-            mode="linear",
-            padding="zeros",
-            align=True,
-        ),
+            F32(1, 2, 3, 2, 4), F32(1, 2, 2, 3, 3, low=-1.2, high=1.2), mode="linear",
+            padding="zeros", align=True),
     ],
 )
 def grid_sample(
@@ -149,8 +143,7 @@ def _taps(
         at = s.round(at)
     if padding != "zeros":
         moved = (
-            s.min(s.max(at, 0.0), size - 1.0) if padding == "border" else _mirror(s, at, low, high)
-        )
+            s.min(s.max(at, 0.0), size - 1.0) if padding == "border" else _mirror(s, at, low, high))
         at = s.select((at < low) | (at > high), moved, at)
     base = s.trunc(at) if mode == "nearest" else s.floor(at)
     first, t = s.index(base), at - base
@@ -159,11 +152,8 @@ def _taps(
         found = [(first, 1.0 - t), (first + 1, t)]
     if mode == "cubic":
         found = [
-            (first - 1, _far(t + 1.0)),
-            (first, _near(t)),
-            (first + 1, _near(1.0 - t)),
-            (first + 2, _far(2.0 - t)),
-        ]
+            (first - 1, _far(t + 1.0)), (first, _near(t)), (first + 1, _near(1.0 - t)),
+            (first + 2, _far(2.0 - t))]
     return [(_kept(s, i, size, padding, align), w) for i, w in found]
 
 
@@ -200,12 +190,9 @@ def _kept(s: KernelBuilder, i: Expr, size: int, padding: str, align: bool) -> Ex
 def _grid_sample(g: GraphBuilder, node: Any) -> Node:
     x, grid = node.inputs[:2]
     return g.grid_sample(
-        x,
-        grid,
-        mode=node.attrs.get("mode", "linear"),
+        x, grid, mode=node.attrs.get("mode", "linear"),
         padding=node.attrs.get("padding_mode", "zeros"),
-        align=bool(node.attrs.get("align_corners", 0)),
-    )
+        align=bool(node.attrs.get("align_corners", 0)))
 
 
 # ---- Col2Im
@@ -237,20 +224,16 @@ def _col2im_ref(
     n, patches = len(shape), _patches(shape, kernel, strides, pads, dilations)
     y = np.zeros(
         (
-            x.shape[0],
-            x.shape[1] // math.prod(kernel),
-            *(shape[d] + pads[d] + pads[n + d] for d in range(n)),
-        ),
+            x.shape[0], x.shape[1] // math.prod(kernel),
+            *(shape[d] + pads[d] + pads[n + d] for d in range(n))),
         wide(x).dtype,
     )
     columns = wide(x).reshape(x.shape[0], y.shape[1], math.prod(kernel), *patches)
     for t, k in enumerate(itertools.product(*map(range, kernel))):
         at = tuple(
             slice(
-                k[d] * dilations[d],
-                k[d] * dilations[d] + (patches[d] - 1) * strides[d] + 1,
-                strides[d],
-            )
+                k[d] * dilations[d], k[d] * dilations[d] + (patches[d] - 1) * strides[d] + 1,
+                strides[d])
             for d in range(n)
         )
         y[(slice(None), slice(None), *at)] += columns[:, :, t]
@@ -264,32 +247,16 @@ def _col2im_ref(
     ref=_col2im_ref,
     samples=[
         sample(
-            F32(1, 10, 20),
-            shape=(5, 5),
-            kernel=(1, 5),
-            strides=(1, 1),
-            pads=(0, 1, 0, 2),
-            dilations=(1, 1),
-        ),
+            F32(1, 10, 20), shape=(5, 5), kernel=(1, 5), strides=(1, 1), pads=(0, 1, 0, 2),
+            dilations=(1, 1)),
         sample(
-            F32(2, 8, 4),
-            shape=(4, 5),
-            kernel=(2, 2),
-            strides=(2, 2),
-            pads=(0, 0, 0, 0),
-            dilations=(1, 2),
-        ),
+            F32(2, 8, 4), shape=(4, 5), kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0),
+            dilations=(1, 2)),
     ],
 )
 def col2im(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    shape: Ints,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
+        s: KernelBuilder, ix: Index, x: Loader, shape: Ints, kernel: Ints, strides: Ints,
+        pads: Ints, dilations: Ints
 ) -> Expr:
     """Each pixel is the sum of the patches' elements that lie on it."""
     n, c, *out = ix
@@ -312,13 +279,8 @@ def _col2im(g: GraphBuilder, node: Any) -> Node:
     shape, kernel = (tuple(int(v) for v in node.static(i)) for i in (1, 2))
     n = len(shape)
     return g.col2im(
-        node.inputs[0],
-        shape=shape,
-        kernel=kernel,
-        strides=node.attrs.get("strides", (1,) * n),
-        pads=node.attrs.get("pads", (0,) * 2 * n),
-        dilations=node.attrs.get("dilations", (1,) * n),
-    )
+        node.inputs[0], shape=shape, kernel=kernel, strides=node.attrs.get("strides", (1,) * n),
+        pads=node.attrs.get("pads", (0,) * 2 * n), dilations=node.attrs.get("dilations", (1,) * n))
 
 
 # ---- MaxUnpool
@@ -340,8 +302,7 @@ def _max_unpool(g: GraphBuilder, node: Any) -> Node:
         for d in range(n)
     )
     wanted = (
-        tuple(int(v) for v in node.static(2)) if len(node.inputs) > 2 and node.inputs[2] else ()
-    )
+        tuple(int(v) for v in node.static(2)) if len(node.inputs) > 2 and node.inputs[2] else ())
     shape = wanted or (*x.type.dims[:2], *spatial)
     source = (*x.type.dims[:2], *spatial)  # the indices count in the pooled tensor's own shape
     places = in_range(g, places, 0, math.prod(source) - 1)
@@ -349,14 +310,8 @@ def _max_unpool(g: GraphBuilder, node: Any) -> Node:
 
 
 def _unpool_ref(
-    x: Array,
-    places: Array,
-    shape: Ints,
-    source: Ints,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
+        x: Array, places: Array, shape: Ints, source: Ints, kernel: Ints, strides: Ints, pads: Ints,
+        dilations: Ints
 ) -> Array:
     flat = np.zeros(math.prod(shape), x.dtype)
     at = np.unravel_index(places.reshape(-1), source)
@@ -370,28 +325,13 @@ def _unpool_ref(
     ref=_unpool_ref,
     samples=[
         sample(
-            F32(1, 1, 2, 2),
-            Spec((1, 1, 2, 2), "i64", values=(5, 7, 13, 10)),
-            shape=(1, 1, 4, 4),
-            source=(1, 1, 4, 4),
-            kernel=(2, 2),
-            strides=(2, 2),
-            pads=(0, 0, 0, 0),
-            dilations=(1, 1),
-        )
+            F32(1, 1, 2, 2), Spec((1, 1, 2, 2), "i64", values=(5, 7, 13, 10)), shape=(1, 1, 4, 4),
+            source=(1, 1, 4, 4), kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 1))
     ],
 )
 def max_unpool(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    places: Loader,
-    shape: Ints,
-    source: Ints,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
+        s: KernelBuilder, ix: Index, x: Loader, places: Loader, shape: Ints, source: Ints,
+        kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
 ) -> Expr:
     """y[i] = x[j] where places[j] is i (an index into a tensor of shape `source`), else 0.
 

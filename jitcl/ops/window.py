@@ -62,8 +62,7 @@ def conv_type(
         )
     if w.dims[0] % group:
         raise ShapeError(
-            f"weight 'w' {w} has {w.shape[0]} outputs, not a multiple of {group} groups"
-        )
+            f"weight 'w' {w} has {w.shape[0]} outputs, not a multiple of {group} groups")
     n = x.rank - 2
     spatial = (
         window_extent(x.shape[2 + d], w.dims[2 + d], strides[d], pads[d], pads[n + d], dilations[d])
@@ -82,12 +81,8 @@ def check_rank(x: TensorType, w: TensorType) -> None:
 
 
 def conv_ref(
-    x: np.ndarray[Any, Any],
-    w: np.ndarray[Any, Any],
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    group: int,
+        x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], strides: Ints, pads: Ints,
+        dilations: Ints, group: int
 ) -> np.ndarray[Any, Any]:
     """One matrix product a tap and group, summed over the taps."""
     n = x.ndim - 2
@@ -126,24 +121,13 @@ _PLAIN2: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations":
         sample(F32(1, 2, 9), F32(3, 2, 3), **_PLAIN1),
         sample(F16(1, 2, 5), F16(2, 2, 2), rtol=2e-3, **_PLAIN1),
         sample(
-            F32(1, 2, 4, 5, 3),
-            F32(2, 2, 2, 2, 2),
-            strides=(1, 2, 1),
-            pads=(1, 0, 0, 0, 0, 1),
-            dilations=(1, 1, 1),
-            group=1,
-        ),
+            F32(1, 2, 4, 5, 3), F32(2, 2, 2, 2, 2), strides=(1, 2, 1), pads=(1, 0, 0, 0, 0, 1),
+            dilations=(1, 1, 1), group=1),
     ],
 )
 def conv(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    w: Loader,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    group: int,
+        s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: Ints, pads: Ints,
+        dilations: Ints, group: int
 ) -> Expr:
     """y[n, m, o...] = sum over c, k of x[n, c, o * stride + k * dilation - pad] * w[m, c, k]."""
 
@@ -154,15 +138,8 @@ def conv(
 
 
 def convolved(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    w: Loader,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    group: int,
-    product: Callable[[Index, Expr, Index], Expr],
+        s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: Ints, pads: Ints,
+        dilations: Ints, group: int, product: Callable[[Index, Expr, Index], Expr]
 ) -> Expr:
     """The sum of a convolution's products over c and k. `product` is given the index into x,
     whether it lies inside of x, and the index into w."""
@@ -195,10 +172,7 @@ def window_attrs(
     strides, dilations = attrs.get("strides", (1,) * n), attrs.get("dilations", (1,) * n)
     pads, auto = tuple(attrs.get("pads", (0,) * 2 * n)), attrs.get("auto_pad", "NOTSET")
     for name, value, length in (
-        ("strides", strides, n),
-        ("dilations", dilations, n),
-        ("pads", pads, 2 * n),
-    ):
+        ("strides", strides, n), ("dilations", dilations, n), ("pads", pads, 2 * n)):
         if len(value) != length:
             raise ModelError(
                 f"attribute {name}={list(value)} has {len(value)} values, wanted {length} "
@@ -206,8 +180,7 @@ def window_attrs(
             )
     if min(strides, default=1) < 1 or min(dilations, default=1) < 1:
         raise ModelError(
-            f"strides {list(strides)} and dilations {list(dilations)} must be positive"
-        )
+            f"strides {list(strides)} and dilations {list(dilations)} must be positive")
     if auto == "VALID":
         pads = (0,) * 2 * n
     elif auto in ("SAME_UPPER", "SAME_LOWER") and not transposed:
@@ -259,8 +232,7 @@ def _conv(g: GraphBuilder, node: Any) -> Node:
     x, w = node.inputs[:2]
     kernel = checked_kernel(node, x, w)
     y = g.conv(
-        x, w, **window_attrs(node, x.type.dims[2:], kernel), group=node.attrs.get("group", 1)
-    )
+        x, w, **window_attrs(node, x.type.dims[2:], kernel), group=node.attrs.get("group", 1))
     return with_bias(g, y, node.inputs[2] if len(node.inputs) > 2 else None)
 
 
@@ -268,24 +240,17 @@ def _conv(g: GraphBuilder, node: Any) -> Node:
 
 
 def _transpose_type(
-    x: TensorType,
-    w: TensorType,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    output_padding: Ints,
-    group: int,
+        x: TensorType, w: TensorType, strides: Ints, pads: Ints, dilations: Ints,
+        output_padding: Ints, group: int
 ) -> TensorType:
     dtype = same_dtype(x, w)
     check_rank(x, w)
     if x.shape[1] != w.shape[0]:
         raise ShapeError(
-            f"input 'x' {x} has {x.shape[1]} channels, but the weight 'w' {w} reads {w.shape[0]}"
-        )
+            f"input 'x' {x} has {x.shape[1]} channels, but the weight 'w' {w} reads {w.shape[0]}")
     if x.dims[1] % group:
         raise ShapeError(
-            f"input 'x' {x} has {x.shape[1]} channels, not a multiple of {group} groups"
-        )
+            f"input 'x' {x} has {x.shape[1]} channels, not a multiple of {group} groups")
     n = x.rank - 2
     spatial = tuple(
         strides[d] * (x.dims[2 + d] - 1)
@@ -302,13 +267,8 @@ def _transpose_type(
 
 
 def _transpose_ref(
-    x: np.ndarray[Any, Any],
-    w: np.ndarray[Any, Any],
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    output_padding: Ints,
-    group: int,
+        x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], strides: Ints, pads: Ints,
+        dilations: Ints, output_padding: Ints, group: int
 ) -> np.ndarray[Any, Any]:
     """Scatter form: every input pixel adds its scaled kernel to the output."""
     n, kernel, dtype = x.ndim - 2, w.shape[2:], x.dtype
@@ -327,10 +287,8 @@ def _transpose_ref(
         part = np.einsum("ngcp,gcm->ngmp", xs, ws[..., t]).reshape(x.shape[0], -1, *x.shape[2:])
         at = tuple(
             slice(
-                k[d] * dilations[d],
-                k[d] * dilations[d] + strides[d] * (x.shape[2 + d] - 1) + 1,
-                strides[d],
-            )
+                k[d] * dilations[d], k[d] * dilations[d] + strides[d] * (x.shape[2 + d] - 1) + 1,
+                strides[d])
             for d in range(n)
         )
         y[(slice(None), slice(None), *at)] += part
@@ -361,38 +319,21 @@ _PLAIN2T: dict[str, Any] = {**_PLAIN2, "output_padding": (0, 0)}
             F32(1, 4, 3, 3),
             F32(4, 2, 3, 3),
             **{
-                **_PLAIN2T,
-                "strides": (2, 3),
-                "pads": (1, 0, 0, 1),
-                "group": 2,
-                "output_padding": (1, 2),
-            },
+                **_PLAIN2T, "strides": (2, 3), "pads": (1, 0, 0, 1), "group": 2,
+                "output_padding": (1, 2)},
         ),
         sample(
             F32(1, 2, 3, 3), F32(2, 2, 2, 2), **{**_PLAIN2T, "dilations": (2, 2), "strides": (3, 1)}
         ),
         sample(F32(1, 2, 5), F32(2, 3, 4), output_padding=(0,), **{**_PLAIN1, "strides": (2,)}),
         sample(
-            F32(1, 1, 2, 3, 2),
-            F32(1, 2, 2, 2, 2),
-            strides=(2, 1, 1),
-            pads=(0,) * 6,
-            dilations=(1, 1, 1),
-            group=1,
-            output_padding=(0, 0, 0),
-        ),
+            F32(1, 1, 2, 3, 2), F32(1, 2, 2, 2, 2), strides=(2, 1, 1), pads=(0,) * 6,
+            dilations=(1, 1, 1), group=1, output_padding=(0, 0, 0)),
     ],
 )
 def conv_transpose(
-    s: KernelBuilder,
-    ix: Index,
-    x: Loader,
-    w: Loader,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    output_padding: Ints,
-    group: int,
+        s: KernelBuilder, ix: Index, x: Loader, w: Loader, strides: Ints, pads: Ints,
+        dilations: Ints, output_padding: Ints, group: int
 ) -> Expr:
     """Gather form: y[n, m, o] = sum over c, k of x[n, c, (o + pad - k * dilation) / stride] * w[c,
     m, k], over the k for which the division leaves no rest. Without dilation only those are

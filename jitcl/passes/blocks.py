@@ -29,11 +29,8 @@ def block_channels(graph: Graph, target: Target) -> Graph:
     return rebuild(
         graph,
         lambda node, inputs: Node.make(
-            node.op,
-            inputs,
-            node.kwargs,
-            type=node.type.with_(layout=chosen.get(node, node.type.layout)),
-        ),
+            node.op, inputs, node.kwargs,
+            type=node.type.with_(layout=chosen.get(node, node.type.layout))),
     )
 
 
@@ -76,8 +73,7 @@ class _Blocks:
             return bool(full) and all(i in blocked for i in full)
         if node.op == "concat":
             return node.attr("axis") == 1 and all(
-                i in blocked and i.type.dims[1] % self.width == 0 for i in node.inputs
-            )
+                i in blocked and i.type.dims[1] % self.width == 0 for i in node.inputs)
         return False
 
     def _wide(self, node: Node) -> bool:

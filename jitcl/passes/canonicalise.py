@@ -337,9 +337,7 @@ _RULES: dict[str, list[Rule]] = {
     "reshape": [_reshape], "transpose": [_transpose], "expand": [_expand], "tile": [_tile],
     "slice": [_slice], "concat": [_concat], "pad": [_pad], "gather": [_gather], "cast": [_cast],
     "pow": [_power], "where": [_same_choice], "div": [_neutral, _divide_by_power_of_two],
-    "sub": [_neutral],
-    "clip": [_clip],
-}
+    "sub": [_neutral], "clip": [_clip]}
 for _op in COMMUTATIVE:
     _RULES.setdefault(_op, []).append(_constant_right)
 for _op in ("add", "mul"):

@@ -58,8 +58,7 @@ def check_feeds(inputs: Sequence[Tensor], feeds: Mapping[str, Any]) -> dict[str,
                 arrays[t.name] = None
             elif not t.optional:
                 raise InputError(
-                    f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}"
-                )
+                    f"input {t} was not fed; fed were {', '.join(map(repr, feeds)) or 'none'}")
         return arrays
 
 
@@ -74,8 +73,7 @@ def feeds_of(feeds: Any, inputs: Sequence[Tensor]) -> Mapping[str, Any]:
     for name in feeds:
         if name not in known:
             raise InputError(
-                f"there is no input '{name}'; the inputs are {', '.join(map(str, inputs))}"
-            )
+                f"there is no input '{name}'; the inputs are {', '.join(map(str, inputs))}")
     return feeds
 
 
@@ -86,8 +84,7 @@ def _check(t: Tensor, value: Any) -> np.ndarray:
     for axis, (got, dim) in enumerate(zip(array.shape, t.shape)):
         if isinstance(dim, int) and got != dim:
             raise InputError(
-                f"input {t}: axis {axis} is {got}, wanted {dim} (got shape {array.shape})"
-            )
+                f"input {t}: axis {axis} is {got}, wanted {dim} (got shape {array.shape})")
     return array
 
 
@@ -98,8 +95,7 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     for axis, d in enumerate(dims):
         if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
             raise InputError(
-                f"shapes: axis {axis} of input {t} is {d!r}, wanted a whole number from 0 up"
-            )
+                f"shapes: axis {axis} of input {t} is {d!r}, wanted a whole number from 0 up")
     if len(dims) != len(t.shape):
         raise InputError(f"shapes: {dims} has {len(dims)} axes, input {t} has {len(t.shape)}")
     for axis, (got, want) in enumerate(zip(dims, t.shape)):

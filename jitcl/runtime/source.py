@@ -172,9 +172,7 @@ class GraphSource:
         g = self._graph
         return (
             tuple(Tensor(str(n.attr("name")), n.type.dtype, n.type.shape) for n in g.inputs),
-            tuple(Tensor(name, n.type.dtype, n.type.shape) for name, n in g.outputs),
-            (),
-        )
+            tuple(Tensor(name, n.type.dtype, n.type.shape) for name, n in g.outputs), ())
 
     def called(self, name: str) -> str:
         return f"input '{name}'"

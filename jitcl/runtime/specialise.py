@@ -152,11 +152,8 @@ class Specialiser:
     # ---- from the cache, or compiled
 
     def specialise(
-        self,
-        key: Key,
-        shapes: Mapping[str, tuple[int, ...]],
-        values: Mapping[str, np.ndarray],
-        patience: Patience,
+            self, key: Key, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray],
+            patience: Patience
     ) -> Specialisation:
         """The specialisation that the cache holds, or a new one, which it holds then."""
         with recording.span("cache", "a plan"):
@@ -240,13 +237,8 @@ class Specialiser:
     # ---- compiling
 
     def compile(
-        self,
-        key: Key,
-        shapes: Mapping[str, tuple[int, ...]],
-        values: Mapping[str, np.ndarray],
-        patience: Patience,
-        memory: str = "",
-        fallback: MemoryFallback | None = None,
+            self, key: Key, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray],
+            patience: Patience, memory: str = "", fallback: MemoryFallback | None = None
     ) -> Specialisation:
         """Generate and load until it loads, from one of MEMORY_PLANS on; then store the plan,
         and tell the user in one line where kernels stepped down.

@@ -21,12 +21,10 @@ from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 CPU_TEMPLATES: tuple[Writes[CpuHooks], ...] = (
     WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
-    PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu(),
-)
+    PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu())
 
 OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (
-    ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl(),
-)
+    ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl())
 
 CPU_CHAINS: tuple[WritesChain[CpuHooks], ...] = (AttentionCpu(),)      # of several groups
 

@@ -45,14 +45,5 @@ def shape_of(node: Node) -> ConvShape:
     pads = node.attr("pads")
     four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
     return ConvShape(
-        x[0],
-        x[1],
-        w[0],
-        two(x[2:], 1),
-        two(node.type.dims[2:], 1),
-        two(w[2:], 1),
-        two(node.attr("strides"), 1),
-        two(node.attr("dilations"), 1),
-        four,
-        node.attr("group"),
-    )
+        x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
+        two(node.attr("strides"), 1), two(node.attr("dilations"), 1), four, node.attr("group"))

@@ -65,12 +65,8 @@ class _Codegen(codegen.CPUCodegen):
     def _customize_tm_options(self, options: dict[str, Any]) -> None:
         x86 = llvm.get_process_triple().startswith(("x86", "i686"))
         options.update(
-            cpu=self._get_host_cpu_name(),
-            features=self._tm_features,
-            opt=3,
-            reloc="static" if x86 else "default",
-            codemodel="large" if x86 else "jitdefault",
-        )
+            cpu=self._get_host_cpu_name(), features=self._tm_features, opt=3,
+            reloc="static" if x86 else "default", codemodel="large" if x86 else "jitdefault")
 
     def _customize_tm_features(self) -> str:
         absent = host.absent()
@@ -138,8 +134,7 @@ def _front_end(entry: str, text: str) -> Any:
         typing, context = _context(host.absent())
         return compiler.compile_extra(
             typing, context, names[entry], SIGNATURE, types.void, _flags(), {},
-            pipeline_class=_Pipeline,
-        )
+            pipeline_class=_Pipeline)
     except Exception as error:  # whatever Numba raises becomes one BuildError with its message
         raise BuildError(
             f"kernel '{entry}': the CPU compiler rejected the generated text\n  {error}\n"

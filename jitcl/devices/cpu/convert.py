@@ -66,8 +66,7 @@ def _checked(b: ir.IRBuilder, x: ir.Value, bits: int, lanes: int) -> ir.Value:
     limit = 2.0 ** (bits - 1)
     fits = b.and_(
         b.fcmp_ordered(">=", x, constant(x.type, -limit)),
-        b.fcmp_ordered("<", x, constant(x.type, limit)),
-    )
+        b.fcmp_ordered("<", x, constant(x.type, limit)))
     return b.select(fits, b.fptosi(x, ty), constant(ty, -(1 << (bits - 1))))
 
 

@@ -41,9 +41,7 @@ def aligned_empty(nbytes: int) -> np.ndarray:
     return _placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
 
 
-def _placed_empty(
-    shape: tuple[int, ...], dtype: np.dtype, nbytes: int
-) -> tuple[np.ndarray, int]:
+def _placed_empty(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, int]:
     """An uninitialised array on such a boundary, and its address: `ndarray.ctypes` takes longer to
     say it than all of this."""
     raw = np.empty(nbytes + _ALIGN, np.uint8)

@@ -109,13 +109,8 @@ def tanh(e: Emit, x: Any) -> ir.Value:
     a = e.abs(x)
     s = e.mul(a, a)
     p = e.poly(
-        s,
-        -5.70498872745e-3,
-        2.06390887954e-2,
-        -5.37397155531e-2,
-        1.33314422036e-1,
-        -3.33332819422e-1,
-    )
+        s, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+        -3.33332819422e-1)
     near = e.fma(e.mul(p, s), a, a)
     far = e.sub(1.0, e.div(2.0, e.add(exp(e, e.add(a, a)), 1.0)))
     return e.copysign(e.select(e.lt(a, 0.625), near, far), x)
@@ -131,14 +126,8 @@ def erf(e: Emit, x: Any) -> ir.Value:
     far = e.poly(t, far, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1)
     far = e.sub(1.0, exp(e, e.fma(far, t, e.neg(t))))
     near = e.poly(
-        s,
-        -5.96761703e-4,
-        4.99119423e-3,
-        -2.67681349e-2,
-        1.12819925e-1,
-        -3.76125336e-1,
-        1.28379166e-1,
-    )
+        s, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1,
+        1.28379166e-1)
     near = e.fma(near, x, x)
     return e.select(e.gt(t, 0.927734375), e.copysign(far, x), near)
 

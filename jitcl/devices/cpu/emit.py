@@ -163,8 +163,7 @@ class Emit:
         denormals."""
         half = self.b.ashr(n, self.integer(1))
         return self.mul(
-            self.mul(x, self.power_of_two(half)), self.power_of_two(self.b.sub(n, half))
-        )
+            self.mul(x, self.power_of_two(half)), self.power_of_two(self.b.sub(n, half)))
 
     @property
     def avx512(self) -> bool:

@@ -261,11 +261,8 @@ class _FutexPool:
         worker = _NATIVE(kernels["jitcl_worker"])
         self.threads = [
             threading.Thread(
-                target=worker,
-                args=(self.table.ctypes.data, tid, nthreads),
-                daemon=True,
-                name=f"jitcl-{tid}",
-            )
+                target=worker, args=(self.table.ctypes.data, tid, nthreads), daemon=True,
+                name=f"jitcl-{tid}")
             for tid in range(1, nthreads)
         ]
         self._all = tuple(map(ctypes.c_int64, (self.table.ctypes.data, 0, nthreads)))

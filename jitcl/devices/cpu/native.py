@@ -13,16 +13,8 @@ from jitcl.devices.cpu.numba_parts import intrinsic
 
 i64 = types.int64
 __all__ = [
-    "peek",
-    "poke",
-    "fetch_add",
-    "load_acquire",
-    "call_kernel",
-    "pause",
-    "call_yield",
-    "call_system",
-    "futex",
-]
+    "peek", "poke", "fetch_add", "load_acquire", "call_kernel", "pause", "call_yield",
+    "call_system", "futex"]
 
 
 def _slot(b: ir.IRBuilder, table: ir.Value, k: ir.Value) -> ir.Value:

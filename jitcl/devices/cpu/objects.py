@@ -224,10 +224,8 @@ def build_key(source: KernelSource, target: Target) -> str:
 
 
 def cached_kernels(
-    sources: Iterable[KernelSource],
-    cache: Cache | None,
-    target: Target,
-    progress: Progress | Tally | None = None,
+        sources: Iterable[KernelSource], cache: Cache | None, target: Target,
+        progress: Progress | Tally | None = None
 ) -> dict[str, bytes]:
     """Blobs of all kernels: those that the cache has from there, the rest built and put there."""
     found: dict[str, bytes] = {}

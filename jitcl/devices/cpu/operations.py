@@ -334,61 +334,39 @@ def _sum_fma(b: ir.IRBuilder, element: Any, x: list[ir.Value]) -> ir.Value:
 _B = types.boolean
 _LIBM = tuple(s.name for s in SCALARS.values() if s.libm)
 TABLE: dict[str, tuple[int, Generate, Any]] = {
-    "add": (2, _arith("fadd", "add"), None),
-    "sub": (2, _arith("fsub", "sub"), None),
-    "mul": (2, _arith("fmul", "mul"), None),
-    "div": (2, _divide("div"), None),
-    "floordiv": (2, _divide("floordiv"), None),
-    "mod": (2, _divide("mod"), None),
-    "fmod": (2, _divide("fmod"), None),
-    "pow": (2, _pow, None),
+    "add": (2, _arith("fadd", "add"), None), "sub": (2, _arith("fsub", "sub"), None),
+    "mul": (2, _arith("fmul", "mul"), None), "div": (2, _divide("div"), None),
+    "floordiv": (2, _divide("floordiv"), None), "mod": (2, _divide("mod"), None),
+    "fmod": (2, _divide("fmod"), None), "pow": (2, _pow, None),
     "min": (2, _extreme("<", _llvm("minimum", "smin", "umin")), None),
-    "max": (2, _extreme(">", _llvm("maximum", "smax", "umax")), None),
-    "neg": (1, _neg, None),
-    "abs": (1, _abs, None),
-    "sign": (1, _sign, None),
-    "relu": (1, _relu, None),
+    "max": (2, _extreme(">", _llvm("maximum", "smax", "umax")), None), "neg": (1, _neg, None),
+    "abs": (1, _abs, None), "sign": (1, _sign, None), "relu": (1, _relu, None),
     "floor": (1, _identity_for_ints(_llvm("floor")), None),
     "ceil": (1, _identity_for_ints(_llvm("ceil")), None),
     "trunc": (1, _identity_for_ints(_llvm("trunc")), None),
-    "round": (1, _identity_for_ints(_llvm("rint")), None),
-    "sqrt": (1, _llvm("sqrt"), None),
+    "round": (1, _identity_for_ints(_llvm("rint")), None), "sqrt": (1, _llvm("sqrt"), None),
     "sigmoid": (1, _sigmoid, None),
     **{name: (1, _elementary(name), None) for name in ("exp", "log", "erf", "tanh")},
-    **{name: (1, _libm(name), None) for name in _LIBM},
-    "eq": (2, _compare("=="), _B),
-    "ne": (2, _compare("!="), _B),
-    "lt": (2, _compare("<"), _B),
-    "le": (2, _compare("<="), _B),
-    "gt": (2, _compare(">"), _B),
-    "ge": (2, _compare(">="), _B),
-    "and": (2, _logical("and_"), _B),
-    "or": (2, _logical("or_"), _B),
-    "xor": (2, _logical("xor"), _B),
+    **{name: (1, _libm(name), None) for name in _LIBM}, "eq": (2, _compare("=="), _B),
+    "ne": (2, _compare("!="), _B), "lt": (2, _compare("<"), _B), "le": (2, _compare("<="), _B),
+    "gt": (2, _compare(">"), _B), "ge": (2, _compare(">="), _B), "and": (2, _logical("and_"), _B),
+    "or": (2, _logical("or_"), _B), "xor": (2, _logical("xor"), _B),
     "not": (1, lambda b, element, x: b.not_(x[0]), _B),
     "isnan": (1, lambda b, element, x: Emit(b, x[0].type).isnan(x[0]), _B),
-    "isinf": (1, _isinf, _B),
-    "bitand": (2, _logical("and_"), None),
-    "bitor": (2, _logical("or_"), None),
-    "bitxor": (2, _logical("xor"), None),
-    "bitnot": (1, lambda b, element, x: b.not_(x[0]), None),
-    "shl": (2, _shift("shl"), None),
-    "shr": (2, _shift("shr"), None),
-    "int4": (2, _signed_four_bits, None),
+    "isinf": (1, _isinf, _B), "bitand": (2, _logical("and_"), None),
+    "bitor": (2, _logical("or_"), None), "bitxor": (2, _logical("xor"), None),
+    "bitnot": (1, lambda b, element, x: b.not_(x[0]), None), "shl": (2, _shift("shl"), None),
+    "shr": (2, _shift("shr"), None), "int4": (2, _signed_four_bits, None),
     "uint4": (2, _four_bits, None),
     "fma": (3, lambda b, element, x: Emit(b, x[0].type).fma(*x), None),
-    "sum_add": (2, _arith("fadd", "add", REDUCE), None),
-    "sum_fma": (3, _sum_fma, None),
+    "sum_add": (2, _arith("fadd", "add", REDUCE), None), "sum_fma": (3, _sum_fma, None),
     "sum_mul": (2, _arith("fmul", "mul", REDUCE), None),
     "sum_min": (2, _llvm("minimum", "smin", "umin"), None),
-    "sum_max": (2, _llvm("maximum", "smax", "umax"), None),
-}
+    "sum_max": (2, _llvm("maximum", "smax", "umax"), None)}
 OPERATIONS = {
     public(name): make(name, arity, generate, result)
     for name, (arity, generate, result) in TABLE.items()
-} | {
-    "exp_less": make("exp_less", 2, _elementary("exp_less"), doc=str(elementary.exp_less.__doc__))
-}
+} | {"exp_less": make("exp_less", 2, _elementary("exp_less"), doc=str(elementary.exp_less.__doc__))}
 
 
 @intrinsic

@@ -132,36 +132,14 @@ def words(typingctx, p):
 
 class _Tile:
     def __init__(
-        self,
-        b: ir.IRBuilder,
-        element: ir.Type,
-        product: Product,
-        kinds: tuple[Pointer, ...],
-        pointers: list[ir.Value],
-        counts: list[ir.Value],
-        strides: list[ir.Value],
-        rows: int,
-        columns: int,
-        blocks: int,
-        zs: int,
-        ps: int,
-        lanes: int,
+            self, b: ir.IRBuilder, element: ir.Type, product: Product, kinds: tuple[Pointer, ...],
+            pointers: list[ir.Value], counts: list[ir.Value], strides: list[ir.Value], rows: int,
+            columns: int, blocks: int, zs: int, ps: int, lanes: int
     ) -> None:
         self.b, self.kinds, self.pointers, self.counts, self.strides = (
-            b,
-            kinds,
-            pointers,
-            counts,
-            strides,
-        )
+            b, kinds, pointers, counts, strides)
         self.rows, self.columns, self.blocks, self.zs, self.ps, self.lanes = (
-            rows,
-            columns,
-            blocks,
-            zs,
-            ps,
-            lanes,
-        )
+            rows, columns, blocks, zs, ps, lanes)
         self.vector, self.product = ir.VectorType(element, lanes), product
 
     def emit(self, fresh: ir.Value | None, fetch: list[_Group],
@@ -208,12 +186,8 @@ class _Tile:
         at = b.load(stream)
         weights = [
             load_at(
-                b,
-                self.kinds[2],
-                self.pointers[2],
-                b.add(at, constant(I64, j * self.lanes)),
-                self.lanes,
-            )
+                b, self.kinds[2], self.pointers[2], b.add(at, constant(I64, j * self.lanes)),
+                self.lanes)
             for j in range(self.blocks)
         ]
         for factor in factors:
@@ -269,16 +243,8 @@ def lane_tile(typingctx, acc, a, w, taps, row_stride, columns, kw, step, dilatio
 
 
 def _lane_tile(
-    b: ir.IRBuilder,
-    kinds: tuple[Pointer, ...],
-    pointers: list[ir.Value],
-    taps: ir.Value,
-    row_stride: ir.Value,
-    columns: int,
-    kw: int,
-    step: int,
-    dilation: int,
-    lanes: int,
+        b: ir.IRBuilder, kinds: tuple[Pointer, ...], pointers: list[ir.Value], taps: ir.Value,
+        row_stride: ir.Value, columns: int, kw: int, step: int, dilation: int, lanes: int
 ) -> None:
     vector = ir.VectorType(F32, lanes)
     e = Emit(b, vector)
@@ -291,8 +257,7 @@ def _lane_tile(
         seen: dict[int, ir.Value] = {}  # a pixel is loaded once for all its taps
         for x in range(kw):
             weight = load_at(
-                b, kinds[2], pointers[2], b.add(first, constant(I64, x * lanes)), lanes
-            )
+                b, kinds[2], pointers[2], b.add(first, constant(I64, x * lanes)), lanes)
             for c, s in enumerate(sums):
                 at = c * step + x * dilation
                 if at not in seen:

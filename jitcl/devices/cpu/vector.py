@@ -147,8 +147,7 @@ def _scopes(module: ir.Module) -> list[Any]:
     if found is None:
         domain = module.add_metadata(["jitcl"])
         found = module.jitcl_scopes = [
-            module.add_metadata([f"jitcl.{k}", domain]) for k in range(SCOPES)
-        ]
+            module.add_metadata([f"jitcl.{k}", domain]) for k in range(SCOPES)]
     return found
 
 
@@ -156,8 +155,7 @@ def _mark(b: ir.IRBuilder, access: ir.Value, ty: Pointer) -> None:
     scopes = _scopes(b.module)
     access.set_metadata("alias.scope", b.module.add_metadata([scopes[ty.scope]]))
     access.set_metadata(
-        "noalias", b.module.add_metadata([s for k, s in enumerate(scopes) if k != ty.scope])
-    )
+        "noalias", b.module.add_metadata([s for k, s in enumerate(scopes) if k != ty.scope]))
 
 
 def _itemsize(ty: Pointer) -> int:
@@ -231,11 +229,8 @@ def vload_part(typingctx, p, i, count, lanes):
         address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), memory.as_pointer())
         mask = _lane_mask(b, v[2], n)
         fn = declare(
-            b,
-            f"llvm.masked.load.{mangle(memory)}.p0",
-            memory,
-            [memory.as_pointer(), I32, mask.type, memory],
-        )
+            b, f"llvm.masked.load.{mangle(memory)}.p0", memory,
+            [memory.as_pointer(), I32, mask.type, memory])
         value = b.call(fn, [address, constant(I32, _itemsize(p)), mask, ir.Constant(memory, None)])
         _mark(b, value, p)
         return from_storage(b, value, p.dtype)
@@ -253,11 +248,8 @@ def vstore_part(typingctx, p, i, value, count):
         address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), x.type.as_pointer())
         mask = _lane_mask(b, v[3], value.lanes)
         fn = declare(
-            b,
-            f"llvm.masked.store.{mangle(x.type)}.p0",
-            ir.VoidType(),
-            [x.type, x.type.as_pointer(), I32, mask.type],
-        )
+            b, f"llvm.masked.store.{mangle(x.type)}.p0", ir.VoidType(),
+            [x.type, x.type.as_pointer(), I32, mask.type])
         _mark(b, b.call(fn, [x, address, constant(I32, _itemsize(p)), mask]), p)
         return context.get_dummy_value()
 
@@ -308,8 +300,7 @@ def _reduce(b: ir.IRBuilder, name: str, element: Any, x: ir.Value) -> ir.Value:
     if name == "add" and is_float:
         fn = declare(b, f"llvm.vector.reduce.fadd.{mangle(x.type)}", scalar, [scalar, x.type])
         return b.call(
-            fn, [constant(scalar, -0.0), x], fastmath=REDUCE
-        )  # reassoc: a tree, of fixed shape
+            fn, [constant(scalar, -0.0), x], fastmath=REDUCE)  # reassoc: a tree, of fixed shape
     if is_float:                # half by half: LLVM's fmaximum takes the lanes one by one
         while isinstance(x.type, ir.VectorType):
             n = x.type.count // 2
@@ -340,8 +331,7 @@ def transpose(typingctx, target, source, lanes):
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
         to, from_ = (
-            Pointer("u8", ty.scope) if ty.dtype in dtypes.LOW else ty for ty in sig.args[:2]
-        )
+            Pointer("u8", ty.scope) if ty.dtype in dtypes.LOW else ty for ty in sig.args[:2])
         at = [constant(I64, k * n) for k in range(n)]
         rows = [load_at(b, from_, v[1], i, n) for i in at]
         for i, row in zip(at, _transposed(b, rows)):
@@ -434,8 +424,7 @@ def _operator(symbol: Any, generate: Any) -> None:
             ):
                 return None
             return signature(
-                vectors[0], *(a if isinstance(a, Vector) else vectors[0].dtype for a in args)
-            )
+                vectors[0], *(a if isinstance(a, Vector) else vectors[0].dtype for a in args))
 
     def lower(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
         lanes = lanes_of(sig.return_type)
@@ -450,45 +439,13 @@ def _operator(symbol: Any, generate: Any) -> None:
 
 
 for _symbol, _name in (
-    (operator.add, "add"),
-    (operator.sub, "sub"),
-    (operator.mul, "mul"),
-    (operator.truediv, "div"),
-):
+    (operator.add, "add"), (operator.sub, "sub"), (operator.mul, "mul"), (operator.truediv, "div")):
     _operator(_symbol, TABLE[_name][1])
 
 globals().update(OPERATIONS)
 globals().update(CASTS)
 __all__ = [
-    "f32",
-    "f64",
-    "i8",
-    "i16",
-    "i32",
-    "i64",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
-    "ptr",
-    "param",
-    "place",
-    "share",
-    "scratch",
-    "offset",
-    "load",
-    "store",
-    "vload",
-    "vload_part",
-    "vstore_part",
-    "splat",
-    "lane",
-    "lane_index",
-    "transpose",
-    "as_type",
-    "bits",
-    "lanes_add",
-    "lanes_max",
-    *OPERATIONS,
-    *CASTS,
-]
+    "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "ptr", "param", "place",
+    "share", "scratch", "offset", "load", "store", "vload", "vload_part", "vstore_part", "splat",
+    "lane", "lane_index", "transpose", "as_type", "bits", "lanes_add", "lanes_max", *OPERATIONS,
+    *CASTS]

@@ -13,34 +13,16 @@ from jitcl.devices.cpu.emit import F16, F32, F64, I1, I8, I16, I64, vector_of
 
 #: jitcl dtype -> Numba type of a value in a kernel (16-bit and low types are read as f32 or i32)
 DTYPES = {
-    "f16": types.float32,
-    "bf16": types.float32,
-    "f32": types.float32,
-    "f64": types.float64,
-    "i8": types.int8,
-    "i16": types.int16,
-    "i32": types.int32,
-    "i64": types.int64,
-    "u8": types.uint8,
-    "u16": types.uint16,
-    "u32": types.uint32,
-    "u64": types.uint64,
-    "bool": types.boolean,
-    "index": types.int64,
-    **dict.fromkeys(dtypes.LOW_FLOATS, types.float32),
-    **dict.fromkeys(dtypes.LOW_INTS, types.int32),
-}
+    "f16": types.float32, "bf16": types.float32, "f32": types.float32, "f64": types.float64,
+    "i8": types.int8, "i16": types.int16, "i32": types.int32, "i64": types.int64, "u8": types.uint8,
+    "u16": types.uint16, "u32": types.uint32, "u64": types.uint64, "bool": types.boolean,
+    "index": types.int64, **dict.fromkeys(dtypes.LOW_FLOATS, types.float32),
+    **dict.fromkeys(dtypes.LOW_INTS, types.int32)}
 #: jitcl dtype -> LLVM type of an element in memory
 STORAGE = {
-    "f16": F16,
-    "bf16": I16,
-    "f32": F32,
-    "f64": F64,
-    "bool": I8,
-    "index": I64,
+    "f16": F16, "bf16": I16, "f32": F32, "f64": F64, "bool": I8, "index": I64,
     **{f"{sign}{n}": ir.IntType(n) for sign in "iu" for n in (8, 16, 32, 64)},
-    **dict.fromkeys(dtypes.LOW, I8),
-}
+    **dict.fromkeys(dtypes.LOW, I8)}
 
 
 class Vector(types.Type):

@@ -113,8 +113,7 @@ def run_body(
 ) -> Values:
     """The results of a body, which sees the names around it."""
     stored = {t.name: t for t in graph.initializer} | {
-        t.values.name: t for t in graph.sparse_initializer
-    }
+        t.values.name: t for t in graph.sparse_initializer}
 
     def find(name: str) -> Value | None:
         if name not in stored:

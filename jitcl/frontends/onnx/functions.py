@@ -40,10 +40,8 @@ def has_body(op_type: str, domain: str, opset: int) -> bool:
 
 
 def standard_body(
-    node: NodeProto,
-    opset: int,
-    inputs: Sequence[Value | None],
-    attributes: Sequence[AttributeProto],
+        node: NodeProto, opset: int, inputs: Sequence[Value | None],
+        attributes: Sequence[AttributeProto]
 ) -> FunctionProto | None:
     """The function body that ONNX gives for a node, or None; `attributes` are the node's,
     resolved."""
@@ -60,8 +58,7 @@ def standard_body(
         del plain.attribute[:]
         plain.attribute.extend(attributes)
         data = schema.get_context_dependent_function_with_opset_version(
-            version, plain.SerializeToString(), [type_proto(i).SerializeToString() for i in inputs]
-        )
+            version, plain.SerializeToString(), [type_proto(i).SerializeToString() for i in inputs])
         return _parsed(data) if data else None
     return None
 

@@ -52,14 +52,12 @@ from jitcl.ops.core import Bounded
 # (domain, op type) -> a rule that sees more than operands: bodies, sequences, names in sight
 SPECIAL: dict[tuple[str, str], Callable[..., Sequence[Value | None] | None]] = {
     **{("", op_type): rule for op_type, rule in (CONTROL | SEQUENCES).items()},
-    **{(TRAINING_DOMAIN, op_type): rule for op_type, rule in TRAINING.items()},
-}
+    **{(TRAINING_DOMAIN, op_type): rule for op_type, rule in TRAINING.items()}}
 
 
 def import_model(
-    model: OnnxModel,
-    shapes: Mapping[str, tuple[int, ...]],
-    values: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        model: OnnxModel, shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, np.ndarray[Any, Any]] | None = None
 ) -> Graph:
     """The graph of a model at concrete input shapes (elements an axis).
 
@@ -103,8 +101,7 @@ class Importer:
                 raise ModelError(f"{self.model.source}: output '{name}' is made by no node")
             if not isinstance(node, Node):
                 raise NotOneGraph(
-                    f"{self.model.source}: output '{name}' is no tensor, but {_what(node)}"
-                )
+                    f"{self.model.source}: output '{name}' is no tensor, but {_what(node)}")
             found.append((name, node))
         return Graph(graph.name or "model", self.read_by(inputs, [n for _, n in found]),
                      tuple(found), self.origins)
@@ -194,8 +191,7 @@ class Importer:
             known, node = scope.find(value) if value else (True, None)
             if not known:
                 raise ModelError(
-                    f"node '{name}' ({proto.op_type}) reads '{value}', which nothing makes"
-                )
+                    f"node '{name}' ({proto.op_type}) reads '{value}', which nothing makes")
             ready = ready and node is not MISSING and not isinstance(node, Sized)
             inputs.append(node)
         results: Sequence[Value | None] | None = None
@@ -227,12 +223,8 @@ class Importer:
                     spread_origin(made, origin, self.origins)
 
     def failed(
-        self,
-        proto: NodeProto,
-        origin: Origin,
-        error: UnsupportedError,
-        scope: Scope,
-        ready: bool,
+            self, proto: NodeProto, origin: Origin, error: UnsupportedError, scope: Scope,
+            ready: bool
     ) -> None:
         """A node could not be imported; `ready`: its operands were there."""
         domain = functions.domain_of(proto)
@@ -264,13 +256,8 @@ class Importer:
         )
 
     def _results(
-        self,
-        proto: NodeProto,
-        domain: str,
-        opset: int,
-        inputs: list[Value | None],
-        scope: Scope,
-        origin: Origin,
+            self, proto: NodeProto, domain: str, opset: int, inputs: list[Value | None],
+            scope: Scope, origin: Origin
     ) -> Sequence[Value | None] | Bounded:
         attributes = functions.resolve(proto, scope.bound)
         local = self.functions.get((proto.domain, proto.op_type, proto.overload))
@@ -300,13 +287,8 @@ class Importer:
         return self._call(proto, body, inputs, attributes, scope, scope.prefix, origin)
 
     def _by_rule(
-        self,
-        proto: NodeProto,
-        domain: str,
-        opset: int,
-        inputs: Sequence[Value | None],
-        attrs: dict[str, Any],
-        origin: Origin,
+            self, proto: NodeProto, domain: str, opset: int, inputs: Sequence[Value | None],
+            attrs: dict[str, Any], origin: Origin
     ) -> Sequence[Value | None] | Bounded | None:
         """What the import rule of the op gives; None where it leaves the node to ONNX's body."""
         operands: list[Node | None] = []
@@ -345,12 +327,8 @@ class Importer:
 
     @contextmanager
     def _naming(
-        self,
-        proto: NodeProto,
-        domain: str,
-        opset: int,
-        inputs: Sequence[Value | None],
-        name: str,
+            self, proto: NodeProto, domain: str, opset: int, inputs: Sequence[Value | None],
+            name: str
     ) -> Iterator[None]:
         """Errors of a node's rule name the node and what it reads; those of a node in its body are
         left as they are."""
@@ -382,14 +360,8 @@ class Importer:
     # ---- bodies
 
     def _call(
-        self,
-        proto: NodeProto,
-        function: FunctionProto,
-        inputs: list[Value | None],
-        attributes: list[AttributeProto],
-        scope: Scope,
-        prefix: str,
-        origin: Origin | None,
+            self, proto: NodeProto, function: FunctionProto, inputs: list[Value | None],
+            attributes: list[AttributeProto], scope: Scope, prefix: str, origin: Origin | None
     ) -> Sequence[Value | None]:
         """The results of a function's body on these inputs."""
         opset = scope.opsets.get(functions.domain_of(proto), 0)
@@ -399,8 +371,7 @@ class Importer:
         values: dict[str, Value | None] = {name: given.get(name) for name in function.input}
         versions = functions.versions(function, scope.opsets)
         inner = Scope(
-            values, lambda _: None, versions, bound, None, prefix, origin, scope.depth + 1
-        )
+            values, lambda _: None, versions, bound, None, prefix, origin, scope.depth + 1)
         self.nodes(function.node, function.output[: len(proto.output)], inner)
         return [inner.find(name)[1] for name in function.output]
 
@@ -413,12 +384,8 @@ def _what(value: Value) -> str:
 
 
 def _message(
-    proto: NodeProto,
-    domain: str,
-    opset: int,
-    inputs: Sequence[Value | None],
-    name: str,
-    text: str,
+        proto: NodeProto, domain: str, opset: int, inputs: Sequence[Value | None], name: str,
+        text: str
 ) -> str:
     """An error's text with the node's name in front and its tensors below."""
     lines = [f"node '{name}' ({proto.op_type}): {text}"]
@@ -454,12 +421,8 @@ def constant_node(
             return unreadable(a.t) or tensors.to_node(a.t, base, f"{where}, attribute 'value'")
     attrs = {a.name: tensors.attribute(a, base, where) for a in attributes}
     for key, dtype in (
-        ("value_int", "i64"),
-        ("value_ints", "i64"),
-        ("value_float", "f32"),
-        ("value_floats", "f32"),
-        ("sparse_value", None),
-    ):
+        ("value_int", "i64"), ("value_ints", "i64"), ("value_float", "f32"),
+        ("value_floats", "f32"), ("sparse_value", None)):
         if key in attrs:
             return const(attrs[key], dtype)
     if "value_string" in attrs:
@@ -473,8 +436,7 @@ def _static(name: str, type: TensorType) -> tuple[int, ...]:
     unknown = [str(d) for d in type.shape if not isinstance(d, int)]
     if unknown:
         raise InputError(
-            f"input '{name}' {type} has unknown dimensions ({', '.join(unknown)}): give its shape"
-        )
+            f"input '{name}' {type} has unknown dimensions ({', '.join(unknown)}): give its shape")
     return type.dims
 
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 CLASSIFIERS = {
-    "TreeEnsembleClassifier": "classlabels_int64s",
-    "LinearClassifier": "classlabels_ints",
-    "SVMClassifier": "classlabels_ints",
-}
+    "TreeEnsembleClassifier": "classlabels_int64s", "LinearClassifier": "classlabels_ints",
+    "SVMClassifier": "classlabels_ints"}
 STRINGS = "classlabels_strings"
 OPSET = 13                                   # of the lookups, where the model has no ops of ONNX's
 

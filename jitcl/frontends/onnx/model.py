@@ -51,8 +51,7 @@ class OnnxModel:
     def defaults(self) -> dict[str, TensorType]:
         """Inputs that may be fed: they have an initialiser, which holds where they are not."""
         return {
-            v.name: self._type(v) for v in self.proto.graph.input if v.name in self.initialisers
-        }
+            v.name: self._type(v) for v in self.proto.graph.input if v.name in self.initialisers}
 
     @cached_property
     def outputs(self) -> dict[str, TensorType | None]:
@@ -72,8 +71,7 @@ class OnnxModel:
         graph = self.proto.graph
         return {
             **{t.name: t for t in graph.initializer},
-            **{t.values.name: t for t in graph.sparse_initializer},
-        }
+            **{t.values.name: t for t in graph.sparse_initializer}}
 
     @cached_property
     def value_types(self) -> tuple[dict[str, ValueType], dict[str, ValueType]]:
@@ -105,8 +103,7 @@ class OnnxModel:
         node = self._constants.get(name)
         if node is None:
             node = self._constants[name] = constant(
-                self.initialisers[name], self.base, f"initialiser '{name}'"
-            )
+                self.initialisers[name], self.base, f"initialiser '{name}'")
         return node
 
     def _type(self, value: onnx.ValueInfoProto) -> TensorType:
@@ -132,8 +129,7 @@ class OnnxModel:
                 f"with onnx.shape_inference or in the export."
             )
         return TensorType(
-            dtype, tuple(_dim(d, f"{value.name}.{i}") for i, d in enumerate(tensor.shape.dim))
-        )
+            dtype, tuple(_dim(d, f"{value.name}.{i}") for i, d in enumerate(tensor.shape.dim)))
 
 
 def constant(proto: Any, base: external.Folder | None, what: str) -> Node:
@@ -315,8 +311,7 @@ def _cycle(proto: ModelProto, needs: list[list[int]], done: set[int]) -> str:
         at = next(j for j in needs[at] if j not in done)
     loop = [*path[path.index(at) :], at][::-1]
     return " -> ".join(
-        f"'{label(proto.graph.node[i])}' ({proto.graph.node[i].op_type})" for i in loop
-    )
+        f"'{label(proto.graph.node[i])}' ({proto.graph.node[i].op_type})" for i in loop)
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:

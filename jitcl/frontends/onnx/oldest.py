@@ -107,16 +107,9 @@ def _upsample(g: Any, node: OnnxNode) -> OnnxNode:
 
 # op type -> (first opset of the new form, change); in the order of opsets
 CHANGES: dict[str, tuple[int, Change]] = {
-    **dict.fromkeys(BROADCASTING, (7, _broadcast)),
-    "PRelu": (7, _slope),
-    "Reshape": (5, _reshape),
-    "Tile": (6, _tile),
-    "Pad": (2, _pad),
-    "Concat": (4, _concat),
-    "Cast": (6, _cast),
-    "Gemm": (7, _gemm),
-    "Upsample": (7, _upsample),
-}
+    **dict.fromkeys(BROADCASTING, (7, _broadcast)), "PRelu": (7, _slope), "Reshape": (5, _reshape),
+    "Tile": (6, _tile), "Pad": (2, _pad), "Concat": (4, _concat), "Cast": (6, _cast),
+    "Gemm": (7, _gemm), "Upsample": (7, _upsample)}
 
 
 def as_of_7(g: Any, node: OnnxNode) -> OnnxNode:

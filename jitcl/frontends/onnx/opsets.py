@@ -47,16 +47,12 @@ def _upsample(g: Any, node: OnnxNode) -> OnnxNode:
     """Upsample is Resize with scales, asymmetric, rounding down."""
     x, scales = node.inputs[0], node.input(1)
     mode = {"bilinear": "linear"}.get(
-        node.attrs.get("mode", "nearest"), node.attrs.get("mode", "nearest")
-    )
+        node.attrs.get("mode", "nearest"), node.attrs.get("mode", "nearest"))
     return node.with_(
         op_type="Resize",
         inputs=(x, None, scales, None),
         attrs={
-            "mode": mode,
-            "coordinate_transformation_mode": "asymmetric",
-            "nearest_mode": "floor",
-        },
+            "mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
     )
 
 
@@ -129,17 +125,10 @@ def _dft(g: Any, node: OnnxNode) -> OnnxNode:
 
 Change = Callable[[Any, OnnxNode], OnnxNode]
 CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
-    "Upsample": ((99, _upsample),),
-    "Resize": ((11, _resize_10),),
-    "Split": ((18, _split),),
-    "TopK": ((10, _top_k),),
-    "BatchNormalization": ((14, _batch_norm),),
-    "RoiAlign": ((16, _roi_align),),
-    "GroupNormalization": ((21, _group_norm),),
-    "Scatter": ((99, _scatter),),
-    "GridSample": ((20, _grid_sample),),
-    "DFT": ((20, _dft),),
-}
+    "Upsample": ((99, _upsample),), "Resize": ((11, _resize_10),), "Split": ((18, _split),),
+    "TopK": ((10, _top_k),), "BatchNormalization": ((14, _batch_norm),),
+    "RoiAlign": ((16, _roi_align),), "GroupNormalization": ((21, _group_norm),),
+    "Scatter": ((99, _scatter),), "GridSample": ((20, _grid_sample),), "DFT": ((20, _dft),)}
 
 
 def modern(g: Any, node: OnnxNode) -> OnnxNode:
@@ -207,11 +196,8 @@ def _batch_norm_7(g: Any, node: OnnxNode) -> Any:
 
 # op type -> (first opset of the new meaning, rule of the old one)
 OLD_RULES: dict[str, tuple[int, Callable[[Any, OnnxNode], Any]]] = {
-    "Softmax": (13, _flattened),
-    "LogSoftmax": (13, _flattened),
-    "Hardmax": (13, _flattened),
-    "BatchNormalization": (9, _batch_norm_7),
-}
+    "Softmax": (13, _flattened), "LogSoftmax": (13, _flattened), "Hardmax": (13, _flattened),
+    "BatchNormalization": (9, _batch_norm_7)}
 
 
 def rule_for(op_type: str, domain: str, opset: int) -> Callable[[Any, OnnxNode], Any] | None:

@@ -47,8 +47,7 @@ class Problems:
                 + (f": {reason}" if reason else "")
             )
         lines.append(
-            "  Replace these nodes when exporting, or declare the ops: see CONTRIBUTING.md."
-        )
+            "  Replace these nodes when exporting, or declare the ops: see CONTRIBUTING.md.")
         return "\n".join(lines)
 
 

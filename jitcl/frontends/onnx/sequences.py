@@ -164,18 +164,9 @@ def _position(im: Importer, value: Value | None, length: int, after: bool) -> in
 
 
 RULES: dict[str, Rule] = {
-    "SequenceConstruct": _construct,
-    "SequenceEmpty": _empty,
-    "SequenceAt": _at,
-    "SequenceInsert": _insert,
-    "SequenceErase": _erase,
-    "SequenceLength": _length,
-    "ConcatFromSequence": _concat,
-    "SplitToSequence": _split,
-    "Optional": _optional,
-    "OptionalHasElement": _has_element,
-    "OptionalGetElement": _get_element,
-    "Identity": _identity,
-}
+    "SequenceConstruct": _construct, "SequenceEmpty": _empty, "SequenceAt": _at,
+    "SequenceInsert": _insert, "SequenceErase": _erase, "SequenceLength": _length,
+    "ConcatFromSequence": _concat, "SplitToSequence": _split, "Optional": _optional,
+    "OptionalHasElement": _has_element, "OptionalGetElement": _get_element, "Identity": _identity}
 
 __all__ = ["RULES"]

@@ -131,8 +131,7 @@ def to_dense(sparse: onnx.SparseTensorProto, base: external.Folder | None, what:
             dense[tuple(indices.T)] = values
     except IndexError as error:
         raise ModelError(
-            f"{what}: a sparse tensor's index lies outside its shape {dense.shape}"
-        ) from error
+            f"{what}: a sparse tensor's index lies outside its shape {dense.shape}") from error
     return dense
 
 

@@ -59,14 +59,8 @@ class Body:
     """
 
     def __init__(
-        self,
-        model: OnnxModel,
-        graph: GraphProto,
-        opsets: Mapping[str, int],
-        where: Where,
-        around: tuple[Body, Units] | None = None,
-        prefix: str = "",
-        origin: Origin | None = None,
+            self, model: OnnxModel, graph: GraphProto, opsets: Mapping[str, int], where: Where,
+            around: tuple[Body, Units] | None = None, prefix: str = "", origin: Origin | None = None
     ) -> None:
         self.model, self.graph, self.opsets, self.where = model, graph, opsets, where
         self.around, self.prefix, self.origin = around, prefix, origin

@@ -39,8 +39,7 @@ class ConvTransposeCpu(Template[Match, CpuHooks]):
         x = node.inputs[0]
         few = x.type.dims[1] < FEW_CHANNELS
         before, a, physical, inset = padded_input(
-            replace(phases[0][0], pads=(top, left, bottom, right)), x, hooks, planes=few
-        )
+            replace(phases[0][0], pads=(top, left, bottom, right)), x, hooks, planes=few)
         return [*before, *(_PhaseWriter(s, hooks, p).write(a, physical, inset) for s, p in phases)]
 
 
@@ -59,17 +58,8 @@ def _phases(node: Node) -> list[tuple[ConvShape, Phase]]:
     for top, taps_h, rows, before_h, after_h in axes[0]:
         for left, taps_w, columns, before_w, after_w in axes[1]:
             shape = ConvShape(
-                x[0],
-                x[1],
-                w[1],
-                (height, width),
-                (rows, columns),
-                (taps_h, taps_w),
-                (1, 1),
-                (1, 1),
-                (before_h, before_w, after_h, after_w),
-                1,
-            )
+                x[0], x[1], w[1], (height, width), (rows, columns), (taps_h, taps_w), (1, 1),
+                (1, 1), (before_h, before_w, after_h, after_w), 1)
             found.append((shape, Phase((up_h, up_w), (top, left))))
     return found
 

@@ -35,8 +35,7 @@ TILES = ("tiles", "tile_columns", "total", "blocks", "oh", "ow", "cbs", "positio
 DATA = ("a_image", "a_block", "a_first", "a_row")
 PRODUCTS = (
     *("n_count", "channels", "kbs", "kgs", "last", "wt_position"),
-    *("y_first", "y_block", "y_width", "y_height"),
-)
+    *("y_first", "y_block", "y_width", "y_height"))
 
 
 def pack_weights(w: np.ndarray, t: Transforms, width: int, blocks: int) -> np.ndarray:
@@ -152,26 +151,12 @@ class _Writer:
         halo = self.root.layout.halo
         y_width, y_height = s.out[1] + 2 * halo, s.out[0] + 2 * self.halo_rows
         return {
-            "tiles": total // s.n,
-            "tile_columns": columns,
-            "total": total,
-            "blocks": b.blocks(s),
-            "oh": s.out[0],
-            "ow": s.out[1],
-            "cbs": cbs,
-            "position": b.position(s, lanes),
-            "a_image": cbs * height * width * lanes,
-            "a_block": height * width * lanes,
+            "tiles": total // s.n, "tile_columns": columns, "total": total, "blocks": b.blocks(s),
+            "oh": s.out[0], "ow": s.out[1], "cbs": cbs, "position": b.position(s, lanes),
+            "a_image": cbs * height * width * lanes, "a_block": height * width * lanes,
             "a_first": ((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes,
-            "a_row": width * lanes,
-            "n_count": s.n,
-            "channels": s.k,
-            "kbs": kbs,
-            "kgs": -(-kbs // b.tile.blocks),
-            "last": s.c - (cbs - 1) * lanes,
+            "a_row": width * lanes, "n_count": s.n, "channels": s.k, "kbs": kbs,
+            "kgs": -(-kbs // b.tile.blocks), "last": s.c - (cbs - 1) * lanes,
             "wt_position": s.c * b.tile.blocks * lanes,
             "y_first": (self.halo_rows * y_width + halo) * lanes,
-            "y_block": y_height * y_width * lanes,
-            "y_width": y_width,
-            "y_height": y_height,
-        }
+            "y_block": y_height * y_width * lanes, "y_width": y_width, "y_height": y_height}

@@ -196,8 +196,7 @@ def _qlinear_matmul(g: GraphBuilder, node: Any) -> Node:
     if a_scale.type.size > 1 and a_scale.type.rank == 1:
         a_scale = g.reshape(a_scale, shape=(-1, 1))
     a_scale, b_scale = (
-        g.reshape(v, shape=()) if v.type.size == 1 else v for v in (a_scale, b_scale)
-    )
+        g.reshape(v, shape=()) if v.type.size == 1 else v for v in (a_scale, b_scale))
     factor = _factor(g, a_scale, b_scale, one_number(g, y_scale, "y_scale"))
     zero = one_number(g, y_zero, "y_zero_point")
     return g.requantize(total, factor, zero, to=zero.type.dtype)
