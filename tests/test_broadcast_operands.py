@@ -9,6 +9,7 @@ import pytest
 
 import jitcl
 from jitcl import config
+from jitcl.codegen.render import SizesWritten
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable, VectorRenderer
 from jitcl.frontends.onnx.rules.quantised import dynamically_quantised
 from jitcl.ir import expr as E
@@ -158,5 +159,6 @@ def test_no_vector_reaches_behind_a_row_that_is_as_long_as_a_vector() -> None:
     at = (E.index(0), ch, E.var("h", extent=7), w + LANE)
     value = E.call("add", E.var("v", "f32"), E.load("x", (w + LANE,), "f32"))
     (line,) = EpilogueRenderer(
+        SizesWritten(),
         buffers, at, value, LANE, 16, channels_left="count", partial=True).lines()
     assert "vload_part(x, w, count, 16)" in line

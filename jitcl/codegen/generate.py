@@ -6,6 +6,7 @@ step's head.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -162,7 +163,7 @@ class _Generator:
 
     def scratch(self, arg: Scratch) -> int:
         if arg not in self.places:
-            nbytes = int(np.prod(arg.shape)) * dtypes.itemsize(arg.dtype)
+            nbytes = math.prod(arg.shape) * dtypes.itemsize(arg.dtype)
             self.buffers.append(BufferSpec(arg.key, arg.dtype, arg.shape, nbytes, "temp"))
             self.places[arg] = len(self.buffers) - 1
         return self.places[arg]

@@ -7,14 +7,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
-from jitcl.codegen.render import render
+from jitcl.codegen.render import SizesWritten, render
 from jitcl.codegen.render_cell import CellRenderer
 from jitcl.codegen.render_numba import NumbaRenderer, render_kernel
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
 from jitcl.codegen.schedule_cpu import loops_for_cpu
+from jitcl.codegen.schedule_sized import sized_for_cpu, sizes_of
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
@@ -22,6 +24,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read
+from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Arrangement, Emitted, Lines, Scratch
 
@@ -93,9 +96,24 @@ class GroupHooks(ABC):
 class CpuGroupHooks(GroupHooks):
     """A group's hooks for the CPU's templates (the protocol `CpuHooks`)."""
 
+    def __init__(self, group: Group, target: Target, prefix: str = "x", result: str = "y") -> None:
+        super().__init__(group, target, prefix, result)
+        self.sizes = SizesWritten()
+
+    def render(self, template: str, **values: Any) -> str:
+        """As everywhere; sizes that the text names are parameters behind the template's own."""
+        for value in values.values():
+            if is_size(value):
+                self.sizes.write(value)
+        if self.sizes.found:
+            values["params"] = (*values["params"], *self.sizes.params())
+        return super().render(template, **values)
+
     def part(self, group: Group, prefix: str, result: str) -> CpuGroupHooks:
         """The hooks of a part of a chain, whose operands and root have names of their own."""
-        return CpuGroupHooks(group, self.target, prefix, result)
+        part = CpuGroupHooks(group, self.target, prefix, result)
+        part.sizes = self.sizes
+        return part
 
     def loader(self, node: Node) -> NodeLoader:
         """What an op's body reads an operand through."""
@@ -119,6 +137,7 @@ class CpuGroupHooks(GroupHooks):
         value = self.epilogue(ix, self._sum())
         try:
             return EpilogueRenderer(
+                self.sizes,
                 self._buffers(root),
                 physical_index(layout, root.type.dims, ix),
                 value,
@@ -148,6 +167,7 @@ class CpuGroupHooks(GroupHooks):
         value = self.epilogue(ix, self._sum())
         try:
             return EpilogueRenderer(
+                self.sizes,
                 self._buffers(self.group.root),
                 ix,
                 value,
@@ -170,7 +190,7 @@ class CpuGroupHooks(GroupHooks):
         ix = self._pixel(E.var("lane", extent=lane_width), lane_width)
         value = E.cast(self.epilogue(ix, self._sum()), root.type.dtype)
         at = physical_index(root.type.layout, root.type.dims, ix)
-        return _scalar_lines("epilogue", self._buffers(root), Store("y", at, value))
+        return _scalar_lines("epilogue", self._buffers(root), self.sizes, Store("y", at, value))
 
     def _sum(self) -> Expr:
         """The variable `v`: what a template hands to the epilogue, exact sums or f32."""
@@ -204,9 +224,11 @@ class CpuGroupHooks(GroupHooks):
         lane = E.var("lane", extent=width)
         at = self._row_place(lane, width)
         value = self.epilogue(at, self._sum())
-        left = f"{columns} - nb * {width}" if columns % width and not whole else ""
+        even = not is_size(columns) and columns % width == 0
+        left = "" if even or whole else f"{self.sizes.write(columns)} - nb * {width}"
         try:
             return EpilogueRenderer(
+                self.sizes,
                 self._buffers(self.group.root),
                 at,
                 value,
@@ -224,7 +246,8 @@ class CpuGroupHooks(GroupHooks):
         root = self.group.root.type
         at = self._row_place(E.var("lane", extent=width), width)
         value = E.cast(self.epilogue(at, self._sum()), root.dtype)
-        return _scalar_lines("epilogue", self._buffers(self.group.root), Store("y", at, value))
+        return _scalar_lines(
+            "epilogue", self._buffers(self.group.root), self.sizes, Store("y", at, value))
 
     def _row_place(self, lane: Expr, width: int) -> tuple[Expr, ...]:
         """The root's index at row `row` (over all axes but the last) and column nb * width +
@@ -250,7 +273,7 @@ class CpuGroupHooks(GroupHooks):
 
     def cell_starts(self, stores: Sequence[Store]) -> Lines:
         """Lines that do stores element by element."""
-        return _scalar_lines("starts", self._scan_buffers(), *stores)
+        return _scalar_lines("starts", self._scan_buffers(), self.sizes, *stores)
 
     def _scan_buffers(self) -> tuple[Buffer, ...]:
         *operands, y = self._buffers(self.group.root)
@@ -281,12 +304,17 @@ class CpuGroupHooks(GroupHooks):
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
+        if sizes_of(kernel):
+            done = sized_for_cpu(kernel, ENTRY)
+            return Emitted("arranged", done.body, arguments, (copy,), done.params)
         turns = copy.key.startswith(("blocked", "panels"))     # lanes may lie apart in the operand
         text = loops_for_cpu(kernel, ENTRY) if turns else render_kernel(share(kernel), ENTRY)
         return Emitted("arranged", text, arguments, (copy,))
 
 
-def _scalar_lines(name: str, buffers: tuple[Buffer, ...], *stores: Store) -> Lines:
+def _scalar_lines(name: str, buffers: tuple[Buffer, ...], sizes: SizesWritten, *stores: Store
+                  ) -> Lines:
     """Stores element by element."""
     kernel = share(Kernel(name, buffers, stores))
-    return Lines(NumbaRenderer(kernel).block(kernel.body, 0), buffers_read(kernel.body))
+    renderer = NumbaRenderer(kernel, sizes=sizes)
+    return Lines(renderer.block(kernel.body, 0), buffers_read(kernel.body))

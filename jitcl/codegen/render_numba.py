@@ -38,11 +38,12 @@ def public(name: str) -> str:
 class NumbaRenderer:
     """Expressions and statements of one kernel as lines of Numba source."""
 
-    def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...] = ()) -> None:
+    def __init__(self, kernel: Kernel, scratch: tuple[Buffer, ...] = (),
+                 sizes: SizesWritten | None = None) -> None:
         self.kernel = kernel
         self.shapes = {b.name: b.shape for b in (*kernel.buffers, *scratch)}
         self.rows, self.scratch = scratch, {b.name for b in scratch}
-        self.sizes = SizesWritten()
+        self.sizes = SizesWritten() if sizes is None else sizes
 
     # ---- expressions
 

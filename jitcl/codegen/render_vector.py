@@ -8,7 +8,7 @@ it scalars that are broadcast.
 from __future__ import annotations
 
 from jitcl import dtypes
-from jitcl.codegen.render import flat, render
+from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.render_numba import NumbaRenderer, bits_of, only_stored, stored_value
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
@@ -26,6 +26,7 @@ from jitcl.ir.kernel import (
     buffers_read,
     statements,
 )
+from jitcl.ir.sizes import at_least_always, same
 from jitcl.templates.base import Lines
 
 _COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -41,8 +42,9 @@ class NotVectorisable(JitclError):
 class VectorRenderer(NumbaRenderer):
     """As NumbaRenderer, with the variable `lane` spread over a vector of `width`."""
 
-    def __init__(self, kernel: Kernel, lane: Expr, width: int, wide: tuple[str, ...] = ()) -> None:
-        super().__init__(kernel)
+    def __init__(self, kernel: Kernel, lane: Expr, width: int, wide: tuple[str, ...] = (),
+                 sizes: SizesWritten | None = None) -> None:
+        super().__init__(kernel, sizes=sizes)
         self.lane, self.width = lane, width
         self.wide: set[str] = {lane.value, *wide}  # variables whose values are vectors
         changed = True
@@ -74,9 +76,9 @@ class VectorRenderer(NumbaRenderer):
             terms, constant = E.linear(E.call("sub", a, b))
             rest = {t: k for t, k in terms.items() if t is not self.lane}
             if (
-                terms.get(self.lane) == 1
+                same(terms.get(self.lane, 0), 1)
                 and not any(t.free & self.wide for t in rest)
-                and not any(k % self.width for k in (constant, *rest.values()))
+                and all(same(k % self.width, 0) for k in (constant, *rest.values()))
             ):
                 return f"({self.expr(E.from_linear(rest, constant))}) {_INFIX[x.op]} 0"
         return f"{x.op}({self.expr(a)}, {self.expr(b)})"
@@ -111,7 +113,8 @@ class VectorRenderer(NumbaRenderer):
     def always_inside(self, x: Expr) -> bool:
         """Whether a load's indices lie inside its buffer whatever its guard says."""
         spans = zip(map(E.bounds, x.indices), self.shapes[x.value])
-        return all(low >= 0 and high < extent for (low, high), extent in spans)
+        return all(at_least_always(low, 0) and at_least_always(extent - 1, high)
+                   for (low, high), extent in spans)
 
     def reinterpreted(self, x: Expr, to: str) -> str:
         if not self.is_wide(x):
@@ -139,7 +142,7 @@ class VectorRenderer(NumbaRenderer):
         """The address of lane 0, where lanes lie side by side."""
         terms, constant = E.linear(at)
         rest = {a: k for a, k in terms.items() if a is not self.lane}
-        if terms.get(self.lane) != 1 or any(a.free & self.wide for a in rest):
+        if not same(terms.get(self.lane, 0), 1) or any(a.free & self.wide for a in rest):
             raise NotVectorisable("lanes do not lie side by side")
         return self.expr(E.from_linear(rest, constant))
 
@@ -215,6 +218,7 @@ class EpilogueRenderer(VectorRenderer):
 
     def __init__(
         self,
+        sizes: SizesWritten,
         buffers: tuple[Buffer, ...],
         indices: tuple[Expr, ...],
         value: Expr,
@@ -238,7 +242,7 @@ class EpilogueRenderer(VectorRenderer):
         # addresses are left whole: a named one would not be seen to be a vector's
         kernel = share(Kernel("epilogue", buffers, body), addresses=False)
         self.indices = next(s.indices for s in kernel.body if isinstance(s, Store))
-        super().__init__(kernel, lane, width, ("v",))
+        super().__init__(kernel, lane, width, ("v",), sizes)
         self.beside: set[str] = set()            # buffers that are read where the result is stored
 
     def lines(self) -> Lines:

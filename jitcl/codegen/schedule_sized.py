@@ -26,7 +26,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import For, Kernel, expressions, statements
-from jitcl.ir.sizes import Size, has_size, is_size, judged_by_hint
+from jitcl.ir.sizes import Size, Space, has_size, is_size, judged_by_hint
 from jitcl.target import Target
 
 GROUP = 64                      # work-items a group
@@ -49,6 +49,16 @@ def group_is_sized(group: Group) -> bool:
 
 def _node_is_sized(node: Node) -> bool:
     return has_size((node.type.shape, tuple(v for _, v in node.attrs)))
+
+
+def space_of(group: Group) -> Space | None:
+    """Of the sizes that a group has; None where it has none."""
+    for node in (*group.members, *group.operands):
+        for value in (node.type.shape, *(v for _, v in node.attrs)):
+            for size in value if isinstance(value, tuple) else (value,):
+                if is_size(size):
+                    return size.space
+    return None
 
 
 def sizes_of(kernel: Kernel) -> list[Size]:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
-from jitcl import dtypes
+from jitcl import config, dtypes
 from jitcl.codegen.hooks import CpuGroupHooks
 from jitcl.codegen.hooks_opencl import OpenClGroupHooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
-from jitcl.codegen.schedule_sized import group_is_sized
+from jitcl.codegen.schedule_sized import group_is_sized, space_of
 from jitcl.ir import expr as E
 from jitcl.ir.group import Chain, Group
 from jitcl.ir.kernel import Kernel, expressions, statements
+from jitcl.ir.sizes import SizePinned, judged_by_hint
 from jitcl.target import Target
 from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_TEMPLATES
-from jitcl.templates.base import ENTRY, FIRST, GROUP, Chooser, Emitted, H, Writes
+from jitcl.templates.base import (
+    ENTRY,
+    FIRST,
+    GROUP,
+    Chooser,
+    Emitted,
+    H,
+    Writes,
+    WritesChain,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class Writer:
     def _one(self, group: Group, name: str, memo: Memo) -> GroupKernels:
         """The kernels of a template where one accepts the group, else generated loops."""
         found: tuple[list[Emitted], str] | None = None
-        if self.templates and not group_is_sized(group):
+        if self.templates:
             if self.language == "opencl":
                 found = self._first(OPENCL_TEMPLATES, OpenClGroupHooks(group, self.target))
             else:
@@ -94,17 +107,20 @@ class Writer:
                ) -> tuple[list[Emitted], str] | None:
         """The kernels of the first template that implements the group, and its name."""
         for template in templates:
-            emitted = template.write(hooks, self.chooser)
+            emitted = sized_or_not(
+                template, hooks.group, partial(template.write, hooks, self.chooser))
             if emitted is not None:
                 return emitted, template.name
         return None
 
     def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
         """The kernels of the first template that writes the chain, and that template's name."""
-        if self.language != "numba" or any(group_is_sized(part) for part in chain.parts):
+        if self.language != "numba":
             return None
+        hooks = CpuGroupHooks(chain, self.target)
         for template in (t for t in CPU_CHAINS if t.length == len(chain.parts)):
-            emitted = template.write(chain, CpuGroupHooks(chain, self.target), self.chooser)
+            emitted = sized_or_not(
+                template, chain, partial(template.write, chain, hooks, self.chooser))
             if emitted is not None:
                 return emitted, template.name
         return None
@@ -140,6 +156,30 @@ class Writer:
         if any(n.op in self.target.unoptimised_ops for n in group.members):
             options += ("-cl-opt-disable",)
         return options
+
+
+def sized_or_not(template: Writes[Any] | WritesChain[Any], group: Group,
+                 write: Callable[[], list[Emitted] | None]) -> list[Emitted] | None:
+    """What a template writes of a group. Where the group has sizes that are not known, only some
+    templates write it: what is best is chosen by their hints; what has to hold becomes a guard, of
+    the templates that do write something. None where the template would need a number.
+    """
+    if not group_is_sized(group):
+        return write()
+    space = space_of(group)
+    if not template.sized or space is None:
+        return None
+    before = dict(space.guards)
+    try:
+        with judged_by_hint():
+            emitted = write()
+    except SizePinned as error:
+        config.say(2, f"{template.name}: {error}")
+        emitted = None
+    if emitted is None:
+        space.guards = before
+        return None
+    return emitted
 
 
 def declaration(local_size: tuple[int, ...]) -> str:

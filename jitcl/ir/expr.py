@@ -17,7 +17,7 @@ from typing import Any
 from jitcl import dtypes
 from jitcl.forking import cached_property
 from jitcl.ir.scalar import SCALARS, result_dtype
-from jitcl.ir.sizes import Size, at_least_always, divided, is_size
+from jitcl.ir.sizes import Size, at_least_always, divided, is_size, same
 
 Number = int | float | bool
 
@@ -291,11 +291,11 @@ def linear(x: Expr) -> tuple[dict[Expr, int], int]:
         terms = dict(left)
         for atom, k in right.items():
             terms[atom] = terms.get(atom, 0) + sign * k
-        return {a: k for a, k in terms.items() if k}, c + sign * d
+        return {a: k for a, k in terms.items() if not same(k, 0)}, c + sign * d
     if x.op == "mul" and x.args[1].is_const:
         terms, c = linear(x.args[0])
         k = x.args[1].value
-        return ({a: v * k for a, v in terms.items()}, c * k) if k else ({}, 0)
+        return ({}, 0) if same(k, 0) else ({a: v * k for a, v in terms.items()}, c * k)
     return {x: 1}, 0
 
 
@@ -303,11 +303,11 @@ def from_linear(terms: dict[Expr, int], constant: int) -> Expr:
     """The canonical sum: terms in the order first met, the constant last."""
     total: Expr | None = None
     for atom, k in terms.items():
-        term = atom if k == 1 else make("mul", (atom, index(k)), "index")
+        term = atom if same(k, 1) else make("mul", (atom, index(k)), "index")
         total = term if total is None else make("add", (total, term), "index")
     if total is None:
         return index(constant)
-    return make("add", (total, index(constant)), "index") if constant else total
+    return make("add", (total, index(constant)), "index") if not same(constant, 0) else total
 
 
 def _add(a: Expr, b: Expr) -> Expr:
@@ -344,7 +344,7 @@ def _floordiv(a: Expr, b: Expr) -> Expr:
     if not b.is_const or not at_least_always(b.value, 1):
         return make("floordiv", (a, b), "index")
     c = b.value
-    if c == 1:
+    if same(c, 1):
         return a
     quotient, rest = _split(a, c)
     strip = _strip(rest, c)
@@ -359,7 +359,7 @@ def _mod(a: Expr, b: Expr) -> Expr:
     if not b.is_const or not at_least_always(b.value, 1):
         return make("mod", (a, b), "index")
     c = b.value
-    if c == 1:
+    if same(c, 1):
         return index(0)
     _, rest = _split(a, c)
     strip = _strip(rest, c)

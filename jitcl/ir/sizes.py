@@ -296,7 +296,7 @@ def _floordiv(a: Any, b: Any) -> Any:
     if at_least_always(rest, 0) and at_least_always(b - 1, rest):
         return quotient
     space = rest.space if type(rest) is Size else b.space
-    if type(rest) is Size and all(k <= 0 for k in rest.terms.values()):
+    if type(rest) is Size and all(k <= 0 for monomial, k in rest.terms.items() if monomial):
         return quotient - _floordiv(-rest + b - 1, b)       # floor(-x / b) = -ceil(x / b)
     return quotient + space.quotient(rest, b)
 
@@ -424,12 +424,12 @@ def at_least(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def judged_by_hint() -> Iterator[None]:
+def judged_by_hint(by_hint: bool = True) -> Iterator[None]:
     """What is larger is answered for the hints, without guards: where that decides how fast
     something is, and all answers are right.
     """
     before = getattr(_judging, "by_hint", False)
-    _judging.by_hint = True
+    _judging.by_hint = by_hint
     try:
         yield
     finally:

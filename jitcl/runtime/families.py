@@ -44,6 +44,7 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.ir.indices import IndexCheck
+from jitcl.ir.size_ranges import grows, most
 from jitcl.ir.sizes import Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
@@ -126,7 +127,7 @@ class Family:
                 [s.params for s in plan.steps], [s.global_size for s in plan.steps])
         self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
-        self.work = sum(s.flops for s in plan.steps if has_size(s.params))
+        self.work = work_of_loops(plan)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
         self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
@@ -204,6 +205,14 @@ class Family:
                 else:
                     over = steps
         return capacity
+
+    def largest(self) -> Plan:
+        """The plan at its capacity; buffers that may be larger for less have room for that."""
+        plan, sizes = self.plan.at(self.capacity), [b.nbytes for b in self.plan.buffers]
+        buffers = tuple(b if grows(self.space, size) else replace(
+            b, nbytes=max(b.nbytes, most(self.space, size, self.capacity)))
+            for b, size in zip(plan.buffers, sizes))
+        return replace(plan, buffers=buffers)
 
     def _nbytes(self, values: Sequence[int]) -> int:
         return sum(at(b.nbytes, values) for b in self.plan.buffers)
@@ -418,7 +427,7 @@ class Families:
         if family.outgrown(values):
             family.loaded = loaded = None               # room for the larger one
             family.capacity = family.roomy(values)
-            loaded = specialiser.load_sized(family.plan.at(family.capacity), patience, tried)
+            loaded = specialiser.load_sized(family.largest(), patience, tried)
         elif loaded is not None and loaded.stale:
             loaded = specialiser.reload(loaded, patience)
         family.loaded = loaded
@@ -430,6 +439,12 @@ class Families:
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
                   "from_cache": family.from_cache}
         return Member(**fields, family=family, values=tuple(values))
+
+
+def work_of_loops(plan: Plan) -> int:
+    """FLOPs of sized kernels that no template wrote."""
+    loops = {k.entry for k in plan.kernels if not k.template}
+    return sum(s.flops for s in plan.steps if s.kernel in loops and has_size(s.params))
 
 
 def disguised(error: Exception, space: Space) -> bool:
@@ -456,8 +471,6 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     SizePinned, and what compilation raises.
     """
     from jitcl.codegen.concrete import concrete
-    from jitcl.codegen.flops import group_flops
-    from jitcl.codegen.schedule_sized import group_is_sized
     from jitcl.ops.size_arithmetic import array_of
     from jitcl.runtime.lowering import Lowering
 
@@ -466,27 +479,14 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     values = {n: array_of(sized[n + VALUE]).reshape(dims) for n, dims in shapes.items()
               if n + VALUE in sized}
     lowering = Lowering(specialiser.source, shapes, values, device, specialiser.options)
-    if sum(hint(group_flops(g)) for g in lowering.groups if group_is_sized(g)) > HEAVY:
-        raise SizePinned(WORK_ENOUGH)
     generated = lowering.generate(host=False)
+    if hint(work_of_loops(generated.plan)) > HEAVY:
+        raise SizePinned(WORK_ENOUGH)
     plan = replace(generated.plan, space=space)
     space.sealed = True
-    if any(not _grows(space, b.nbytes) for b in plan.buffers):
-        raise SizePinned("a buffer may shrink where a dimension grows")
     if device.faults is None or not config.get("checks"):
         return plan, None
     return plan, concrete(generated, [a.hint for a in space.atoms])
-
-
-def _grows(space: Space, size: Any) -> bool:
-    """Whether a size is never less where the symbols are more."""
-    if type(size) is not Size:
-        return True
-    if any(k < 0 for monomial, k in size.key if monomial):
-        return False
-    inside = (space.atoms[n] for monomial, _ in size.key for n in monomial)
-    return all(a.symbol or (type(a.denominator) is not Size and _grows(space, a.numerator))
-               for a in inside)
 
 
 __all__ = ["Families", "Family", "Member"]

@@ -128,10 +128,22 @@ class Hooks(Protocol):
         """
 
 
+class Written(Protocol):
+    """Sizes that are not known, as a kernel's text has them."""
+
+    def params(self) -> dict[str, int]:
+        """What a kernel takes for them behind its other parameters."""
+
+
 class CpuHooks(Hooks, Protocol):
     """Those of templates for the CPU. Epilogues are lines of Numba code: see codegen/hooks.py for
     the variables in their scope, and for where there are none (None).
     """
+
+    @property
+    def sizes(self) -> Written:
+        """Of lines and of what `render` was given: the last parameters of a `sized` template's
+        kernel."""
 
     def part(self, group: Group, prefix: str, result: str) -> CpuHooks:
         """The hooks of a part of a chain, whose operands and root have names of their own."""
@@ -247,6 +259,7 @@ class Template(ABC, Generic[M, H]):
     """One optimised implementation of a pattern, whose matches are `M`."""
 
     name: ClassVar[str]
+    sized: ClassVar[bool] = False       # groups whose sizes are not known (ir/sizes.py), too
 
     @abstractmethod
     def candidates(self, group: Group, target: Target) -> tuple[M, ...]:
@@ -269,6 +282,7 @@ class ChainTemplate(ABC, Generic[M, H]):
 
     name: ClassVar[str]
     length: ClassVar[int]      # how many groups
+    sized: ClassVar[bool] = False
 
     @abstractmethod
     def candidates(self, chain: Chain, target: Target) -> tuple[M, ...]:
@@ -290,6 +304,9 @@ class Writes(Protocol[H_in]):
     @property
     def name(self) -> str: ...
 
+    @property
+    def sized(self) -> bool: ...
+
     def write(self, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...
 
 
@@ -301,5 +318,8 @@ class WritesChain(Protocol[H_in]):
 
     @property
     def length(self) -> int: ...
+
+    @property
+    def sized(self) -> bool: ...
 
     def write(self, chain: Chain, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...

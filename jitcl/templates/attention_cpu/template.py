@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Chain, Group
+from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.types import ROW
 from jitcl.passes.matching import scalar
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
-from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, step_cycles
+from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
 from jitcl.templates.gemm_cpu.template import CACHE_WAY, Shape, Writer, most_rows, product_of
 
 PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
@@ -63,6 +65,7 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
 
     name = "attention_cpu"
     length = 3
+    sized = True
 
     def candidates(self, chain: Chain, target: Target) -> tuple[Tiles, ...]:
         a = attention_of(chain, target)
@@ -79,6 +82,7 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
         if lines[0] is None or lines[1] is None:
             return None
         tile, v_tile = match.scores, match.result
+        require(a.scores.m, tile.columns)
         keys, values = Writer(a.scores, before), Writer(a.result, hooks.part(last, "x", "y"))
         emitted: list[Emitted] = []
         stored = stored_queries(keys, tile.columns)
@@ -88,6 +92,7 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
             q, arranged = keys.rows(tile.columns)
             emitted.append(arranged)
         panels, block = key_blocks(a, tile, width)
+        blocks, n = -(-panels // block), a.scores.n
         k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
         own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
                for n in operands_of(text, part)]
@@ -95,15 +100,17 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
             "attention_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, guarded=a.guarded,
             operands=[(name, n.type.dtype) for name, n in own], score_lines=lines[0],
             whole_lines=before.row_epilogue(width, "s", True), lines=lines[1], ROWS=tile.columns,
-            NB=tile.blocks, VB=v_tile.blocks, W=width, N=a.scores.n, NBS=-(-a.scores.n // width),
-            KP=panels, BLOCK=block, BLOCKS=-(-panels // block),
+            NB=tile.blocks, VB=v_tile.blocks, W=width, N=n, NBS=-(-n // width),
+            FULL=n // (tile.blocks * width), RAGGED=is_size(n) or n % width > 0,
+            WHOLE=is_size(n) or n // (tile.blocks * width) > 0,
+            KP=panels, BLOCK=block, BLOCKS=blocks, SEVERAL=is_size(blocks) or blocks > 1,
             STRIDE=stride(block * tile.blocks * width, width),
             VN=a.result.n, VBS=-(-a.result.n // width), LIMIT=f"f32({LIMIT})",
             LEAST=f"f32({1 / LIMIT})", MASKED=f"f32({MASKED})", stored=stored,
             VP=-(-a.result.n // (width * v_tile.blocks)))
         arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
-        params = numbers(a, tile, v_tile, width, stored)
+        params = numbers(a, tile, v_tile, width, stored) | hooks.sizes.params()
         return [*emitted, Emitted(stem, body, arguments, (last.root,), params)]
 
 
@@ -174,18 +181,21 @@ def stride(columns: int, width: int) -> int:
 
 
 def key_blocks(a: Attention, tile: Tile, width: int) -> tuple[int, int]:
-    """Panels of keys, and how many of them are in a block: equally many in all but the last."""
-    panels = -(-a.scores.n // (tile.blocks * width))
-    blocks = -(-4 * tile.columns * panels * tile.blocks * width // ROWS_BYTES)
-    return panels, -(-panels // blocks)
+    """Panels of keys, and how many of them are in a block: equally many in all but the last. Of an
+    unknown number as many as there may be."""
+    panels: int = -(-a.scores.n // (tile.blocks * width))
+    panel_bytes = 4 * tile.columns * tile.blocks * width
+    if is_size(a.scores.n):
+        return panels, ROWS_BYTES // panel_bytes
+    return panels, -(-panels // -(-panel_bytes * hint(panels) // ROWS_BYTES))
 
 
 def choose_tiles(a: Attention, target: Target) -> Tiles:
     """Tiles of equally many rows for both products, with the fewest cycles together."""
-    width = target.vector_width
+    width, rows_at_most, a = target.vector_width, lasting(a.scores.m), hints(a)
     counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
     best, least = Tiles(Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
-    most = min(MOST_COLUMNS, a.scores.m, ROWS_BYTES // (4 * a.result.n))
+    most = min(MOST_COLUMNS, rows_at_most, ROWS_BYTES // (4 * a.result.n))
     for rows in (r for r in range(1, most + 1) if fits(r, 1, target)):
         pair, cycles = [], 0.0
         for blocks, terms in counts:

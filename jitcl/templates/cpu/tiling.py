@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jitcl.ir.sizes import LOWEST, hint, is_size
 from jitcl.target import Target
 
 MOST_COLUMNS = 28
@@ -42,6 +43,13 @@ def fits(pixels: int, blocks: int, target: Target, halves: bool = False) -> bool
     return (pixels + 1) * blocks <= free and (blocks <= 4 or pixels <= 2)
 
 
+def lasting(extent: int) -> int:
+    """The longest side of a tile along an extent: of one that is not known, so short that it fits
+    extents down to an eighth of what that is now.
+    """
+    return max(LOWEST, hint(extent) // 8) if is_size(extent) else extent
+
+
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4,
     most_columns: int = MOST_COLUMNS, most_blocks: int = 8, fmas: int = 2, halves: bool = False
@@ -49,14 +57,16 @@ def choose_tile(
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
     `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it. `halves`: as
-    `fits` takes it.
+    `fits` takes it. Of rows and columns that are not known, `lasting` ones are taken.
     """
+    most_rows, most_columns = min(lasting(rows), most_rows), min(lasting(columns), most_columns)
+    rows, columns = hint(rows), hint(columns)
     best, least = Tile(1, 1, 1), math.inf
     for nb in range(1, most_blocks + 1):
         if nb > blocks or (even and blocks % nb):
             continue
-        for tr in range(1, min(rows, most_rows) + 1):
-            for tc in range(1, min(columns, most_columns) + 1):
+        for tr in range(1, most_rows + 1):
+            for tc in range(1, most_columns + 1):
                 if not fits(tr * tc, nb, target, halves):
                     continue
                 tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)

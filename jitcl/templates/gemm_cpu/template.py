@@ -13,6 +13,8 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.sizes import hint, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import (
@@ -152,6 +154,7 @@ class GemmCpu(Template[Match, CpuHooks]):
     """matmul of f32 or f16 storage, sums in f32."""
 
     name = "gemm_cpu"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         return (Match(),) if product_of(group, target) else ()
@@ -168,6 +171,7 @@ class Writer:
 
     def __init__(self, s: Shape, hooks: CpuHooks) -> None:
         self.s, self.hooks = s, hooks
+        self.now: Shape = hints(s)         # what is fast is chosen for
         self.group = hooks.group
         self.a, self.b = hooks.anchor.inputs[:2]
         self.leading = hooks.anchor.type.dims[:-2]
@@ -178,8 +182,10 @@ class Writer:
     def in_place(self) -> Rows | None:
         """Where a is read as it lies; None where it is arranged first."""
         rows = self.stored_rows()
-        if rows is None or self.s.m <= FEW:
-            return rows if rows is not None and not rows.chunked else None
+        if rows is None or is_size(rows.pitch):     # a constant of the kernel's
+            return None
+        if self.now.m <= FEW:
+            return rows if not rows.chunked else None
         return rows if self.a.type.dtype == "f32" and not far(rows) else None
 
     def stored_rows(self) -> Rows | None:
@@ -202,10 +208,12 @@ class Writer:
     def wide(self) -> bool:
         """Whether a computed b is read as it lies: where it is small, or one tile has all rows of
         a, arranging it in panels takes longer than it saves."""
-        s, b = self.s, self.b
-        if b.op == "const" or b not in self.hooks.names or b.type.layout != ROW:
+        s, b = self.now, self.b
+        if is_size(self.s.n) or b.op == "const" or b not in self.hooks.names:
             return False
-        if b.type.dtype != "f32" or self.arithmetic is not FLOATS or s.n % self.width:
+        if b.type.layout != ROW or b.type.dtype != "f32":
+            return False
+        if self.arithmetic is not FLOATS or s.n % self.width:
             return False
         if not s.merged and b.type.dims[:-2] != self.leading:
             return False
@@ -214,7 +222,8 @@ class Writer:
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
         nbs, rows, wide = -(-s.n // width), self.in_place(), self.wide()
-        tile = self.tile(nbs, rows)
+        tile = self.tile(hint(nbs), rows)
+        require(s.m, tile.rows * tile.columns)
         before: list[Emitted] = []
         a: Argument
         if rows:
@@ -227,16 +236,17 @@ class Writer:
         scalar = Lines() if vector else self.hooks.row_scalar_epilogue(width)
         operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
         k_block = self.k_block(tile, rows)
-        deep = k_block < self.depth
+        deep = not same(k_block, self.depth)
         body = self.hooks.render(
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
             rows=rows,
+            jump=rows.jump if rows else 0,
             wide=wide,
             deep=deep,
-            fetch_sums=deep and self.s.batch * self.s.m * self.s.n * 4 > self.cache,
+            fetch_sums=deep and self.now.batch * self.now.m * self.now.n * 4 > self.cache,
             ahead=not wide,
-            touched=["y", *vector.beside] if vector and s.m > FEW else [],
+            touched=["y", *vector.beside] if vector and self.now.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
             a_dtype=self.a_dtype(rows is not None),
             sum_dtype=self.arithmetic.dtype,
@@ -261,11 +271,11 @@ class Writer:
 
     def tile(self, nbs: int, rows: Rows | None) -> Tile:
         """The tile; its rows are columns to the register tile, where their pitch is a constant."""
-        most = most_rows(rows.pitch) if rows and self.s.m > FEW else MOST_COLUMNS
+        most = most_rows(rows.pitch) if rows and self.now.m > FEW else MOST_COLUMNS
         tile = choose_tile(
             1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most,
             fmas=self.hooks.target.fmas)
-        return Tile(tile.columns, 1, tile.blocks) if rows and self.s.m <= FEW else tile
+        return Tile(tile.columns, 1, tile.blocks) if rows and self.now.m <= FEW else tile
 
     def k_block(self, tile: Tile, rows: Rows | None) -> int:
         """Terms of the sums that are added in one go: equal parts (of whole chunks).
@@ -273,8 +283,8 @@ class Writer:
         So few that a panel of b stays in the second-level cache beside rows of a; and for few
         terms more rows of a do, so b is read less often, but the sums are written and read again.
         """
-        if self.s.m <= FEW:
-            return self.depth              # each panel is read once
+        if self.now.m <= FEW or is_size(self.depth):
+            return self.depth              # each panel is read once, or no part of it is a number
         whole = rows.chunk if rows and rows.chunked else 1
         most = int(PANEL_SHARE * self.cache) // (4 * tile.blocks * self.width)
         fewest = max(1, round(self.depth / most))
@@ -285,9 +295,9 @@ class Writer:
         def traffic(parts: int) -> int:
             """Terms of b, and sums written and read, for each column; sums count twice: fetched
             late, if at all."""
-            tiles = -(-self.s.m // (tile.rows * tile.columns))
+            tiles = -(-self.now.m // (tile.rows * tile.columns))
             passes = -(-tiles // self.m_block(tile, terms(parts), rows))
-            return passes * self.depth + 4 * self.s.m * (parts - 1)
+            return passes * self.depth + 4 * self.now.m * (parts - 1)
 
         parts = range(fewest, max(fewest, self.depth // FEWEST_TERMS) + 1)
         return terms(min(parts, key=traffic))
@@ -295,11 +305,11 @@ class Writer:
     def m_block(self, tile: Tile, k_block: int, rows: Rows | None) -> int:
         """Tiles of a that stay in the second-level cache, so many terms of each row."""
         height = tile.rows * tile.columns
-        tiles = -(-self.s.m // height)
-        block = int(ROWS_SHARE * self.cache) // (4 * k_block * height)
+        tiles = -(-self.now.m // height)
+        block = int(ROWS_SHARE * self.cache) // (4 * hint(k_block) * height)
         if block < tiles and rows:            # so b is read several times in any case
             block = int(block * sets_used(rows.pitch, k_block))
-        return max(1, min(tiles, block))
+        return max(1, block if is_size(self.s.m) else min(tiles, block))
 
     def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:
         """Sums that wait for their other terms, [batch][m_tiles][panels][a tile's]."""
@@ -322,7 +332,7 @@ class Writer:
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
         m_block = self.m_block(tile, k_block, rows_of_a)
-        if 4 * panels * panel <= ROWS_SHARE * self.cache:
+        if 4 * hint(panels * panel) <= ROWS_SHARE * self.cache:
             m_block = 1  # all of b stays in the cache, and rows of y are written from end to end
         values = {
             "batch": s.batch,
@@ -338,9 +348,9 @@ class Writer:
             "a_tile": self.depth * rows,
             "b_image": 0 if s.merged else panels * panel,      # s.k * s.n, where b is read in place
             "b_panel": tile.blocks * self.width if wide else panel,
-            "row_steps": max(0, (k_block // rows).bit_length() - 1),
+            "row_steps": max(0, (hint(k_block) // rows).bit_length() - 1),
         }
-        return {name: values[name] for name in PARAMS}
+        return {name: values[name] for name in PARAMS} | self.hooks.sizes.params()
 
     def rows(self, height: int) -> tuple[Argument, Emitted]:
         """a in tiles of `height` rows side by side, [batch][m_tiles][K][height]."""

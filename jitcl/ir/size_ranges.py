@@ -1,0 +1,80 @@
+"""What is taken for granted of sizes (ir/sizes.py) now, and how large they get while their symbols
+are no larger than some numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitcl.ir.sizes import (
+    LOWEST,
+    Size,
+    SizePinned,
+    Space,
+    at_least,
+    everywhere,
+    hint,
+    judged_by_hint,
+)
+
+
+def hints(x: Any) -> Any:
+    """x with every size in it as the number that it is now."""
+    return everywhere(x, hint)
+
+
+def require(a: Any, b: Any) -> None:
+    """From here on a >= b is taken for granted; SizePinned where it isn't so now."""
+    with judged_by_hint(False):
+        if not at_least(a, b):
+            raise SizePinned(f"'{a}' is less than '{b}'")
+
+
+def grows(space: Space, size: Any) -> bool:
+    """Whether a size is never less where the symbols are more."""
+    if type(size) is not Size:
+        return True
+    if any(k < 0 for monomial, k in size.key if monomial):
+        return False
+    inside = (space.atoms[n] for monomial, _ in size.key for n in monomial)
+    return all(a.symbol or (type(a.denominator) is not Size and grows(space, a.numerator))
+               for a in inside)
+
+
+def most(space: Space, size: Any, largest: Sequence[int]) -> int:
+    """A bound from above for a size while no symbol is more than among `largest`, the atoms'
+    values. Raises SizePinned where none is known.
+    """
+    ranges: list[tuple[int, int]] = []
+    for atom, value in zip(space.atoms, largest):
+        if atom.symbol:
+            ranges.append((LOWEST, value))
+            continue
+        low, high = _range(atom.numerator, ranges)
+        least, greatest = _range(atom.denominator, ranges)
+        least = max(least, 1)               # a guard rules 0 out
+        greatest = max(greatest, least)
+        ends = [x // d for x in (low, high) for d in (least, greatest)]
+        ranges.append((min(ends), max(ends)))
+    found = _range(size, ranges)[1]
+    if found < 0:
+        raise SizePinned(f"'{size}' has no bound")
+    return found
+
+
+def _range(size: Any, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """From the least to the largest that a polynomial can be, at most."""
+    if type(size) is not Size:
+        return size, size
+    low = high = 0
+    for monomial, k in size.key:
+        ends = [k]
+        for number in monomial:
+            ends = [e * r for e in ends for r in ranges[number]]
+            ends = [min(ends), max(ends)]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+__all__ = ["grows", "hints", "most", "require"]
