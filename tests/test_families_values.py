@@ -262,15 +262,15 @@ def test_where_more_memory_is_dear_it_grows_by_parts(
 def test_weights_are_no_part_of_what_grows(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they keep a plan from its room."""
-    monkeypatch.setattr("jitcl.runtime.families.MODEST", 128 << 10)
+    monkeypatch.setattr("jitcl.runtime.families.MODEST", 512 << 10)
     proto = onnx.parser.parse_model(CACHED)
-    weights = np.random.default_rng(1).uniform(-1, 1, (8, 8192)).astype(np.float32)
+    weights = np.random.default_rng(1).uniform(-1, 1, (8, 32768)).astype(np.float32)
     proto.graph.initializer.append(numpy_helper.from_array(weights, "wide"))
     proto.graph.node.append(helper.make_node("MatMul", ["y", "wide"], ["z"]))
     proto.graph.output.append(helper.make_empty_tensor_value_info("z"))
     loads = Loads(monkeypatch)
     model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
-    assert weights.nbytes > 128 << 10
+    assert weights.nbytes > 512 << 10
     found = grow(model, range(2, 30))
     np.testing.assert_allclose(found["z"], found["y"] @ weights, rtol=0, atol=1e-4)
     (family,) = model._families.kept.values()

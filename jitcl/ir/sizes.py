@@ -225,6 +225,8 @@ class Size:
             return bool(difference == 0)
         if _low(difference) > 0 or _high(difference) < 0:
             return False
+        if getattr(_judging, "by_hint", False):
+            return False
         equal = difference.hint == 0
         self.space.guard("==" if equal else "!=", _leading(difference))
         return equal
@@ -425,8 +427,8 @@ def at_least(a: Any, b: Any) -> bool:
 
 @contextmanager
 def judged_by_hint(by_hint: bool = True) -> Iterator[None]:
-    """What is larger is answered for the hints, without guards: where that decides how fast
-    something is, and all answers are right.
+    """What is larger is answered for the hints, and what is not always equal is not, without
+    guards: where that decides how fast something is, and all answers are right.
     """
     before = getattr(_judging, "by_hint", False)
     _judging.by_hint = by_hint

@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Graph
+from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Pass
 from jitcl.passes.blocks import block_channels
 from jitcl.target import Target
@@ -36,4 +37,7 @@ class AssignLayouts(Pass):
     target: Target
 
     def run(self, graph: Graph) -> Graph:
-        return block_channels(graph, self.target) if self.target.kind == "cpu" else graph
+        if self.target.kind != "cpu":
+            return graph
+        with judged_by_hint():
+            return block_channels(graph, self.target)

@@ -13,6 +13,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import require
 from jitcl.passes.gates import gated
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
@@ -117,6 +118,7 @@ class ConvCpu(Template[Match, CpuHooks]):
     """conv with a constant weight, f32 or f16 storage, sums in f32."""
 
     name = "conv_cpu"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node = packable(group.anchor, "conv")
@@ -190,6 +192,8 @@ class Writer:
         most_blocks = min(4, -(-per_group // PIECES)) if alone else 8
         tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1,
                            most_blocks=most_blocks, halves=self.a_dtype() == "f16")
+        require(rows, tile.rows)
+        require(columns, tile.columns)
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = Lines() if vector or pixels else self.hooks.scalar_epilogue(width)
         inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
@@ -360,7 +364,7 @@ class Writer:
         }
         if self.gate is not None:
             values["gate_image"] = math.prod(self.gate.type.physical[1:])
-        return {name: values[name] for name in self.param_names()}
+        return {name: values[name] for name in self.param_names()} | self.hooks.sizes.params()
 
     def param_names(self) -> tuple[str, ...]:
         return PARAMS if self.gate is None else (*PARAMS, "gate_image")

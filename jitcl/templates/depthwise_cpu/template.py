@@ -8,11 +8,14 @@ from functools import partial
 import numpy as np
 
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import require
+from jitcl.ir.sizes import hint
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
 from jitcl.templates.conv_cpu.template import padded_input
 from jitcl.templates.convolution import packable, shape_of
 from jitcl.templates.cpu.operands import operands_of
+from jitcl.templates.cpu.tiling import lasting
 
 PARAMS = (
     "n_count",
@@ -52,14 +55,15 @@ class Columns(Match):
 
 def row_columns(ow: int) -> list[int]:
     """Pixels of a tile: the fewest in all, then the fewest tiles."""
-    return sorted(range(1, min(ow, MOST_COLUMNS) + 1),
-                  key=lambda c: (-(-ow // c) * (c + 1.5), -c))
+    return sorted(range(1, min(lasting(ow), MOST_COLUMNS) + 1),
+                  key=lambda c: (-(-hint(ow) // c) * (c + 1.5), -c))
 
 
 class DepthwiseCpu(Template[Columns, CpuHooks]):
     """conv with as many groups as channels and a constant weight."""
 
     name = "depthwise_cpu"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Columns, ...]:
         node = packable(group.anchor, "conv")
@@ -74,6 +78,7 @@ class DepthwiseCpu(Template[Columns, CpuHooks]):
         group, s, columns = hooks.group, shape_of(hooks.anchor), match.columns
         x, w = hooks.anchor.inputs
         root, width = group.root.type, hooks.target.vector_width
+        require(s.out[1], columns)
         before, a, physical, inset = padded_input(s, x, hooks, planes=False)
         left = f"channels - kb * {width}" if s.k % width else ""
         vector = hooks.vector_epilogue(width, flat_space=False, channels_left=left)
@@ -125,5 +130,5 @@ class DepthwiseCpu(Template[Columns, CpuHooks]):
         }
         packed = Packed(w, f"depthwise {width}", partial(pack_filters, width=width))
         arguments: tuple[Argument, ...] = (a, packed, *operands, group.root)
-        params = {name: values[name] for name in PARAMS}
+        params = {name: values[name] for name in PARAMS} | hooks.sizes.params()
         return [*before, Emitted(f"depthwise_{columns}", body, arguments, (group.root,), params)]

@@ -19,6 +19,7 @@ class PoolCpu(Template[Match, CpuHooks]):
     """max_pool and average_pool of f32 or f16, from blocks to blocks."""
 
     name = "pool_cpu"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node = group.anchor
@@ -58,7 +59,7 @@ class PoolCpu(Template[Match, CpuHooks]):
             scalar_lines=scalar,
         )
         values = pool_params(node, group.root, width)
-        params = {name: values[name] for name in PARAMS}
+        params = {name: values[name] for name in PARAMS} | hooks.sizes.params()
         return [Emitted(node.op, body, (x, *operands, group.root), (group.root,), params)]
 
 
