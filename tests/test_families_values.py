@@ -274,7 +274,7 @@ def test_weights_are_no_part_of_what_grows(
     found = grow(model, range(2, 30))
     np.testing.assert_allclose(found["z"], found["y"] @ weights, rtol=0, atol=1e-4)
     (family,) = model._families.kept.values()
-    assert loads.count == 1 and family.capacity == [256]
+    assert loads.count == 1 and family.capacity[0] == 256
 
 
 def test_a_capacity_reaches_as_far_as_guards_hold(tmp_path: Path) -> None:

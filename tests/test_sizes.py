@@ -132,8 +132,9 @@ def test_judged_by_hint_makes_no_guard() -> None:
     n = space.symbol("n", 5)
     with judged_by_hint():
         assert n < 64
-        assert n != 9
-    assert [relation for relation, _ in space.guards] == ["!="]
+        assert n != 9 and n != 5            # not always equal
+        assert n == n + 0
+    assert space.guards == {}
 
 
 @pytest.mark.parametrize("use", [

@@ -218,7 +218,8 @@ class Family:
         return sum(at(b.nbytes, values) for b in self.plan.buffers)
 
     def outgrown(self, values: Sequence[int]) -> bool:
-        return not self.capacity or any(v > c for v, c in zip(values, self.capacity))
+        return not self.capacity or any(
+            v > c for a, v, c in zip(self.space.atoms, values, self.capacity) if a.symbol)
 
 
 @dataclass

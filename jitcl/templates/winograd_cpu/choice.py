@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jitcl.ir.size_ranges import hints
 from jitcl.target import Target
 from jitcl.templates.base import Match
 from jitcl.templates.convolution import ConvShape
-from jitcl.templates.cpu.tiling import Tile, choose_tile, step_cycles
+from jitcl.templates.cpu.tiling import Tile, choose_tile, lasting, step_cycles
 from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms
 
 PADDING = 16                   # floats between positions: else they share the caches' sets
@@ -89,11 +90,12 @@ def choices(s: ConvShape, target: Target) -> list[Blocking]:
     if target.winograd == 0 or min(s.c, s.k) < FEWEST_CHANNELS:
         return []
     found = []
+    given, s = s, hints(s)
     shortest = min(s.out) if s.kernel[0] > 1 else s.out[1]
     for outputs in TRANSFORMS:
         if target.winograd in (None, outputs) and shortest >= SMALLEST[outputs]:
             cycles, blocking = min(
-                ((winograd_cycles(s, b, target), b) for b in _blockings(s, outputs, target)),
+                ((winograd_cycles(s, b, target), b) for b in _blockings(given, outputs, target)),
                 key=lambda pair: pair[0])
             if target.winograd is not None or cycles < GAIN * direct_cycles(s, target):
                 found.append((cycles, blocking))
@@ -106,7 +108,7 @@ def _blockings(s: ConvShape, outputs: int, target: Target) -> Iterator[Blocking]
     _, total = one.counts(s)
     tile = choose_tile(1, total, -(-s.k // width), target)
     yield Blocking(outputs, tile, 1, False, rows)
-    for groups in range(1, min(MOST_GROUPS, total // tile.columns) + 1):
+    for groups in range(1, min(MOST_GROUPS, lasting(total) // tile.columns) + 1):
         for whole in (True, False):
             b = Blocking(outputs, tile, groups, whole, rows)
             if b.stack_bytes(s, width) <= STACK_BYTES:

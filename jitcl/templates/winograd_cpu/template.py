@@ -13,6 +13,7 @@ import numpy as np
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import require
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
@@ -60,6 +61,7 @@ class WinogradCpu(Template[Blocking, CpuHooks]):
     weights that lose no accuracy, results in blocks."""
 
     name = "winograd_cpu"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Blocking, ...]:
         node, root = packable(group.anchor, "conv"), group.root.type
@@ -97,6 +99,9 @@ class _Writer:
         self.halo_rows = self.root.layout.halo if self.root.rank == 4 else 0
 
     def emit(self) -> list[Emitted]:
+        require(self.s.out[0], 1 if self.b.rows else self.b.outputs)
+        require(self.s.out[1], self.b.outputs)
+        require(self.b.counts(self.s)[1], self.b.tiles)
         before, a, physical, inset = padded_input(self.s, self.x, self.hooks, planes=False)
         values = self.values(physical, inset)
         if self.b.whole:
@@ -109,7 +114,7 @@ class _Writer:
         """The step that transforms all data."""
         names = (*TILES, *DATA)
         body = self.render("data", names, [])
-        params = {name: values[name] for name in names}
+        params = {name: values[name] for name in names} | self.hooks.sizes.params()
         return Emitted("transformed", body, (a, data), (data,), params)
 
     def products(self, source: Argument, values: dict[str, int]) -> Emitted:
@@ -131,7 +136,7 @@ class _Writer:
         arguments: tuple[Argument, ...] = (source, packed, *operands, self.group.root)
         outputs = f"{1 if b.rows else b.outputs}x{b.outputs}"
         stem = f"winograd_{outputs}_{b.tile.columns}x{b.tile.blocks}"
-        params = {name: values[name] for name in names}
+        params = {name: values[name] for name in names} | self.hooks.sizes.params()
         return Emitted(stem, body, arguments, (self.group.root,), params)
 
     def render(self, file: str, names: tuple[str, ...], operands: list[Node],

@@ -1,0 +1,128 @@
+"""Plans for many shapes whose kernels templates write: right at shapes that no tile divides, and
+nothing compiled on the way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+import jitcl
+from jitcl.ir.size_ranges import grows, most, require
+from jitcl.ir.sizes import SizePinned, Space, at
+
+PICTURES = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[b, 3, h, w] x, float[16, 3, 3, 3] w1, float[16, 16, 3, 3] w2, float[16, 1, 3, 3] w3,
+   float[40, 16, 1, 1] w4, float[40, 24] w5) => (float[b, 24] y) {
+    c1 = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x, w1)
+    r1 = Relu(c1)
+    p1 = MaxPool<kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1]>(r1)
+    c2 = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(p1, w2)
+    a2 = Add(c2, p1)
+    c3 = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 16>(a2, w3)
+    r3 = Relu(c3)
+    c4 = Conv<kernel_shape = [1, 1]>(r3, w4)
+    m = GlobalAveragePool(c4)
+    f = Flatten(m)
+    y = MatMul(f, w5)
+}
+"""
+TEXT = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[b, n, 32] x, float[b, 1, 1, n] mask, float[32, 96] w1, float[32, 40] w2)
+        => (float[b, n, 40] y) {
+    to = Constant<value_ints = [0, 0, 2, 16]>()
+    back = Constant<value_ints = [0, 0, 32]>()
+    qkv = MatMul(x, w1)
+    q, k, v = Split<axis = 2, num_outputs = 3>(qkv)
+    q4 = Reshape(q, to)
+    k4 = Reshape(k, to)
+    v4 = Reshape(v, to)
+    qt = Transpose<perm = [0, 2, 1, 3]>(q4)
+    kt = Transpose<perm = [0, 2, 3, 1]>(k4)
+    vt = Transpose<perm = [0, 2, 1, 3]>(v4)
+    scores = MatMul(qt, kt)
+    masked = Add(scores, mask)
+    p = Softmax<axis = -1>(masked)
+    found = MatMul(p, vt)
+    rows = Transpose<perm = [0, 2, 1, 3]>(found)
+    flat = Reshape(rows, back)
+    z = MatMul(flat, w2)
+    y = Relu(z)
+}
+"""
+
+
+def with_weights(text: str, names: tuple[str, ...]) -> onnx.ModelProto:
+    """The model with these inputs as constants."""
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for value in [v for v in model.graph.input if v.name in names]:
+        dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        array = rng.standard_normal(dims).astype(np.float32) / np.float32(np.sqrt(dims[-2]))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+        model.graph.input.remove(value)
+    return model
+
+
+def picture(b: int, h: int, w: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(b * h * w)
+    return {"x": rng.standard_normal((b, 3, h, w)).astype(np.float32)}
+
+
+def text(b: int, n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(b * n)
+    mask = np.where(rng.random((b, 1, 1, n)) < 0.2, np.float32(-1e4), np.float32(0))
+    return {"x": rng.standard_normal((b, n, 32)).astype(np.float32), "mask": mask}
+
+
+CASES = {
+    "pictures": (with_weights(PICTURES, ("w1", "w2", "w3", "w4", "w5")), picture,
+                 ((2, 40, 50), (3, 44, 52), (4, 48, 56)),
+                 ((3, 33, 79), (5, 81, 36), (2, 48, 64), (2, 31, 31))),
+    "text": (with_weights(TEXT, ("w1", "w2")), text, ((2, 40), (3, 44), (4, 50)),
+             ((3, 17), (2, 150), (7, 64), (2, 33), (5, 7))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_templates_write_plans_for_many_shapes(name: str, tmp_path: Path) -> None:
+    proto, feeds, first, then = CASES[name]
+    model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
+    exact = onnxruntime.InferenceSession(proto.SerializeToString())
+    for shape in first:
+        model.run(feeds(*shape))
+    plan = model.report()
+    assert plan.sizes and not plan.no_family
+    assert {s.template for s in plan.steps} >= (
+        {"conv_cpu", "winograd_cpu", "depthwise_cpu", "pool_cpu", "gemm_cpu"}
+        if name == "pictures" else {"gemm_cpu", "attention_cpu"})
+    (family,) = model._families.kept.values()
+    for shape in then:
+        found, (wanted,) = model.run(feeds(*shape))["y"], exact.run(None, feeds(*shape))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+    assert list(model._families.kept.values()) == [family] and len(model._kept) == 2
+
+
+def test_what_a_tile_needs_is_a_guard() -> None:
+    space = Space()
+    n = space.symbol("n", 40)
+    require(n, 14)
+    assert space.holds([14]) and not space.holds([13])
+    with pytest.raises(SizePinned, match="is less than '41'"):
+        require(n, 41)
+
+
+def test_sizes_that_shrink_have_bounds() -> None:
+    """-ceil(n / 2) + n, and 100 - n."""
+    space = Space()
+    n = space.symbol("n", 9)
+    for size in (n - (n + 1) // 2, 100 - n, 7 * (n // 4) * (n - 3)):
+        bound = most(space, size, space.values({"n": 60}))
+        assert all(at(size, space.values({"n": k})) <= bound for k in range(2, 61))
+    assert grows(space, 3 * n + n // 2) and not grows(space, 100 - n)
