@@ -34,7 +34,8 @@ CONFINED = {
                     "jitcl.accuracy.engines"),   # and layer by layer, where no time is measured
     "openvino": ("jitcl.bench.peers",),
     "safetensors": ("jitcl.lm.weights",),
-    "tokenizers": ("jitcl.lm.tokens",),
+    "gguf": ("jitcl.lm.gguf",),
+    "tokenizers": ("jitcl.lm.tokens", "jitcl.lm.gguf_tokens"),
 }
 FORBIDDEN = ("torch", "tensorflow")
 

@@ -39,7 +39,6 @@ class Decoder:
     embedding, last_norm, head = "model.embed_tokens.weight", "model.norm", "lm_head"
     stem = "model.layers.{}."               # names of a layer's weights begin with it
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)     # ends of names that nothing reads
-    interleaved = False                     # pairs of rotary positions stand side by side
 
     def __init__(self, config: Settings, weights: Weights) -> None:
         self.config, self.weights = c, w = config, weights
@@ -52,6 +51,7 @@ class Decoder:
         self.vocabulary = c.whole("vocab_size")
         wants(w, self.embedding, (self.vocabulary, self.width))
         self.tied = c.get("tie_word_embeddings", self.ties) or f"{self.head}.weight" not in w
+        self.interleaved = c.only("rope_interleaved", False, True)   # as GGUF has Llama's heads
         self.windows = self._windows()
         self.rotaries = self._rotaries()
 

@@ -17,6 +17,8 @@ from jitcl.errors import InputError, OptionError, closed_error
 from jitcl.lm import tokens
 from jitcl.lm.architectures import decoder
 from jitcl.lm.decoder import Decoder, DecoderSource
+from jitcl.lm.gguf import Gguf
+from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
@@ -353,9 +355,9 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
          cache_dir: str | Path | None = None, progress: Progress | None = None) -> LanguageModel:
     """A language model of files that are there; nothing is downloaded.
 
-    path: a folder as Hugging Face's save_pretrained() writes it. The other options are those of
-    `jitcl.compile`; below "high" precision, keys and values are kept as f16. Kernels are written
-    when they are first needed.
+    path: a folder as Hugging Face's save_pretrained() writes it, or a .gguf file. The other options
+    are those of `jitcl.compile`; below "high" precision, keys and values are kept as f16. Kernels
+    are written when they are first needed.
 
     Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
     library is missing (`pip install 'jitcl[lm]'`).
@@ -363,12 +365,28 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     options, isolation = Options(precision, memory, "none"), isolation_of(isolation)
     if options.layers:
         raise OptionError(f"precision={precision!r}: language models have one for all layers")
-    folder = Path(path)
-    config = read_json(folder / "config.json")
-    found = decoder(config, safetensors(folder))
-    configured = read_json(folder / "generation_config.json", {})
-    ends = configured.get("eos_token_id", config.get("eos_token_id"))
-    ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    found, tokenizer, ends, configured = (
+        _gguf if str(path).endswith(".gguf") else _folder)(Path(path))
     tally = tally_of(progress)
-    return LanguageModel(found, tokens.of_folder(folder), ends, configured,
-                         device_of(device, tally), options, cache_dir, tally, isolation)
+    return LanguageModel(found, tokenizer, ends, configured, device_of(device, tally), options,
+                         cache_dir, tally, isolation)
+
+
+_Parts = tuple[Decoder, Tokenizer | None, frozenset[int], Mapping[str, Any]]
+
+
+def _folder(path: Path) -> _Parts:
+    config = read_json(path / "config.json")
+    configured = read_json(path / "generation_config.json", {})
+    ends = configured.get("eos_token_id", config.get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return (decoder(config, safetensors(path)), tokens.of_folder(path), frozenset(ends),
+            configured)
+
+
+def _gguf(path: Path) -> _Parts:
+    file = Gguf(path)
+    said = file.metadata
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+    return (decoder(file.config(), file), of_metadata(said, file.place),
+            frozenset(int(said[key]) for key in keys if key in said), {})

@@ -112,8 +112,8 @@ def read_json(file: Path, default: Any = None) -> dict[str, Any]:
         if default is not None:
             return dict(default)
         raise ModelError(
-            f"{file.parent}: has no {file.name}\n"
-            "  Pass a folder as Hugging Face's save_pretrained() writes it.") from None
+            f"{file.parent}: has no {file.name}\n  Pass a folder as Hugging Face's "
+            "save_pretrained() writes it, or a .gguf file.") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {file}: {error}") from None
     if not isinstance(found, dict):

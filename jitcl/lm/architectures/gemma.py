@@ -23,7 +23,7 @@ class Gemma(Decoder):
         return super().embed(ids, positions) * np.float32(math.sqrt(self.width))
 
     def norm(self, b: Layer, x: Node, name: str) -> Node:
-        scale = b.g.add(b.weight(f"{name}.weight"), 1.0)
+        scale = b.g.add(b.weight(f"{name}.weight"), self.config.number("norm_offset", 1.0))
         return b.g.rms_norm(x, scale, axis=-1, epsilon=self.epsilon)
 
     def block(self, b: Layer, x: Node) -> Node:

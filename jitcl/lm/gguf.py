@@ -1,0 +1,231 @@
+"""GGUF files: weights, and the configuration by the names that Hugging Face has for it.
+
+What the library `gguf` says is what a quantised weight means. Types whose blocks are integers
+times a scale stay packed, and kernels that read them decode them to the same float32 numbers:
+
+    Q4_0   4 bits, a scale for 32     Q8_0   8 bits, a scale for 32
+    Q5_0   as Q8_0                    Q6_K   as 8 bits, a scale for 16
+
+The others (which add a minimum) become float32 when the model is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitcl.errors import ModelError, UnsupportedError
+from jitcl.ir.graph import Node, const
+from jitcl.lm.extra import library
+from jitcl.lm.weights import KEPT
+from jitcl.ops.builder import GraphBuilder
+from jitcl.runtime.digests import file_digest
+
+# GGUF's names of architectures -> Hugging Face's
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+           "phi3": "Phi3ForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
+           "gemma3": "Gemma3ForCausalLM"}
+# metadata, behind the architecture's name -> key of config.json
+KEYS = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps", "context_length":
+        "max_position_embeddings", "rope.freq_base": "rope_theta", "vocab_size": "vocab_size",
+        "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping"}
+FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")    # what frequencies are divided by
+# Gemmas whose attention is scaled by another size than a head's, which no metadata says: the 27B
+# ones, by their layers, as llama.cpp tells them
+HUGE = (("gemma2", 46), ("gemma3", 62))
+UNUSED = ("rope_factors_long.weight",)
+
+
+class Gguf:
+    """A file's weights, by Hugging Face's names."""
+
+    def __init__(self, path: Path) -> None:
+        lib = library("gguf", "reading GGUF files")
+        try:
+            self.reader = lib.GGUFReader(path)
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise ModelError(f"{path}: is no GGUF file: {error}") from None
+        self.path, self.place = path, str(path)
+        self.read: set[str] = set(UNUSED)
+        self.metadata = {name: field.contents() for name, field in self.reader.fields.items()}
+        self.architecture = str(self.metadata.get("general.architecture"))
+        if self.architecture not in CLASSES:
+            raise UnsupportedError(f"{path}: architecture '{self.architecture}' is not supported "
+                                   f"in GGUF files: jitcl has {', '.join(CLASSES)}")
+        self._tensors = {t.name: t for t in self.reader.tensors}
+        arch = next(a for a, n in lib.MODEL_ARCH_NAMES.items() if n == self.architecture)
+        self._names = lib.get_tensor_name_map(arch, int(self._said("block_count")))
+        self._nodes: dict[str, Node] = {}
+
+    def _said(self, key: str) -> Any:
+        found = self.metadata.get(f"{self.architecture}.{key}")
+        if found is None:
+            raise ModelError(f"{self.path}: has no '{self.architecture}.{key}'")
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """As config.json has it."""
+        arch, said = self.architecture, self.metadata
+        found = {name: said[f"{arch}.{key}"] for key, name in KEYS.items()
+                 if f"{arch}.{key}" in said}
+        found.update(architectures=[CLASSES[arch]], model_type=arch,
+                     rope_interleaved=arch == "llama", hidden_act=(
+                         "gelu_pytorch_tanh" if arch.startswith("gemma") else "silu"),
+                     norm_offset=0.0)       # of Gemma: 1 is in the file's weights
+        found.setdefault("vocab_size", len(said.get("tokenizer.ggml.tokens", ())))
+        turned = said.get(f"{arch}.rope.dimension_count")
+        if turned and "head_dim" in found:
+            found["partial_rotary_factor"] = turned / found["head_dim"]
+        found["rope_scaling"] = self._scaling(found)
+        if (arch, found.get("num_hidden_layers")) in HUGE:
+            found["query_pre_attn_scalar"] = (
+                found["hidden_size"] / self._said("attention.head_count"))
+        return found
+
+    def _scaling(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """How rotary positions are stretched."""
+        stem = f"{self.architecture}.rope.scaling."
+        said = {k.removeprefix(stem): v for k, v in self.metadata.items() if k.startswith(stem)}
+        factors = next((n for n in FACTORS if n in self._tensors), None)
+        if factors is not None:
+            return {"rope_type": "longrope", "short_factor": self._array(factors).tolist(),
+                    "attention_factor": said.get("attn_factor", 1.0)}
+        kind = said.get("type", "none")
+        if kind == "none":
+            return None
+        original = said.get("original_context_length", config.get("max_position_embeddings"))
+        return {"rope_type": kind, "factor": said.get("factor", 1.0),
+                "original_max_position_embeddings": original}
+
+    # ---- weights
+
+    def _name(self, name: str) -> str | None:
+        """The file's name of a weight."""
+        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        return found if found in self._tensors else None
+
+    def __contains__(self, name: object) -> bool:
+        return self._name(str(name)) is not None
+
+    def names(self) -> set[str]:
+        return {*self._tensors}
+
+    def _tensor(self, name: str) -> Any:
+        found = self._name(name)
+        if found is None:
+            raise ModelError(f"{self.path}: weight '{name}' is missing")
+        self.read.add(found)
+        return self._tensors[found]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(d) for d in reversed(self._tensor(name).shape))
+
+    def rows(self, name: str, which: np.ndarray) -> np.ndarray:
+        t = self._tensor(name)
+        return self._float(t, t.data[which])
+
+    def _array(self, file_name: str) -> np.ndarray:
+        self.read.add(file_name)
+        t = self._tensors[file_name]
+        return self._float(t, t.data)
+
+    def _float(self, t: Any, data: np.ndarray) -> np.ndarray:
+        quants = library("gguf.quants", "reading GGUF files")
+        try:
+            return np.array(quants.dequantize(data, t.tensor_type), np.float32)
+        except NotImplementedError:
+            raise UnsupportedError(f"{self.path}: weight '{t.name}' is {t.tensor_type.name}, which "
+                                   "the library gguf does not decode") from None
+
+    def node(self, g: GraphBuilder, name: str) -> Node:
+        if name not in self._nodes:
+            self._nodes[name] = self._node(g, self._tensor(name), self.shape(name))
+        return self._nodes[name]
+
+    def _node(self, g: GraphBuilder, t: Any, shape: tuple[int, ...]) -> Node:
+        decode = PACKED.get(t.tensor_type.name)
+        if decode is None:
+            return self._plain(t)
+        data = np.asarray(t.data).reshape(shape[0], -1)
+        codes, scales, block = decode(data)
+
+        def load() -> np.ndarray:           # the file is mapped: codes need not stay, too
+            return decode(data)[0].reshape(form)
+
+        signed = codes.dtype == np.int8
+        form = (shape[0], -1, block) if signed else (codes.size,)
+        packed = const(load(), reload=load if codes.nbytes > KEPT else None)
+        scale = const(scales.reshape(shape[0], -1, 1))
+        if signed:
+            w = g.dequantize(packed, scale, to="f32")
+        else:
+            w = g.unpack_uint4(packed, shape=(*scale.type.dims[:2], block))
+            w = g.dequantize(w, scale, const(8, "u8"), to="f32")
+        return g.reshape(w, shape=shape)
+
+    def _plain(self, t: Any) -> Node:
+        """All of a weight as float32."""
+        def load() -> np.ndarray:
+            return self._float(t, t.data)
+
+        array = load()
+        return const(array, reload=load if array.nbytes > KEPT else None)
+
+    def digest(self, root: Path) -> str:
+        return file_digest(self.path, root)
+
+
+# ---- blocks: [rows, bytes] -> codes [rows, n], or two in a byte; scales [rows, blocks]; their size
+
+Decoded = tuple[np.ndarray, np.ndarray, int]
+
+
+def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:
+    return data.reshape(data.shape[0], -1, nbytes)
+
+
+def _half(data: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(data).view(np.float16)[..., 0]
+
+
+def _q4_0(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 18)
+    low, high = b[..., 2:] & 15, b[..., 2:] >> 4          # elements 0 to 15, and 16 to 31
+    codes = np.concatenate([low, high], axis=-1)
+    return codes[..., ::2] | codes[..., 1::2] << 4, _half(b[..., :2]).astype(np.float32), 32
+
+
+def _q8_0(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 34)
+    codes = np.ascontiguousarray(b[..., 2:]).view(np.int8)
+    return codes.reshape(data.shape[0], -1), _half(b[..., :2]).astype(np.float32), 32
+
+
+def _q5_0(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 22)
+    fifth = np.unpackbits(np.ascontiguousarray(b[..., 2:6]), axis=-1, bitorder="little")
+    low = np.concatenate([b[..., 6:] & 15, b[..., 6:] >> 4], axis=-1)
+    codes = (low | fifth << 4).astype(np.int8) - np.int8(16)
+    return codes.reshape(data.shape[0], -1), _half(b[..., :2]).astype(np.float32), 32
+
+
+def _q6_k(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 210)
+    rows, n = b.shape[:2]
+    scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32)
+    scales = _half(b[..., 208:]).astype(np.float32)[..., None] * scales
+    low = b[..., :128].reshape(rows, n, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
+    high = b[..., 128:192].reshape(rows, n, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes = (low & 15).reshape(rows, n, 256) | (high & 3).reshape(rows, n, 256) << 4
+    return (codes.astype(np.int8) - np.int8(32)).reshape(rows, -1), scales.reshape(rows, -1), 16
+
+
+PACKED = {"Q4_0": _q4_0, "Q8_0": _q8_0, "Q5_0": _q5_0, "Q6_K": _q6_k}

@@ -1,0 +1,83 @@
+"""Tokenizers as GGUF files hold them, made into those of the library `tokenizers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jitcl.errors import ModelError, UnsupportedError
+from jitcl.lm.extra import library
+from jitcl.lm.tokens import Tokenizer
+
+CONTROL, WRITTEN = 3, 4                     # types of tokens: special, and found as they stand
+_LETTERS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# `tokenizer.ggml.pre` -> how text is split before its bytes are merged; "": as GPT-2 does
+SPLITS = {"gpt-2": "", "default": "", "llama-bpe": _LETTERS % "{1,3}", "qwen2": _LETTERS % ""}
+
+
+def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
+    """The tokenizer that a file's metadata describes; None where it has none."""
+    kind, words = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.tokens")
+    if kind is None or kind == "none":
+        return None
+    if not words:
+        raise ModelError(f"{place}: has a tokenizer '{kind}' without tokens")
+    lib = library("tokenizers", "the tokenizer of a GGUF file")
+    vocabulary = {word: k for k, word in enumerate(words)}
+    if kind == "gpt2":
+        tokenizer = _by_bytes(lib, said, vocabulary, place)
+    elif kind == "llama":
+        tokenizer = _by_scores(lib, said, vocabulary)
+    else:
+        raise UnsupportedError(f"{place}: tokenizers of kind '{kind}' are not supported: jitcl has "
+                               "gpt2 and llama")
+    types = said.get("tokenizer.ggml.token_type", ())
+    added = [(w, t) for w, t in zip(words, types) if t in (CONTROL, WRITTEN)]
+    tokenizer.add_special_tokens([lib.AddedToken(w, special=True, normalized=False)
+                                  for w, t in added if t == CONTROL])
+    tokenizer.add_tokens([lib.AddedToken(w, normalized=False) for w, t in added if t == WRITTEN])
+    specials = {f"{name}_token": words[said[f"tokenizer.ggml.{name}_token_id"]]
+                for name in ("bos", "eos") if f"tokenizer.ggml.{name}_token_id" in said}
+    first = said.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    if first and "bos_token" in specials:
+        bos = specials["bos_token"]
+        tokenizer.post_processor = lib.processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])])
+    return Tokenizer(tokenizer, said.get("tokenizer.chat_template"), specials, place)
+
+
+def _by_bytes(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int], place: str) -> Any:
+    """Pairs of bytes, merged in the order of the file's list."""
+    merges = [tuple(m.split(" ", 1)) for m in said.get("tokenizer.ggml.merges", ())]
+    tokenizer = lib.Tokenizer(lib.models.BPE(vocabulary, merges))
+    pre = said.get("tokenizer.ggml.pre", "default")
+    if pre not in SPLITS:
+        raise UnsupportedError(f"{place}: text that is split as '{pre}' is not supported: jitcl "
+                               f"has {', '.join(SPLITS)}")
+    split = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not SPLITS[pre])
+    if SPLITS[pre]:
+        regex = lib.pre_tokenizers.Split(lib.Regex(SPLITS[pre]), "isolated")
+        split = lib.pre_tokenizers.Sequence([regex, split])
+    tokenizer.pre_tokenizer, tokenizer.decoder = split, lib.decoders.ByteLevel()
+    return tokenizer
+
+
+def _by_scores(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int]) -> Any:
+    """SentencePiece's pairs: of those that may be merged, the one whose token scores highest."""
+    scores = said["tokenizer.ggml.scores"]
+    merges = [(scores[k], k, word[:n], word[n:]) for word, k in vocabulary.items()
+              for n in range(1, len(word)) if word[:n] in vocabulary and word[n:] in vocabulary]
+    merges.sort(key=lambda m: (-m[0], m[1]))
+    unknown = said.get("tokenizer.ggml.unknown_token_id", 0)
+    tokenizer = lib.Tokenizer(lib.models.BPE(
+        vocabulary, [(a, b) for _, _, a, b in merges], fuse_unk=True, byte_fallback=True,
+        unk_token=next(w for w, k in vocabulary.items() if k == unknown)))
+    space, prefix = "\u2581", said.get("tokenizer.ggml.add_space_prefix", True)
+    parts = [lib.normalizers.Prepend(space)] if prefix else []
+    tokenizer.normalizer = lib.normalizers.Sequence(
+        [*parts, lib.normalizers.Replace(" ", space)])
+    ends = [lib.decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.decoder = lib.decoders.Sequence(
+        [lib.decoders.Replace(space, " "), lib.decoders.ByteFallback(), lib.decoders.Fuse(), *ends])
+    return tokenizer

@@ -1,0 +1,171 @@
+"""GGUF files: what quantised weights mean, the models and tokenizers in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitcl
+from jitcl.errors import ModelError, UnsupportedError
+from jitcl.lm.architectures import decoder
+from jitcl.lm.gguf import PACKED, Gguf
+from jitcl.lm.gguf_tokens import of_metadata
+from jitcl.lm.weights import safetensors
+from jitcl.ops.builder import GraphBuilder, evaluate
+from tests import gguf_models, lm_models
+from tests.lm_models import IDS
+from tests.real_models import MODELS, needs_models
+
+gguf = pytest.importorskip("gguf", reason="the extra lm brings gguf")
+SHAKESPEARE = MODELS / "shakespeare-llama"
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_weights_are_what_the_library_says(kind: str, tmp_path: Path) -> None:
+    """Bit for bit, of random blocks: all codes and scales, rows looked up, too."""
+    t = gguf.GGMLQuantizationType[kind]
+    block, nbytes = gguf.GGML_QUANT_SIZES[t]
+    random = np.random.default_rng(2)
+    data = random.integers(0, 256, (5, 512 // block, nbytes), np.uint8)
+    if kind in ("F32", "F16", "BF16"):      # numbers, none of them infinite
+        data = gguf.quants.quantize(random.standard_normal((5, 512)).astype(np.float32), t)
+    else:                                   # finite scales, where they are halves
+        at = [nbytes - 2] if kind == "Q6_K" else [0, 2] if kind[-1] in "1K" else [0]
+        for first in at:
+            data[..., first + 1] &= 0xBB
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen2")
+    writer.add_uint32("qwen2.block_count", 1)
+    raw = data if kind[0] in "FB" else data.reshape(5, -1)
+    writer.add_tensor("output.weight", raw, raw_dtype=t)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = Gguf(tmp_path / "a.gguf")
+    wanted = np.array(gguf.quants.dequantize(raw, t), np.float32).reshape(5, 512)
+    assert np.isfinite(wanted).all() and len(np.unique(wanted)) > 200
+    node = file.node(GraphBuilder(), "lm_head.weight")
+    assert (node.op == "const") == (kind not in PACKED)
+    assert evaluate(node).tobytes() == wanted.tobytes()
+    assert (file.rows("lm_head.weight", np.array([3, 0, 3])) == wanted[[3, 0, 3]]).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-linear", "qwen2", "qwen3", "phi3", "gemma",
+                                  "gemma2", "gemma3"])
+def test_a_familys_logits_are_transformers(name: str, tmp_path: Path) -> None:
+    folder = lm_models.stored(name, tmp_path)
+    said: dict[str, Any] = {}
+    if name == "llama-linear":
+        said = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 2.0}
+    file = Gguf(gguf_models.write(folder, tmp_path / "a.gguf", **said))
+    config = file.config()
+    for key in ("layer_types", "query_pre_attn_scalar"):    # which no file says: models of one kind
+        if key in lm_models.references()[name]["config"]:   # have the same, but for these tiny ones
+            config[key] = lm_models.references()[name]["config"][key]
+    found = lm_models.by_references(decoder(config, file), IDS)
+    for row, wanted in lm_models.references()[name]["logits"].items():
+        np.testing.assert_allclose(found[int(row)], wanted, rtol=0, atol=1e-4)
+
+
+def test_the_largest_gemmas_scale_attention_otherwise(tmp_path: Path) -> None:
+    file = gguf.GGUFWriter(tmp_path / "a.gguf", "gemma2")
+    for key, value in (("block_count", 46), ("embedding_length", 4608),
+                       ("attention.head_count", 32), ("attention.key_length", 128)):
+        file.add_uint32(f"gemma2.{key}", value)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.close()
+    assert Gguf(tmp_path / "a.gguf").config()["query_pre_attn_scalar"] == 144
+
+
+def test_frequencies_with_factors(tmp_path: Path) -> None:
+    """Llama 3.1's files hold what each frequency is divided by."""
+    folder = lm_models.stored("llama-3", tmp_path)
+    wanted = decoder(json.loads((folder / "config.json").read_text()), safetensors(folder))
+    plain = 10000.0 ** -(np.arange(4) / 4)
+    writer = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
+    writer.add_uint32("llama.block_count", 1)
+    writer.add_tensor("rope_freqs.weight", (plain / wanted.rotaries[""].frequencies).astype("f4"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    from jitcl.lm.rotary import rotary
+    from jitcl.lm.settings import Settings
+    config = {**Gguf(tmp_path / "f.gguf").config(), "max_position_embeddings": 128}
+    found = rotary(Settings(config, "here"), 8)
+    np.testing.assert_allclose(found.frequencies, wanted.rotaries[""].frequencies, rtol=1e-6)
+    assert found.scale == 1
+
+
+@pytest.mark.slow
+@needs_models
+def test_shakespeare(tmp_path: Path) -> None:
+    """The folder's text from a file of halves, and a text close to it from 8 bits."""
+    said = lm_models.references()["shakespeare-llama"]
+    words = gguf_models.words_of(SHAKESPEARE)
+    held = json.loads((SHAKESPEARE / "expected.json").read_text())["val_tokens_first_256"][:64]
+    losses = []
+    for kind in ("F16", "Q8_0", "Q4_0"):
+        file = gguf_models.write(SHAKESPEARE, tmp_path / f"{kind}.gguf", kind, **words)
+        with jitcl.lm.load(file, device="cpu", cache_dir=tmp_path / "cache") as model:
+            losses.append(model.score(held).loss)
+            if kind == "F16":
+                model.generate("ROMEO:\n", max_new_tokens=60)
+                assert model.tokenize("ROMEO:\n") + model.last.ids == said["ids"][:63]
+    assert abs(losses[1] - losses[0]) < 0.01 and 0 < abs(losses[2] - losses[0]) < 0.2
+
+
+@needs_models
+def test_bytes_are_merged_as_in_the_folder() -> None:
+    from jitcl.lm import tokens
+
+    said = {k.replace("__", "."): v for k, v in gguf_models.words_of(SHAKESPEARE).items()}
+    ours, theirs = of_metadata(said, "here"), tokens.of_folder(SHAKESPEARE)
+    assert ours is not None and theirs is not None
+    for text in ("ROMEO:\nWhat, art thou  mad?<|eos|> n\u00e4'll 1234", " ", "a"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+
+
+def test_pieces_are_merged_by_their_scores() -> None:
+    """As SentencePiece does: ab before bc, where its score is higher; bytes for what is unknown."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{k:02X}>" for k in range(256)), "\u2581", "a", "b", "c",
+             "ab", "bc", "\u2581ab", "abc"]
+    scores = [0.0] * 263 + [-1.0, -2.0, -3.0, -4.0]
+    said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words,
+            "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type":
+            [2, 3, 3] + [6] * 256 + [1] * 8, "tokenizer.ggml.bos_token_id": 1}
+    found = of_metadata(said, "here")
+    assert found is not None
+
+    def pieces(text: str) -> list[str]:
+        return [words[k] for k in found.encode(text)]
+
+    assert pieces("abc") == ["<s>", "\u2581ab", "c"]
+    assert pieces("a\u00e9") == ["<s>", "\u2581", "a", "<0xC3>", "<0xA9>"]
+    assert found.decode(found.encode("bc a\u00e9")) == "bc a\u00e9"
+    assert of_metadata({}, "here") is None
+    with pytest.raises(UnsupportedError, match="tokenizers of kind 'rwkv' are not supported"):
+        of_metadata({**said, "tokenizer.ggml.model": "rwkv"}, "here")
+    with pytest.raises(UnsupportedError, match="text that is split as 'odd' is not supported"):
+        of_metadata({**said, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd"}, "here")
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(60))
+    with pytest.raises(ModelError, match="is no GGUF file"):
+        jitcl.lm.load(tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match="is no GGUF file"):
+        jitcl.lm.load(tmp_path / "b.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "c.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match="architecture 'mamba' is not supported in GGUF"):
+        jitcl.lm.load(tmp_path / "c.gguf")
