@@ -174,7 +174,7 @@ class JitclEngine(Engine):
         self._model: Model | None = None
 
     def model(self, source: OnnxSource) -> Model:
-        options = Options(self.chosen.precision, self.chosen.memory)
+        options = Options(self.chosen.precision, self.chosen.memory, guard="off")
         return Model(source, self.device, options, False, *self._open)
 
     def compute(self, source: OnnxSource, feeds: Feeds) -> Results:

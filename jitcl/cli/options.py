@@ -101,6 +101,10 @@ isolation_option = click.option(
     "--isolation", type=click.Choice(ISOLATION),
     help="When OpenCL kernels are built and tried in a process of their own; untrusted: on "
     "drivers, and for features, that are not known good.  [default: JITCL_ISOLATION, or untrusted]")
+guard_option = click.option(
+    "--guard", type=click.Choice(CHOICES["guard"]),
+    help="What is looked at for results that f16's range spoilt, which are then computed in f32.  "
+    "[default: outputs, where precision is below high]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
@@ -139,11 +143,11 @@ def _all(command: F, *options: Callable[[F], F]) -> F:
 
 def open_with(model: Path, device: str, precision: str, memory: str, tuning: str,
               cache_dir: Path | None, progress: Progress | None = None,
-              isolation: str | None = None) -> Model:
+              isolation: str | None = None, guard: str | None = None) -> Model:
     """The model of a command line, not compiled yet."""
     from jitcl.runtime.model import open_model
     return open_model(model, device=device, precision=precision, memory=memory, tuning=tuning,
-                      cache_dir=cache_dir, progress=progress, isolation=isolation)
+                      cache_dir=cache_dir, progress=progress, isolation=isolation, guard=guard)
 
 
 def named_shapes(model: Model, shapes: Sequence[Shape]) -> dict[str, tuple[int, ...]]:

@@ -12,6 +12,7 @@ import click
 
 from jitcl.cli.options import (
     Shape,
+    guard_option,
     input_option,
     isolation_option,
     json_option,
@@ -52,13 +53,14 @@ Examples:
               help="Names of classes, one a line.")
 @click.option("--repeat", type=click.IntRange(0), default=0, metavar="N",
               help="Run N times more, and tell the median time.")
+@guard_option
 @isolation_option
 @json_option
 def run(model: Path, device: str, precision: str, memory: str, tuning: str,
         shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], random: bool,
         seed: int, scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
         output: Path | None, save_pictures: bool, labels: Path | None, repeat: int,
-        isolation: str | None, as_json: bool) -> None:
+        guard: str | None, isolation: str | None, as_json: bool) -> None:
     """Run MODEL once: inputs from files, outputs as a table and as files."""
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
@@ -68,7 +70,7 @@ def run(model: Path, device: str, precision: str, memory: str, tuning: str,
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
         opened = open_with(model, device, precision, memory, tuning, cache_dir, progress,
-                           isolation)
+                           isolation, guard)
         feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random,
                                seed)
         outputs, seconds = _timed(opened, feeds, start, repeat)

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from jitcl.forking import cached_property
+from jitcl.ir.group import Watched
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.sizes import Space, at, everywhere
 from jitcl.target.features import features_of
@@ -123,6 +124,7 @@ class Plan:
     weights: dict[int, str] = field(default_factory=dict)   # of constants that plans share: digest
     streamed: bool = False                  # a buffer lives from its first to its last use
     checks: tuple[IndexCheck, ...] = ()     # of indices, by the runtime
+    watched: tuple[Watched, ...] = ()       # the last outputs, by the runtime
     space: Space | None = None              # of a plan for many shapes: its integers are sizes
 
     @cached_property

@@ -66,6 +66,17 @@ class Join(Group):
     """A concatenation that no kernel computes: its operands are written into its buffer."""
 
 
+@dataclass(frozen=True)
+class Watched:
+    """An output that is there for the guard: the largest magnitude of what a group stores, inf
+    where an element is not finite. group: its number; nodes: of the model, in it, with op types.
+    """
+
+    output: str
+    group: int
+    nodes: tuple[tuple[str, str], ...]
+
+
 def with_sums_marked(groups: Sequence[Group]) -> list[Group]:
     """The groups, each of which knows whether its pixels are summed."""
     summed = {n for group in groups if _sums_pixels(group.anchor) for n in group.operands}

@@ -12,7 +12,7 @@ from jitcl.onnxruntime.errors import InvalidArgument, made
 
 OPENCL, CPU = "OpenCLExecutionProvider", "CPUExecutionProvider"
 # what a provider's options may say: options of jitcl.compile
-OPTIONS = ("device", "precision", "memory", "isolation", "cache_dir", "strict")
+OPTIONS = ("device", "precision", "memory", "guard", "isolation", "cache_dir", "strict")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ CHOICES = {
     "precision": ("high", "normal", "low"),         # the strictest first
     "memory": ("low", "normal", "high"),
     "tuning": ("none", "fast", "wide", "heavy"),
+    "guard": ("off", "outputs", "layers"),
 }
 ALL = "*"
 Precision = str | Mapping[str, str]     # for all layers; or by names and patterns of layers
@@ -31,12 +32,18 @@ class Options:
     A name is more than a pattern, an earlier pattern more than a later one, "*" the rest ("high"
     where it is not said). What is given so stands in `layers`, but for the rest, which `precision`
     then is.
+
+    guard: what is looked at behind each run for the marks of f16's range: the outputs, or all that
+    is stored as f16; None: outputs, where any layer may be in less than the model says.
+    promoted: nodes that the guard has put into f32 since, "*" for all.
     """
 
     precision: Any = "high"
     memory: str = "normal"
     tuning: str = "none"
+    guard: str | None = None
     layers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
+    promoted: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         given = self.precision
@@ -47,6 +54,8 @@ class Options:
             rest, layers = _split(given)
             object.__setattr__(self, "precision", rest)
             object.__setattr__(self, "layers", layers)
+        if self.guard is None:
+            object.__setattr__(self, "guard", "outputs" if self.reduced else "off")
         for f in fields(self):
             value: Any = getattr(self, f.name)
             if f.name in CHOICES and (not isinstance(value, str) or value not in CHOICES[f.name]):
@@ -81,14 +90,16 @@ class Options:
         return next((p for pattern, p in self.layers if fnmatchcase(name, pattern)), None)
 
     def key_parts(self) -> dict[str, str]:
-        """Parts of keys: `layers` only where there are any."""
-        parts = {name: str(getattr(self, name)) for name in CHOICES}
-        return {**parts, **({"layers": json.dumps(self.layers)} if self.layers else {})}
+        """Parts of keys: of what plans are made of, as far as it is said."""
+        parts = {name: str(getattr(self, name)) for name in CHOICES if name != "guard"}
+        more = {"layers": self.layers, "promoted": self.promoted,
+                "guard": "layers" if self.guard == "layers" else ""}
+        return {**parts, **{name: json.dumps(value) for name, value in more.items() if value}}
 
 
 def strictest(*precisions: str) -> str:
     """The one that rounds least."""
-    return min(precisions, key=CHOICES["precision"].index)
+    return min(precisions, key=("wide", *CHOICES["precision"]).index)
 
 
 def _rules(text: str) -> dict[str, str]:

@@ -44,6 +44,7 @@ UNSTORED = ("", "reduction", "sort", "recurrence", "creation")     # kinds whose
 HALVED = ("elementwise", "movement", "contraction")                # kinds that f16 computes
 LARGEST = ("reduce_max", "reduce_min")     # reductions that round nothing
 LISTED = 8                                 # nodes that an error names
+WIDE = "wide"                              # a precision: f32 even where the model says f16
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def assign_precision(graph: Graph, groups: Sequence[Group], target: Target, prec
     said = [precision_of(group, graph, precision, layers or {}) for group in groups]
     if all(p == "high" for p in said):
         return graph, list(groups)
-    if not target.fp16_storage:
+    if not {*said} <= {"high", WIDE} and not target.fp16_storage:
         log.warning("precision=%s: device '%s' cannot store f16; tensors stay f32",
                     precision, target.name)
         return graph, list(groups)
@@ -205,8 +206,9 @@ class _Assigner:
         return graph, groups
 
     def _group(self, group: Group, precision: str) -> Group:
-        root, whole = group.root, precision == "high"
-        dtype = self._root_dtype(group, whole)
+        root, wide = group.root, precision == WIDE
+        whole = wide or precision == "high"
+        dtype = self._root_dtype(group, whole, wide)
         computes = precision == "low" and self.half and self._computes_in_half(group, dtype)
         # what may be written into its place in a concatenation
         joined = root.inputs if root.op == "concat" and dtype == "f16" else ()
@@ -215,6 +217,8 @@ class _Assigner:
             kept = dtype if node is root else node.type.dtype
             if node is not root and kept == "f32" and (computes or node in joined):
                 kept = "f16"                   # not rounded for it
+            if node is not root and kept == "f16" and wide:
+                kept = "f32"
             inputs = [new[i] if i in new else self._operand(i, computes, whole)
                       for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
@@ -225,7 +229,7 @@ class _Assigner:
                        anchor=None if group.anchor is None else new[group.anchor],
                        compute="f16" if computes else "f32")
 
-    def _root_dtype(self, group: Group, whole: bool) -> str:
+    def _root_dtype(self, group: Group, whole: bool, wide: bool) -> str:
         root = group.root
         if root in self.outputs:
             return root.type.dtype
@@ -233,6 +237,8 @@ class _Assigner:
             source = root.inputs[0]            # another name of the same buffer
             if source.op not in ("input", "const") and source.type.layout == ROW:
                 return self.stored[source].type.dtype
+        if wide and root.type.dtype == "f16":
+            return "f32"
         return "f16" if root in self.survival.held and not whole else root.type.dtype
 
     def _operand(self, node: Node, computes: bool, whole: bool = False) -> Node:

@@ -16,7 +16,7 @@ import numpy as np
 from jitcl.devices import recording
 from jitcl.devices.base import Binding
 from jitcl.errors import InputError, closed_error
-from jitcl.ir.indices import IndexCheck
+from jitcl.ir.group import Watched
 from jitcl.ir.types import Sym
 from jitcl.runtime.arrays import as_array, plain
 from jitcl.runtime.indices import check_computed, check_indices
@@ -24,6 +24,7 @@ from jitcl.runtime.source import Tensor
 
 if TYPE_CHECKING:
     from jitcl.runtime.model import Model
+    from jitcl.runtime.specialise import Specialisation
 
 __all__ = ["Bound", "Inputs", "not_bound"]
 
@@ -48,15 +49,20 @@ class Bound:
 
     def __init__(
         self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None,
-        checks: Sequence[IndexCheck] = (),
+        special: Specialisation | None = None,
     ) -> None:
         self.model, self.in_place = model, binding is not None
+        checks = special.checks if special is not None else ()
+        watched = special.plan.watched if special is not None and binding is not None else ()
         bound = binding.inputs if binding else {}
         self.inputs = Inputs(model.inputs, {
             n: bound[n] if n in bound else np.array(a) for n, a in {**arrays, **bound}.items()})
         self._results = _Results(binding.outputs if binding else {})
         self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
                           if n in self._results}
+        self._magnitudes = [self._results.pop(w.output) for w in watched]
+        self._watched: Sequence[Watched] = watched
+        self._options, self._promoted = model.options, False    # True: the guard changed them
         self._checks = checks if binding else ()            # else `Model.run` checks
         self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
         self._compute = binding.compute if binding else None    # None: through `Model.run`
@@ -75,12 +81,24 @@ class Bound:
         if self._checks:
             check_indices(self._checks, self.inputs.arrays, model.source.called)
         if self._compute is None:
-            self._results.update(self.model.run(self.inputs.arrays))
+            found = self.model.run(self.inputs.arrays)
+            (self._results.take if self._promoted else self._results.update)(found)
         else:
             self._compute()
+            self._guarded()
         if self._extremes:
             check_computed(self._checks, dict(self._extremes))
         return self.outputs
+
+    def _guarded(self) -> None:
+        """Through the model, where its guard finds that f16 spoilt the results; for good, where it
+        has put layers into f32.
+        """
+        if self.model.guard.signs([*self._results.values(), *self._magnitudes], self._watched):
+            self._results.take(self.model.run(self.inputs.arrays))
+            if self.model.options is not self._options:
+                self._compute, self._checks, self._extremes = None, (), {}
+                self.in_place, self._promoted = False, True
 
     def close(self) -> None:
         """Let go of the arrays, and of what runs on them. Twice is fine."""
@@ -104,6 +122,16 @@ class _Results(dict[str, Any]):
     """Outputs by name."""
 
     closed = ""                                 # whose they were
+
+    def take(self, results: Mapping[str, Any]) -> None:
+        """Other results, in the arrays that are here, where they fit."""
+        for name, value in results.items():
+            held = self.get(name)
+            if isinstance(held, np.ndarray) and isinstance(value, np.ndarray) and (
+                    held.shape == value.shape and held.dtype == value.dtype):
+                held[...] = value
+            else:
+                self[name] = value
 
     def close(self, name: str) -> None:
         self.closed = name

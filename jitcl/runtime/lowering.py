@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from jitcl.codegen.plan import Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
 from jitcl.ir.graph import Graph
+from jitcl.ir.group import Watched
 from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Observe, run_passes
 from jitcl.passes.fuse import fuse
@@ -22,8 +23,9 @@ from jitcl.passes.indices import take_checks
 from jitcl.passes.layers import layer_precisions
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.passes.precision import assign_precision
+from jitcl.passes.precision import WIDE, assign_precision
 from jitcl.passes.verify import check
+from jitcl.passes.watch import watch
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
 
@@ -64,9 +66,19 @@ class Lowering:
             nodes = source.nodes()
             layers = layer_precisions(nodes, options, _names(self.graph),
                                       nodes if source.whole else imported)
-        self.graph, self.groups = assign_precision(self.graph, groups, device.target,
-                                                   options.precision, layers)
+        self._watched: tuple[Watched, ...] = ()
+        layers.update((name, WIDE) for name in options.promoted)
+        self.graph, self.groups = assign_precision(
+            self.graph, groups, device.target,
+            WIDE if "*" in options.promoted else options.precision, layers)
+        self.halves = {i for i, g in enumerate(self.groups) if g.root.type.dtype == "f16"}
+        if options.guard == "layers":
+            self.watch(self.halves)
         _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
+
+    def watch(self, groups: Collection[int]) -> None:
+        """Have the plan give the magnitude of what these groups store, too."""
+        self.graph, self.groups, self._watched = watch(self.graph, self.groups, groups)
 
     def generate(self, *, host: bool = True, memory: str | None = None) -> Generated:
         """Kernels that the device's fault database does not reject; memory is not laid out.
@@ -88,7 +100,8 @@ class Lowering:
             joins=not low,
         )
         return dataclasses.replace(
-            found, plan=dataclasses.replace(found.plan, checks=self._checks))
+            found, plan=dataclasses.replace(
+                found.plan, checks=self._checks, watched=self._watched))
 
     def plan(
         self, memory: str | None = None, streamed: bool = False, *, host: bool = True

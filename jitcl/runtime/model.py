@@ -6,7 +6,6 @@ reads the plan from the cache), later runs with the same shapes compile nothing.
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jitcl import __version__, config, dtypes, forking
+from jitcl import config, dtypes, forking
 from jitcl.devices import recording
 from jitcl.devices.base import Device, DeviceInfo, Progress, Tally
 from jitcl.devices.shortage import telling
@@ -31,11 +30,11 @@ from jitcl.runtime import signature
 from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound
-from jitcl.runtime.cache import DeviceCache, Key, Why, code_version, kernel_cache
+from jitcl.runtime.cache import DeviceCache, Key, Why, kernel_cache
 from jitcl.runtime.calls import Shapes
-from jitcl.runtime.digests import stamp
 from jitcl.runtime.fallbacks import MemoryFallback
 from jitcl.runtime.families import Families, Member
+from jitcl.runtime.guard import Guard
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, feeds_of
 from jitcl.runtime.inspected import Inspected
@@ -54,6 +53,7 @@ def compile(
     precision: Precision = "high",
     memory: str = "normal",
     tuning: str = "none",
+    guard: str | None = None,
     shapes: Shapes | None = None,
     strict: bool = False,
     isolation: str | None = None,
@@ -69,6 +69,9 @@ def compile(
     where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
     (OptionError for one that matches none): see `Options`.
     memory: "low", "normal" or "high". tuning: "none"; there is no search yet, other values raise.
+    guard: "outputs" or "layers", which are looked at behind each run for infinity, NaN and zeros
+    alone that f16 caused: the run is repeated, and goes on, with what leaves f16's range in f32. "off".
+    None: "outputs" where precision is below "high".
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.
     strict: raise rather than run any op on the host.
@@ -82,16 +85,8 @@ def compile(
     Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
     """
     result = open_model(
-        model,
-        device=device,
-        precision=precision,
-        memory=memory,
-        tuning=tuning,
-        strict=strict,
-        isolation=isolation,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
+        model, device=device, precision=precision, memory=memory, tuning=tuning, guard=guard,
+        strict=strict, isolation=isolation, cache_dir=cache_dir, progress=progress)
     fixed = result.fixed_shapes(shapes)
     if fixed is not None:
         result.prepare(fixed)
@@ -106,13 +101,14 @@ def open_model(
     precision: Precision = "high",
     memory: str = "normal",
     tuning: str = "none",
+    guard: str | None = None,
     strict: bool = False,
     isolation: str | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | Tally | None = None,
 ) -> Model:
     """`compile` without compiling: that waits for `prepare`, or for the first run."""
-    options = Options(precision, memory, tuning)
+    options = Options(precision, memory, tuning, guard)
     isolation, strict = isolation_of(isolation), strict_of(strict)
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
     chosen = device_of(device, tally)
@@ -141,8 +137,11 @@ class Model(Inspected):
         self._specialiser = Specialiser(
             source, device, options, strict, self.cache, tally, isolation)
 
+        self.guard = guard = Guard(source, self.cache, options)
+        self.options = self._specialiser.options = guard.options
+
         def alike(source: Source) -> Model:         # holds nothing of this model, which would stay
-            return Model(source, device, options, strict, cache_dir, tally, isolation)
+            return Model(source, device, guard.options, strict, cache_dir, tally, isolation)
 
         self._alike = alike
         self._lock = forking.rlock()
@@ -230,7 +229,7 @@ class Model(Inspected):
             if special is None or special.stale:
                 special = self._specialise(arrays, patience)
             try:
-                return compute(special), special
+                return self.guard.after(self, arrays, compute, special, compute(special))
             except KernelFault as error:
                 patience.kernels_failed(self.device, special.plan, error)
                 self._drop(special)
@@ -258,8 +257,8 @@ class Model(Inspected):
         """
         with self._lock:                        # `close` finds nothing of it, or all
             arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
-            binding, checks = (special.executable.bind(), special.checks) if special else (None, ())
-            bound = Bound(self, arrays, binding, checks)
+            binding = special.executable.bind() if special else None
+            bound = Bound(self, arrays, binding, special)
             self._bound.add(bound)
             return bound
 
@@ -402,6 +401,14 @@ class Model(Inspected):
         shapes = {n: a.shape for n, a in arrays.items()}
         return self._families.member(shapes, values, lambda: self._key(arrays, values), patience)
 
+    def recompile(self, options: Options) -> None:
+        """Compile anew, with these, when it is next needed."""
+        with self._lock:
+            self.options = self._specialiser.options = options
+            self._kept.clear()
+            self._last = self._again = None
+            self._families = Families(self._specialiser, self.inputs)
+
     def _identity(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
         """(inputs whose values decide shapes, what the specialisation is kept under)."""
         values = {n: arrays[n] for n in self._by_value if n in arrays}
@@ -441,22 +448,8 @@ class Model(Inspected):
                 self._key(arrays, values), shapes, values, patience, memory, fallback)
 
     def _key(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Key:
-        shapes = {n: list(a.shape) for n, a in sorted(arrays.items())}
-        by_value = {n: [v.dtype.str, v.tolist()] for n, v in sorted(values.items())}
-        return Key(
-            {
-                "model": self.source.digest,
-                "beside": stamp(self._beside),
-                "shapes": json.dumps(shapes),
-                "values": json.dumps(by_value),
-                **self.options.key_parts(),
-                **config.key_parts(),
-                "faults": str(self.device.faults.epoch if self.device.faults is not None else 0),
-                "code": code_version(),
-                "jitcl": __version__,
-            },
-            f"model {self.source.name}",
-        )
+        return signature.plan_key(self.source, self._beside, self.options, self.device, arrays,
+                                  values)
 
     # ---- what is known of the model before it is parsed
 

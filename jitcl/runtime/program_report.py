@@ -21,7 +21,8 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran],
     for r in ran:
         depth = len(r.where.hops)
         if r.special is not None:
-            part = report_of(model, device, r.special, options)
+            part = report_of(model, device, r.special,
+                             r.model.options if r.model is not None else options)
             own = LANGUAGE[r.special.device.target.kind]
             entries |= {k.entry for k in r.special.plan.kernels if k.language == own}
             rows.append(Row("part", depth, steps=len(part.steps), kernels=part.kernels,
@@ -35,6 +36,7 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran],
                 stepped_down=(*total.stepped_down, *part.stepped_down),
                 computes=total.computes or part.computes,
                 precision_why=total.precision_why or part.precision_why,
+                promoted=tuple(dict.fromkeys((*total.promoted, *part.promoted))),
                 memory=total.memory or part.memory, memory_why=total.memory_why or part.memory_why)
         for step in r.level.steps:
             kind = "host" if step.repeats is None else "loop"

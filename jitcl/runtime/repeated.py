@@ -71,7 +71,8 @@ def how(repeats: Repeats, count: int, inputs: Sequence[str], outputs: Sequence[s
 
 def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
             called: Callable[[str], str]) -> Callable[[Specialisation], list[np.ndarray]]:
-    """For `Model.apply`: the state behind all steps, then what is stacked, of one call. env:
+    """For `Model.apply`: the state behind all steps, then what is stacked, of one call, and the
+    largest of what the plan watches. env:
     what the body reads in its first step. called: an input for people.
     """
     def run(special: Specialisation) -> list[np.ndarray]:
@@ -83,7 +84,9 @@ def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
         check_indices(checks, arrays, called)
         ends = [name for check in checks if check.computed for name in check.outputs]
         indices = _computed_indices(checks, {plan.input_names[i] for i, _ in repeat.carried})
-        more = (*map(plan.output_names.index, ends), *(~place[check.source] for check in indices))
+        flags = [plan.output_names.index(w.output) for w in plan.watched]
+        more = (*map(plan.output_names.index, ends), *(~place[check.source] for check in indices),
+                *flags)
         found = special.executable.repeat(
             list(arrays.values()), replace(repeat, stacked=(*repeat.stacked, *more)))
         outputs = dict(zip(plan.output_names, found))
@@ -96,7 +99,8 @@ def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
         carried = dict(zip((i for i, _ in repeat.carried), behind))
         state = [steps.state[n] if n == s else carried[place[n]] if n in place
                  else outputs[f"out{s}"] for n, s in repeats.state]
-        return [*state, *behind[len(carried):]]
+        largest = [np.max(x, axis=0) for x in looked_at[len(ends) + len(indices):]]
+        return [*state, *behind[len(carried):], *largest]
 
     return run
 

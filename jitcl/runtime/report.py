@@ -71,7 +71,8 @@ class Report:
     asked, else which of specialise.MEMORY_PLANS fitted; memory_why: what did not fit.
     program: parts, host steps and cuts in order, where the model is no single graph.
     precision: as it was asked for. computes: what tensors are stored and computed in.
-    precision_why: why that is less than was asked for.
+    precision_why: why that is less than was asked for. promoted: nodes that the guard has put into
+    f32 since, "*" for all.
     sizes: (dimension, its value, room for) of a plan that serves many shapes. no_family: why it
     does not, where shapes go on changing.
     """
@@ -93,6 +94,7 @@ class Report:
     precision: str = "high"
     computes: str = ""
     precision_why: str = ""
+    promoted: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,7 +111,9 @@ class Report:
     def precision_line(self) -> str:
         """What was asked for, what was got, and why."""
         why = f": {self.precision_why}" if self.precision_why else ""
-        return f"  precision: {self.precision}, tensors are {self.computes or AS_MODEL}{why}"
+        kept = ", ".join("all layers" if n == "*" else f"'{n}'" for n in self.promoted)
+        return (f"  precision: {self.precision}, tensors are {self.computes or AS_MODEL}{why}"
+                + (f"; in f32 since f16 could not hold them: {kept}" if kept else ""))
 
     def _sum(self) -> str:
         flops = sum(s.flops for s in self.steps)
@@ -183,7 +187,8 @@ def report_of(model: str, device: Device, special: Specialisation | None,
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
         fallback.why if fallback is not None else "", sizes=special.sizes,
-        no_family=special.no_family, precision=options.said, computes=got, precision_why=why)
+        no_family=special.no_family, precision=options.said, computes=got, precision_why=why,
+        promoted=options.promoted)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

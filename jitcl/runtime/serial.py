@@ -24,13 +24,15 @@ import numpy as np
 
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.errors import CacheError
+from jitcl.ir.group import Watched
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.sizes import Atom, Size, Space
 
 MAGIC = b"JITCLPLN"
 ALIGN = 64
 _FIXED = struct.Struct("<8sQQ")
-_RECORDS = {cls.__name__: cls for cls in (KernelSource, Step, BufferSpec, TensorSpec, IndexCheck)}
+_RECORDS = {cls.__name__: cls for cls in (
+    KernelSource, Step, BufferSpec, TensorSpec, IndexCheck, Watched)}
 _LEAVES = (int, str, bool)
 _NAMES = {cls: name for name, cls in _RECORDS.items()}
 _SCHEMA = {cls.__name__: [f.name for f in dataclasses.fields(cls)]

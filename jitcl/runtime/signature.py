@@ -1,5 +1,5 @@
 """What is known of a model before it is parsed, kept in the cache: its inputs and outputs, files
-beside it, inputs whose values decide shapes, whether it runs as a program.
+beside it, inputs whose values decide shapes, whether it runs as a program. And keys of its plans.
 """
 
 from __future__ import annotations
@@ -8,8 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from jitcl import __version__, config
+from jitcl.devices.base import Device
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.digests import stamp
 from jitcl.runtime.source import Source, Tensor
 
 
@@ -52,15 +57,36 @@ def check_layers(source: Source, options: Options, cache: DeviceCache) -> None:
         return
     from jitcl.passes.layers import check_layers as check
 
-    key = Key({**_key(source).parts, "layers": options.key_parts()["layers"]},
+    key = Key({**_key(source).parts, "layers": json.dumps(options.layers)},
               f"layers of {source.name}")
     if cache.get("model", key) is None:
         check(f"model {source.name}", source.nodes(), options)
         cache.put("model", key, b"known")
 
 
+def plan_key(source: Source, beside: tuple[str, ...], options: Options, device: Device,
+             arrays: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> Key:
+    """Of the plan for inputs of these shapes, and for the values of those that decide shapes."""
+    shapes = {n: list(a.shape) for n, a in sorted(arrays.items())}
+    by_value = {n: [v.dtype.str, v.tolist()] for n, v in sorted(values.items())}
+    return Key(
+        {
+            "model": source.digest,
+            "beside": stamp(beside),
+            "shapes": json.dumps(shapes),
+            "values": json.dumps(by_value),
+            **options.key_parts(),
+            **config.key_parts(),
+            "faults": str(device.faults.epoch if device.faults is not None else 0),
+            "code": code_version(),
+            "jitcl": __version__,
+        },
+        f"model {source.name}",
+    )
+
+
 def _key(source: Source) -> Key:
     return Key({"model": source.digest, "code": code_version()}, f"model {source.name}")
 
 
-__all__ = ["check_layers", "load", "store"]
+__all__ = ["check_layers", "load", "plan_key", "store"]

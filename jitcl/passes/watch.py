@@ -1,0 +1,57 @@
+"""The largest magnitude of what groups store, as further outputs: what the guard of f16 looks at.
+
+    %1 = relu(%0) : f16[1,64,56,56]        %1 = relu(%0) : f16[1,64,56,56]
+    return %1                         =>   %2 = where(isnan(%1), inf, abs(%1))
+                                           %3 = reduce_max(%2) : f32[1,64,1,1]
+                                           %4 = reduce_max(%3) : f32[1,1,1,1]
+                                           return %1, %4 as "magnitude 1"
+
+inf: some element is infinite or NaN; 0: all are zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from jitcl.ir.graph import Graph
+from jitcl.ir.group import Group, Watched
+from jitcl.ops.builder import GraphBuilder
+from jitcl.passes.precision import names_in
+
+
+def watchable(group: Group) -> bool:
+    """Whether a group stores floats that f32 holds."""
+    return group.root.type.dtype in ("f16", "f32") and group.root.type.rank > 0 and (
+        0 not in group.root.type.shape)
+
+
+def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
+          ) -> tuple[Graph, list[Group], tuple[Watched, ...]]:
+    """The graph and its groups, which also give the magnitude of what `chosen` ones store."""
+    g = GraphBuilder()
+    outputs, made, watched = list(graph.outputs), list[Group](), list[Watched]()
+    for number, group in enumerate(groups):
+        made.append(group)
+        if number not in chosen or not watchable(group):
+            continue
+        x = group.root if group.root.type.dtype == "f32" else g.cast(group.root, to="f32")
+        size = g.where(g.isnan(x), float("inf"), g.abs(x))
+        rank = group.root.type.rank
+        within = tuple(range(2, rank)) if rank > 2 else (rank - 1,)
+        rows = g.reduce_max(size, axes=within, keepdims=True)
+        inlined = {n for n in (x, size, *size.inputs)
+                   if n is not group.root and n.op not in ("const", "input")}
+        made.append(Group(rows, frozenset(inlined), rows))
+        last = rows
+        if rank > len(within):
+            last = g.reduce_max(rows, axes=tuple(range(rank - len(within))), keepdims=True)
+            made.append(Group(last, frozenset(), last))
+        name = f"magnitude {number}"
+        outputs.append((name, last))
+        nodes = tuple(names_in(group, graph).items())
+        watched.append(Watched(name, number, nodes))
+    return replace(graph, outputs=tuple(outputs)), made, tuple(watched)
+
+
+__all__ = ["watch", "watchable"]

@@ -1,0 +1,239 @@
+"""The guard of f16: results that its range spoilt are computed again, in f32 where it is needed.
+
+    run ─► infinite, NaN, or all zeros? ─► the same in f32: right there?
+                                             └► which groups leave f16's range ─► f32 for these,
+                                                from now on, and in the device's cache; run again
+
+What f32 computes so, too, is the model's own, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitcl.ir.group import Watched
+from jitcl.passes.options import Options
+from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.source import Source
+from jitcl.runtime.specialise import Patience, Specialisation, opening
+
+if TYPE_CHECKING:
+    from jitcl.ir.group import Group
+    from jitcl.runtime.lowering import Lowering
+    from jitcl.runtime.model import Model
+
+HUGE, LEAST = 65504.0, 2.0 ** -25       # beyond these, halves are infinite and zero
+IN_VAIN = 8                             # repeats of one result that f32 made no better
+ROUNDS = 8                              # of finding layers, before all are computed in f32
+
+Compute = Callable[[Specialisation], list[np.ndarray]]
+Sign = tuple[int, str]                  # (which result, ~number of a group; "zeros", or a digest)
+log = logging.getLogger("jitcl")
+
+
+@dataclass(eq=False)
+class Guard:
+    """What one model's results are looked at for. options: with what was put into f32 so far."""
+
+    source: Source
+    cache: DeviceCache
+    options: Options
+    known: set[Sign] = field(default_factory=set)       # that f32 gives, too
+    vain: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        stored = self.cache.get("model", self._key()) if self.options.guard != "off" else None
+        if stored is not None:
+            self._promote(json.loads(bytes(stored)))
+
+    def signs(self, values: Sequence[Any], watched: Sequence[Watched] = ()) -> list[Sign]:
+        """What is suspicious of results, the last of which are magnitudes of inner tensors."""
+        if self.options.guard == "off":
+            return []
+        found, results = [], len(values) - len(watched)
+        for place, value in enumerate(values):
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+                continue
+            with np.errstate(all="ignore"):
+                total = np.add.reduce(value, axis=None, dtype=np.float32 if (
+                    value.dtype.itemsize == 2) else None)
+            if total != 0 and np.isfinite(total):
+                continue
+            if place >= results and np.isfinite(value).all():
+                continue                        # a layer may be all zeros: of ReLU, say
+            number = place if place < results else ~watched[place - results].group
+            sign = _sign(value)
+            if sign and (number, sign) not in self.known and self.vain[number] < IN_VAIN:
+                found.append((number, sign))
+        return found
+
+    def after(self, model: Model, arrays: Mapping[str, np.ndarray], compute: Compute,
+              special: Specialisation, values: list[np.ndarray]
+              ) -> tuple[list[np.ndarray], Specialisation]:
+        """The results of a run, less magnitudes, and what computed them; or of a better one."""
+        flags = len(special.plan.watched)
+        signs = self.signs(values, special.plan.watched)
+        if signs and any(b.dtype == "f16" for b in special.plan.buffers):
+            values, special = _Repair(self, model, arrays, compute).run(special, values)
+            flags = len(special.plan.watched)
+        return values[:len(values) - flags], special
+
+    def not_ours(self, signs: Sequence[Sign]) -> None:
+        """f32 gives them, too."""
+        self.known.update(signs)
+        for number, _ in signs:
+            self.vain[number] += 1
+            if self.vain[number] == IN_VAIN:
+                log.info("%s: result %d was infinite, NaN or zero in f32, too, %d times: the "
+                         "guard no longer looks at it", self.source.name, number, IN_VAIN)
+
+    def promote(self, names: Sequence[str]) -> None:
+        """Compute these nodes in f32 from now on, in later processes too."""
+        stored = self.cache.get("model", self._key())
+        before = json.loads(bytes(stored)) if stored is not None else []
+        self._promote([*before, *names])
+        self.cache.put("model", self._key(), json.dumps(self.options.promoted).encode())
+
+    def _promote(self, names: Sequence[str]) -> None:
+        more = dict.fromkeys((*self.options.promoted, *names))
+        self.options = replace(self.options, promoted=("*",) if "*" in more else tuple(more))
+
+    def _key(self) -> Key:
+        asked = replace(self.options, promoted=(), guard="off").key_parts()
+        return Key({"model": self.source.digest, "code": code_version(), "of": "promoted",
+                    **asked}, f"layers of {self.source.name}")
+
+
+class _Repair:
+    """One run that the guard caught."""
+
+    def __init__(self, guard: Guard, model: Model, arrays: Mapping[str, np.ndarray],
+                 compute: Compute) -> None:
+        self.guard, self.model, self.arrays, self.compute = guard, model, arrays, compute
+        self.values = model._identity(arrays)[0]
+
+    def run(self, special: Specialisation, values: list[np.ndarray]
+            ) -> tuple[list[np.ndarray], Specialisation]:
+        guard, model = self.guard, self.model
+        with model._lock:
+            newest = model._specialise(self.arrays, Patience())
+            if newest.plan is not special.plan:         # another thread has caught it
+                special, values = newest, self.compute(newest)
+            wide = self._lowering(Options("high", guard.options.memory, promoted=("*",)))
+            wide.watch(range(len(wide.groups)))
+            exact, magnitudes = self._computed(wide)
+            for _ in range(ROUNDS):
+                signs = guard.signs(values, special.plan.watched)
+                wrong = [s for s in signs if self._differs(s[0], values, exact, magnitudes)]
+                guard.not_ours([s for s in signs if s not in wrong])
+                if not wrong or "*" in guard.options.promoted:
+                    break
+                special = self._promoted(magnitudes)
+                values = self.compute(special)
+            return values, special
+
+    def _differs(self, number: int, values: Sequence[np.ndarray], exact: Sequence[np.ndarray],
+                 magnitudes: Mapping[int, float]) -> bool:
+        """Whether f32 gives a better result."""
+        if number < 0:                          # a layer's magnitude, which is not finite
+            return bool(np.isfinite(magnitudes.get(~number, np.inf)))
+        got, want = values[number], exact[number]
+        if (np.isfinite(want) & ~np.isfinite(got)).any():
+            return True
+        return bool(not got.any() and want.any())
+
+    def _promoted(self, exact: Mapping[int, float]) -> Specialisation:
+        """What was compiled with the layers in f32 that leave f16's range."""
+        guard, model = self.guard, self.model
+        lowering = self._lowering(replace(guard.options, guard="off"))
+        groups, graph, halves = list(lowering.groups), lowering.graph, lowering.halves
+        lowering.watch(range(len(groups)))
+        got = self._computed(lowering)[1]
+        culprits = _culprits(groups, halves, got, exact)
+        names = _nodes(groups, graph, culprits)
+        fresh = {n: op for n, op in names.items() if n not in guard.options.promoted}
+        if not culprits or not fresh or any(not _nodes(groups, graph, [c]) for c in culprits):
+            fresh = {"*": ""}
+        self._tell(fresh, groups, graph, culprits, exact)
+        guard.promote(list(fresh))
+        model.recompile(guard.options)
+        return model._specialise(self.arrays, Patience())
+
+    def _lowering(self, options: Options) -> Lowering:
+        from jitcl.runtime.lowering import Lowering
+
+        shapes = {n: a.shape for n, a in self.arrays.items()}
+        return Lowering(self.model.source, shapes, self.values, self.model.device, options)
+
+    def _computed(self, lowering: Lowering) -> tuple[list[np.ndarray], dict[int, float]]:
+        """Results, and the magnitudes of what groups store, by their number."""
+        model = self.model
+        _, plan = lowering.plan(None)
+        loaded = model.device.load(plan, model.cache)
+        try:
+            found = self.compute(Specialisation(plan, loaded, model.device, opening(model.device)))
+        finally:
+            loaded.close()
+        count = len(found) - len(plan.watched)
+        return found[:count], {w.group: float(np.max(v))
+                               for w, v in zip(plan.watched, found[count:])}
+
+    def _tell(self, fresh: Mapping[str, str], groups: Sequence[Group], graph: Any,
+              culprits: Sequence[int], exact: Mapping[int, float]) -> None:
+        fed = [a for a in self.arrays.values() if a.dtype.kind == "f" and a.size]
+        ranges = ", ".join(
+            f"'{n}' {np.nanmin(a):.4g} to {np.nanmax(a):.4g}" for n, a in self.arrays.items()
+            if any(a is f for f in fed) and not np.isnan(a).all()) or "none of floats"
+        if "*" in fresh:
+            where, reach = "a layer that could not be told apart leaves", ""
+            now = "the model is computed in f32"
+        else:
+            first = culprits[0]
+            inside = _nodes(groups, graph, [first])
+            name, *others = inside
+            where = f"layer '{name}' ({inside[name]})"
+            where += f" with {', '.join(map(repr, others))}" if others else ""
+            rest = len(fresh) - len(inside)
+            where += f", and {rest} more leave" if rest > 0 else " leaves"
+            reach = f" (magnitudes up to {exact.get(first, 0.0):.4g}; f16 holds {HUGE:.0f})"
+            now = "computed in f32"
+        log.warning("%s: %s the range of f16%s for inputs %s; from now on %s: "
+                    "see guard= of jitcl.compile", self.model.source.name, where, reach, ranges,
+                    f"it is {now}" if not now.startswith("the") else now)
+
+
+def _sign(value: np.ndarray) -> str:
+    """"zeros", or a digest of where elements are not finite; "" where nothing is suspicious."""
+    finite = np.isfinite(value)
+    if not finite.all():
+        return hashlib.sha256(np.packbits(finite).tobytes()).hexdigest()
+    return "zeros" if value.size and not value.any() else ""
+
+
+def _culprits(groups: Sequence[Group], halves: set[int], got: Mapping[int, float],
+              exact: Mapping[int, float]) -> list[int]:
+    """Groups whose results f16 can't hold, and those that made wrong ones of right operands."""
+    number = {g.root: i for i, g in enumerate(groups)}
+    bad = {i for i, v in got.items() if i in exact and np.isfinite(exact[i]) and (
+        not np.isfinite(v) or (v == 0 and exact[i] > 0))}
+    unfit = {i for i in halves if HUGE < exact.get(i, 0.0) < np.inf or 0 < exact.get(i, 1) < LEAST}
+    own = {i for i in bad if not any(number.get(n) in bad for n in groups[i].operands)}
+    return sorted(own | unfit)
+
+
+def _nodes(groups: Sequence[Group], graph: Any, chosen: Sequence[int]) -> dict[str, str]:
+    """Names and op types of the model's nodes in groups."""
+    from jitcl.passes.precision import names_in
+
+    return {n: op for i in chosen for n, op in names_in(groups[i], graph).items()}
+
+
+__all__ = ["Guard"]

@@ -1,0 +1,258 @@
+"""The guard of f16: what its range spoilt is computed again, once, and one warning names the layer.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import jitcl
+from jitcl.errors import OptionError
+from jitcl.runtime.guard import IN_VAIN
+from tests.devices import present
+from tests.overflowing import (
+    CASES,
+    Case,
+    P,
+    W,
+    feeds_of,
+    halved,
+    image,
+    large_logits,
+    long_sum,
+    model_of,
+    node,
+    normal,
+    scalar,
+    squared_sum,
+    uniform,
+)
+
+# In an f16 file a softmax reads logits as f32 (jitcl/passes/wide_softmax.py); "low" stores them.
+F32_FILES = ("large_logits",)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    """What a guard found is kept in the cache."""
+    monkeypatch.setenv("JITCL_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def warnings(caplog):
+    caplog.set_level(logging.WARNING, "jitcl")
+    return lambda: [r.getMessage() for r in caplog.records if "range of f16" in r.getMessage()]
+
+
+def error(got, want):
+    assert np.isfinite(got).all()
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def spoilt(result):
+    return not np.isfinite(result).all() or not result.any()
+
+
+def both(name, case):
+    """(the f32 file, the file that is computed, in which precision) of a case."""
+    exact = model_of(case, name)
+    return (exact, exact, "low") if name in F32_FILES else (exact, halved(exact), "high")
+
+
+def cured(name: str, spec: str, warnings) -> None:
+    case = CASES[name]()
+    exact, model, precision = both(name, case)
+    feeds = feeds_of(case)
+    want = jitcl.compile(exact, device="reference").run(feeds)["y"]
+    plain = jitcl.compile(model, device=spec, precision=precision, guard="off").run(feeds)["y"]
+    assert spoilt(plain)
+    for _ in range(2):                              # another process would find it so, too
+        guarded = jitcl.compile(model, device=spec, precision=precision, guard="outputs")
+        for _ in range(2):
+            assert error(guarded.run(feeds)["y"], want) < 1e-2
+    assert len(warnings()) == 1
+    named = warnings()[0].split("range of f16")[0]
+    assert f"'{case.named}" in named, named
+    assert any(case.named in n for n in guarded.report().promoted)
+    assert "in f32 since f16 could not hold them: '" in str(guarded.report())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("opencl:intel" not in present(), reason="no Intel runtime here")
+@pytest.mark.parametrize("name", CASES)
+def test_what_plain_f16_spoils_is_cured_on_intel(name, warnings):
+    cured(name, "opencl:intel", warnings)
+
+
+@pytest.mark.parametrize("name", ["squared_sum", "large_logits", "in_a_branch"])
+def test_what_plain_f16_spoils_is_cured(name, warnings):
+    cured(name, "reference", warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("opencl:intel" not in present(), reason="no Intel runtime here")
+@pytest.mark.parametrize("name", CASES)
+def test_f32_files_are_right_in_low_precision(name, warnings):
+    """By static rules, or by the guard, which names the same layer."""
+    case = CASES[name]()
+    model, feeds = model_of(case, name), feeds_of(case)
+    want = jitcl.compile(model, device="reference").run(feeds)["y"]
+    low = jitcl.compile(model, device="opencl:intel", precision="low")
+    for _ in range(2):
+        assert error(low.run(feeds)["y"], want) < 1e-2
+    assert len(warnings()) <= 1
+    assert all(f"'{case.named}" in w for w in warnings())
+
+
+def test_the_range_of_the_input_decides(warnings):
+    """Nothing is caught for pixels of 0..1; the warning says the range of those that are."""
+    case = image()
+    model = halved(model_of(case))
+    guarded = jitcl.compile(model, device="reference", guard="outputs")
+    want = jitcl.compile(model_of(case), device="reference").run({"pixels": case.fine})["y"]
+    assert error(guarded.run({"pixels": case.fine})["y"], want) < 1e-2
+    assert warnings() == [] and guarded.report().promoted == ()
+    guarded.run({"pixels": case.x})
+    assert "'second' (Conv) with 'd' leaves the range of f16 (magnitudes up to 3" in warnings()[0]
+    assert "for inputs 'pixels' 0.03818 to 254.9" in warnings()[0]
+
+
+def some_rows_vanish() -> Case:
+    """A tenth of the rows becomes zeros: outputs are neither infinite nor zeros alone."""
+    case = squared_sum()
+    case.x = case.x * np.float32(0.002)
+    case.x[::10] *= 500
+    return case
+
+
+def test_layers_are_looked_at_inside(warnings):
+    """An infinity that no output shows."""
+    case = some_rows_vanish()
+    exact, model = model_of(case), halved(model_of(case))
+    feeds = feeds_of(case)
+    want = jitcl.compile(exact, device="reference").run(feeds)["y"]
+    blind = jitcl.compile(model, device="reference", guard="outputs").run(feeds)["y"]
+    assert error(blind, want) > 0.5 and warnings() == []
+    seeing = jitcl.compile(model, device="reference", guard="layers")
+    for _ in range(2):
+        found = seeing.run(feeds)
+        assert found.keys() == {"y"} and error(found["y"], want) < 1e-2
+    assert len(warnings()) == 1 and "'square'" in warnings()[0]
+
+
+def test_infinity_of_the_model_itself_is_no_hit(warnings):
+    """f32 gives it, too: the result stays, and the run is not repeated for it again."""
+    case = Case([node("MatMul", "x w", "a"), node("MatMul", "a w", "b"),
+                 node("Div", "b zero", "y")], normal(64, 64), "",
+                {"w": W, "zero": scalar(0.0)})
+    model = jitcl.compile(model_of(case), device="reference", precision="low")
+    loads = []
+    load = type(model.device).load
+    for k in range(3):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(model.device), "load",
+                          lambda self, *a, **k: loads.append(1) or load(self, *a, **k))
+            assert np.isinf(model.run(feeds_of(case))["y"]).all()
+        assert len(loads) == 1                  # of the exact one, in the first run
+    assert warnings() == [] and model.report().promoted == ()
+
+
+def test_what_f32_never_betters_is_given_up(warnings):
+    """Infinite elsewhere in each run, as its inputs are: a bounded number of repeats."""
+    case = Case([node("MatMul", "x w", "a"), node("MatMul", "a w", "y")], normal(64, 64), "",
+                {"w": W})
+    model = jitcl.compile(model_of(case), device="reference", precision="low")
+    loads, load = [], type(model.device).load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.device), "load",
+                      lambda self, *a, **k: loads.append(1) or load(self, *a, **k))
+        for k in range(IN_VAIN + 4):
+            x = case.x.copy()
+            x[k] = np.nan
+            assert np.isnan(model.run({"x": x})["y"][k]).all()
+    assert len(loads) == IN_VAIN and warnings() == []
+
+
+def test_zeros_of_the_model_itself_are_no_hit(warnings):
+    case = Case([node("MatMul", "x p", "a"), node("MatMul", "a p", "b"), node("Relu", "b", "y")],
+                -uniform(64, 64), "", {"p": P})
+    model = jitcl.compile(model_of(case), device="reference", precision="low")
+    for _ in range(2):
+        assert not model.run(feeds_of(case))["y"].any()
+    assert warnings() == [] and model.guard.known == {(0, "zeros")}
+
+
+@pytest.mark.parametrize("guard", [pytest.param("outputs", marks=pytest.mark.slow), "layers"])
+def test_bound_arrays_get_the_better_results(guard, warnings):
+    """The same arrays, before and after."""
+    case = long_sum()
+    case.constants["w"], case.constants["ones"] = (
+        case.constants[n][s] * np.float32(16) for n, s in (
+            ("w", np.s_[:, :256]), ("ones", np.s_[:256])))
+    model, feeds = model_of(case), feeds_of(case)
+    want = jitcl.compile(model, device="reference").run(feeds)["y"]
+    bound = jitcl.compile(model, device="cpu", precision="normal", guard=guard).bind()
+    assert bound.in_place and bound.outputs.keys() == {"y"}
+    held = bound.outputs["y"]
+    bound.inputs["x"] = feeds["x"] * np.float32(0.01)
+    bound.run()
+    assert np.isfinite(held).all() and bound.in_place
+    bound.inputs["x"] = feeds["x"]
+    for _ in range(2):
+        assert bound.run()["y"] is held and error(held, want) < 1e-2
+    assert len(warnings()) == 1 and not bound.in_place
+
+
+def test_inner_tensors_and_later_parts_know_what_was_found(warnings):
+    case = large_logits()
+    model = jitcl.compile(model_of(case), device="reference", precision="low")
+    model.run(feeds_of(case))
+    found = model.run(feeds_of(case), intermediates=["p"])
+    assert np.isfinite(found["p"]).all() and len(warnings()) == 1
+
+
+def test_f16_files_are_as_they_say_unless_guarded():
+    assert jitcl.compile(halved(model_of(image())), device="reference").options.guard == "off"
+    assert jitcl.compile(model_of(image()), device="reference",
+                         precision={"second": "low"}).options.guard == "outputs"
+    low = jitcl.compile(model_of(image()), device="reference", precision="low", guard="off")
+    assert spoilt(low.run(feeds_of(image()))["y"])
+
+
+def test_a_graph_without_names_is_computed_in_f32(warnings):
+    text = ("graph @g(%x: f32[64,64], %w: f32[64,64], %v: f32[64,64]) {\n"
+            "  %0 = matmul(%x, %w)\n  %1 = matmul(%0, %w)\n  %2 = matmul(%1, %v)\n"
+            "  return %2\n}\n")
+    feeds = {"x": normal(64, 64, scale=1e3), "w": uniform(64, 64, seed=1, high=30),
+             "v": uniform(64, 64, seed=2, high=1e-5)}
+    want = jitcl.compile(jitcl.parse(text), device="reference").run(feeds)
+    model = jitcl.compile(jitcl.parse(text), device="reference", precision="low")
+    (name, got), = model.run(feeds).items()
+    assert error(got, want[name]) < 1e-2
+    assert "from now on the model is computed in f32" in warnings()[0]
+    assert "in f32 since f16 could not hold them: all layers" in str(model.report())
+
+
+def test_an_unknown_guard():
+    with pytest.raises(OptionError, match="guard='on' is not known: use one of off, outputs, lay"):
+        jitcl.compile(model_of(image()), device="reference", guard="on")
+
+
+@pytest.mark.slow
+def test_shapes_that_change(warnings):
+    """A plan for many shapes is made anew with what was found."""
+    graph = helper.make_graph(
+        large_logits().nodes, "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        list(model_of(large_logits()).graph.initializer))
+    onnx = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = jitcl.compile(onnx, device="cpu", precision="low", guard="layers")
+    exact = jitcl.compile(onnx, device="reference")
+    for n in (64, 65, 66, 67, 68):
+        feeds = {"x": normal(n, 64, seed=n, scale=40 if n > 66 else 1)}
+        assert error(model.run(feeds)["y"], exact.run(feeds)["y"]) < 1e-2
+    assert len(warnings()) == 1
