@@ -81,8 +81,9 @@ def tiny_epsilon() -> Case:
         node("MatMul", "x w", "a"), node("Mul", "a small", "b"), node("Mul", "b b", "square"),
         node("MatMul", "square ones", "mean"), node("Add", "mean eps", "safe"),
         node("Sqrt", "safe", "root"), node("Div", "b root", "c"), node("MatMul", "c w", "y")],
-        normal(N, N, seed=4), "square", {"w": W, "ones": np.full((N, N), 1 / N, np.float32), "small": scalar(2.0 ** -15),
-                                    "eps": scalar(1e-12)})
+        normal(N, N, seed=4), "square", {
+            "w": W, "ones": np.full((N, N), 1 / N, np.float32), "small": scalar(2.0 ** -15),
+            "eps": scalar(1e-12)})
 
 
 def squared_sum() -> Case:

@@ -69,8 +69,8 @@ def compile(
     where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
     (OptionError for one that matches none): see `Options`.
     memory: "low", "normal" or "high". tuning: "none"; there is no search yet, other values raise.
-    guard: "outputs" or "layers", which are looked at behind each run for infinity, NaN and zeros
-    alone that f16 caused: the run is repeated, and goes on, with what leaves f16's range in f32. "off".
+    guard: "outputs" or "layers": these are looked at behind each run for infinity, NaN and zeros
+    alone that f16 caused; the run is repeated, and goes on, with f32 where it is needed. "off".
     None: "outputs" where precision is below "high".
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.
