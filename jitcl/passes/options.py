@@ -54,10 +54,11 @@ class Options:
             rest, layers = _split(given)
             object.__setattr__(self, "precision", rest)
             object.__setattr__(self, "layers", layers)
-        if self.guard is None:
-            object.__setattr__(self, "guard", "outputs" if self.reduced else "off")
         for f in fields(self):
             value: Any = getattr(self, f.name)
+            if f.name == "guard" and value is None:         # behind precision, which is checked
+                value = "outputs" if self.reduced else "off"
+                object.__setattr__(self, "guard", value)
             if f.name in CHOICES and (not isinstance(value, str) or value not in CHOICES[f.name]):
                 raise OptionError(f"{f.name}={value!r} is not known: use one of "
                                   f"{', '.join(CHOICES[f.name])}")
