@@ -6,6 +6,7 @@ the loop variables.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as changed
 
@@ -14,7 +15,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
 from jitcl.ir.scalar import SCALARS
-from jitcl.ir.sizes import at_least_always, same
+from jitcl.ir.sizes import at_least_always, is_size, same
 
 Body = tuple[Stmt, ...]
 Names = Iterator[int]                        # numbers that make new variable names distinct
@@ -222,8 +223,10 @@ class _Apart(Exception):
     """The two variables are not used as one."""
 
 
-def merge(outer: For, inner: For, number: int) -> For | None:
-    """`for i < I { for j < J }` as one over p = i * J + j; None unless that is all their use."""
+def merge(outer: For, inner: For, number: int, guards: bool = False) -> For | None:
+    """`for i < I { for j < J }` as one over p = i * J + j; None unless that is all their use, but
+    for `guards`: i < 3 is p < 3 * J.
+    """
     i, j = outer.var, inner.var
     p = E.var(f"p{number}", extent=outer.extent * inner.extent)
     memo: dict[Expr, Expr] = {}
@@ -231,10 +234,21 @@ def merge(outer: For, inner: For, number: int) -> For | None:
     def fold(x: Expr) -> Expr:
         if not (x.free & {i.value, j.value}):
             return x
+        if x not in memo and guards and (guard := compared(x)) is not None:
+            memo[x] = guard
         if x not in memo:
             sums = x.dtype == "index" and x.op in ("add", "sub", "mul", "var")
             memo[x] = index(x) if sums else rebuild(x, tuple(fold(a) for a in x.args))
         return memo[x]
+
+    def compared(x: Expr) -> Expr | None:
+        if x.op not in ("lt", "ge") or not x.args[1].is_const or x.args[1].dtype != "index":
+            return None
+        terms, constant = E.linear(x.args[0])
+        numbers = (x.args[1].value, constant, inner.extent)
+        if terms != {i: 1} or any(map(is_size, numbers)):
+            return None
+        return E.call(x.op, p, E.index((x.args[1].value - constant) * inner.extent))
 
     def index(x: Expr) -> Expr:
         terms, constant = E.linear(x)
@@ -253,17 +267,24 @@ def merge(outer: For, inner: For, number: int) -> For | None:
         return None
 
 
-def merge_loops(body: Body, names: Names) -> Body:
+def merge_loops(body: Body, names: Names, guards: bool = False) -> Body:
     """Neighbouring loops of one kind merged wherever that is possible, innermost first."""
     out: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, For):
-            stmt = For(stmt.var, stmt.kind, merge_loops(stmt.body, names))
+            stmt = For(stmt.var, stmt.kind, merge_loops(stmt.body, names, guards))
             inner = stmt.body[0] if len(stmt.body) == 1 else None
             if isinstance(inner, For) and inner.kind == stmt.kind:
-                stmt = merge(stmt, inner, next(names)) or stmt
+                stmt = merge(stmt, inner, next(names), guards) or stmt
         out.append(stmt)
     return tuple(out)
+
+
+def merged(kernel: Kernel, guards: bool = False) -> Kernel:
+    """One axis a buffer, neighbouring loops merged."""
+    kernel = flatten(kernel)
+    body = merge_loops(inline_lets(kernel.body), itertools.count(), guards)
+    return Kernel(kernel.name, kernel.buffers, body)
 
 
 def distribute(body: Body, enough: int = 16) -> Body:

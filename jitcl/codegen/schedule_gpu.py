@@ -19,12 +19,13 @@ rows       one row a work-group: its lanes share reductions, and the loops over 
           for r < 100 @loop from lane by 32 { acc add= x[i, r] }
           part_acc[lane] = acc
           barrier
-          for some16 < 16 @loop from lane by 32 {
-            part_acc[some16] = part_acc[some16] + part_acc[some16 + 16]
+          for some8 < 8 @loop from lane by 32 {
+            part_acc[some8] = part_acc[some8] + part_acc[some8 + 8]
+                            + (part_acc[some8 + 16] + part_acc[some8 + 24])
           }
           barrier
           ..
-          y[i] = part_acc[0] if lane == 0 } }
+          y[i] = part_acc[0] + part_acc[1] if lane == 0 } }
 
 chains     one chain of a recurrence a work-group: its lanes share each part of a step, and meet
            behind it; where groups don't work, one chain a work-item
@@ -32,14 +33,15 @@ chains     one chain of a recurrence a work-group: its lanes share each part of 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from jitcl import dtypes
-from jitcl.codegen.loops import Body, flatten, inline_lets, merge_loops, nest_of, renamed
+from jitcl.codegen.axes import fewest_idle, merge, spread
+from jitcl.codegen.loops import Body, inline_lets, merged, nest_of, rebuild, renamed, rewrite
 from jitcl.codegen.render import flat
 from jitcl.codegen.share import share
 from jitcl.codegen.vectorise import has_form
@@ -54,7 +56,6 @@ from jitcl.ir.kernel import (
     For,
     Kernel,
     Let,
-    LoopKind,
     Stmt,
     Store,
     expressions,
@@ -65,36 +66,36 @@ from jitcl.ir.scalar import identity
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
 
-AXES = 3               # of an NDRange
-LONGEST = 65535        # groups along any axis but the innermost: all that NVIDIA's driver takes
 ROW_GROUP = 256        # lanes that share a row, at most
 SMALL_GROUP = 64       # where local memory is emulated (Mali): reductions in small groups
 FEWEST = 32            # lanes: less than a GPU runs in step anyway
+FEWEST_SMALL = 16      # lanes where local memory is emulated: what they share is dear
+TERMS = 8              # that each of these lanes takes, at least, where there are rows enough
+RADIX = 4              # partial results that are combined at a time: fewer barriers than by twos
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
 VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
 ITEMS = 512            # work-items a compute unit: with fewer, vectors would leave it idle
 STRIDES = 8            # as much as moving it, and a million work-items still fill any GPU
 LONG = 64              # terms of a reduction that are worth sharing
 ROWS = 4096            # with fewer rows, work-items would be idle without sharing
-GROUP = 128            # work-items a group, one element each
-STEP = 32              # work-items that a GPU runs in step: others of a group's last few are idle
-DIVISION = 0.05        # of an element's time, to find one's place by division
 LANE = "lane"
 
 
 def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
     """The kernel's parallel loops as work-items of a GPU."""
     nest, inner = parallel_nest(kernel)
-    most = ROW_GROUP if target.local_is_real else SMALL_GROUP
     if scanned(kernel):
         if not target.local_works:
             return elements(kernel, nest, inner, target)
         return chains(kernel, nest, inner, min(ROW_GROUP, target.max_work_group))
-    lanes = min(most, target.reduction_group, target.max_work_group)
-    lanes = row_lanes(kernel, nest, inner, lanes) if target.local_works else 0
+    lanes = row_lanes(kernel, nest, inner, target) if target.local_works else 0
     if lanes:
         return rows(kernel, nest, inner, lanes)
-    return vectors(kernel, target) or elements(kernel, nest, inner, target)
+    flattened = merged(kernel, guards=True)
+    shorter, body = parallel_nest(flattened)
+    if len(shorter) < len(nest):
+        kernel, nest, inner = flattened, shorter, body
+    return vectors(flattened, target) or elements(kernel, nest, inner, target)
 
 
 def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Body]:
@@ -109,102 +110,6 @@ def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Bo
         nest.append(body[0])
         body = body[0].body
     return nest, share(Kernel(kernel.name, kernel.buffers, body), addresses=addresses).body
-
-
-# ---- loops as axes of the NDRange
-
-
-def spread(nest: list[For], kind: LoopKind, body: Body, cut: tuple[int, ...] | None = None) -> Body:
-    """The nest as loops of a kind around the body; `cut`: how many loops become each axis, the
-    outermost first, by default as few of them merged as can be.
-
-        for i < 4 { for j < 5 { y[i, j] = .. } }
-        =>  for p < 20 @group { let i = p / 5  let j = p % 5  y[i, j] = .. }
-    """
-    axes = []
-    for count in cut or next(cuts(nest)):
-        run, nest = nest[:count], nest[count:]
-        if count > 1:
-            merged, body = merge(run, body)
-            run = [merged]
-        axes += run
-    for f in reversed(axes):
-        body = (For(f.var, kind, body),)
-    return body
-
-
-def cuts(nest: list[For]) -> Iterator[tuple[int, ...]]:
-    """The ways to make axes of a nest, those with the fewest loops merged first, outer loops before
-    inner ones. No axis but the innermost is longer than drivers take.
-    """
-    for axes in range(min(AXES, len(nest)), 0, -1):
-        for ends in itertools.combinations(range(len(nest) - 1, 0, -1), axes - 1):
-            bounds = [0, *reversed(ends), len(nest)]
-            cut = tuple(b - a for a, b in itertools.pairwise(bounds))
-            if all(n <= LONGEST for n in lengths(nest, cut)[:-1]):
-                yield cut
-
-
-def lengths(nest: list[For], cut: tuple[int, ...]) -> list[int]:
-    """The extents of the axes."""
-    ends = list(itertools.accumulate(cut, initial=0))
-    return [math.prod(f.extent for f in nest[a:b]) for a, b in itertools.pairwise(ends)]
-
-
-def fewest_idle(nest: list[For], target: Target) -> tuple[int, ...]:
-    """The way that leaves the fewest work-items idle at the ends of axes: a division to find one's
-    place costs as much as some of them.
-    """
-    def cost(cut: tuple[int, ...]) -> float:
-        extents = tuple(reversed(lengths(nest, cut)))
-        group = group_of_items(extents, target)
-        launched = math.prod(-(-n // g) * g for n, g in zip(extents, group))
-        return launched / math.prod(extents) + DIVISION * (len(nest) - len(cut))
-    return min(cuts(nest), key=cost)
-
-
-def group_of_items(extents: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """The work-group for items; `extents` of axes, the innermost first."""
-    return _group_of_items(extents, min(GROUP, target.max_work_group), target.max_work_item_sizes)
-
-
-@functools.lru_cache(maxsize=1024)
-def _group_of_items(extents: tuple[int, ...], most: int, limits: tuple[int, ...]
-                    ) -> tuple[int, ...]:
-    """The group of at most `most` items that leaves the fewest idle: beyond the extents, in steps
-    that are not full, and as groups are small. Of equals the longest along axis 0, whose neighbours
-    lie side by side in memory.
-    """
-    choices = []
-    for n, limit in zip(extents, (*limits, *(1,) * AXES)):
-        most_here = min(most, limit, 1 << max(0, n - 1).bit_length())
-        choices.append([c for c in {1 << k for k in range(most.bit_length())} | {n}
-                        if c <= most_here])
-
-    def cost(group: tuple[int, ...]) -> tuple[float, int]:
-        size = math.prod(group)
-        launched = math.prod(-(-n // g) for n, g in zip(extents, group)) * -(-size // STEP) * STEP
-        return launched * (1 + STEP / size), -group[0]
-    fitting = (g for g in itertools.product(*choices) if math.prod(g) <= most)
-    return min(fitting, key=cost)
-
-
-def merge(nest: list[For], body: Body) -> tuple[For, Body]:
-    """One loop over the iterations of a nest, its variables found by division."""
-    total = math.prod(f.extent for f in nest)
-    place = E.var(f"p_{nest[0].var.value}", extent=total)
-    lets: list[Stmt] = []
-    values: dict[str, Expr] = {}
-    rest = total
-    for f in nest:
-        rest //= f.extent
-        at = place // rest
-        values[f.var.value] = E.var(f.var.value)
-        lets.append(Let(values[f.var.value], at if f is nest[0] else at % f.extent))
-    body = tuple(renamed(s, values) for s in body)
-    read = {v for s, _ in statements(body) for x in expressions(s) for v in x.free}
-    used = [s for s in lets if isinstance(s, Let) and s.var.value in read]
-    return For(place, "loop", ()), (*used, *body)
 
 
 # ---- elements
@@ -236,9 +141,7 @@ def vectors(kernel: Kernel, target: Target) -> Kernel | None:
     none, or too few.
     """
     width = min(VECTOR, target.max_vector_width)
-    kernel = flatten(kernel)
-    body = merge_loops(inline_lets(kernel.body), itertools.count())
-    nest, inner = parallel_nest(replace(kernel, body=body), addresses=False)
+    nest, inner = parallel_nest(kernel, addresses=False)
     most = math.prod(f.extent for f in nest)
     if width < VECTOR or not nest or nest[-1].extent % width or (
             most // width < ITEMS * target.compute_units) or any(
@@ -246,7 +149,9 @@ def vectors(kernel: Kernel, target: Target) -> Kernel | None:
         return None
     last, lane = nest[-1].var, E.var(LANE, extent=width)
     item = E.var(last.value, extent=nest[-1].extent // width)
-    vec = For(lane, "vec", tuple(renamed(s, {last.value: item * width + lane}) for s in inner))
+    vec = For(lane, "vec", tuple(
+        rewrite(renamed(s, {last.value: item * width + lane}), partial(by_first_lane, lane))
+        for s in inner))
     nest = [*nest[:-1], For(item, "parallel", ())]
     done = elements(kernel, nest, (vec,), target)
     if not has_form(kernel, vec, target, aligned=True):
@@ -258,6 +163,24 @@ def vectors(kernel: Kernel, target: Target) -> Kernel | None:
     return done
 
 
+def by_first_lane(lane: Expr, x: Expr) -> Expr:
+    """x with the comparisons that come out alike for all lanes of a vector as its first lane's.
+
+        p * 4 + lane < 64  =>  p * 4 < 64
+    """
+    memo: dict[Expr, Expr] = {}
+    for e in E.walk(x):
+        memo[e] = rebuild(e, tuple(memo[a] for a in e.args))
+        if e.op not in ("lt", "ge") or e.args[0].dtype != "index" or lane.value not in e.free:
+            continue
+        terms, constant = E.linear(e.args[0] - e.args[1])
+        assert lane.extent is not None
+        if terms.pop(lane, 0) == 1 and not any(k % lane.extent for k in (
+                constant, *terms.values())) and not any(lane.value in t.free for t in terms):
+            memo[e] = E.call(e.op, E.from_linear(terms, 0), E.index(-constant))
+    return memo[x]
+
+
 def in_turn(body: Body) -> Body:
     """Loops as sequential ones."""
     return tuple(replace(s, kind="vec" if s.kind == "vec" else "loop", body=in_turn(s.body))
@@ -267,22 +190,26 @@ def in_turn(body: Body) -> Body:
 # ---- rows
 
 
-def row_lanes(kernel: Kernel, nest: list[For], inner: Body, lanes: int) -> int:
+def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> int:
     """How many lanes share a row's work; 0 where they can't, or gain nothing by it. A power of
-    two, lower for short rows.
+    two, lower for short rows, and for many where local memory is emulated.
     """
     loops = [s for s in inner if isinstance(s, For)]
     shared = [s for s in loops if s.kind != "parallel"]
     if not shared or not all(shareable(s) for s in shared) or _accumulated_twice(shared):
         return 0
-    longest = max(trips_of(s) for s in loops)
+    most = ROW_GROUP if target.local_is_real else SMALL_GROUP
+    lanes = 1 << min(most, target.reduction_group, target.max_work_group).bit_length() - 1
+    longest, count = max(trips_of(s) for s in loops), math.prod(f.extent for f in nest)
     while lanes > FEWEST and lanes >= 2 * longest:
+        lanes //= 2
+    while not target.local_is_real and lanes > FEWEST_SMALL and lanes * TERMS > longest and (
+            count * lanes > ITEMS * target.compute_units):
         lanes //= 2
     if any(s.kind == "parallel" for s in loops):
         return lanes if longest >= FEWEST or not nest else 0
     if longest < LONG:
         return 0
-    count = math.prod(f.extent for f in nest)
     return lanes if count < ROWS or along_rows(kernel, nest, shared) else 0
 
 
@@ -304,10 +231,10 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int) -> Kernel:
                 own = accumulators(s)
                 arrays += [Buffer(f"part_{v.value}", _held(v.dtype), (lanes,), "local")
                            for v in own]
-                body += tree([(v, combines[v.value]) for v in own], lane, lanes)
-                for v in own:
+                steps, wholes = tree([(v, combines[v.value]) for v in own], lane, lanes)
+                body += steps
+                for v, whole in zip(own, wholes):
                     known[v.value] = E.var(f"{v.value}_all", v.dtype)
-                    whole = E.load(f"part_{v.value}", (E.index(0),), _held(v.dtype))
                     body.append(Let(known[v.value], E.cast(whole, v.dtype)))
         elif isinstance(s, Store):
             body.append(by_first(s, lane))
@@ -353,22 +280,32 @@ def sunk(loop: For) -> For:
     return replace(loop, body=(sunk(replace(last, body=(*named, *last.body))),))
 
 
-def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> list[Stmt]:
-    """Element 0 of each value's part becomes the combination of all lanes' values."""
+def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> tuple[list[Stmt], list[Expr]]:
+    """Statements after which few partial results of each value are left, and what combines these:
+    the whole that each lane computes.
+    """
     body: list[Stmt] = [Store(f"part_{v.value}", (lane,), E.cast(v, _held(v.dtype)))
                         for v, _ in values]
     body.append(Barrier())
-    half = lanes // 2
-    while half:
-        some = E.var(f"some{half}_{values[0][0].value}", extent=half)
-        pairs = []
-        for v, combine in values:
-            part, dtype = f"part_{v.value}", _held(v.dtype)
-            mine, other = (E.load(part, (i,), dtype) for i in (some, some + half))
-            pairs.append(Store(part, (some,), E.make(combine, (mine, other), dtype)))
-        body += [For(some, "loop", tuple(pairs), lane, lanes), Barrier()]
-        half //= 2
-    return body
+    while lanes > RADIX:
+        left = lanes // RADIX
+        some = E.var(f"some{left}_{values[0][0].value}", extent=left)
+        combined = [Store(f"part_{v.value}", (some,), _combined(v, combine, [
+            some + left * k for k in range(RADIX)])) for v, combine in values]
+        body += [For(some, "loop", tuple(combined), lane, lane.extent or lanes), Barrier()]
+        lanes = left
+    return body, [_combined(v, combine, [E.index(k) for k in range(lanes)])
+                  for v, combine in values]
+
+
+def _combined(v: Expr, combine: str, places: list[Expr]) -> Expr:
+    """The combination of a value's partial results at the places, neighbours first."""
+    dtype = _held(v.dtype)
+    parts = [E.load(f"part_{v.value}", (i,), dtype) for i in places]
+    while len(parts) > 1:
+        pairs = [tuple(parts[k:k + 2]) for k in range(0, len(parts), 2)]
+        parts = [E.make(combine, pair, dtype) if len(pair) > 1 else pair[0] for pair in pairs]
+    return parts[0]
 
 
 def by_first(s: Store, lane: Expr) -> Store:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jitcl.codegen.axes import group_of_items
 from jitcl.codegen.render_opencl import OpenClRenderer
-from jitcl.codegen.schedule_gpu import group_of_items, schedule_gpu
+from jitcl.codegen.schedule_gpu import schedule_gpu
 from jitcl.codegen.schedule_opencl_cpu import schedule_opencl_cpu
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.lanes import work_loops

@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from jitcl.codegen.axes import merge
 from jitcl.codegen.loops import Body
 from jitcl.codegen.render_numba import parallel_nest
 from jitcl.codegen.schedule_cpu import schedule_cpu
-from jitcl.codegen.schedule_gpu import by_first, in_turn, merge
+from jitcl.codegen.schedule_gpu import by_first, in_turn
 from jitcl.codegen.vectorise import vectorise
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr

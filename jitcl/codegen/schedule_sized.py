@@ -11,16 +11,16 @@ reductions share, is a work-item's. Sizes stand in the text as polynomials over 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jitcl.codegen.loops import flatten, inline_lets, merge_loops
+from jitcl.codegen.axes import spread
+from jitcl.codegen.loops import merged
 from jitcl.codegen.render_numba import NumbaRenderer, kernel_text, outer_loops
 from jitcl.codegen.render_numba import parallel_nest as nest_of
 from jitcl.codegen.render_opencl import OpenClRenderer
-from jitcl.codegen.schedule_gpu import parallel_nest, spread
+from jitcl.codegen.schedule_gpu import parallel_nest
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.graph import Node
@@ -72,23 +72,16 @@ def sizes_of(kernel: Kernel) -> list[Size]:
     return found
 
 
-def simple(kernel: Kernel) -> Kernel:
-    """One axis a buffer, neighbouring loops merged."""
-    kernel = flatten(kernel)
-    body = merge_loops(inline_lets(kernel.body), itertools.count())
-    return Kernel(kernel.name, kernel.buffers, body)
-
-
 def sized_for_cpu(kernel: Kernel, entry: str) -> Sized:
     """For the CPU path."""
-    r = SizedRenderer(share(simple(kernel), addresses=False))
+    r = SizedRenderer(share(merged(kernel), addresses=False))
     text = kernel_text(r, entry)
     return Sized(text, r.sizes.params())
 
 
 def sized_for_opencl(kernel: Kernel, target: Target) -> Sized:
     """For OpenCL devices: a work-item an iteration of the outer parallel loops."""
-    plain = simple(kernel)
+    plain = merged(kernel)
     nest, inner = parallel_nest(plain)
     nest = nest or [For(E.var("item", extent=1), "parallel", ())]       # of one element
     total = math.prod(f.extent for f in nest)

@@ -2,17 +2,15 @@
 // from the graph
 // x0 f32[2,3,8], x1 f32[2,5,8] -> y f32[2,8,8]
 // 0 FLOP, 1.02 kB; generated loops
-// launch: 8x8x2 by 8x8x2
+// launch: 64x2 by 64x2
 
-__kernel void concat_6a503410a0(
-    __global const float *restrict x0,    // f32[2,3,8]
-    __global const float *restrict x1,    // f32[2,5,8]
-    __global float *restrict y)    // f32[2,8,8]
+__kernel void concat_b40b129b95(
+    __global const float *restrict x0,    // f32[48]
+    __global const float *restrict x1,    // f32[80]
+    __global float *restrict y)    // f32[128]
 {
-    int i0 = get_global_id(2);
-    int i1 = get_global_id(1);
-    int i2 = get_global_id(0);
-    int t0 = i1 + -3;
-    bool t1 = i1 < 3;
-    y[i0 * 64 + i1 * 8 + i2] = t1 ? (t1 ? x0[i0 * 24 + i1 * 8 + i2] : 0.0f) : t0 >= 0 ? x1[i0 * 40 + t0 * 8 + i2] : 0.0f;
+    int i0 = get_global_id(1);
+    int p0 = get_global_id(0);
+    bool t0 = p0 < 24;
+    y[p0 + i0 * 64] = t0 ? (t0 ? x0[p0 + i0 * 24] : 0.0f) : p0 >= 24 ? x1[p0 + i0 * 40 + -24] : 0.0f;
 }

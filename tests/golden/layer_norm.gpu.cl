@@ -4,7 +4,7 @@
 // 10.8 kFLOP, 6.91 kB; generated loops
 // launch: 1024 by 128
 
-__kernel void reduce_mean_sub_mul_add_sqrt_reciprocal_ab4cf9bfcb(
+__kernel void reduce_mean_sub_mul_add_sqrt_reciprocal_31439b866e(
     __global const float *restrict x0,    // f32[8,96]
     __global const float *restrict x1,    // f32[96]
     __global const float *restrict x2,    // f32[96]
@@ -18,21 +18,13 @@ __kernel void reduce_mean_sub_mul_add_sqrt_reciprocal_ab4cf9bfcb(
     if (lane < 96) acc0 += x0[i0 * 96 + lane];
     part_acc0[lane] = acc0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 64) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 64];
+    if (lane < 32) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 32] + (part_acc0[lane + 64] + part_acc0[lane + 96]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 32];
+    if (lane < 8) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 8] + (part_acc0[lane + 16] + part_acc0[lane + 24]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 16) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 16];
+    if (lane < 2) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 2] + (part_acc0[lane + 4] + part_acc0[lane + 6]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 8];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 4) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 4];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 2];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 1) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 1];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc0_all = part_acc0[0];
+    float acc0_all = part_acc0[0] + part_acc0[1];
     float acc1 = 0.0f;
     if (lane < 96) {
         float t0 = x0[i0 * 96 + lane] - acc0_all / 96.0f;
@@ -40,20 +32,12 @@ __kernel void reduce_mean_sub_mul_add_sqrt_reciprocal_ab4cf9bfcb(
     }
     part_acc1[lane] = acc1;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 64) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 64];
+    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32] + (part_acc1[lane + 64] + part_acc1[lane + 96]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32];
+    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8] + (part_acc1[lane + 16] + part_acc1[lane + 24]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 16) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 16];
+    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2] + (part_acc1[lane + 4] + part_acc1[lane + 6]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 4) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 4];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 1) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 1];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc1_all = part_acc1[0];
+    float acc1_all = part_acc1[0] + part_acc1[1];
     if (lane < 96) y[i0 * 96 + lane] = (x0[i0 * 96 + lane] - acc0_all / 96.0f) * (1.0f / sqrt(acc1_all / 96.0f + 1e-05f)) * x1[lane] + x2[lane];
 }

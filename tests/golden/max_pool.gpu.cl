@@ -2,7 +2,7 @@
 // from the graph
 // x0 f32[1,16,14,14] -> y f32[1,16,7,7]
 // 3.14 kFLOP, 15.7 kB; generated loops
-// launch: 8x7x16 by 8x1x16
+// launch: 8x112 by 8x16
 
 #ifndef JITCL_MAX_F32
 #define JITCL_MAX_F32
@@ -12,19 +12,18 @@ float jitcl_max_f32(float a, float b)
 }
 #endif
 
-__kernel void max_pool_bfda56f4bb(
-    __global const float *restrict x0,    // f32[1,16,14,14]
-    __global float *restrict y)    // f32[1,16,7,7]
+__kernel void max_pool_174f6b35d5(
+    __global const float *restrict x0,    // f32[3136]
+    __global float *restrict y)    // f32[784]
 {
-    int i0 = get_global_id(2);
-    int i1 = get_global_id(1);
+    int p2 = get_global_id(1);
     int i2 = get_global_id(0);
     if (i2 >= 7) return;
     float acc0 = -INFINITY;
     for (int r0 = 0; r0 < 2; ++r0) {
         for (int r1 = 0; r1 < 2; ++r1) {
-            acc0 = jitcl_max_f32(acc0, x0[i0 * 196 + i1 * 28 + r0 * 14 + i2 * 2 + r1]);
+            acc0 = jitcl_max_f32(acc0, x0[p2 * 28 + r0 * 14 + i2 * 2 + r1]);
         }
     }
-    y[i0 * 49 + i1 * 7 + i2] = acc0;
+    y[p2 * 7 + i2] = acc0;
 }

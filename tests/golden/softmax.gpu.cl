@@ -12,7 +12,7 @@ float jitcl_max_f32(float a, float b)
 }
 #endif
 
-__kernel void reduce_max_sub_exp_reduce_sum_74b58e4eb5(
+__kernel void reduce_max_sub_exp_reduce_sum_bd363767de(
     __global const float *restrict x0,    // f32[8,100]
     __global float *restrict y)    // f32[8,100]
 {
@@ -24,39 +24,23 @@ __kernel void reduce_max_sub_exp_reduce_sum_74b58e4eb5(
     if (lane < 100) acc0 = jitcl_max_f32(acc0, x0[i0 * 100 + lane]);
     part_acc0[lane] = acc0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 64) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 64]);
+    if (lane < 32) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 32]), jitcl_max_f32(part_acc0[lane + 64], part_acc0[lane + 96]));
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 32]);
+    if (lane < 8) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 8]), jitcl_max_f32(part_acc0[lane + 16], part_acc0[lane + 24]));
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 16) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 16]);
+    if (lane < 2) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 2]), jitcl_max_f32(part_acc0[lane + 4], part_acc0[lane + 6]));
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 8]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 4) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 4]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 2]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 1) part_acc0[lane] = jitcl_max_f32(part_acc0[lane], part_acc0[lane + 1]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc0_all = part_acc0[0];
+    float acc0_all = jitcl_max_f32(part_acc0[0], part_acc0[1]);
     float acc1 = 0.0f;
     if (lane < 100) acc1 += exp(x0[i0 * 100 + lane] - acc0_all);
     part_acc1[lane] = acc1;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 64) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 64];
+    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32] + (part_acc1[lane + 64] + part_acc1[lane + 96]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32];
+    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8] + (part_acc1[lane + 16] + part_acc1[lane + 24]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 16) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 16];
+    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2] + (part_acc1[lane + 4] + part_acc1[lane + 6]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 4) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 4];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 1) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 1];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc1_all = part_acc1[0];
+    float acc1_all = part_acc1[0] + part_acc1[1];
     if (lane < 100) y[i0 * 100 + lane] = exp(x0[i0 * 100 + lane] - acc0_all) * (1.0f / acc1_all);
 }
