@@ -61,7 +61,7 @@ class OpenClRenderer(VectorRenderer):
         """A C loop over the body, from where it says to its end by its step."""
         if s.kind == "vec":
             return self.vec(s, indent)
-        if s.first is not None and s.step >= s.extent and s.end is None:
+        if s.first is not None and s.end is None and at_least_always(s.step, s.extent):
             return self.once(s, s.first, indent)
         pad, name = "    " * indent, s.var.value
         first = "0" if s.first is None else self.expr(s.first)

@@ -6,14 +6,16 @@ a GPU            elements, rows or chains (schedule_gpu); vectors are aligned
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from jitcl.codegen.axes import group_of_items
+from jitcl.codegen.axes import STEP, group_of_items
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_gpu import schedule_gpu
 from jitcl.codegen.schedule_opencl_cpu import schedule_opencl_cpu
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.lanes import work_loops
+from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
 
@@ -25,6 +27,7 @@ class Scheduled:
     body: str
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
+    params: Mapping[str, int] = field(default_factory=dict)      # sizes, behind the buffers
 
 
 def schedule(kernel: Kernel, target: Target) -> Scheduled:
@@ -50,11 +53,12 @@ def rendered(kernel: Kernel, target: Target) -> Scheduled:
         count = max(len(local), len(outer))
         local = local + (1,) * (count - len(local))
         sizes = tuple(n * m for n, m in zip(outer + (1,) * (count - len(outer)), local))
-    elif target.device_type == "cpu":
+    elif target.device_type == "cpu" and not any(map(is_size, extents)):
         local, sizes = (1,) * len(extents), extents
     else:
-        local = group_of_items(extents, target)
-        sizes = tuple(-(-n // m) * m for n, m in zip(extents, local))
+        local = group_of_items(tuple(max(hint(n), STEP) if is_size(n) else n for n in extents),
+                               target)
+        sizes = tuple((n + m - 1) // m * m for n, m in zip(extents, local))
     r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
     r.aligned = target.device_type != "cpu"
-    return Scheduled(r.scheduled(local), sizes, local)
+    return Scheduled(r.scheduled(local), sizes, local, r.sizes.params())

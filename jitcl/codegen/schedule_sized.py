@@ -4,42 +4,33 @@
     sizes that are parameters   for i in range((4 * size0)): ..  built once
 
 The schedules of fixed sizes ask what divides what and which loop is long. Here the loops stay as
-they are lowered, but for merging; on OpenCL devices each element of the output, or each row that
-reductions share, is a work-item's. Sizes stand in the text as polynomials over `size0`, `size1`,
-.. (`ir/sizes.py`), which are the kernel's integer parameters behind its buffers.
+they are lowered, but for merging. On OpenCL devices they are axes of the NDRange, an element of the
+output a work-item; of rows that are long now, when the kernel is made, lanes share the reductions.
+Sizes stand in the text as polynomials over `size0`, `size1`, .. (`ir/sizes.py`), which are the
+kernel's integer parameters behind its buffers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from jitcl.codegen.axes import spread
-from jitcl.codegen.loops import merged
+from jitcl.codegen.loops import merged, rewrite
 from jitcl.codegen.render_numba import NumbaRenderer, kernel_text, outer_loops
 from jitcl.codegen.render_numba import parallel_nest as nest_of
-from jitcl.codegen.render_opencl import OpenClRenderer
-from jitcl.codegen.schedule_gpu import parallel_nest
+from jitcl.codegen.schedule_gpu import in_turn, parallel_nest, row_lanes, rows
+from jitcl.codegen.schedule_opencl import Scheduled, rendered
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import For, Kernel, expressions, statements
-from jitcl.ir.sizes import Size, Space, has_size, is_size, judged_by_hint
+from jitcl.ir.kernel import For, Kernel, Stmt, expressions, statements
+from jitcl.ir.sizes import Size, Space, has_size, hint, is_size, judged_by_hint
+from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
-
-GROUP = 64                      # work-items a group
-
-
-@dataclass(frozen=True)
-class Sized:
-    """A kernel's text; `params` are what it takes behind its buffers."""
-
-    body: str
-    params: Mapping[str, int]
-    global_size: tuple[int, ...] = ()
-    local_size: tuple[int, ...] = ()
 
 
 def group_is_sized(group: Group) -> bool:
@@ -72,25 +63,57 @@ def sizes_of(kernel: Kernel) -> list[Size]:
     return found
 
 
-def sized_for_cpu(kernel: Kernel, entry: str) -> Sized:
+def sized_for_cpu(kernel: Kernel, entry: str) -> Scheduled:
     """For the CPU path."""
     r = SizedRenderer(share(merged(kernel), addresses=False))
     text = kernel_text(r, entry)
-    return Sized(text, r.sizes.params())
+    return Scheduled(text, (), (), r.sizes.params())
 
 
-def sized_for_opencl(kernel: Kernel, target: Target) -> Sized:
-    """For OpenCL devices: a work-item an iteration of the outer parallel loops."""
+def sized_for_opencl(kernel: Kernel, target: Target) -> Scheduled:
+    """For OpenCL devices: what `schedule_sized` makes of it, verified for the sizes of now."""
+    scheduled = schedule_sized(kernel, target)
+    verify_schedule(with_sizes(scheduled, hint), target.local_memory or None)
+    return rendered(scheduled, target)
+
+
+def schedule_sized(kernel: Kernel, target: Target) -> Kernel:
+    """A row of the outer parallel loops a work-group, where lanes may share its reductions and it
+    is long now; else an iteration a work-item.
+    """
     plain = merged(kernel)
     nest, inner = parallel_nest(plain)
+    lanes = 0
+    if target.local_works and target.device_type != "cpu":
+        with judged_by_hint():
+            lanes = row_lanes(plain, nest, inner, target)
+    if lanes:
+        return rows(plain, nest, inner, lanes)
     nest = nest or [For(E.var("item", extent=1), "parallel", ())]       # of one element
-    total = math.prod(f.extent for f in nest)
-    plain = replace(plain, body=spread(nest, "item", inner, (len(nest),)))
-    r = OpenClRenderer(plain, target.fp64, target.soft_half, target.half_builtins)
-    local = min(GROUP, target.max_work_group)
-    text = r.scheduled((local,))
-    items = (total + local - 1) // local * local
-    return Sized(text, r.sizes.params(), (items,), (local,))
+    return replace(plain, body=spread(nest, "item", in_turn(inner)))
+
+
+def with_sizes(kernel: Kernel, number: Callable[[Any], int]) -> Kernel:
+    """The kernel with a number in the place of each size."""
+    memo: dict[Expr, Expr] = {}
+
+    def fixed(x: Expr) -> Expr:
+        for e in E.walk(x):
+            if e not in memo:
+                value = number(e.value) if e.is_const and is_size(e.value) else e.value
+                extent = None if e.extent is None else number(e.extent)
+                memo[e] = E.make(e.op, tuple(memo[a] for a in e.args), e.dtype, value, extent,
+                                 e.guarded)
+        return memo[x]
+
+    def statement(s: Stmt) -> Stmt:
+        if not isinstance(s, For):
+            return rewrite(s, fixed)
+        first, end = (None if e is None else fixed(e) for e in (s.first, s.end))
+        return replace(s, var=fixed(s.var), body=tuple(map(statement, s.body)), first=first,
+                       end=end)
+    buffers = tuple(replace(b, shape=tuple(map(number, b.shape))) for b in kernel.buffers)
+    return replace(kernel, buffers=buffers, body=tuple(map(statement, kernel.body)))
 
 
 class SizedRenderer(NumbaRenderer):
@@ -103,4 +126,5 @@ class SizedRenderer(NumbaRenderer):
         return self.split_many(nest[:count])
 
 
-__all__ = ["Sized", "group_is_sized", "sized_for_cpu", "sized_for_opencl", "sizes_of"]
+__all__ = ["group_is_sized", "schedule_sized", "sized_for_cpu", "sized_for_opencl", "sizes_of",
+           "with_sizes"]

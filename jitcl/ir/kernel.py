@@ -95,7 +95,7 @@ class For:
     @property
     def trips(self) -> int:
         """Iterations, at most."""
-        return -(-self.extent // self.step)
+        return self.extent if self.step == 1 else -(-self.extent // self.step)
 
     @property
     def plain(self) -> bool:
