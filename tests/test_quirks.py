@@ -31,7 +31,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.target import Target
 from jitcl.target.features import GATED, PATTERNS
 from jitcl.target.profiles import PROFILES
-from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying, corrected
+from jitcl.target.quirks import QUIRKS, Driver, Quirk, When, applying
 from tests.caches import Memory
 from tests.compiling import compile_graph
 from tests.devices import needs, needs_driver, opened
@@ -161,6 +161,13 @@ def profiling(target: Target) -> list[str]:
         patch.setattr(ex, "_wall_times", lambda runs: used.append("clock") or [[]])
         ex.profile([])
     return used
+
+
+def corrected(driver: Driver, target: Target) -> Target:
+    """The target with the effects of all rows that hold."""
+    for quirk in applying(driver, target):
+        target = quirk.apply(target)
+    return target
 
 
 def batch_sizes(target: Target) -> list[int]:

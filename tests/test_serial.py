@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,11 @@ from jitcl.errors import CacheError
 from jitcl.runtime import serial
 from jitcl.runtime.cache import KernelCache
 from jitcl.target import Target
+
+
+def dumps(plan: Plan, extra: Any = None) -> bytes:
+    return b"".join(serial.encode(plan, extra))
+
 
 DTYPES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
           "uint32", "uint64", "bool", "complex64"]
@@ -72,15 +78,15 @@ def arrays(seed: int = 0) -> dict[int, np.ndarray]:
 
 def test_round_trip_of_every_dtype_and_rank():
     plan = make_plan(constants=arrays())
-    back, extra = serial.decode(serial.dumps(plan, {"device": "cpu", "list": [1, None, 2.5]}))
+    back, extra = serial.decode(dumps(plan, {"device": "cpu", "list": [1, None, 2.5]}))
     expect_equal(plan, back)
     assert extra == {"device": "cpu", "list": [1, None, 2.5]}
-    assert serial.dumps(back, extra) == serial.dumps(plan, extra)
+    assert dumps(back, extra) == dumps(plan, extra)
 
 
 def test_round_trip_of_an_empty_plan():
     plan = Plan((), (), (), (), (), ())
-    back, extra = serial.decode(serial.dumps(plan))
+    back, extra = serial.decode(dumps(plan))
     assert back == plan
     assert extra is None
 
@@ -88,7 +94,7 @@ def test_round_trip_of_an_empty_plan():
 def test_any_memory_order_comes_back_row_major():
     base = np.arange(24, dtype=">i4").reshape(2, 3, 4)
     given_ = {0: base.transpose(2, 0, 1), 1: np.asfortranarray(base), 2: base[:, ::-1, ::2]}
-    back, _ = serial.decode(serial.dumps(make_plan(constants=given_)))
+    back, _ = serial.decode(dumps(make_plan(constants=given_)))
     for index, array in given_.items():
         np.testing.assert_array_equal(back.constants[index], array)
         assert back.constants[index].dtype == np.dtype("<i4")
@@ -97,7 +103,7 @@ def test_any_memory_order_comes_back_row_major():
 
 def test_numpy_integers_become_plain_ones():
     plan = dataclasses.replace(make_plan(), slots=(np.int64(64),))
-    back, _ = serial.decode(serial.dumps(plan))
+    back, _ = serial.decode(dumps(plan))
     assert back.slots == (64,)
     assert type(back.slots[0]) is int
 
@@ -107,7 +113,7 @@ def test_round_trip_of_any_text_and_integers(rows):
     steps = tuple(Step(text, text, (), tuple(numbers), head=text, origins=((text, ""),))
                   for text, numbers in rows)
     plan = dataclasses.replace(make_plan(), steps=steps)
-    expect_equal(plan, serial.decode(serial.dumps(plan))[0])
+    expect_equal(plan, serial.decode(dumps(plan))[0])
 
 
 def test_constants_are_used_where_the_cache_maps_them(tmp_path):
@@ -133,7 +139,7 @@ def test_a_small_plan_is_aligned_too(tmp_path):
 
 
 def test_a_plan_of_150_steps_is_decoded_in_a_few_times_what_its_json_takes():
-    data = serial.dumps(make_plan(150, {i: np.ones(100, np.float32) for i in range(150)}))
+    data = dumps(make_plan(150, {i: np.ones(100, np.float32) for i in range(150)}))
     text = data[24:data.rindex(b"}") + 1]
     turns = [(_seconds(serial.decode, data), _seconds(json.loads, text)) for _ in range(15)]
     plan, parsed = (min(column) for column in zip(*turns, strict=True))
@@ -151,16 +157,16 @@ def _seconds(function, given) -> float:
     ids=lambda a: str(a.dtype))
 def test_constants_that_are_no_numbers_are_refused(array):
     with pytest.raises(CacheError, match="constant of buffer 4 has NumPy dtype"):
-        serial.dumps(make_plan(constants={4: array}))
+        dumps(make_plan(constants={4: array}))
 
 
 def test_fields_that_are_not_plain_are_refused():
     plan = make_plan()
     odd = dataclasses.replace(plan.steps[0], params=({"a": 1},))
     with pytest.raises(CacheError, match=r"field 'steps.params' of a plan holds a dict"):
-        serial.dumps(dataclasses.replace(plan, steps=(odd,)))
+        dumps(dataclasses.replace(plan, steps=(odd,)))
     with pytest.raises(CacheError, match="'extra' of a plan is no JSON value"):
-        serial.dumps(plan, {"a": object()})
+        dumps(plan, {"a": object()})
 
 
 @pytest.mark.parametrize("data", [b"", b"JITCL", b"x" * 100, b"\x80\x04\x95"])
@@ -170,7 +176,7 @@ def test_bytes_that_are_no_plan_are_refused(data):
 
 
 def test_a_plan_of_another_version_is_refused(monkeypatch):
-    data = serial.dumps(make_plan())
+    data = dumps(make_plan())
     monkeypatch.setitem(serial._SCHEMA, "Step", ["name", "kernel", "more"])
     with pytest.raises(CacheError, match="written by another version of jitcl"):
         serial.decode(data)

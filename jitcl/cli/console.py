@@ -93,9 +93,9 @@ def progress_bar(quiet: bool = False) -> Iterator[Progress | None]:
         yield progress
 
 
-def node_names(names: Sequence[str], most: int = 2) -> str:
+def node_names(names: Sequence[str]) -> str:
     """Names of the model's nodes for a table: "/conv1/Conv, /relu1/Relu +1"."""
-    return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
+    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
 
 
 def duration(seconds: float) -> str:

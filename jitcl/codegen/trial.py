@@ -66,15 +66,6 @@ def trials(generated: Generated, plan: Plan, wanted: Container[str] | None = Non
     return tuple(_needed(found, wanted))
 
 
-def unchecked(generated: Generated) -> tuple[tuple[str, str], ...]:
-    """(kernel, reason) of those that no trial covers."""
-    tried = trials(generated, generated.plan)
-    why = {e: t.reason for t in tried for e in t.entries if t.reason}
-    covered = {e for t in tried for e in t.entries if not t.reason}
-    return tuple((k.entry, why.get(k.entry, "no step launches it"))
-                 for k in generated.plan.kernels if k.entry not in covered)
-
-
 def _by_group(plan: Plan) -> dict[int, tuple[Step, ...]]:
     found: dict[int, tuple[Step, ...]] = {}
     for step in plan.steps:

@@ -151,12 +151,6 @@ class FaultDatabase:
                     return f"{'+'.join(sorted(blamed))}: {fault.signature}"
         return ""
 
-    def blamed(self) -> tuple[tuple[frozenset[str], Fault], ...]:
-        """Sets of features that no kernel may combine, each with a fault that shows why."""
-        with self._lock:
-            self._refresh()
-            return self._blames
-
     def crash_of_proven(self) -> Fault | None:
         """The last crash of a kernel that used nothing but what probes have proven: no kernel is
         safe from that driver, whatever list of good ones it is on.

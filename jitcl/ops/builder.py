@@ -160,9 +160,5 @@ def checked(node: Node, out: np.ndarray) -> np.ndarray:
     return out
 
 
-def is_const(node: Node) -> bool:
-    return node.op == "const"
-
-
-__all__ = ["Data", "GraphBuilder", "affordable", "evaluate", "freeze", "infer", "is_const",
-           "lookup", "reference"]
+__all__ = ["Data", "GraphBuilder", "affordable", "evaluate", "freeze", "infer", "lookup",
+           "reference"]

@@ -89,26 +89,26 @@ def tally_of(given: Any) -> Tally:
     return Tally(given)
 
 
-def folder_of(given: Any, what: str = "cache_dir") -> Path:
+def folder_of(given: Any) -> Path:
     """A directory's path, which need not be there; OptionError for what is none."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
-        raise OptionError(f"{what}: got {shown(given)}, wanted the path of a directory")
+        raise OptionError(f"cache_dir: got {shown(given)}, wanted the path of a directory")
     text = os.fspath(given)
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:      # half a character
-        raise OptionError(f"{what}: {text!r} is no path here: {error}") from error
+        raise OptionError(f"cache_dir: {text!r} is no path here: {error}") from error
     if "\0" in text or not text:
-        raise OptionError(f"{what}: {text!r} is no path"
+        raise OptionError(f"cache_dir: {text!r} is no path"
                           + (": it has a zero byte in it" if text else ""))
     return Path(text)
 
 
-def shapes_of(given: Any, what: str = "shapes") -> Mapping[str, Any]:
+def shapes_of(given: Any) -> Mapping[str, Any]:
     """InputError unless it is a dict by input names; {} for None."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
         return given
-    raise InputError(f"{what}: got {shown(given)}, wanted a dict of input name -> shape, such as "
+    raise InputError(f"shapes: got {shown(given)}, wanted a dict of input name -> shape, such as "
                      "{'image': (1, 3, 224, 224)}")

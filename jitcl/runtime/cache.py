@@ -338,8 +338,7 @@ class DeviceCache:
         cache._wrote(written)
 
     @contextmanager
-    def building(self, kind: str, key: Key | str, mapped: bool = False,
-                 ) -> Iterator[bytes | memoryview | None]:
+    def building(self, kind: str, key: Key | str) -> Iterator[memoryview | None]:
         """Let one of all processes and threads build an entry; the others wait and get its result.
 
             with cache.building("kernel", key) as found:
@@ -348,7 +347,7 @@ class DeviceCache:
                     cache.put("kernel", key, found)
 
         A builder that dies frees the others at once; one that hangs holds them `wait_s` seconds,
-        then they build too (the last to finish wins). Yields a view with `mapped`, as `get_mmap`.
+        then they build too (the last to finish wins). Yields what `get_mmap` gives.
         """
         path = self._path(kind, key)
         lock = path.with_suffix(".lock")
@@ -357,10 +356,10 @@ class DeviceCache:
         except OSError:                        # `put` will tell; threads exclude each other
             lock = ownership.NOWHERE / self.name / kind / lock.name
         with locks.exclusive(lock, self.cache.wait_s):
-            found = self._find(kind, key, mapped, first=False)
+            found = self._find(kind, key, mapped=True, first=False)
             if found is None:
                 self.stats.add("builds")
-            yield found if found is None or mapped else bytes(found)
+            yield found
 
     def why(self, kind: str, key: Key) -> Why:
         """Which parts of the key differ from the nearest entry of its kind and subject.

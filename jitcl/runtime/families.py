@@ -315,7 +315,7 @@ class Families:
             family_key = Key(parts, key.subject)
             family = self._stored(self.specialiser.cache.get_mmap("plan", family_key), sized)
             if family is None:
-                with self.specialiser.cache.building("plan", family_key, mapped=True) as other:
+                with self.specialiser.cache.building("plan", family_key) as other:
                     family = self._stored(other, sized)     # of another process
                     if family is None:
                         return self._made(family_key, pattern, space, sized, shapes, patience)

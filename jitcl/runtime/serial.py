@@ -70,11 +70,6 @@ def encode(plan: Plan, extra: Any = None) -> list[bytes | bytearray | memoryview
     return [head, *pieces]
 
 
-def dumps(plan: Plan, extra: Any = None) -> bytes:
-    """`encode`, joined."""
-    return b"".join(encode(plan, extra))
-
-
 def decode(data: bytes | memoryview, shared: Callable[[str], np.ndarray[Any, Any]] | None = None
            ) -> tuple[Plan, Any]:
     """(plan, extra). Constants are read-only views into `data`, which they keep alive; those that

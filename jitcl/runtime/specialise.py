@@ -160,7 +160,7 @@ class Specialiser:
             known = self._stored(self.cache.get_mmap("plan", key), patience)
         if known is not None:
             return known
-        with self.cache.building("plan", key, mapped=True) as other:
+        with self.cache.building("plan", key) as other:
             known = self._stored(other, patience)       # another process may have built it
             return known or self.compile(key, shapes, values, patience)
 

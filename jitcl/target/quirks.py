@@ -16,7 +16,7 @@ from jitcl.target.faults_arm import ARM
 from jitcl.target.quirk import Quirk
 from jitcl.target.target import Target
 
-__all__ = ["QUIRKS", "Driver", "Quirk", "When", "applying", "corrected", "switches", "version_key"]
+__all__ = ["QUIRKS", "Driver", "Quirk", "When", "applying", "switches", "version_key"]
 
 QUIRKS: tuple[Quirk, ...] = (*CPU_DRIVERS, *ARM, *ADRENO, *POWERVR, *DESKTOP)
 
@@ -39,10 +39,3 @@ def applying(driver: Driver, target: Target) -> tuple[Quirk, ...]:
     """The rows that hold for a driver and what was probed on its device, in the table's order."""
     switched = switches()
     return tuple(q for q in QUIRKS if switched.get(q.id, q.when.holds(driver, target)))
-
-
-def corrected(driver: Driver, target: Target) -> Target:
-    """The target with the effects of all rows that hold."""
-    for quirk in applying(driver, target):
-        target = quirk.apply(target)
-    return target

@@ -21,7 +21,8 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
-from jitcl.templates.gemm_cpu.template import CACHE_WAY, Shape, Writer, most_rows, product_of
+from jitcl.templates.gemm_cpu.template import CACHE_WAY, Writer, most_rows, product_of
+from jitcl.templates.matmul import Shape
 
 PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
           "q_head", "q_image")

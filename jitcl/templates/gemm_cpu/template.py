@@ -31,6 +31,7 @@ from jitcl.templates.base import (
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
+from jitcl.templates.matmul import Shape
 
 PARAMS = (
     "batch",
@@ -59,26 +60,6 @@ FAR = 16384  # bytes: of rows so far apart, a second-level cache has no sets for
 NEAR = 4096  # bytes: so far apart at most rows of b lie that are read in place again and again
 SMALL_BYTES = 1 << 20  # of b: more of it is arranged in panels, unless it is read just once
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
-
-
-@dataclass(frozen=True)
-class Shape:
-    """batch products of [m, k] and [k, n]. `merged`: b has no batch, so that a's batch counts as
-    rows."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    merged: bool
-
-    @staticmethod
-    def of(node: Node) -> Shape:
-        """The numbers of a matmul."""
-        a, b = (i.type for i in node.inputs)
-        *leading, m, n = node.type.dims
-        merged, batch = math.prod(b.dims[:-2]) == 1, math.prod(leading)
-        return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, CpuHooks, Emitted, Match, Packed, Template
 from jitcl.templates.cpu.arithmetic import fours, of_bytes
-from jitcl.templates.gemm_cpu.template import Rows, Shape, Writer, far, pack_columns
+from jitcl.templates.gemm_cpu.template import Rows, Writer, far, pack_columns
+from jitcl.templates.matmul import Shape
 
 
 class GemmIntegerCpu(Template[Match, CpuHooks]):

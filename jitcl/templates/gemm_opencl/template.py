@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,29 +23,11 @@ from jitcl.templates.gemm_opencl.product import (
     pack_rows,
     real,
 )
+from jitcl.templates.matmul import Shape
 from jitcl.templates.opencl.tiling import Tile, choose_tiles, in_half
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
 NARROW = 4                     # fewer columns are dot products: generated loops do those
-
-
-@dataclass(frozen=True)
-class Shape:
-    """batch products of [m, k] and [k, n]. `merged`: b has no batch, so a's counts as rows."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    merged: bool
-
-    @staticmethod
-    def of(node: Node) -> Shape:
-        """The numbers of a matmul."""
-        *leading, m, n = node.type.dims
-        merged, batch = math.prod(node.inputs[1].type.dims[:-2]) == 1, math.prod(leading)
-        k = node.inputs[0].type.dims[-1]
-        return Shape(1, m * batch, n, k, True) if merged else Shape(batch, m, n, k, False)
 
 
 class GemmOpenCl(Template[Tile, OpenClHooks]):
