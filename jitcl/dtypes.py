@@ -31,8 +31,7 @@ _NUMPY = {
     "f16": "float16", "f32": "float32", "f64": "float64",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
-    "bool": "bool", "index": "int64",
-}
+    "bool": "bool", "index": "int64"}
 _ML_DTYPES = {                               # types that NumPy has through ml_dtypes
     "bf16": "bfloat16",
     "f8e4m3": "float8_e4m3fn", "f8e4m3z": "float8_e4m3fnuz", "f8e5m2": "float8_e5m2",
@@ -88,8 +87,7 @@ class Minifloat:
 MINIFLOATS = {
     "f8e4m3": Minifloat(4, 3, 7, "nan"), "f8e4m3z": Minifloat(4, 3, 8, "zero"),
     "f8e5m2": Minifloat(5, 2, 15, "ieee"), "f8e5m2z": Minifloat(5, 2, 16, "zero"),
-    "f4e2m1": Minifloat(2, 1, 1, "none"),
-}
+    "f4e2m1": Minifloat(2, 1, 1, "none")}
 
 
 @functools.cache

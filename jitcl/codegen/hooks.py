@@ -57,12 +57,7 @@ class GroupHooks(ABC):
         return self.loads.value(self.group.root, ix)
 
     def arranged(
-        self,
-        node: Node,
-        key: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        where: Arrangement,
+            self, node: Node, key: str, dtype: str, shape: tuple[int, ...], where: Arrangement
     ) -> tuple[Scratch, Emitted]:
         """A kernel that copies an operand into an arrangement of `shape`: element `at` is the
         operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Gives the copy
@@ -83,8 +78,7 @@ class GroupHooks(ABC):
         operands = tuple(n for n, name in self.names.items() if name in read)
         buffers = (
             *(Buffer(self.names[n], n.type.dtype, n.type.physical) for n in operands),
-            Buffer("y", dtype, shape, "out"),
-        )
+            Buffer("y", dtype, shape, "out"))
         kernel = Kernel("arranged", buffers, tuple(s.scopes[0].stmts))
         return copy, self.emitted(kernel, (*operands, copy), copy)
 
@@ -137,15 +131,9 @@ class CpuGroupHooks(GroupHooks):
         value = self.epilogue(ix, self._sum())
         try:
             return EpilogueRenderer(
-                self.sizes,
-                self._buffers(root),
-                physical_index(layout, root.type.dims, ix),
-                value,
-                lane,
-                lane_width,
-                channels_left=channels_left,
-                space=("h", "w") if flat_space else (),
-            ).lines()
+                self.sizes, self._buffers(root), physical_index(layout, root.type.dims, ix), value,
+                lane, lane_width, channels_left=channels_left,
+                space=("h", "w") if flat_space else ()).lines()
         except NotVectorisable:
             return None
 
@@ -167,16 +155,8 @@ class CpuGroupHooks(GroupHooks):
         value = self.epilogue(ix, self._sum())
         try:
             return EpilogueRenderer(
-                self.sizes,
-                self._buffers(self.group.root),
-                ix,
-                value,
-                lane,
-                width,
-                channels_left="count",
-                partial=True,
-                space=("h", "w") if flat_space else (),
-            ).lines()
+                self.sizes, self._buffers(self.group.root), ix, value, lane, width,
+                channels_left="count", partial=True, space=("h", "w") if flat_space else ()).lines()
         except NotVectorisable:
             return None
 
@@ -208,8 +188,7 @@ class CpuGroupHooks(GroupHooks):
 
     def _buffers(self, root: Node) -> tuple[Buffer, ...]:
         operands = (
-            Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items()
-        )
+            Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items())
         return (*operands, Buffer(self.result, root.type.dtype, root.type.physical, "out"))
 
     def row_epilogue(self, width: int, into: str = "", whole: bool = False) -> Lines | None:
@@ -228,16 +207,8 @@ class CpuGroupHooks(GroupHooks):
         left = "" if even or whole else f"{self.sizes.write(columns)} - nb * {width}"
         try:
             return EpilogueRenderer(
-                self.sizes,
-                self._buffers(self.group.root),
-                at,
-                value,
-                lane,
-                width,
-                into=into,
-                channels_left=left,
-                partial=True,
-            ).lines()
+                self.sizes, self._buffers(self.group.root), at, value, lane, width, into=into,
+                channels_left=left, partial=True).lines()
         except NotVectorisable:
             return None
 
@@ -299,8 +270,7 @@ class CpuGroupHooks(GroupHooks):
             return (at[0], channel, *space), inside
 
         return self.arranged(
-            node, f"blocked {node.type} {pads}", node.type.dtype, tuple(shape), where
-        )
+            node, f"blocked {node.type} {pads}", node.type.dtype, tuple(shape), where)
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""

@@ -41,12 +41,8 @@ class Loads:
     """Values of the nodes of a group at given indices, in one kernel under construction."""
 
     def __init__(
-        self,
-        s: KernelBuilder,
-        group: Group,
-        names: dict[Node, str],
-        types: Callable[[Node], TensorType] = lambda n: n.type,
-        stored: Container[Node] = (),
+            self, s: KernelBuilder, group: Group, names: dict[Node, str],
+            types: Callable[[Node], TensorType] = lambda n: n.type, stored: Container[Node] = ()
     ) -> None:
         self.s, self.group, self.names, self.types = s, group, names, types
         self.stored = stored
@@ -76,18 +72,13 @@ class Loads:
         if node in self.names:
             zero = E.const(0, type.dtype)
             raw = E.load(
-                self.names[node],
-                physical_index(type.layout, type.dims, ix),
-                type.dtype,
-                s.guard,
-                zero,
-            )
+                self.names[node], physical_index(type.layout, type.dims, ix), type.dtype, s.guard,
+                zero)
             return E.cast(raw, s.compute(type.dtype))
         op = lookup(node.op)
         if op.body is None:
             raise JitclError(
-                f"composite op '{node.op}' reached code generation: the pass decompose did not run"
-            )
+                f"composite op '{node.op}' reached code generation: the pass decompose did not run")
         outer, s.out = getattr(s, "out", type), type
         try:
             value = op.body(s, ix, *(NodeLoader(self, i) for i in node.inputs), **node.kwargs)

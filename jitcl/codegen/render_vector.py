@@ -217,26 +217,12 @@ class EpilogueRenderer(VectorRenderer):
     """
 
     def __init__(
-        self,
-        sizes: SizesWritten,
-        buffers: tuple[Buffer, ...],
-        indices: tuple[Expr, ...],
-        value: Expr,
-        lane: Expr,
-        width: int,
-        *,
-        at: str = "yo",
-        into: str = "",
-        channels_left: str = "",
-        space: tuple[str, ...] = (),
-        partial: bool = False,
+            self, sizes: SizesWritten, buffers: tuple[Buffer, ...], indices: tuple[Expr, ...],
+            value: Expr, lane: Expr, width: int, *, at: str = "yo", into: str = "",
+            channels_left: str = "", space: tuple[str, ...] = (), partial: bool = False
     ) -> None:
-        self.y, self.at, self.channels_left, self.space = (
-            buffers[-1],
-            at,
-            channels_left,
-            frozenset(space),
-        )
+        self.y, self.at, self.channels_left = buffers[-1], at, channels_left
+        self.space = frozenset(space)
         self.partial, self.into = partial, into
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
         # addresses are left whole: a named one would not be seen to be a vector's
@@ -264,8 +250,7 @@ class EpilogueRenderer(VectorRenderer):
 
     def is_same(self, x: Expr) -> bool:
         return (
-            x.guard is None and self.shapes[x.value] == self.y.shape and x.indices == self.indices
-        )
+            x.guard is None and self.shapes[x.value] == self.y.shape and x.indices == self.indices)
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         base = self.base(flat(self.shapes[buffer], indices))

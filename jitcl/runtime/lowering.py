@@ -36,13 +36,9 @@ class Lowering:
     """
 
     def __init__(
-        self,
-        source: Source,
-        shapes: Mapping[str, tuple[int, ...]],
-        values: Mapping[str, np.ndarray],
-        device: Device,
-        options: Options,
-        observe: Observe | None = None,
+            self, source: Source, shapes: Mapping[str, tuple[int, ...]],
+            values: Mapping[str, np.ndarray], device: Device, options: Options,
+            observe: Observe | None = None
     ) -> None:
         """Import, run the passes, fuse. `observe` sees the graph after each pass."""
         self.device, self.options = device, options
@@ -53,11 +49,8 @@ class Lowering:
         if observe is not None:
             observe("import", graph, 0.0)
         self.graph = run_passes(
-            graph,
-            pipeline(device.target, options),
-            observe=_debugging(observe),
-            verify=check if config.get("verify") else None,
-        )
+            graph, pipeline(device.target, options), observe=_debugging(observe),
+            verify=check if config.get("verify") else None)
         with judged_by_hint():               # what is worth storing is no question of right
             groups = fuse(self.graph, device.target)
         started = time.perf_counter()
@@ -91,14 +84,8 @@ class Lowering:
         if low:
             target = dataclasses.replace(target, winograd=0)
         found = generate(
-            self.graph,
-            self.groups,
-            target,
-            templates=config.get("templates"),
-            faults=device.faults,
-            host=device.host_target if host else None,
-            joins=not low,
-        )
+            self.graph, self.groups, target, templates=config.get("templates"),
+            faults=device.faults, host=device.host_target if host else None, joins=not low)
         return dataclasses.replace(
             found, plan=dataclasses.replace(
                 found.plan, checks=self._checks, watched=self._watched))

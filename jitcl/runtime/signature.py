@@ -24,12 +24,9 @@ def load(source: Source, cache: DeviceCache) -> dict[str, Any]:
     if stored is not None:
         raw = json.loads(stored)
         return {
-            "inputs": tuple(Tensor.of_row(r) for r in raw["inputs"]),
-            "by_value": raw["by_value"],
+            "inputs": tuple(Tensor.of_row(r) for r in raw["inputs"]), "by_value": raw["by_value"],
             "outputs": tuple(Tensor.of_row(r) for r in raw["outputs"]),
-            "beside": tuple(raw["beside"]),
-            "program": raw["program"],
-        }
+            "beside": tuple(raw["beside"]), "program": raw["program"]}
     inputs, outputs, beside = source.signature()
     found = {"inputs": inputs, "outputs": outputs, "beside": beside, "by_value": [],
              "program": False}
@@ -41,11 +38,8 @@ def store(source: Source, cache: DeviceCache, found: Mapping[str, Any]) -> None:
     """Keep what `load` gives, with what was found out since."""
     raw = {
         "inputs": [t.row() for t in found["inputs"]],
-        "outputs": [t.row() for t in found["outputs"]],
-        "beside": list(found["beside"]),
-        "by_value": list(found["by_value"]),
-        "program": found["program"],
-    }
+        "outputs": [t.row() for t in found["outputs"]], "beside": list(found["beside"]),
+        "by_value": list(found["by_value"]), "program": found["program"]}
     cache.put("model", _key(source), json.dumps(raw).encode())
 
 
@@ -71,16 +65,10 @@ def plan_key(source: Source, beside: tuple[str, ...], options: Options, device: 
     by_value = {n: [v.dtype.str, v.tolist()] for n, v in sorted(values.items())}
     return Key(
         {
-            "model": source.digest,
-            "beside": stamp(beside),
-            "shapes": json.dumps(shapes),
-            "values": json.dumps(by_value),
-            **options.key_parts(),
-            **config.key_parts(),
+            "model": source.digest, "beside": stamp(beside), "shapes": json.dumps(shapes),
+            "values": json.dumps(by_value), **options.key_parts(), **config.key_parts(),
             "faults": str(device.faults.epoch if device.faults is not None else 0),
-            "code": code_version(),
-            "jitcl": __version__,
-        },
+            "code": code_version(), "jitcl": __version__},
         f"model {source.name}",
     )
 

@@ -19,10 +19,8 @@ from jitcl.forking import OPENCL
 
 MEMORY_CODES = frozenset(
     (
-        cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
-        cl.status_code.OUT_OF_HOST_MEMORY,
-        cl.status_code.INVALID_BUFFER_SIZE,
-    )
+        cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_HOST_MEMORY,
+        cl.status_code.INVALID_BUFFER_SIZE)
 )
 LOST_CODES = frozenset(
     (
@@ -36,8 +34,7 @@ LOST_CODES = frozenset(
 )
 CODE_NAMES = {getattr(cl.status_code, n): n for n in dir(cl.status_code) if n.isupper()}
 LINE_NUMBERS = re.compile(
-    r"(?m)(?:^|[:(])(\d+)(?::\d+)?\)?\s*:\s*(?:fatal )?error|error: \S*?:(\d+):\d+:"
-)
+    r"(?m)(?:^|[:(])(\d+)(?::\d+)?\)?\s*:\s*(?:fatal )?error|error: \S*?:(\d+):\d+:")
 CONTEXT_LINES = 3  # of source, around each line that the compiler complains about
 
 

@@ -26,11 +26,7 @@ USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")   # ocl-icd ignores OC
 OURS = "opencl-vendors"
 NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
 LIBRARY_FOLDERS = (
-    f"/usr/lib/{platform.machine()}-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/nvidia/lib64",
-)
+    f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64")
 SCRATCH = "pocl-scratch"
 SMALL, LARGE = 1 << 16, 64 << 20        # bytes of drivers' lists; of the kernels of a process
 

@@ -115,9 +115,7 @@ def _offered() -> tuple[Found, ...]:
     try:
         platforms = cl.get_platforms()
     except (
-        cl.Error,
-        RuntimeError,
-    ) as error:  # RuntimeError: pyopencl's "no CL platforms available"
+        cl.Error, RuntimeError) as error:  # RuntimeError: pyopencl's "no CL platforms available"
         log.debug("no OpenCL platform: %s", error)
         return ()
     found = []
@@ -131,8 +129,7 @@ def _offered() -> tuple[Found, ...]:
             cpu = pocl.name_cpu(handle)
             name = _clean(handle.name)
             found.append(
-                Found(p, d, _clean(platform.name), _clean(platform.version), name, handle, cpu)
-            )
+                Found(p, d, _clean(platform.name), _clean(platform.version), name, handle, cpu))
     return tuple(found)
 
 

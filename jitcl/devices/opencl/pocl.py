@@ -34,8 +34,7 @@ LIBRARY_CPUS = (  # what PoCL's built-in libraries are compiled for, best first
     ("x86-64-v2", {"sse4_2", "popcnt"}),
 )
 INLINES_AVX512 = re.compile(
-    "skylake-avx512|cascadelake|cooperlake|icelake|sapphirerapids|tigerlake"
-)
+    "skylake-avx512|cascadelake|cooperlake|icelake|sapphirerapids|tigerlake")
 
 log = logging.getLogger("jitcl.opencl")
 
@@ -117,8 +116,7 @@ def _overwrite(record: int, old: str, new: str) -> bool:
         return False
     ctypes.memmove(places[0], new.encode() + b"\0", len(new) + 1)
     log.info(
-        "PoCL compiles for '%s' instead of '%s': its built-in library is made for it", new, old
-    )
+        "PoCL compiles for '%s' instead of '%s': its built-in library is made for it", new, old)
     return True
 
 

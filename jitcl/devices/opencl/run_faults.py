@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 RESOURCE_CODES = frozenset(
     (
-        cl.status_code.OUT_OF_RESOURCES,
-        cl.status_code.INVALID_WORK_GROUP_SIZE,
-        cl.status_code.INVALID_WORK_ITEM_SIZE,
-    )
+        cl.status_code.OUT_OF_RESOURCES, cl.status_code.INVALID_WORK_GROUP_SIZE,
+        cl.status_code.INVALID_WORK_ITEM_SIZE)
 )
 
 log = logging.getLogger("jitcl.opencl")

@@ -23,40 +23,11 @@ from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = (
-    "n_count",
-    "channels",
-    "kbs",
-    "kgs",
-    "oh",
-    "ow",
-    "row_tiles",
-    "column_tiles",
-    "a_image",
-    "a_first",
-    "a_row",
-    "n0",
-    "n0_block",
-    "n1",
-    "n2",
-    "n3",
-    "last",
-    "s0",
-    "s1",
-    "s2",
-    "wt_group",
-    "y_first",
-    "y_block",
-    "y_width",
-    "y_height",
-    "kgs_per_group",
-    "a_group",
-    "y_top",
-    "y_left",
-)
+    "n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image",
+    "a_first", "a_row", "n0", "n0_block", "n1", "n2", "n3", "last", "s0", "s1", "s2", "wt_group",
+    "y_first", "y_block", "y_width", "y_height", "kgs_per_group", "a_group", "y_top", "y_left")
 FEW_CHANNELS = 8  # fewer than this are read as planes, not as a block that is mostly padding
-L2_BYTES = (
-    384 << 10
-)  # weights below this stay in the second-level cache together with the rows in work
+L2_BYTES = 384 << 10  # weights below this stay in the second-level cache beside the rows in work
 STREAM_BYTES = 16 << 10  # of weights that stay in the first-level cache while tiles go by
 MOST_TILES = 32  # whose sums wait for the next channels' weights
 PIECES = 4  # that the weights of a single pixel come in, for the threads
@@ -211,38 +182,21 @@ class Writer:
         zero = self.zero_sums()
         first = self.phase is None or self.phase.first == (0, 0)
         body = self.hooks.render(
-            "conv_cpu/numba.py.j2",
-            entry=ENTRY,
-            a_dtype=self.a_dtype(),
+            "conv_cpu/numba.py.j2", entry=ENTRY, a_dtype=self.a_dtype(),
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile if self.gate is None else "gated_tile",
             gate=None if self.gate is None else self.hooks.names[self.gate],
-            offset_at=2 + len(operands) if zero else None,
-            y_dtype=self.root.dtype,
+            offset_at=2 + len(operands) if zero else None, y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
-            params=self.param_names(),
-            ROWS=tile.rows,
-            COLUMNS=tile.columns,
-            NB=tile.blocks,
-            W=width,
-            PX=s.strides[1] * self.lanes,
-            halo=self.halo if first else 0,
-            halo_rows=self.halo if self.root.rank == 4 else 0,
-            grouped=s.groups > 1,
-            uneven=per_group % tile.blocks != 0,
-            order=order,
-            by_rows=inner,
-            deep=deep,
-            touched=touched,
-            y_bytes=dtypes.itemsize(self.root.dtype),
-            TILES=WIDE_TILES if wide else MOST_TILES,
-            GROUPS=groups_at_once(kgs) if wide else 1,
-            vector_lines=vector or [],
-            pixel_lines=pixels or [],
-            scalar_lines=scalar,
+            params=self.param_names(), ROWS=tile.rows, COLUMNS=tile.columns, NB=tile.blocks,
+            W=width, PX=s.strides[1] * self.lanes, halo=self.halo if first else 0,
+            halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1,
+            uneven=per_group % tile.blocks != 0, order=order, by_rows=inner, deep=deep,
+            touched=touched, y_bytes=dtypes.itemsize(self.root.dtype),
+            TILES=WIDE_TILES if wide else MOST_TILES, GROUPS=groups_at_once(kgs) if wide else 1,
+            vector_lines=vector or [], pixel_lines=pixels or [], scalar_lines=scalar,
             clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
-            up=self.phase.up if self.phase else None,
-        )
+            up=self.phase.up if self.phase else None)
         params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
         arguments: tuple[Argument, ...] = (
             a, self.packed(tile), *operands, *zero, self.group.root)
@@ -295,8 +249,7 @@ class Writer:
     def packed(self, tile: Tile) -> Packed:
         s = self.s
         pack = partial(
-            pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=self.lanes
-        )
+            pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=self.lanes)
         key = f"conv {self.width} {tile.blocks} {s.groups} {self.lanes} {self.phase or ''}"
         return Packed(self.w, key, lambda w: pack(self.weights(w)))
 
@@ -305,15 +258,8 @@ class Writer:
         return w
 
     def params(
-        self,
-        physical: tuple[int, ...],
-        inset: tuple[int, int],
-        tile: Tile,
-        rows: int,
-        columns: int,
-        kbs: int,
-        kgs: int,
-        flat: bool,
+            self, physical: tuple[int, ...], inset: tuple[int, int], tile: Tile, rows: int,
+            columns: int, kbs: int, kgs: int, flat: bool
     ) -> dict[str, int]:
         s, lanes = self.s, self.lanes
         _, blocks, height, width = physical
@@ -332,36 +278,16 @@ class Writer:
         y_width, y_height = ow + 2 * self.halo, oh + 2 * (self.halo if self.root.rank == 4 else 0)
         y_first = ((self.halo if self.root.rank == 4 else 0) * y_width + self.halo) * self.width
         values = {
-            "n_count": s.n,
-            "channels": s.k,
-            "kbs": kbs,
-            "kgs": kgs,
-            "oh": rows,
-            "ow": columns,
-            "row_tiles": -(-rows // tile.rows),
-            "column_tiles": -(-columns // tile.columns),
+            "n_count": s.n, "channels": s.k, "kbs": kbs, "kgs": kgs, "oh": rows, "ow": columns,
+            "row_tiles": -(-rows // tile.rows), "column_tiles": -(-columns // tile.columns),
             "a_image": blocks * block,
             "a_first": ((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes,
-            "a_row": 0 if flat else sh * row,
-            "n0": n0,
-            "n0_block": self.blocks_at_once(tile),
-            "n1": kh,
-            "n2": n2,
-            "n3": n3,
-            "last": last,
-            "s0": block,
-            "s1": dh * row,
-            "s2": dw * lanes,
-            "wt_group": c * kh * kw * tile.blocks * self.width,
-            "y_first": y_first,
-            "y_block": y_height * y_width * self.width,
-            "y_width": y_width,
-            "y_height": y_height,
-            "kgs_per_group": kgs // s.groups,
-            "a_group": n0 * block,
-            "y_top": y_top,
-            "y_left": y_left,
-        }
+            "a_row": 0 if flat else sh * row, "n0": n0, "n0_block": self.blocks_at_once(tile),
+            "n1": kh, "n2": n2, "n3": n3, "last": last, "s0": block, "s1": dh * row,
+            "s2": dw * lanes, "wt_group": c * kh * kw * tile.blocks * self.width,
+            "y_first": y_first, "y_block": y_height * y_width * self.width, "y_width": y_width,
+            "y_height": y_height, "kgs_per_group": kgs // s.groups, "a_group": n0 * block,
+            "y_top": y_top, "y_left": y_left}
         if self.gate is not None:
             values["gate_image"] = math.prod(self.gate.type.physical[1:])
         return {name: values[name] for name in self.param_names()} | self.hooks.sizes.params()

@@ -18,22 +18,8 @@ from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import lasting
 
 PARAMS = (
-    "n_count",
-    "channels",
-    "kbs",
-    "oh",
-    "ow",
-    "column_tiles",
-    "a_block",
-    "a_first",
-    "a_row",
-    "taps",
-    "tap_row",
-    "y_first",
-    "y_block",
-    "y_width",
-    "y_height",
-)
+    "n_count", "channels", "kbs", "oh", "ow", "column_tiles", "a_block", "a_first", "a_row", "taps",
+    "tap_row", "y_first", "y_block", "y_width", "y_height")
 MOST_COLUMNS = 14
 FEWEST_ROWS, ROWS_A_CORE = 8, 3     # of an image that threads share by rows, not by channels
 
@@ -112,22 +98,13 @@ class DepthwiseCpu(Template[Columns, CpuHooks]):
         oh, ow = s.out
         y_width, y_height = ow + 2 * halo, oh + 2 * halo_rows
         values = {
-            "n_count": s.n,
-            "channels": s.k,
-            "kbs": blocks,
-            "oh": oh,
-            "ow": ow,
-            "column_tiles": -(-ow // columns),
-            "a_block": a_height * a_width * width,
+            "n_count": s.n, "channels": s.k, "kbs": blocks, "oh": oh, "ow": ow,
+            "column_tiles": -(-ow // columns), "a_block": a_height * a_width * width,
             "a_first": ((inset[0] - s.pads[0]) * a_width + inset[1] - s.pads[1]) * width,
-            "a_row": s.strides[0] * a_width * width,
-            "taps": s.kernel[0],
+            "a_row": s.strides[0] * a_width * width, "taps": s.kernel[0],
             "tap_row": s.dilations[0] * a_width * width,
-            "y_first": (halo_rows * y_width + halo) * width,
-            "y_block": y_height * y_width * width,
-            "y_width": y_width,
-            "y_height": y_height,
-        }
+            "y_first": (halo_rows * y_width + halo) * width, "y_block": y_height * y_width * width,
+            "y_width": y_width, "y_height": y_height}
         packed = Packed(w, f"depthwise {width}", partial(pack_filters, width=width))
         arguments: tuple[Argument, ...] = (a, packed, *operands, group.root)
         params = {name: values[name] for name in PARAMS} | hooks.sizes.params()

@@ -11,8 +11,7 @@ from jitcl.templates.cpu.operands import operands_of
 PARAMS = (
     *("n_count", "channels", "kbs", "oh", "ow", "sh", "sw", "kh", "kw", "top", "left"),
     *("above", "before", "below", "behind", "height", "width", "x_first", "x_block", "x_width"),
-    *("y_first", "y_block", "y_width", "y_height"),
-)
+    *("y_first", "y_block", "y_width", "y_height"))
 
 
 class PoolCpu(Template[Match, CpuHooks]):
@@ -43,21 +42,12 @@ class PoolCpu(Template[Match, CpuHooks]):
         largest = node.op == "max_pool"
         two = root.rank == 4
         body = hooks.render(
-            "pool_cpu/numba.py.j2",
-            entry=ENTRY,
-            largest=largest,
-            DH=node.attr("dilations")[0] if two else 1,
-            DW=node.attr("dilations")[-1],
-            W=width,
-            x_dtype=x.type.dtype,
-            y_dtype=root.dtype,
-            operands=[(hooks.names[n], n.type.dtype) for n in operands],
-            params=PARAMS,
-            halo=root.layout.halo,
-            halo_rows=root.layout.halo if two else 0,
-            vector_lines=lines or [],
-            scalar_lines=scalar,
-        )
+            "pool_cpu/numba.py.j2", entry=ENTRY, largest=largest,
+            DH=node.attr("dilations")[0] if two else 1, DW=node.attr("dilations")[-1], W=width,
+            x_dtype=x.type.dtype, y_dtype=root.dtype,
+            operands=[(hooks.names[n], n.type.dtype) for n in operands], params=PARAMS,
+            halo=root.layout.halo, halo_rows=root.layout.halo if two else 0,
+            vector_lines=lines or [], scalar_lines=scalar)
         values = pool_params(node, group.root, width)
         params = {name: values[name] for name in PARAMS} | hooks.sizes.params()
         return [Emitted(node.op, body, (x, *operands, group.root), (group.root,), params)]
@@ -82,28 +72,10 @@ def pool_params(node: Node, root: Node, lanes: int) -> dict[str, int]:
     x_rows, y_rows = (0, 0) if one else (x_halo, y_halo)
     x_width, y_width, y_height = width + 2 * x_halo, ow + 2 * y_halo, oh + 2 * y_rows
     return {
-        "n_count": y.dims[0],
-        "channels": y.dims[1],
-        "kbs": y.physical[1],
-        "oh": oh,
-        "ow": ow,
-        "sh": sh,
-        "sw": sw,
-        "kh": kh,
-        "kw": kw,
-        "top": top,
-        "left": left,
-        "above": above,
-        "before": before,
-        "below": below,
-        "behind": behind,
-        "height": height,
-        "width": width,
+        "n_count": y.dims[0], "channels": y.dims[1], "kbs": y.physical[1], "oh": oh, "ow": ow,
+        "sh": sh, "sw": sw, "kh": kh, "kw": kw, "top": top, "left": left, "above": above,
+        "before": before, "below": below, "behind": behind, "height": height, "width": width,
         "x_first": (x_rows * x_width + x_halo) * lanes,
-        "x_block": (height + 2 * x_rows) * x_width * lanes,
-        "x_width": x_width,
-        "y_first": (y_rows * y_width + y_halo) * lanes,
-        "y_block": y_height * y_width * lanes,
-        "y_width": y_width,
-        "y_height": y_height,
-    }
+        "x_block": (height + 2 * x_rows) * x_width * lanes, "x_width": x_width,
+        "y_first": (y_rows * y_width + y_halo) * lanes, "y_block": y_height * y_width * lanes,
+        "y_width": y_width, "y_height": y_height}
