@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import jitcl
 from jitcl.errors import OptionError
 from jitcl.runtime.guard import IN_VAIN
-from tests.devices import present
+from tests.devices import needs
 from tests.overflowing import (
     CASES,
     Case,
@@ -81,7 +81,7 @@ def cured(name: str, spec: str, warnings) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("opencl:intel" not in present(), reason="no Intel runtime here")
+@needs("opencl:intel")
 @pytest.mark.parametrize("name", CASES)
 def test_what_plain_f16_spoils_is_cured_on_intel(name, warnings):
     cured(name, "opencl:intel", warnings)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jitcl.target import Target
+from tests.lacking import missing
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jitcl"
@@ -290,6 +291,46 @@ def test_templates_and_what_they_are_given_are_typed():
     assert any_in_annotations("def f(a: int, *b: Any) -> list[\n  t.Any]: ...\nx: Any = 1") == [
         1, 2, 3]
     assert any_in_annotations("from typing import Any\ndef f(a: int): Any") == []
+
+
+ASKS_FOR_A_DEVICE = {"present", "device", "list_devices", "find_devices", "DEVICES", "DRIVERS"}
+
+
+def own_skips(source: str) -> list[int]:
+    """Lines of skips that give no reason, or ask for a device themselves, past tests/devices.py:
+    where CI=true a missing one is an error.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr == "skipif":
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+            silent = not any(k.arg == "reason" for k in node.keywords)
+            if silent or names & ASKS_FOR_A_DEVICE:
+                found.append(node.lineno)
+        elif ast.unparse(node.func) == "pytest.skip" and not node.args:
+            found.append(node.lineno)
+    return found
+
+
+def test_skips_say_why_and_devices_are_missed_in_one_place():
+    found = {str(path.relative_to(ROOT)): own_skips(text)
+             for path in sorted((ROOT / "tests").rglob("*.py"))
+             if "skip" in (text := path.read_text())}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    planted = ("@pytest.mark.skipif(device('cpu') is None, reason='r')\ndef a(): pytest.skip()\n"
+               "@pytest.mark.skipif(sys.platform == 'win32')\ndef b(): pytest.skip('why')")
+    assert sorted(own_skips(planted)) == [1, 2, 3]
+
+
+def test_what_is_missing_is_an_error_where_ci_is_true(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(FileNotFoundError, match="PoCL is missing: tests want it wherever CI=true"):
+        missing("PoCL")
+    monkeypatch.delenv("CI")
+    assert missing("PoCL") == "PoCL is missing"
 
 
 def test_lines_are_short():
