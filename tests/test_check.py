@@ -396,3 +396,62 @@ def test_commands_that_can_not_be(command, tmp_path, args, says):
     (tmp_path / "empty").mkdir()
     status, out, err = command("right.onnx", *args)
     assert status == 1 and says in err and out == ""
+
+
+def spoilt_by_two():
+    """Six products, the third and fifth of which leave f16's range."""
+    rng = np.random.default_rng(0)
+    scales = {"w0": 1, "w1": 1, "w2": 3e4, "w3": 3e-5, "w4": 3e4, "w5": 3e-5}
+    nodes = [helper.make_node("MatMul", [f"t{k}", f"w{k}"], [f"t{k + 1}"], f"layer{k}")
+             for k in range(6)]
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("t0", F, [64, 64])],
+        [helper.make_tensor_value_info("t6", F, None)],
+        [numpy_helper.from_array((rng.random((64, 64)) / 16 * s).astype(np.float32), n)
+         for n, s in scales.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_a_cure_is_the_smallest_set_of_layers():
+    model = spoilt_by_two()
+    feeds = {"t0": np.random.default_rng(1).random((64, 64)).astype(np.float32)}
+    found = jitcl.check(model, {"small": {"t0": feeds["t0"] / 1e4}, "large": feeds},
+                        device="reference", precision="low", against="reference", cure=True)
+    assert not found.ok and found.cure is not None
+    assert found.cure.nodes == ("layer2", "layer4") and found.cure.layers == 6
+    assert found.cure.tried < 12
+    assert "cured by precision high for 2 of 6 layers: 'layer2', 'layer4'" in str(found)
+    assert found.as_dict()["cure"]["nodes"] == ("layer2", "layer4")
+    cured = jitcl.check(model, feeds, device="reference", against="reference", cure=True,
+                        precision={"*": "low", "layer2": "high", "layer4": "high"})
+    assert cured.ok and cured.cure is None
+
+
+def test_what_no_precision_cures():
+    """The other model has other weights."""
+    other = spoilt_by_two()
+    other.graph.initializer[0].CopyFrom(numpy_helper.from_array(
+        np.ones((64, 64), np.float32), "w0"))
+    feeds = {"t0": np.random.default_rng(1).random((64, 64)).astype(np.float32)}
+    found = jitcl.check(spoilt_by_two(), feeds, device="reference", precision="low",
+                        against="reference", against_model=other, cure=True)
+    assert found.cure is not None and not found.cure.found
+    assert "no set of the 6 layers at precision high cures it" in str(found)
+
+
+@pytest.mark.parametrize("options, wanted", [
+    ({"cure": True}, "cure: reference computes all layers as the model says"),
+    ({"cure": "yes", "precision": "low"}, "cure: got 'yes', wanted True or False")])
+def test_a_cure_needs_a_lower_precision(options, wanted):
+    with pytest.raises(OptionError, match=wanted):
+        jitcl.check(spoilt_by_two(), device="reference", **options)
+
+
+def test_the_command_line_names_a_cure(tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(spoilt_by_two().SerializeToString())
+    result = CliRunner().invoke(cli, [
+        "check", str(path), "-d", "reference", "--against", "reference", "--precision",
+        "low;layer4=high", "--cure"])
+    assert result.exit_code == 1
+    assert "cured by precision high for 1 of 6 layers: 'layer2'" in " ".join(result.output.split())

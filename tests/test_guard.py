@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import jitcl
-from jitcl.errors import OptionError
+from jitcl.errors import OptionError, OutOfMemoryError
 from jitcl.runtime.guard import IN_VAIN
 from tests.devices import needs
 from tests.overflowing import (
@@ -169,6 +169,21 @@ def test_what_f32_never_betters_is_given_up(warnings):
             x[k] = np.nan
             assert np.isnan(model.run({"x": x})["y"][k]).all()
     assert len(loads) == IN_VAIN and warnings() == []
+
+
+def test_no_memory_for_a_better_result(caplog):
+    """The run gives what f16 made of it, and says so."""
+    model = jitcl.compile(model_of(large_logits()), device="reference", precision="low")
+
+    def refuse(*_, **__):
+        raise OutOfMemoryError("none is left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.device), "load", refuse)
+        for _ in range(2):
+            assert not np.isfinite(model.run(feeds_of(large_logits()))["y"]).all()
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 1 and "net: results are infinite, NaN or zeros alone" in said[0]
 
 
 def test_zeros_of_the_model_itself_are_no_hit(warnings):

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.accuracy.engines import Configuration, Engine, open_engine, tensors_in
+from jitcl.accuracy.cure import find_cure, precision_with
+from jitcl.accuracy.engines import OTHERS, Configuration, Engine, open_engine, tensors_in
 from jitcl.accuracy.measures import Difference, bit_equal, difference
 from jitcl.accuracy.report import Check, Layer, Repeats
 from jitcl.errors import InputError, OptionError, UnsupportedError
-from jitcl.passes.options import Precision
+from jitcl.passes.options import Options, Precision
 from jitcl.runtime.arguments import shown, tally_of
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
@@ -44,9 +45,9 @@ CUT = ("f16", "bf16", "f32", "f64", "i8", "u8")    # what is fed exactly; others
 def check(
         model: Any, inputs: Any = None, *, device: Any = "auto", precision: Precision = "high",
         memory: str = "normal", templates: bool | None = None, against: Any = "onnx",
-        against_model: Any = None, tolerance: float | None = None, repeat: int = 0, seed: int = 0,
-        shapes: Mapping[str, tuple[int, ...]] | None = None, cache_dir: str | Path | None = None,
-        progress: Any = None
+        against_model: Any = None, tolerance: float | None = None, repeat: int = 0,
+        cure: bool = False, seed: int = 0, shapes: Mapping[str, tuple[int, ...]] | None = None,
+        cache_dir: str | Path | None = None, progress: Any = None
 ) -> Check:
     """Compare two configurations of an ONNX model, layer by layer.
 
@@ -61,13 +62,20 @@ def check(
     tolerance: of the largest error, in units of a tensor's largest element; default 1e-3 where both
     compute as the model says, else 1e-2.
     repeat: run so many times more, and compare the results to the last bit.
+    cure: where outputs differ, find the smallest set of layers which at precision "high" brings
+    them within the tolerance; each set that is tried is compiled.
 
     Raises what `compile` and `run` raise, and OptionError.
     """
     start = time.perf_counter()
+    if not isinstance(cure, bool):
+        raise OptionError(f"cure: got {shown(cure)}, wanted True or False")
     one = Configuration.of(device).with_options(precision, memory, templates)
     other = Configuration.of(against)
     limit = _tolerance(tolerance, one, other)
+    if cure and (one.device in OTHERS or not Options(one.precision).reduced):
+        raise OptionError(f"cure: {one} computes all layers as the model says\n"
+                          "  Give it a precision below high.")
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 0:
         raise OptionError(f"repeat: got {shown(repeat)}, wanted a whole number from 0 up")
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
@@ -81,10 +89,14 @@ def check(
                    for n, found in differences.items())
     worst = max(errors, key=lambda row: row[1])[0]
     layered = _Layered(got, exact, fed[worst], limit)
+    rows, cured = tuple(layered.rows()), None
+    if cure and max(e for _, e in errors) > limit:
+        cured = find_cure(rows, _Cures(source, one, exact, fed, worst, limit, cache_dir, tally))
     return Check(
         source.name, got.name, exact.name, limit, errors, differences[worst],
-        tuple(layered.rows()), _repeats(got, fed[worst], repeat), layered.missing,
-        time.perf_counter() - start, _notes(errors, layered.found, limit))
+        rows, _repeats(got, fed[worst], repeat), layered.missing,
+        time.perf_counter() - start, _notes(errors, layered.found, limit),
+        cured)
 
 
 def _tolerance(given: Any, one: Configuration, other: Configuration) -> float:
@@ -132,6 +144,33 @@ def _outputs(got: Engine, exact: Engine, feeds: Mapping[str, Any]) -> dict[str, 
         raise InputError(f"check: no output of {got.source.name} is a tensor that "
                          f"{exact.source.name} has, too: {', '.join(mine)}; {', '.join(theirs)}")
     return {n: difference(mine[n], theirs[n]) for n in both}
+
+
+class _Cures:
+    """Whether outputs are within the tolerance with some nodes high, for all inputs."""
+
+    def __init__(self, source: OnnxSource, chosen: Configuration, exact: Engine,
+                 fed: Mapping[str, Mapping[str, Any]], worst: str, limit: float,
+                 cache_dir: str | Path | None, tally: Any) -> None:
+        self.source, self.chosen, self.limit, self.fed = source, chosen, limit, fed
+        self.open = cache_dir, tally
+        self.wanted = {name: exact.outputs(feeds) for name, feeds in fed.items()}
+        self.order = [worst, *(n for n in fed if n != worst)]       # the hardest first
+
+    def __call__(self, names: Sequence[str]) -> bool:
+        precision = precision_with(self.chosen.precision, names)
+        engine = open_engine(self.source, replace(self.chosen, precision=precision), *self.open)
+        for name in self.order:
+            if not self._error(engine, name) <= self.limit:
+                self.order.remove(name)
+                self.order.insert(0, name)
+                return False
+        return True
+
+    def _error(self, engine: Engine, name: str) -> float:
+        found, wanted = engine.outputs(self.fed[name]), self.wanted[name]
+        both = tensors_in(wanted, [n for n in found if n in wanted])
+        return max(difference(found[n], wanted[n]).relative for n in both)
 
 
 @dataclass

@@ -53,13 +53,34 @@ class Repeats:
 
 
 @dataclass(frozen=True)
+class Cure:
+    """Nodes which, at precision "high", bring the outputs within the tolerance for all inputs; none
+    of them can be left out. found: False where all layers together do not. layers: how many there
+    are; tried: how many sets were compiled and run.
+    """
+
+    nodes: tuple[str, ...]
+    layers: int
+    tried: int
+    found: bool = True
+
+    def __str__(self) -> str:
+        if not self.found:
+            return (f"no set of the {self.layers} layers at precision high cures it: the fault is "
+                    "not one of precision")
+        return (f"cured by precision high for {len(self.nodes)} of {self.layers} layers: "
+                f"{', '.join(map(repr, self.nodes))} ({self.tried} sets tried)")
+
+
+@dataclass(frozen=True)
 class Check:
     """Two configurations beside each other. `ok`: outputs agree within the tolerance, and repeated
     runs to the last bit.
 
     tolerance: of relative errors (Difference.relative). inputs: the relative error of the outputs
     for each input; `layers` are those of the worst one. missing: nodes whose tensors the other
-    model has not.
+    model has not. cure: the smallest set of layers that must be high, where that was asked for and
+    outputs differ.
     """
 
     model: str
@@ -73,6 +94,7 @@ class Check:
     missing: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    cure: Cure | None = None
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -116,6 +138,8 @@ class Check:
         if self.most is not None:
             lines.append(f"  most is added by {self.most}: {_own(self.most):.2g} of its own, on "
                          "exact inputs")
+        if self.cure is not None:
+            lines.append(f"  {self.cure}")
         if self.repeats is not None:
             lines.append(f"  {self.repeats}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
@@ -126,4 +150,4 @@ def _own(layer: Layer) -> float:
     return layer.own.relative
 
 
-__all__ = ["Check", "Layer", "Repeats"]
+__all__ = ["Check", "Cure", "Layer", "Repeats"]

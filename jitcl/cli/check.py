@@ -32,6 +32,7 @@ Examples:
   jitcl check model.onnx --against cpu,templates=off       a template's fault?
   jitcl check int8.onnx --against-model float.onnx         what did quantisation cost, where?
   jitcl check model.onnx --inputs photos --json x.json     the worst of a folder of .npz or .npy
+  jitcl check model.onnx --precision low --cure            the fewest layers in f32 that cure it
   jitcl check model.onnx --repeat 20                       the same bits every time?
 
 The exit status is 1 where outputs differ by more than the tolerance, or runs that are repeated by
@@ -57,12 +58,16 @@ any bit.
                    "else 1e-2]")
 @click.option("--repeat", type=click.IntRange(0), default=0, metavar="N",
               help="Run N times more: results must be equal to the last bit.")
+@click.option("--cure", is_flag=True,
+              help="Where outputs differ: the smallest set of layers that must be of precision "
+                   "high.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, allow_dash=True),
               metavar="FILE", help="All measures as JSON; - for standard output.")
 def check(model: Path, device: str, precision: str, memory: str, tuning: str,
           shapes: tuple[Shape, ...], cache_dir: Path | None, templates: str | None, against: str,
           against_model: Path | None, given: tuple[str, ...], folder: Path | None, seed: int,
-          tolerance: float | None, repeat: int, json_file: Path | None) -> None:
+          tolerance: float | None, repeat: int, cure: bool,
+          json_file: Path | None) -> None:
     """Compare MODEL on a device with another configuration, layer by layer."""
     from jitcl.accuracy.checking import check as compare
     from jitcl.cli.console import progress_bar, write_json
@@ -73,8 +78,8 @@ def check(model: Path, device: str, precision: str, memory: str, tuning: str,
         found = compare(
             model, inputs, device=device, precision=precision, memory=memory,
             templates=None if templates is None else templates == "on", against=against,
-            against_model=against_model, tolerance=tolerance, repeat=repeat, cache_dir=cache_dir,
-            progress=progress)
+            against_model=against_model, tolerance=tolerance, repeat=repeat, cure=cure,
+            cache_dir=cache_dir, progress=progress)
     if json_file is not None:
         write_json(json_file, found.as_dict())
     if not to_stdout:

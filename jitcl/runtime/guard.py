@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jitcl.errors import OutOfMemoryError
 from jitcl.ir.group import Watched
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.source import Source
-from jitcl.runtime.specialise import Patience, Specialisation, opening
+from jitcl.runtime.specialise import Patience, Specialisation, free_frames, opening
 
 if TYPE_CHECKING:
     from jitcl.ir.group import Group
@@ -82,8 +83,16 @@ class Guard:
         flags = len(special.plan.watched)
         signs = self.signs(values, special.plan.watched)
         if signs and any(b.dtype == "f16" for b in special.plan.buffers):
-            values, special = _Repair(self, model, arrays, compute).run(special, values)
-            flags = len(special.plan.watched)
+            try:
+                values, special = _Repair(self, model, arrays, compute).run(special, values)
+                flags = len(special.plan.watched)
+            except OutOfMemoryError as error:   # as f16 it fits
+                free_frames(error)
+                self.known.update(signs)
+                log.warning("%s: results are infinite, NaN or zeros alone, perhaps as f16 can't "
+                            "hold them: there is no memory to compute them in f32, too\n  Compile "
+                            "with precision='high', or on a device with more memory.",
+                            self.source.name)
         return values[:len(values) - flags], special
 
     def not_ours(self, signs: Sequence[Sign]) -> None:
