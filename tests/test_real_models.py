@@ -19,16 +19,16 @@ def test_without_models_tests_skip(folder, monkeypatch, ci):
     monkeypatch.delenv("CI", raising=False)
     if ci is not None:
         monkeypatch.setenv("CI", ci)
-    assert real_models.absent() == f"there is no {folder}"
+    assert real_models.absent() == f"{folder} is missing"
     folder.mkdir()
     assert real_models.absent() == ""
-    assert real_models.absent("mnist8") == f"there is no {folder / 'mnist8.onnx'}"
+    assert real_models.absent("mnist8") == f"{folder / 'mnist8.onnx'} is missing"
 
 
 @pytest.mark.parametrize("name", ["", "mnist8"])
 def test_in_ci_missing_models_are_an_error(folder, monkeypatch, name):
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(FileNotFoundError, match="is missing: real models are tested wherever CI"):
+    with pytest.raises(FileNotFoundError, match="is missing: tests want it wherever CI=true"):
         real_models.absent(name)
     folder.mkdir()
     (folder / "mnist8.onnx").touch()
