@@ -79,6 +79,7 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
         AXES=axes, HALF=hooks.half, FLUSHED=FLUSHED, STEPS=steps,
+        PAIRS=steps % 2 == 0 and b.packed and not b_image and 2 * tile.span <= HALVES,
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
