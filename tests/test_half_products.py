@@ -87,7 +87,7 @@ def test_products_in_half_lie_in_their_enclosures(spec: str, kind: str, pose: st
     bodies = "".join(k.body for k in trial.plan.kernels if k.template)
     assert "h00 +=" in bodies or "part +=" in bodies          # in half ..
     assert "c00 +=" in bodies or "v +=" in bodies             # .. and then in f32
-    assert not trial.reason and trial.undetermined < 0.25 and not trial.wrong([y])
+    assert not trial.reason and not trial.wrong([y])
     assert trial.wrong([y + np.float16(0.1) * np.abs(y).max()])
 
 
