@@ -62,6 +62,7 @@ SHARE = 8                       # or this part of what is needed
 STEPS = 64                      # of the way to a capacity: how near the largest that is possible
 HEAVY = 1_000_000_000           # FLOPs of sized kernels that take longer than building tuned ones
 NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth having
+SMALL_PART = 16                 # of all FLOPs: where loops do less, tuned ones matter little
 REPEATS = 4                     # runs of one shape after which it gets them
 REMEMBERED = 64                 # shapes whose runs are counted
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
@@ -127,7 +128,7 @@ class Family:
                 [s.params for s in plan.steps], [s.global_size for s in plan.steps])
         self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
-        self.work = work_of_loops(plan)
+        self.work, self.flops = work_of_loops(plan), sum(s.flops for s in plan.steps)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
         self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
@@ -161,7 +162,8 @@ class Family:
     def settled(self, values: Sequence[int]) -> bool:
         """Whether these shapes come again and again, and are work enough for kernels of their own.
         """
-        if at(self.work, values) < NOTABLE:
+        work = at(self.work, values)
+        if work < NOTABLE or work * SMALL_PART < at(self.flops, values):
             return False
         count = self._runs.pop(tuple(values), 0) + 1
         self._runs[tuple(values)] = count
