@@ -109,6 +109,23 @@ def test_shakespeare(device: str, tmp_path: Path) -> None:
         assert loss == pytest.approx(said["loss"], abs=1e-5)
 
 
+@pytest.mark.long
+@needs_models
+@pytest.mark.parametrize("device", [d for d in present() if d != "reference"])
+@pytest.mark.parametrize("precision", ["normal", "low"])
+def test_shakespeare_in_halves(device: str, precision: str, tmp_path: Path) -> None:
+    """The same text; keys and values take half the memory."""
+    said = lm_models.references()["shakespeare-llama"]
+    expected = json.loads((SHAKESPEARE / "expected.json").read_text())
+    with jitcl.lm.load(SHAKESPEARE, device=device, precision=precision, cache_dir=tmp_path
+                       ) as model:
+        model.generate(expected["prompt"], max_new_tokens=60)
+        assert model.last.ids == said["ids"][3:63]
+        assert model.last.cache_bytes == 256 * 6 * 2 * 2 * 32 * 2
+        loss = model.score(expected["val_tokens_first_256"]).loss
+        assert loss == pytest.approx(said["loss"], abs=1e-3)
+
+
 # ---- a model whose next token is written down
 
 

@@ -139,3 +139,19 @@ def test_results_are_those_of_high_precision(spec: str, make, precision: str) ->
     got = run_graph(spec, graph, feeds, precision=precision)["y"]
     np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * (
         1e-5 if precision == "high" else 2e-3))
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(16, 8), (24, 4)])
+def test_a_view_of_halves_is_read_as_halves(rows: int, heads: int) -> None:
+    """Products read heads side by side where they lie: these are stored as f16, while the view of
+    them says f32."""
+    rng = np.random.default_rng(5)
+    last = g.const((rng.normal(size=(32 * heads, 64)) / 16).astype(np.float32))
+    first = g.matmul(g.softmax(x("p", 1, heads, rows, rows)), x("v", 1, heads, rows, 32))
+    joined = g.reshape(g.transpose(first, perm=(0, 2, 1, 3)), shape=(rows, 32 * heads))
+    graph = graph_of(g.matmul(joined, last))
+    feeds = {str(n.attr("name")): rng.normal(size=n.type.dims).astype(np.float32) / 4
+             for n in graph.inputs}
+    want = run_graph("reference", graph, feeds)["y"]
+    got = run_graph("cpu", graph, feeds, precision="normal")["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * 2e-3)

@@ -167,7 +167,7 @@ class Writer:
             return None
         if self.now.m <= FEW:
             return rows if not rows.chunked else None
-        return rows if self.a.type.dtype == "f32" and not far(rows) else None
+        return rows if rows.node.type.dtype == "f32" and not far(rows) else None
 
     def stored_rows(self) -> Rows | None:
         """Rows as they are stored: a itself, or heads [1, H, M, D] whose view [1, M, H * D] it is.
@@ -229,7 +229,7 @@ class Writer:
             ahead=not wide,
             touched=["y", *vector.beside] if vector and self.now.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
-            a_dtype=self.a_dtype(rows is not None),
+            a_dtype=self.a_dtype(rows),
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile,
             zero=len(zero),
@@ -299,8 +299,9 @@ class Writer:
         shape = (*counts, tile.blocks * pixels * self.width)
         return (Scratch("sums of a part of the terms", self.arithmetic.dtype, shape),)
 
-    def a_dtype(self, in_place: bool) -> str:
-        return self.a.type.dtype if in_place else "f32"
+    def a_dtype(self, rows: Rows | None) -> str:
+        """Of what is read, which may be stored as less than a view of it says."""
+        return rows.node.type.dtype if rows else "f32"
 
     def zero_sums(self) -> tuple[Packed, ...]:
         """What is subtracted from the sums of each column, if anything."""

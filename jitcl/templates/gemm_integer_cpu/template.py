@@ -62,7 +62,7 @@ class _BytesWriter(Writer):
         whole = rows is not None and not rows.chunked and self.s.k % 4 == 0
         return rows if rows and whole and not far(rows) else None
 
-    def a_dtype(self, in_place: bool) -> str:
+    def a_dtype(self, rows: Rows | None) -> str:
         return "i32"
 
     def rows(self, height: int) -> tuple[Argument, Emitted]:
