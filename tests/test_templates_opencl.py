@@ -24,7 +24,8 @@ pytestmark = [needs_driver(), pytest.mark.in_turn]
 # The same devices, posing as GPUs: without local memory worth using (as Mali), and with
 POSES = {
     "cpu": {},
-    "mali": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False),
+    "mali": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False,
+                 registers=5),
     "gpu": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=True,
                 local_memory=32 << 10, max_work_group=256),
 }

@@ -64,10 +64,10 @@ def vector_widths(s: ConvShape, target: Target) -> tuple[Lanes, ...]:
     return tuple(map(Lanes, sorted(fitting, key=lambda w: (-(-s.out[1] // w), w))))
 
 
-def in_quads(w: np.ndarray, quads: int) -> np.ndarray:
-    """[K, 1, kh, kw] -> [K, quads * 4], zeros behind the taps."""
-    taps = w.reshape(w.shape[0], -1)
-    return np.pad(taps, ((0, 0), (0, quads * 4 - taps.shape[1])))
+def in_quads(w: np.ndarray, lines: int, quads: int) -> np.ndarray:
+    """[K, 1, kh, kw] -> [K, lines, quads * 4], zeros behind the taps of a line."""
+    taps = w.reshape(w.shape[0], lines, -1)
+    return np.pad(taps, ((0, 0), (0, 0), (0, quads * 4 - taps.shape[2])))
 
 
 def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
@@ -87,14 +87,17 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     unroll = kh * kw <= MOST_TAPS
     axes = target.device_type != "cpu"
     params = ON_AXES if axes else PARAMS
-    quads = -(-kh * kw // 4) if axes and unroll and p.weights is not None else 0
     half = hooks.half and unroll and kw <= FLUSHED
     row, aligned = row_of_taps(s, width, wide, target) if unroll else (0, 1)
+    held = -(-kh * kw // 4) + kh * (-(-row // 4) or kw)      # vectors, where all is read before
+    loop = axes and unroll and kh > 1 and held > target.registers
+    lines = kh if loop else 1
+    quads = -(-kh * kw // lines // 4) if axes and unroll and p.weights is not None else 0
     body = hooks.render(
         "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, AXES=axes, ROW=row,
         A=aligned, DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width, HALF=half,
         LINES=FLUSHED // kw, WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
-        KH=kh if unroll else 0, KW=kw if unroll else 0,
+        LOOP=loop, KH=kh // lines if unroll else 0, KW=kw if unroll else 0,
         x_type=hooks.ctype(x.type.dtype), maximum=maximum,
         wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
         multiply_add=target.multiply_add,
@@ -111,8 +114,9 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         ky_step=s.dilations[0] * wide, x_plane=height * wide)
     weights: tuple[Argument, ...] = ()
     if p.weights is not None:
-        weights = (Packed(p.weights, f"taps in {quads} quads", partial(in_quads, quads=quads))
-                   if quads else p.weights,)
+        packed = Packed(p.weights, f"{lines} lines of taps in {quads} quads",
+                        partial(in_quads, lines=lines, quads=quads))
+        weights = (packed if quads else p.weights,)
     arguments: tuple[Argument, ...] = (planes, *weights, *epilogue.nodes, hooks.group.root)
     return [*before, Emitted(f"{p.kind}_{kh}x{kw}x{width}", body, arguments, (hooks.group.root,),
                              {name: values[name] for name in params}, sizes, local)]
