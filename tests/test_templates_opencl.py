@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -274,3 +275,16 @@ def test_templates_are_taken(pose, wanted):
     template = {k.entry: k.template for k in plan.kernels}
     assert [template[s.kernel] for s in plan.steps] == wanted
     check(DEVICES[-1], [y], inputs, "f32", wanted[0], pose)
+
+
+def test_erf_behind_a_product_is_as_near_where_registers_are_few():
+    """A vector's erf is jitcl's own there: 16 ulp, as OpenCL C allows; never beyond 1."""
+    x = np.concatenate([np.linspace(-5, 5, 4064), 10.0 ** -np.arange(32)]).astype("f4")
+    a = graph_input("a", TensorType("f32", (64, 64)))
+    product = b.matmul(a, const(np.eye(64, dtype="f4")))
+    graph = Graph("t", (a,), (("y", b.erf(product)),))
+    (found,) = run(DEVICES[-1], graph, [x.reshape(64, 64)], "gemm_opencl", pose="mali")
+    y = found.ravel()
+    wanted = np.array([math.erf(v) for v in x.astype(float)])
+    assert (np.abs(y - wanted) <= 16 * np.spacing(np.abs(wanted).astype("f4"))).all()
+    assert np.abs(y).max() <= 1

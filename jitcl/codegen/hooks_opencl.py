@@ -11,7 +11,7 @@ from jitcl.codegen.hooks import GroupHooks
 from jitcl.codegen.loops import flatten
 from jitcl.codegen.lower import Loads, NodeLoader, lower
 from jitcl.codegen.opencl_helpers import Calls, helper, stored_type
-from jitcl.codegen.opencl_vectors import NotVectorisable
+from jitcl.codegen.opencl_vectors import NotVectorisable, few_registers
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
@@ -24,6 +24,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
+from jitcl.ir.scalar import SCALARS
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Scratch
@@ -31,6 +32,8 @@ from jitcl.templates.opencl.memory import alignment, read_vector
 from jitcl.templates.opencl.tiling import in_half
 
 FP16 = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
+
+FUNCTION = 8                                     # cost of a scalar operation: it is a long function
 
 
 class OpenClGroupHooks(GroupHooks):
@@ -92,9 +95,10 @@ class OpenClGroupHooks(GroupHooks):
         if renderer.doubles:
             return None
         used = tuple(n for n in nodes if self.names[n] in renderer.read)
+        functions = any(x.op in SCALARS and SCALARS[x.op].cost >= FUNCTION for x in E.walk(value))
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
-                        self.ctype(root.type.dtype))
+                        self.ctype(root.type.dtype), functions and few_registers(self.target))
 
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr],
                    *inside: Expr) -> Loader:

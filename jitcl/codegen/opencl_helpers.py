@@ -129,6 +129,25 @@ _OTHER |= {
     return as_float(sign | as_uint(convert_float(u) * 5.9604644775390625e-08f));
 }""",
 }
+# x P(x^2) / Q(x^2) as Eigen has it, 7 ulp; with half_recip as bad as OpenCL C allows 12 of the 16
+# that erf may have. Mali's spills: 180 instructions a value, of which a tile has eight.
+_ERF = """{T} jitcl_{name}({T} a)
+{{
+    {T} x = clamp(a, -4.0f, 4.0f), s = x * x;
+    {T} p = -2.72614225801306e-10f * s + 2.77068142495902e-08f;
+    p = p * s - 2.10102402082508e-06f;
+    p = p * s - 5.69250639462346e-05f;
+    p = p * s - 7.34990630326855e-04f;
+    p = p * s - 2.95459980854025e-03f;
+    p = p * s - 1.60960333262415e-02f;
+    {T} q = -1.45660718464996e-05f * s - 2.13374055278905e-04f;
+    q = q * s - 1.68282697438203e-03f;
+    q = q * s - 7.37332916720468e-03f;
+    q = q * s - 1.42647390514189e-02f;
+    {T} r = half_recip(q);
+    r = r * (2.0f - q * r);
+    return select(clamp(x * p * r, -1.0f, 1.0f), a, isnan(a));
+}}"""
 _INTS = {"int": ("2147483648", "INT_MIN"), "long": ("9223372036854775808", "LONG_MIN")}
 
 
@@ -202,9 +221,11 @@ def _vector_body(name: str, op: str, dtype: str) -> str:
     """max and min of vectors: "max_f32x16"; conversions of lanes one by one: "to_f16x4"; halves
     that are moved at once, where vload_half4 makes four accesses (Mali, Adreno): "load_f16x4";
     conversions of the type half, which NVIDIA's compiler has casts of, but no convert_half:
-    "to_halfx4".
+    "to_halfx4"; the error function where registers are few: "erf_f32x4".
     """
     scalar, _, n = dtype.partition("x")
+    if op == "erf":
+        return _ERF.format(T=f"float{n}", name=name)
     if scalar == "half":
         source, result = ("float", "half") if op == "to" else ("half", "float")
         each = ", ".join(f"({result})a.s{k:x}" for k in range(int(n)))

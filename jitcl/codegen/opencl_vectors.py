@@ -29,6 +29,7 @@ from jitcl.ir.scalar import SCALARS
 from jitcl.target import Target
 from jitcl.templates.opencl.memory import alignment, piece, raw_vector, stored_vector
 
+FEW_REGISTERS = 16             # of a target, of vectors: long functions of vectors spill
 GATHERED = 4                   # lanes further apart than this are left to the driver's compiler
 _OPERATORS = ("add", "sub", "mul", "div", "neg", "lt", "le", "gt", "ge", "eq", "ne")
 _LOGIC = {"and": "&", "or": "|"}
@@ -36,6 +37,11 @@ _LOGIC = {"and": "&", "or": "|"}
 
 class NotVectorisable(JitclError):
     """A value or a place depends on the lane in a way that a vector can't express."""
+
+
+def few_registers(target: Target | None) -> bool:
+    """Whether a target's registers do not hold what long functions of several vectors need."""
+    return target is not None and target.registers < FEW_REGISTERS
 
 
 class VectorRenderer(ExpressionRenderer):
@@ -110,6 +116,8 @@ class VectorRenderer(ExpressionRenderer):
             return self._wide_select(*x.args)
         if self.half and not self.half_builtins:
             raise NotVectorisable(f"'{x.op}' of {kind}")
+        if x.op == "erf" and kind == "f32" and few_registers(self.target):
+            return self.call_helper(f"erf_f32x{self.width}", self.splat(x.args[0]))
         if x.op == "abs" or SCALARS[x.op].takes == "floats":
             return super().text(x)               # builtins take vectors, too
         if x.op in ("max", "min"):

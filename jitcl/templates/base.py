@@ -98,6 +98,7 @@ class Epilogue:
     operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
     nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
     y_type: str                                  # C type of the result's elements
+    rows_apart: bool = False                     # registers hold what it needs for one row alone
 
 
 Arrangement = Callable[[tuple[Expr, ...]], tuple[Sequence[Expr], Expr]]
