@@ -79,7 +79,8 @@ def test_which_weights_are_images(name):
     """And clang takes their kernels."""
     graph, _ = case(name)
     for pose in ("mali", "cpu"):
-        plan = plan_of(graph, TARGETS[pose], images=True, image_pixels=PIXELS)
+        target = dataclasses.replace(TARGETS[pose], compute_units=1)
+        plan = plan_of(graph, target, images=True, image_pixels=PIXELS)
         assert bool(read_as_images(plan)) == (pose in READ[name])
         kernels = [k for k in plan.kernels if "image" in features_of(k.body)]
         assert bool(kernels) == (pose in READ[name])
