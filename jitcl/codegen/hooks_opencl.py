@@ -8,9 +8,10 @@ from functools import partial
 from types import MappingProxyType
 
 from jitcl.codegen.hooks import GroupHooks
+from jitcl.codegen.language import OPENCL_C
 from jitcl.codegen.loops import flatten
 from jitcl.codegen.lower import Loads, NodeLoader, lower
-from jitcl.codegen.opencl_helpers import Calls, helper, stored_type
+from jitcl.codegen.opencl_helpers import Calls, helper
 from jitcl.codegen.opencl_vectors import NotVectorisable, few_registers
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
@@ -46,7 +47,7 @@ class OpenClGroupHooks(GroupHooks):
 
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
-        return stored_type(dtype, self.target.soft_half)
+        return OPENCL_C.element(dtype, self.target.soft_half)
 
     def render(self, template: str, **values: object) -> str:
         """The text of a file of `jitcl/templates`, after the functions of codegen/opencl_helpers

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.codegen.opencl_helpers import CTYPE
+from jitcl.codegen.language import OPENCL_C, KernelLanguage
 from jitcl.codegen.render import SizesWritten, flat
 from jitcl.codegen.render_numba import only_stored
 from jitcl.errors import JitclError
@@ -49,7 +49,6 @@ _INFIX = {
     "bitor": ("|", 6),
 }
 _COMMUTES = ("add", "mul", "and", "or", "bitand", "bitor", "bitxor")  # of integers and truth values
-_SAME = {"abs": "fabs", "round": "rint"}  # OpenCL's name where it is another
 _WHOLE = ("floor", "ceil", "trunc", "round")  # nothing to do for integers
 _NARROW = ("i8", "u8", "i16", "u16")  # C computes these as int
 _BIG = 1 << 31
@@ -58,6 +57,8 @@ Text = tuple[str, int]  # source and how tightly it binds
 
 class ExpressionRenderer:
     """Expressions of one kernel as OpenCL C; collects the helpers that they call."""
+
+    language: KernelLanguage = OPENCL_C
 
     def __init__(self, kernel: Kernel, fp64: bool = True, soft_half: bool = False,
                  half_builtins: bool = True) -> None:
@@ -82,7 +83,7 @@ class ExpressionRenderer:
             return self.index
         if dtype == "f64":
             self.doubles = True
-        return "half" if dtype == "f16" and self.half else CTYPE[dtype]
+        return "half" if dtype == "f16" and self.half else self.language.types[dtype]
 
     def literal(self, value: float | int | bool, dtype: str) -> Text:
         if dtype == "bool":
@@ -92,11 +93,10 @@ class ExpressionRenderer:
         if is_size(value):
             return self.sizes.write(value), ATOM
         value = int(value)
-        suffix = {"u32": "u", "i64": "L", "u64": "UL"}.get(dtype, "")
-        if dtype == "index" and abs(value) >= _BIG:
-            suffix = "L"
+        wide = dtype == "index" and abs(value) >= _BIG
+        suffix = self.language.suffixes.get("i64" if wide else dtype, "")
         if dtype in ("i32", "i64") and value == dtypes.limits(dtype)[0]:
-            return ("INT_MIN" if dtype == "i32" else "LONG_MIN"), ATOM
+            return self.language.lowest[dtype], ATOM
         return f"{value}{suffix}", UNARY if value < 0 else ATOM
 
     def _float_literal(self, value: float, dtype: str) -> Text:
@@ -179,7 +179,7 @@ class ExpressionRenderer:
         """C computes narrow integers as int: back to their type, so that they wrap."""
         if x.dtype not in _NARROW:
             return text
-        return f"({CTYPE[x.dtype]})({text[0]})", UNARY
+        return f"({self.language.types[x.dtype]})({text[0]})", UNARY
 
     def _truth(self, x: Expr) -> Text:
         """Operations of truth values that C has no like of."""
@@ -206,12 +206,12 @@ class ExpressionRenderer:
             return f"{bits} != 0", EQUALITY
         if only_stored(to) and not (to == "f16" and self.half):
             return self.call_helper(f"from_{to}", bits)
-        return f"as_{self.ctype(to)}({bits})", ATOM
+        return self.language.reinterpret.format(type=self.ctype(to), value=bits), ATOM
 
     def _bits(self, x: Expr) -> str:
         """A value's bits as an unsigned integer; those of an element as they lie in memory."""
         have = x.dtype
-        unsigned = CTYPE[f"u{8 * dtypes.itemsize(have)}"]
+        unsigned = self.language.types[f"u{8 * dtypes.itemsize(have)}"]
         if x.op == "load" and x.guard is None and (have == "bf16" or have in dtypes.LOW):
             self.read.add(x.value)
             return f"{x.value}[{self.expr(flat(self.shapes[x.value], x.indices))}]"
@@ -222,7 +222,7 @@ class ExpressionRenderer:
             return self.call_helper(f"to_{have}", text)[0]
         if dtypes.is_float(have):
             self.ctype(have)
-            return f"as_{unsigned}({text})"
+            return self.language.reinterpret.format(type=unsigned, value=text)
         return f"({unsigned}){text if binds >= UNARY else f'({text})'}"
 
     def _call(self, x: Expr) -> Text:
@@ -239,7 +239,7 @@ class ExpressionRenderer:
             if x.op in ("max", "min", "sign", "floordiv", "mod"):
                 text = self.call_helper(f"{x.op}_{'f64' if kind == 'f64' else 'f32'}", *args)
                 return (f"(half){text[0]}", UNARY) if self.ctype(kind) == "half" else text
-            name = _SAME.get(x.op, x.op)
+            name = self.language.functions.get(x.op, x.op)
             if self.ctype(kind) == "half" and not self.half_builtins:
                 floats = ", ".join(f"(float){self.operand(a, UNARY)}" for a in x.args)
                 call = f"{name}({floats})"
@@ -291,7 +291,7 @@ class ExpressionRenderer:
         if old != new and "half" in (old, new):
             text = self._half_cast(source, old, new)
         elif old != new:
-            text = f"convert_{new}({text[0]})", ATOM
+            text = self.language.convert.format(type=new, value=text[0]), ATOM
         if to == "f16" and have != "f16" and not self.half:
             return self.call_helper("round_f16", text[0])
         if to != have and (to == "bf16" or to in dtypes.LOW):
@@ -308,7 +308,8 @@ class ExpressionRenderer:
         wrongly.
         """
         if new == "half" and old not in ("float", "double"):
-            return f"(half)convert_float({self.expr(source)})", UNARY
+            text = self.language.convert.format(type="float", value=self.expr(source))
+            return f"(half){text}", UNARY
         return f"({new}){self.operand(source, UNARY)}", UNARY
 
     def _float_to_int(self, source: Expr, have: str, to: str) -> Text:
@@ -340,7 +341,7 @@ class ExpressionRenderer:
         if dtype == "f16" and self.soft_half:
             return self.call_helper("from_f16", f"{buffer}[{at}]")[0]
         if dtype == "f16" and not self.half:
-            return f"vload_half({at}, {buffer})"
+            return self.language.read_half.format(at=at, buffer=buffer)
         if dtype == "bf16" or dtype in dtypes.LOW:
             return self.call_helper(f"from_{dtype}", f"{buffer}[{at}]")[0]
         return f"{buffer}[{at}]"

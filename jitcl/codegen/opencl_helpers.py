@@ -32,11 +32,6 @@ STORED = {**CTYPE, "f16": "half", "bf16": "ushort", "bool": "uchar",  # of buffe
           **dict.fromkeys(dtypes.LOW, "uchar")}
 
 
-def stored_type(dtype: str, soft_half: bool) -> str:
-    """The C type of a buffer's elements; `soft_half`: for drivers that have no type half."""
-    return "ushort" if soft_half and dtype == "f16" else STORED[dtype]
-
-
 _FLOAT = {
     # NaN where either operand is NaN: fmax would drop it
     "max": "return (a > b || a != a) ? a : b;",

@@ -27,7 +27,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Let, Stmt, Store, statements
 from jitcl.ir.scalar import SCALARS
 from jitcl.target import Target
-from jitcl.templates.opencl.memory import alignment, piece, raw_vector, stored_vector
+from jitcl.templates.opencl.memory import alignment, piece
 
 FEW_REGISTERS = 16             # of a target, of vectors: long functions of vectors spill
 GATHERED = 4                   # lanes further apart than this are left to the driver's compiler
@@ -77,10 +77,13 @@ class VectorRenderer(ExpressionRenderer):
     def vector_type(self, dtype: str) -> str:
         """The C type of a vector of values."""
         if dtype == "bool":
-            return f"{'short' if self.half else 'int'}{self.width}"
+            return self._lanes("i16" if self.half else "i32")
         if dtype not in ("f16", "f32") or self.half and dtype == "f32":
             raise NotVectorisable(f"a value of {dtype}")
-        return f"{'half' if self.half else 'float'}{self.width}"
+        return self._lanes(dtype)
+
+    def _lanes(self, dtype: str) -> str:
+        return self.language.vector.format(type=self.ctype(dtype), width=self.width)
 
     # ---- expressions
 
@@ -97,7 +100,7 @@ class VectorRenderer(ExpressionRenderer):
             return text
         if x.dtype == "bool":
             text = f"{self.operand(x, LOGIC - 1)} ? -1 : 0"
-        return f"({self.vector_type(x.dtype)})({text})"
+        return self.language.splat.format(type=self.vector_type(x.dtype), value=text)
 
     def vector(self, x: Expr) -> Text:
         """Source of an operation whose result differs from lane to lane."""
@@ -168,7 +171,8 @@ class VectorRenderer(ExpressionRenderer):
         else:
             each = (self._element(x.value, self.expr(first + stride * k))
                     for k in range(self.width))
-            text = f"({self.vector_type(x.dtype)})({', '.join(each)})"
+            text = self.language.splat.format(type=self.vector_type(x.dtype),
+                                              value=", ".join(each))
         if x.guard is None:
             return text, ATOM
         assert x.other is not None
@@ -179,16 +183,17 @@ class VectorRenderer(ExpressionRenderer):
         dtype, w = self._checked(buffer), self.width
         halves = self.target is not None and self.target.fp16_arithmetic
         self.read.add(buffer)
+        read = self.language.read_vector
         if dtype == "f16" and self.soft_half:
             self.helpers["from_f16"] = None
-            return self.call_helper(f"from_f16x{w}", raw_vector(buffer, at, "ushort", w, n))[0]
+            return self.call_helper(f"from_f16x{w}", read(buffer, at, "ushort", w, n))[0]
         if dtype == "f16" and not self.half:
             if n == w and halves:
-                return self.call_helper(f"from_halfx{w}", raw_vector(buffer, at, "half", w, n))[0]
+                return self.call_helper(f"from_halfx{w}", read(buffer, at, "half", w, n))[0]
             if n == w:
                 return self.call_helper(f"load_f16x{w}", f"{buffer} + {at}")[0]
-            return f"vload_half{w}(0, {buffer} + {at})"
-        return raw_vector(buffer, at, "half" if dtype == "f16" else "float", w, n)
+            return self.language.read_halves.format(width=w, buffer=buffer, at=at)
+        return read(buffer, at, "half" if dtype == "f16" else "float", w, n)
 
     def write_vector(self, buffer: str, at: str, value: str, n: int) -> str:
         """What stores a vector's lanes side by side in a buffer of f32 or f16."""
@@ -197,15 +202,16 @@ class VectorRenderer(ExpressionRenderer):
         if dtype == "f16" and not self.half and not self.soft_half:
             if n == w and halves:
                 value = self.call_helper(f"to_halfx{w}", value)[0]
-                return stored_vector(buffer, at, value, "half", w, n)
+                return self.language.write_vector(buffer, at, value, "half", w, n)
             if n == w:
                 return self.call_helper(f"store_f16x{w}", value, f"{buffer} + {at}")[0]
-            return f"vstore_half{w}_rte({value}, 0, {buffer} + {at})"
+            return self.language.write_halves.format(width=w, value=value, buffer=buffer,
+                                                    at=at)
         kind = "half" if dtype == "f16" else "float"
         if dtype == "f16" and self.soft_half:
             self.helpers["to_f16"] = None
             value, kind = self.call_helper(f"to_f16x{w}", value)[0], "ushort"
-        return stored_vector(buffer, at, value, kind, w, n)
+        return self.language.write_vector(buffer, at, value, kind, w, n)
 
     def _piece(self, buffer: str, at: Expr) -> int:
         """Elements of a vector that one access through a pointer takes: compilers for Mali and

@@ -5,7 +5,6 @@ from __future__ import annotations
 from jitcl import dtypes
 from jitcl.codegen.loops import renamed
 from jitcl.codegen.opencl_expressions import LOGIC, RELATION
-from jitcl.codegen.opencl_helpers import helper, stored_type
 from jitcl.codegen.opencl_vectors import NotVectorisable, VectorRenderer
 from jitcl.codegen.render import flat, render
 from jitcl.codegen.render_numba import bits_of, only_stored
@@ -28,11 +27,6 @@ from jitcl.ir.lanes import work_loops
 from jitcl.ir.sizes import at_least_always, is_size
 from jitcl.templates.base import ENTRY, GROUP
 
-# Sizes of groups are written out: where get_local_size() is folded into a loop, Adreno's compiler
-# fails an assertion ("constant registers < 2": GenieX issues 1284, 1438).
-PLACE = {"item": "get_global_id", "group": "get_group_id", "lane": "get_local_id"}
-QUALIFIER = {"local": "__local ", "private": ""}
-
 
 class OpenClRenderer(VectorRenderer):
     """Statements of one kernel as lines of OpenCL C."""
@@ -54,7 +48,7 @@ class OpenClRenderer(VectorRenderer):
         if isinstance(s, Store):
             return self.store(s, pad)
         if isinstance(s, Barrier):
-            return [f"{pad}barrier({self.fence()});"]
+            return [f"{pad}{self.fence()};"]
         raise JitclError(f"the OpenCL renderer has no form for a {type(s).__name__} statement")
 
     def loop(self, s: For, indent: int) -> list[str]:
@@ -148,7 +142,7 @@ class OpenClRenderer(VectorRenderer):
         if dtype == "f16" and self.soft_half:
             return f"{buffer}[{at}] = {self.call_helper('to_f16', self.expr(value))[0]}"
         if dtype == "f16":
-            return f"vstore_half_rte({self.expr(value)}, {at}, {buffer})"
+            return self.language.write_half.format(value=self.expr(value), at=at, buffer=buffer)
         if dtype == "bf16" or dtype in dtypes.LOW:
             return f"{buffer}[{at}] = {self.call_helper(f'to_{dtype}', self.expr(value))[0]}"
         if dtype == "bool":
@@ -161,18 +155,16 @@ class OpenClRenderer(VectorRenderer):
     # ---- whole kernels
 
     def fence(self) -> str:
-        """What a barrier makes visible to the group: the memories that its lanes share."""
-        roles = {b.role for b in (*self.kernel.buffers, *self.kernel.arrays)}
-        flags = [flag for role, flag in (("local", "CLK_LOCAL_MEM_FENCE"),
-                                         ("scan", "CLK_GLOBAL_MEM_FENCE")) if role in roles]
-        return " | ".join(flags)
+        """A barrier for the memories that the group's lanes share."""
+        return self.language.fence({b.role for b in (*self.kernel.buffers, *self.kernel.arrays)})
 
     def scheduled(self, local_size: tuple[int, ...]) -> str:
         """The text of a scheduled kernel that is launched with a work-group of `local_size`: axes
         of the NDRange, the innermost loop's first. Work-items beyond the last one return.
         """
         groups, lanes = work_loops(self.kernel)
-        lines = [f"    {QUALIFIER[b.role]}{self.array_type(b.dtype)} {b.name}[{b.size}];"
+        qualifiers = self.language.qualifiers
+        lines = [f"    {qualifiers[b.role]}{self.array_type(b.dtype)} {b.name}[{b.size}];"
                  for b in self.kernel.arrays]
         inner = (lanes or groups)[-1].body
         read = {v for s, _ in statements(inner) for x in expressions(s) for v in x.free}
@@ -185,14 +177,17 @@ class OpenClRenderer(VectorRenderer):
                 if rounded:
                     beyond.append(f"{name} >= {self.sizes.write(f.extent)}")
                 if name in read or rounded:
-                    lines.append(f"    {self.index} {name} = {PLACE[f.kind]}({axis});")
+                    place = self.language.places[f.kind].format(axis=axis)
+                    lines.append(f"    {self.index} {name} = {place};")
         if beyond:
             lines.append(f"    if ({' || '.join(beyond)}) return;")
         return self.kernel_text([*lines, *self.block(inner, 1)])
 
     def array_type(self, dtype: str) -> str:
         """The type of an array's elements: what they are computed in."""
-        return "uchar" if dtype == "bool" else self.ctype(dtypes.compute(dtype))
+        if dtype == "bool":
+            return self.language.stored[dtype]
+        return self.ctype(dtypes.compute(dtype))
 
     def kernel_text(self, lines: list[str]) -> str:
         """The kernel around its statements: helpers, extensions, arguments."""
@@ -201,9 +196,10 @@ class OpenClRenderer(VectorRenderer):
                 f"kernel '{self.kernel.name}' computes in float64, which this device can't: "
                 f"convert the model to float32, or use device='cpu'"
             )
-        arguments = [(stored_type(b.dtype, self.soft_half), b) for b in self.kernel.buffers]
+        arguments = [(self.language.element(b.dtype, self.soft_half), b)
+                     for b in self.kernel.buffers]
         return render(
-            "loops/opencl.cl.j2",
+            self.language.frame,
             entry=ENTRY,
             group=GROUP,
             arguments=arguments,
@@ -211,5 +207,5 @@ class OpenClRenderer(VectorRenderer):
             sizes=list(self.sizes.params()),
             doubles=self.doubles,
             half=self.half,
-            helpers=[helper(name) for name in self.helpers],
+            helpers=[self.language.helper(name) for name in self.helpers],
         )
