@@ -487,6 +487,8 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
         raise SizePinned(WORK_ENOUGH)
     plan = replace(generated.plan, space=space)
     space.sealed = True
+    if any(b.kind != "temp" and not grows(space, b.nbytes) for b in plan.buffers):
+        raise SizePinned("a result may shrink where a dimension grows")
     if device.faults is None or not config.get("checks"):
         return plan, None
     return plan, concrete(generated, [a.hint for a in space.atoms])
