@@ -22,7 +22,8 @@ read. Printed for each GPU, precision and kind of kernel:
     spills        stores to and loads from the stack
     fma           kernels that call fma() where it is a routine of many instructions
 
---baseline: numbers that --save kept; each cell then says "before -> after".
+--baseline: numbers that --save kept; each cell then says "before -> after". static_cost_before.json
+has those of commit f44c608, for the table in docs/measurements.md.
 """
 
 from __future__ import annotations
