@@ -212,3 +212,14 @@ def test_planted_steps_and_ends() -> None:
         verify_schedule(parse_kernel(wide), aligned=False)
     with pytest.raises(JitclError, match="guard the access"):
         copied(wide)
+
+
+@pytest.mark.parametrize(("op", "want"), [
+    ("reduce_sum", np.sum), ("reduce_max", np.max), ("reduce_min", np.min)])
+def test_each_reduction_of_lanes_is_there_on_the_cpu(op: str, want) -> None:
+    """A kernel's text names it by what it combines with: nothing else in the sources does."""
+    x = np.random.default_rng(0).integers(-9, 9, (2, 3, 16)).astype(np.float32)
+    data = graph_input("x", TensorType("f32", x.shape))
+    y = getattr(GraphBuilder(), op)(data, axes=(2,), keepdims=False)
+    found = devices.run_graph("cpu", Graph("g", (data,), (("y", y),)), {"x": x})["y"]
+    np.testing.assert_array_equal(found, want(x, axis=2))

@@ -321,6 +321,7 @@ def _lanes(b: ir.IRBuilder, x: ir.Value, numbers: Sequence[int]) -> ir.Value:
 
 lanes_add = _reduction("add", "Sum of the lanes, in an order that depends on the lane count only.")
 lanes_max = _reduction("max", "Largest lane; NaN if any is NaN.")
+lanes_min = _reduction("min", "Smallest lane; NaN if any is NaN.")   # a kernel's text names it
 
 
 @intrinsic(prefer_literal=True)
@@ -447,5 +448,5 @@ globals().update(CASTS)
 __all__ = [
     "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "ptr", "param", "place",
     "share", "scratch", "offset", "load", "store", "vload", "vload_part", "vstore_part", "splat",
-    "lane", "lane_index", "transpose", "as_type", "bits", "lanes_add", "lanes_max", *OPERATIONS,
-    *CASTS]
+    "lane", "lane_index", "transpose", "as_type", "bits", "lanes_add", "lanes_max", "lanes_min",
+    *OPERATIONS, *CASTS]
