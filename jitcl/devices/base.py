@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from jitcl.devices.load_options import LoadOptions
     from jitcl.target.quirks import Quirk
 
-__all__ = ["Binding", "Cache", "Device", "DeviceInfo", "Executable", "Progress", "Tally"]
+__all__ = ["Binding", "Cache", "Device", "DeviceArray", "DeviceInfo", "Executable", "Progress",
+           "Tally"]
 
 
 class Cache(Protocol):
@@ -44,8 +45,50 @@ class Repeat:
     stacked: tuple[int, ...]
 
 
+class DeviceArray(Protocol):
+    """An array that lies on a device, and is no plan's. One thread at a time; no launch may use it
+    between `open` and `shut`. home: what an executable must have in common with it to read it.
+    """
+
+    home: object
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    in_place: bool                              # the host's memory is the device's
+
+    @property
+    def device(self) -> str: ...                # for people
+
+    def check(self) -> None:
+        """DeviceError where its device is gone."""
+
+    def read(self) -> np.ndarray:
+        """A copy."""
+
+    def open(self) -> np.ndarray:
+        """The elements for the host; the array may be kept, and then holds old values."""
+
+    def shut(self, write: bool = True) -> None:
+        """Give it back to the device, with what the host has written."""
+
+    def forget_pinned(self) -> None:
+        """Host memory that it went through is not needed any more."""
+
+    def close(self) -> None: ...
+
+
 class Executable(Protocol):
     """A loaded plan. Thread-safe: concurrent runs take turns."""
+
+    @property
+    def home(self) -> object:
+        """See `DeviceArray`; None where there are none of this device."""
+
+    def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
+                      shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:
+        """`run` with inputs that lie on the device already (of the same `home`), and with results
+        that stay there where `keep` says so and this executable can.
+        """
 
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         """Inputs in plan order, already checked; outputs are fresh arrays in plan order.
@@ -72,11 +115,14 @@ class Executable(Protocol):
 
 @dataclass(frozen=True)
 class Binding:
-    """Arrays by name, and a call that computes the outputs from the inputs where they are."""
+    """Arrays by name, and a call that computes the outputs from the inputs. in_place: kernels work
+    on these very arrays, where they can.
+    """
 
     inputs: Mapping[str, np.ndarray]
     outputs: Mapping[str, np.ndarray]
     compute: Callable[[], None]
+    in_place: bool = True
 
 
 class Device(Protocol):

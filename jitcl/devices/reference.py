@@ -16,6 +16,7 @@ from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.host_arrays import OnHost
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.repeated import one_by_one
 from jitcl.devices.usage import Allocation, enlist
@@ -65,7 +66,7 @@ class ReferenceDevice:
                                    ) from None
 
 
-class ReferenceExecutable:
+class ReferenceExecutable(OnHost):
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
     def __init__(self, plan: Plan, kernels: dict[str, Kernel]) -> None:

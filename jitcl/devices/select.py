@@ -13,9 +13,11 @@ from jitcl.errors import DeviceError
 log = logging.getLogger("jitcl.devices")
 
 
-def open_device(spec: str = "auto", progress: Progress | Tally | None = None) -> Device:
+def open_device(spec: str = "auto", progress: Progress | Tally | None = None, *,
+                shared: bool = False) -> Device:
     """The device that `spec` names. DeviceError lists what there is for an unknown one. `progress`
-    is told of probes, where a device was never seen before.
+    is told of probes, where a device was never seen before. shared: the one that this process has
+    open already, if it has.
     """
     spec = spec.strip()
     if spec == "auto":
@@ -28,9 +30,9 @@ def open_device(spec: str = "auto", progress: Progress | Tally | None = None) ->
 
         return CpuDevice()
     if kind == "opencl":
-        from jitcl.devices.opencl import open_device as open_opencl
+        from jitcl.devices import opencl
 
-        return open_opencl(spec, progress)
+        return (opencl.shared_device if shared else opencl.open_device)(spec, progress)
     if kind == "reference" and not rest:
         from jitcl.devices.reference import ReferenceDevice
 

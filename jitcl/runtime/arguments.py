@@ -37,7 +37,7 @@ def device_of(given: Any, tally: Tally | None = None) -> Device:
     if isinstance(given, DeviceInfo):
         given = given.spec
     if given is None or isinstance(given, str):
-        return open_device("auto" if given is None else given, tally)
+        return open_device("auto" if given is None else given, tally, shared=True)
     if isinstance(getattr(given, "target", None), Target) and hasattr(given, "load"):
         found: Device = given
         return found

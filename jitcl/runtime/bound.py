@@ -15,7 +15,13 @@ import numpy as np
 
 from jitcl.devices import recording
 from jitcl.devices.base import Binding
-from jitcl.errors import InputError, closed_error
+from jitcl.errors import (
+    DeviceLostError,
+    InputError,
+    KernelFault,
+    OutOfMemoryError,
+    closed_error,
+)
 from jitcl.ir.group import Watched
 from jitcl.ir.types import Sym
 from jitcl.runtime.arrays import as_array, plain
@@ -36,9 +42,10 @@ class Bound:
     it in. Results that are fed back (`inputs["state"] = outputs["next"]`) are a copy, too.
     outputs: name -> array. The next run writes over them: copy what must last. Before the first
     run they are zeros, or absent where only a run can tell their shapes.
-    in_place: whether kernels read and write these very arrays, as on the CPU (whole numbers are
-    copied there, as they may be indices that were checked). Elsewhere a run copies and checks as
-    `Model.run` does. Results are the same.
+    in_place: whether kernels read and write these very arrays: on the CPU, and on OpenCL devices
+    that share the host's memory (whole numbers are copied there, as they may be indices that were
+    checked). On other OpenCL devices the arrays are pinned, and copied without a detour. Where
+    nothing is known before a run, it copies and checks as `Model.run` does. Results are the same.
 
     Threads: as many as JITCL_THREADS says when this is made. Runs of one model take turns; an array
     that one thread writes to while another runs gives results of old and new values, no worse.
@@ -51,7 +58,7 @@ class Bound:
         self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None,
         special: Specialisation | None = None,
     ) -> None:
-        self.model, self.in_place = model, binding is not None
+        self.model, self.in_place = model, binding is not None and binding.in_place
         checks = special.checks if special is not None else ()
         watched = special.plan.watched if special is not None and binding is not None else ()
         bound = binding.inputs if binding else {}
@@ -84,7 +91,7 @@ class Bound:
             found = self.model.run(self.inputs.arrays)
             (self._results.take if self._promoted else self._results.update)(found)
         else:
-            self._compute()
+            self._computed()
             self._guarded()
         if self._extremes:
             check_computed(self._checks, dict(self._extremes))
@@ -99,6 +106,16 @@ class Bound:
             if self.model.options is not self._options:
                 self._compute, self._checks, self._extremes = None, (), {}
                 self.in_place, self._promoted = False, True
+
+    def _computed(self) -> None:
+        """Compute the outputs; where the device fails on its kernels, has no memory or was lost,
+        as `Model.run` does, which knows a way out.
+        """
+        assert self._compute is not None
+        try:
+            self._compute()
+        except (DeviceLostError, KernelFault, OutOfMemoryError):
+            self._results.take(self.model.run(self.inputs.arrays))
 
     def close(self) -> None:
         """Let go of the arrays, and of what runs on them. Twice is fine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from jitcl.runtime.arguments import timeout_of
 from jitcl.runtime.bound import not_bound
 from jitcl.runtime.inputs import check_feeds, fixed_shapes
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.tensors import DeviceTensor
 
 if TYPE_CHECKING:
     from jitcl.runtime.submitted import Run, RunQueue  # imported when first used: 10 ms
@@ -38,7 +40,7 @@ class Calls(ABC):
         """Its name in messages."""
 
     @abstractmethod
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]: ...
+    def run(self, feeds: Mapping[str, Any], *, keep_on_device: bool = False) -> dict[str, Any]: ...
 
     @abstractmethod
     def _release(self) -> None:
@@ -56,13 +58,16 @@ class Calls(ABC):
         return self.run({**feeds, **kwargs})
 
     @telling
-    def submit(self, feeds: Mapping[str, Any], *, timeout: float | None = None) -> Run:
+    def submit(self, feeds: Mapping[str, Any], *, timeout: float | None = None,
+               keep_on_device: bool = False) -> Run:
         """`run` behind the caller's back: returns at once a `Run`, whose result() waits for the
         outputs. Runs are computed in the order in which they were submitted.
 
         feeds: as `run` takes them. They are checked and copied here: the caller may change his
         arrays afterwards. timeout: seconds to wait where JITCL_QUEUE runs are waiting already; None
         waits for as long as it takes, 0 does not wait. In a callback of a run nothing waits.
+        keep_on_device: as `run` takes it. Tensors that are fed are not copied: nobody can map them
+        for writing until the run has ended.
 
         Raises InputError, BusyError (no room within `timeout`), ClosedError. All else (compiling,
         for shapes that are new, and the driver) is raised by result().
@@ -73,8 +78,17 @@ class Calls(ABC):
             copies = own(check_feeds(self.inputs, feeds))
         from jitcl.runtime.submitted import Run
 
-        run = Run(self.called, recording.submitted(lambda: self.run(copies)), size(copies))
-        self._runs().put(run, seconds)
+        kept = {"keep_on_device": True} if keep_on_device else {}
+        work = recording.submitted(lambda: self.run(copies, **kept))
+        run = Run(self.called, work, size(copies))
+        with ExitStack() as reading:
+            for name, x in copies.items():
+                if isinstance(x, DeviceTensor):
+                    copies[name] = x.held()
+                    reading.callback(x.end_reading)
+            self._runs().put(run, seconds)
+            held = reading.pop_all()
+        run.add_done_callback(lambda _: held.close())
         return run
 
     def close(self, *, cancel_queued: bool = False) -> None:

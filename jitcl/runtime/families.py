@@ -33,7 +33,7 @@ import numpy as np
 from jitcl import config
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Executable, Repeat
+from jitcl.devices.base import Binding, DeviceArray, Executable, Repeat
 from jitcl.errors import (
     BuildError,
     CacheError,
@@ -96,6 +96,14 @@ class _Resized:
 
     executable: Executable
     shapes: Shapes
+
+    @property
+    def home(self) -> object:
+        return self.executable.home
+
+    def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
+                      shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:
+        return self.executable.run_on_device(inputs, keep, shapes or self.shapes)
 
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         return self.executable.run(inputs, shapes or self.shapes)

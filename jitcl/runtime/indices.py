@@ -11,6 +11,7 @@ import numpy as np
 from jitcl.devices import recording
 from jitcl.errors import InputError
 from jitcl.ir.indices import IndexCheck, outside, range_text
+from jitcl.runtime.tensors import elements
 
 
 def check_indices(checks: Sequence[IndexCheck], arrays: Mapping[str, np.ndarray],
@@ -21,7 +22,7 @@ def check_indices(checks: Sequence[IndexCheck], arrays: Mapping[str, np.ndarray]
         if check.computed:
             continue
         with recording.span("guard", "indices"):
-            found = outside(arrays[check.source], check.low, check.high)
+            found = outside(elements(arrays[check.source]), check.low, check.high)
         if found is None:
             continue
         value, place, n = found
@@ -38,7 +39,7 @@ def check_computed(checks: Sequence[IndexCheck], results: MutableMapping[str, np
     for check in checks:
         if not check.computed:
             continue
-        ends = [results.pop(name).reshape(-1).tolist() for name in check.outputs]
+        ends = [elements(results.pop(name)).reshape(-1).tolist() for name in check.outputs]
         for least, most, low, high in zip(*ends, check.low, check.high):
             if not low <= least or not most <= high:
                 raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures._base import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from jitcl.ir.types import MOST_BYTES, Sym, TensorType
 from jitcl.runtime.arguments import shapes_of
 from jitcl.runtime.arrays import as_array
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.tensors import DeviceTensor
 from jitcl.runtime.values import check_value
 
 if TYPE_CHECKING:
@@ -77,8 +79,18 @@ def feeds_of(feeds: Any, inputs: Sequence[Tensor]) -> Mapping[str, Any]:
     return feeds
 
 
-def _check(t: Tensor, value: Any) -> np.ndarray:
-    array = as_array(value, t.dtype, f"input {t}")
+def _check(t: Tensor, value: Any) -> Any:
+    if isinstance(value, DeviceTensor):
+        array: Any = value
+        value.check_readable()
+        if array.dtype != dtypes.to_numpy(t.dtype):
+            raise InputError(f"input {t}: got {value!r}, wanted {dtypes.to_numpy(t.dtype)}\n"
+                             "  Convert it: tensor.numpy().astype(..)")
+    elif isinstance(value, Future):
+        raise InputError(f"input {t}: got {value!r}, which is no array\n"
+                         "  Pass what it gives: run.result()['NAME'].")
+    else:
+        array = as_array(value, t.dtype, f"input {t}")
     if array.ndim != len(t.shape):
         raise InputError(f"input {t}: got {array.ndim} axes {array.shape}, wanted {len(t.shape)}")
     for axis, (got, dim) in enumerate(zip(array.shape, t.shape)):

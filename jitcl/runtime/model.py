@@ -26,7 +26,7 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.passes.options import Options, Precision
-from jitcl.runtime import signature
+from jitcl.runtime import signature, tensors
 from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound
@@ -42,6 +42,7 @@ from jitcl.runtime.intermediates import Intermediates, names_of
 from jitcl.runtime.program import Program
 from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
+from jitcl.runtime.tensors import DeviceTensor
 
 Compute = Callable[[Specialisation], list[np.ndarray]]
 
@@ -147,6 +148,7 @@ class Model(Inspected):
         self._lock = forking.rlock()
         self._kept: OrderedDict[Any, Specialisation] = OrderedDict()
         self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
+        self._tensors: weakref.WeakSet[DeviceTensor] = weakref.WeakSet()
         self._last: Specialisation | None = None
         self._again: Again | None = None            # of _last, where the next run may be alike
         meta = signature.load(source, self.cache)
@@ -172,45 +174,59 @@ class Model(Inspected):
     # ---- running
 
     @telling
-    def run(self, feeds: Mapping[str, Any], *, intermediates: Collection[str] = ()
-            ) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any], *, intermediates: Collection[str] = (),
+            keep_on_device: bool = False) -> dict[str, Any]:
         """Output name -> array, for input name -> array. Inputs are checked and copied; raises
         InputError. Strings are arrays of `str`, sequences lists, empty optionals None, maps dicts.
 
         intermediates: ONNX names of inner tensors, or of nodes (all that those give), to return,
         too, by the tensors' names; InputError for an unknown one. They take a plan of their own.
+        keep_on_device: give `DeviceTensor`s, which lie where they were computed.
         """
         if intermediates != () and (names := names_of(intermediates)):
-            return self._inner.model(names).run(feeds)
+            return self._inner.model(names).run(feeds, keep_on_device=keep_on_device)
         if recording.active and (record := recording.opened(self.source, self.device)):
             with record:
-                return self.run(feeds)
+                return self.run(feeds, keep_on_device=keep_on_device)
         again = self._again
-        if again is not None and again.matches(feeds):
+        if again is not None and not keep_on_device and again.matches(feeds):
             return self._run(feeds, again.special)[0]
         self._check_open()
-        arrays = check_feeds(self.inputs, feeds)
+        results = self._checked_run(check_feeds(self.inputs, feeds), keep_on_device)
+        if keep_on_device:
+            results = tensors.kept(results, self.called)
+            self._tensors.update(t for t in results.values() if isinstance(t, DeviceTensor))
+        return results
+
+    def _checked_run(self, arrays: Mapping[str, Any], keep: bool) -> dict[str, Any]:
         if self.program is None:
+            placed = keep or tensors.any_on_device(arrays)
             try:
-                return self._run(arrays)[0]
+                return self._run(arrays, placed=placed, keep=keep)[0]
             except NotOneGraph:
                 if not self._make_program():
                     raise
         assert self.program is not None
-        return self.program.run(arrays, [t.name for t in self.outputs])
+        return self.program.run(tensors.on_host(arrays), [t.name for t in self.outputs])
 
     def run_specialised(self, feeds: Mapping[str, Any]
                         ) -> tuple[dict[str, np.ndarray], Specialisation]:
         """The outputs, and what computed them; for models that are one graph."""
         return self._run(check_feeds(self.inputs, feeds))
 
-    def _run(self, arrays: Mapping[str, np.ndarray], special: Specialisation | None = None
+    def _run(self, arrays: Mapping[str, np.ndarray], special: Specialisation | None = None,
+             placed: bool = False, keep: bool = False
              ) -> tuple[dict[str, np.ndarray], Specialisation]:
-        """The outputs, and what computed them: `special` at first, where the caller knows it."""
+        """The outputs, and what computed them: `special` at first, where the caller knows it.
+        placed: whether inputs or outputs (`keep`) lie on the device.
+        """
         def compute(special: Specialisation) -> list[np.ndarray]:
             if special.checks:
                 check_indices(special.checks, arrays, self.source.called)
-            return special.executable.run([arrays[name] for name in special.plan.input_names])
+            inputs = [arrays[name] for name in special.plan.input_names]
+            if placed:
+                return list(tensors.compute(special, inputs, keep))
+            return special.executable.run(inputs)
 
         values, special = self.apply(arrays, compute, special)
         if self._again is None:
@@ -327,6 +343,8 @@ class Model(Inspected):
             special.executable.close()
         for bound in list(self._bound):
             bound.close()
+        for tensor in list(self._tensors):
+            tensor.close()
         self._inner.close()
         if self.program is not None:
             self.program.close()
@@ -411,7 +429,7 @@ class Model(Inspected):
 
     def _identity(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
         """(inputs whose values decide shapes, what the specialisation is kept under)."""
-        values = {n: arrays[n] for n in self._by_value if n in arrays}
+        values = {n: tensors.elements(arrays[n]) for n in self._by_value if n in arrays}
         return values, (
             tuple((t.name, arrays[t.name].shape) for t in self.inputs if t.name in arrays),
             tuple((n, v.tobytes()) for n, v in values.items()),

@@ -26,6 +26,7 @@ from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.cpu.stepwise import Stepwise
 from jitcl.devices.faults import FaultDatabase
+from jitcl.devices.host_arrays import OnHost
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError, closed_error
@@ -123,7 +124,7 @@ class CpuDevice:
             ) from None
 
 
-class CpuExecutable:
+class CpuExecutable(OnHost):
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
     def __init__(

@@ -33,3 +33,11 @@ def open_device(spec: str = "opencl", progress: Progress | Tally | None = None) 
     from jitcl.devices.opencl.platform import select
 
     return OpenClDevice(select(spec), progress=progress)
+
+
+def shared_device(spec: str, progress: Progress | Tally | None = None) -> OpenClDevice:
+    """The same, of which there is one in this process."""
+    from jitcl.devices.opencl.device import shared_device as shared
+    from jitcl.devices.opencl.platform import select
+
+    return shared(select(spec), progress)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Literal
 
+from jitcl import config, forking
 from jitcl.codegen.plan import Plan
 from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.faults import FaultDatabase, fault_database
@@ -19,6 +21,8 @@ from jitcl.devices.opencl.streaming import StreamedExecutable
 from jitcl.errors import DeviceError, OutOfMemoryError
 from jitcl.target.target import Target
 
+_open: weakref.WeakValueDictionary[tuple[object, ...], OpenClDevice] = weakref.WeakValueDictionary()
+_opening = forking.lock()
 FORKED = "this process was forked since the device was opened"
 ADVICE = "Use smaller inputs or batches, or another device."
 
@@ -112,6 +116,22 @@ class OpenClDevice:
                 f"{self.name}: {what} needs {_size(nbytes)}, the device allocates at most "
                 f"{_size(target.max_allocation)}\n  {ADVICE}"
             )
+
+
+def shared_device(found: Found, progress: Progress | Tally | None = None) -> OpenClDevice:
+    """The device that models of this process share, with one context, for as long as one of them is
+    there: they have programs, constants, and arrays that stay on the device in common.
+    """
+    with translated(f"opening {found}"):
+        target = probe_target(found, progress)
+    faults = fault_database(target)
+    key = (found.spec, found.handle, target.key, str(config.get("target")), id(faults),
+           forking.generation)
+    with _opening:
+        device = _open.get(key)
+        if device is None:
+            device = _open[key] = OpenClDevice(found, target, faults)
+        return device
 
 
 def _size(nbytes: int) -> str:

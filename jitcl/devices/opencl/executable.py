@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from jitcl.codegen.plan import Plan
+from jitcl import dtypes
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Cache, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
+from jitcl.devices.opencl.arrays import OpenClArray, shares_memory
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
+from jitcl.devices.opencl.lending import Lending
 from jitcl.devices.opencl.loaded import Action, LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import ResidentMemory
 from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
 from jitcl.devices.opencl.session import Session
-from jitcl.devices.opencl.watched import Command, copies, told
+from jitcl.devices.opencl.watched import Command, told
 from jitcl.devices.recording import Recorder, Span, now
 
 REPEATS = 16  # launches of one step that are timed together
@@ -41,6 +44,8 @@ class OpenClExecutable(LoadedPlan):
         self.memory = ResidentMemory(session, plan, {
             *(b for action in self._launches for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
+        self._lending = Lending(plan, self._launches)
+        self._into: list[Any] | None = None         # where a run's results go, if they are to stay
         self._bind()
 
     def _bind(self) -> None:
@@ -48,6 +53,7 @@ class OpenClExecutable(LoadedPlan):
             self.memory.allocate()
             for action in self._launches:
                 action.bind(self.memory)
+            self._lending.again()
         except BaseException:
             self.memory.release()  # the caller's traceback would hold half a model
             raise
@@ -60,10 +66,10 @@ class OpenClExecutable(LoadedPlan):
         if recording.run_here() is not None and (recorder := recording.active) is not None:
             return self._recorded(sources, careful, recorder)
         if not careful:
-            copied = self._upload(sources)
+            copied = [c.event for c in self._upload(sources)]
             return self._download([*copied, *self._enqueue(self.queue)])
         with self._idle():
-            ended(self.queue, self._upload(sources))
+            ended(self.queue, [c.event for c in self._upload(sources)])
         for action in self._launches:
             self._awaited(action, self.queue)
         return self._download([])
@@ -75,7 +81,7 @@ class OpenClExecutable(LoadedPlan):
             self._bind()
         first = [x[0] if i in how.rows else x for i, x in enumerate(arrays)]
         with self._idle():
-            ended(self.queue, self._upload(self._check(first)))
+            ended(self.queue, [c.event for c in self._upload(self._check(first))])
         what = f"{how.runs} runs of {len(self._launches)} steps"
         with (recording.span("kernel", what, place=self.session.name),
               Repetition(self.memory, self.plan, how) as repetition):
@@ -95,11 +101,19 @@ class OpenClExecutable(LoadedPlan):
             ended(self.queue, events)
             return repetition.download(self.queue)
 
-    def _upload(self, sources: list[np.ndarray]) -> list[Any]:
-        """Start copying the inputs; returns the copies' events. One that is dropped is waited for.
+    def _upload(self, sources: list[Any]) -> list[Command]:
+        """Start copying the inputs that kernels don't read where they are; returns the copies. An
+        event that is dropped is waited for.
         """
-        return [cl.enqueue_copy(self.queue, self.memory[spec.buffer], data, is_blocking=False)
-                for data, spec in zip(sources, self.plan.inputs) if data.size]
+        copied, lent = [], self._lending.lent
+        for data, spec in zip(sources, self.plan.inputs):
+            if data.size and spec.buffer not in lent:
+                to = self.memory[spec.buffer]
+                event = (cl.enqueue_copy(self.queue, to, data, is_blocking=False)
+                         if isinstance(data, np.ndarray) else
+                         cl.enqueue_copy(self.queue, to, data.buffer, byte_count=data.nbytes))
+                copied.append(Command("copy", f"input '{spec.name}'", event, nbytes=data.nbytes))
+        return copied
 
     def _enqueue(self, queue: Any) -> list[Any]:
         """Launch every step in order; returns their events, None for steps on the host."""
@@ -125,14 +139,85 @@ class OpenClExecutable(LoadedPlan):
         """Fresh arrays with the outputs; waits for all steps, whose `events` tell if they failed.
         """
         results = self._results()
-        ended(self.queue, [*events, *self._read(results)])
+        ended(self.queue, [*events, *(c.event for c in self._read(results))])
         return results
 
-    def _read(self, results: list[np.ndarray]) -> list[Any]:
-        """Start copying the outputs; returns the copies' events."""
-        return [cl.enqueue_copy(self.queue, out.reshape(-1).view(np.uint8),
-                                self.memory[spec.buffer], is_blocking=False)
-                for spec, out in zip(self.plan.outputs, results) if out.size]
+    def _results(self) -> list[Any]:
+        return super()._results() if self._into is None else self._into
+
+    def _read(self, results: list[Any]) -> list[Command]:
+        """Start copying the outputs that kernels did not write where they are to be."""
+        copied, lent = [], self._lending.lent
+        for spec, out in zip(self.plan.outputs, results):
+            if out.size and spec.buffer not in lent:
+                source = self.memory[spec.buffer]
+                event = (cl.enqueue_copy(self.queue, out.reshape(-1).view(np.uint8), source,
+                                         is_blocking=False)
+                         if isinstance(out, np.ndarray) else
+                         cl.enqueue_copy(self.queue, out.buffer, source, byte_count=out.nbytes))
+                copied.append(Command("copy", f"output '{spec.name}'", event, nbytes=out.nbytes))
+        return copied
+
+    # ---- arrays that stay on the device
+
+    def run_on_device(self, inputs: Sequence[Any], keep: bool, shapes: Shapes | None = None
+                      ) -> Sequence[Any]:
+        """Kernels read and write arrays of the device where they lie, if the plan allows it;
+        otherwise the device copies them.
+        """
+        with self._turn("running a model"):
+            if shapes is not None:
+                self._resize(shapes)
+            return self._run_on(self._check(inputs), self._fresh() if keep else None)
+
+    def _fresh(self) -> list[OpenClArray]:
+        """Room for results."""
+        return [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
+                for spec in self.plan.outputs]
+
+    def _run_on(self, sources: list[Any], into: list[OpenClArray] | None, whole: bool = True
+                ) -> list[Any]:
+        """whole: whether inputs of whole numbers, too, are read where they are."""
+        arrays = [*zip(self.plan.inputs, sources), *zip(self.plan.outputs, into or ())]
+        instead = {spec.buffer: x.buffer for spec, x in arrays if isinstance(x, OpenClArray)
+                   and self._lending.takes(spec.buffer, x.capacity)
+                   and (whole or dtypes.is_float(spec.dtype))}
+        self._into = into
+        try:
+            with self._lending.instead(instead, self.memory):
+                return self._ran(sources)
+        finally:
+            self._into = None
+
+    def bind(self) -> Binding | None:
+        """The plan on arrays of its own. Where the device shares the host's memory, kernels work on
+        them; otherwise they are pinned, and copied without a detour. Whole numbers are copied: they
+        may be indices, which another thread must not change once they were checked.
+        """
+        ins = [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
+               for spec in self.plan.inputs]
+        outs = self._fresh()
+        views = [x.open(read=False) for x in (*ins, *outs)]
+        for view in views:
+            view[...] = np.zeros((), view.dtype)
+
+        def compute() -> None:
+            with self._turn("running a model"):
+                try:
+                    for x in ins:
+                        x.shut()
+                    for y in outs:
+                        y.shut(write=False)
+                    self._run_on(ins, outs, whole=False)
+                finally:
+                    for x in ins:
+                        x.open(read=False)
+                    for y in outs:
+                        y.open()
+
+        return Binding({t.name: x for t, x in zip(self.plan.inputs, views)},
+                       {t.name: y for t, y in zip(self.plan.outputs, views[len(ins):])}, compute,
+                       shares_memory(self.session))
 
     # ---- measuring
 
@@ -163,13 +248,12 @@ class OpenClExecutable(LoadedPlan):
             results = self._results()
             outputs = self._read(results)
         with recording.span("wait", "the device"):
-            ended(self.queue, [*inputs, *started, *outputs])
+            ended(self.queue, [*started, *(c.event for c in (*inputs, *outputs))])
         end = now()
         with recording.span("profile", "reading times of events"):
-            commands = [*copies("input", self.plan.inputs, sources, inputs),
-                        *(Command("kernel", action.step.name, event, action.step)
-                          for action, event in zip(self._launches, started) if event is not None),
-                        *copies("output", self.plan.outputs, results, outputs)]
+            commands = [*inputs, *(Command("kernel", action.step.name, event, action.step)
+                        for action, event in zip(self._launches, started) if event is not None),
+                        *outputs]
             found, run = told(commands, place, called, end), recording.run_here()
             if isinstance(found, str):
                 recorder.doubt(place, found)
@@ -182,7 +266,7 @@ class OpenClExecutable(LoadedPlan):
         """The host's clock around each step, which is waited for."""
         place = self.session.name
         with recording.span("copy", "inputs", place=place), self._idle():
-            ended(self.queue, self._upload(sources))
+            ended(self.queue, [c.event for c in self._upload(sources)])
         for action in self._launches:
             step = None if isinstance(action, HostSection) else action.step
             kind = "host" if step is None else "kernel"

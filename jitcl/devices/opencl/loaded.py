@@ -97,6 +97,15 @@ class LoadedPlan(ABC):
             sources = self._check(arrays)
             return self._ran(sources)
 
+    @property
+    def home(self) -> object:
+        return self.session
+
+    def run_on_device(self, inputs: Sequence[Any], keep: bool, shapes: Shapes | None = None
+                      ) -> Sequence[Any]:
+        """As `Executable.run_on_device` says. Here everything is copied."""
+        return self.run([x if isinstance(x, np.ndarray) else x.read() for x in inputs], shapes)
+
     def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
                ) -> list[np.ndarray]:
         """As `Executable.repeat` says. Raises what `run` does."""
@@ -218,8 +227,10 @@ class LoadedPlan(ABC):
     def _new_queue(self) -> Any:
         return cl.CommandQueue(self.session.context, self.session.handle)
 
-    def _check(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The inputs as flat bytes; they are read before `run` returns, never kept."""
+    def _check(self, arrays: Sequence[Any]) -> list[Any]:
+        """The inputs as flat bytes; they are read before `run` returns, never kept. What lies on
+        the device is left there.
+        """
         specs = self.plan.inputs
         if len(arrays) != len(specs):
             raise InputError(
@@ -233,7 +244,8 @@ class LoadedPlan(ABC):
                     f"input '{spec.name}': got {array.dtype}{list(array.shape)}, "
                     f"wanted {want}{list(spec.shape)}"
                 )
-            flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                        if isinstance(array, np.ndarray) else array)
         return flat
 
     def _results(self) -> list[np.ndarray]:

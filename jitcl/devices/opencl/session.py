@@ -80,6 +80,12 @@ class Session:
         return "the device was opened again since this model was loaded" if self.replaced else ""
 
     @cached_property
+    def transfers(self) -> Any:
+        """A queue for copies and mappings that belong to no run."""
+        with translated(f"{self.name}: a queue"):
+            return cl.CommandQueue(self.context, self.handle)
+
+    @cached_property
     def max_items(self) -> tuple[int, ...]:
         return tuple(self.handle.max_work_item_sizes)
 

@@ -10,14 +10,12 @@ are then taken step by step, by the host's clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyopencl as cl
 
-from jitcl.codegen.plan import Step, TensorSpec
+from jitcl.codegen.plan import Step
 from jitcl.devices.recording import Span
 
 SLACK = 200_000                 # nanoseconds that clocks may differ by, beside
@@ -49,14 +47,6 @@ class Times:
     def of(cls, event: Any) -> Times:
         told = event.profile
         return cls(told.queued, told.submit, told.start, told.end)
-
-
-def copies(what: str, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray],
-           events: Sequence[Any]) -> list[Command]:
-    """Of inputs or outputs; empty ones are not copied."""
-    copied = [(spec, array) for spec, array in zip(specs, arrays) if array.size]
-    return [Command("copy", f"{what} '{spec.name}'", event, nbytes=array.nbytes)
-            for (spec, array), event in zip(copied, events)]
 
 
 def told(commands: list[Command], place: str, called: int, ended: int) -> list[Span] | str:
@@ -95,4 +85,4 @@ def contradiction(times: list[Times], host: int) -> str:
     return ""
 
 
-__all__ = ["Command", "Times", "contradiction", "copies", "told"]
+__all__ = ["Command", "Times", "contradiction", "told"]

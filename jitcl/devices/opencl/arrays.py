@@ -1,0 +1,160 @@
+"""Arrays on an OpenCL device that are no plan's: results that stay there, what `bind` fills.
+
+    memory is shared      a buffer over this process's memory: map it, and both see the same bytes
+    otherwise             a buffer of the device's; through pinned memory, which it reads itself
+
+Host memory that was given out stays readable for as long as somebody has it, whatever becomes of
+the buffer: it belongs to NumPy, or to a mapping that is not undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from jitcl import dtypes
+from jitcl.codegen.plan import TensorSpec
+from jitcl.devices.opencl.errors import translated
+from jitcl.devices.opencl.memory import SMALLEST, release
+from jitcl.devices.opencl.session import Session
+from jitcl.devices.usage import Allocation, enlist
+from jitcl.errors import DeviceError
+
+_FLAGS = cl.mem_flags
+_READ_WRITE: Any = cl.map_flags.READ | cl.map_flags.WRITE
+_enqueue_map: Any = cl.enqueue_map_buffer
+
+
+class OpenClArray:
+    """`capacity` bytes on a device, of which the first are elements. Not for two threads at once.
+    """
+
+    def __init__(self, session: Session, spec: TensorSpec, capacity: int) -> None:
+        self.home, self.spec = session, spec
+        self.dtype, self.shape = dtypes.to_numpy(spec.dtype), spec.shape
+        self.nbytes = math.prod(spec.shape) * self.dtype.itemsize
+        self.capacity = max(capacity, self.nbytes, SMALLEST)
+        self.in_place = shares_memory(session)
+        self._host: np.ndarray | None = None            # its own bytes, or pinned ones
+        self._mapped: Any = None
+        with translated(f"{session.name}: memory for '{spec.name}' ({self.capacity} bytes)",
+                        allocating=True):
+            if self.in_place:
+                self._host = _pages(self.capacity)
+                self.buffer: Any = cl.Buffer(
+                    session.context, _FLAGS.READ_WRITE | _FLAGS.USE_HOST_PTR, hostbuf=self._host)
+            else:
+                self.buffer = cl.Buffer(session.context, _FLAGS.READ_WRITE, self.capacity)
+        enlist(self)
+
+    @property
+    def place(self) -> str:
+        return self.home.spec
+
+    @property
+    def device(self) -> str:
+        return self.home.name
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    def allocations(self) -> list[Allocation]:
+        return [] if self.buffer is None else [Allocation(id(self.buffer), self.capacity, False)]
+
+    def check(self) -> None:
+        """DeviceError where its device is gone."""
+        if self.home.ended:
+            raise DeviceError(f"{self.device}: {self.home.ended.replace('model', 'array')}\n"
+                              "  Compute it again: what lay on the device is lost.")
+
+    def read(self) -> np.ndarray:
+        """A copy of the elements."""
+        self.check()
+        array = np.empty(self.shape, self.dtype)
+        if array.size:
+            with translated(f"{self.device}: reading '{self.spec.name}'"):
+                cl.enqueue_copy(self.home.transfers, array.reshape(-1).view(np.uint8), self.buffer,
+                                is_blocking=True)
+        return array
+
+    def open(self, read: bool = True) -> np.ndarray:
+        """The elements for the host, until `shut`: those of the device, unless `read` says that
+        they are not asked for. No launch may use the array meanwhile.
+        """
+        self.check()
+        queue = self.home.transfers
+        with translated(f"{self.device}: mapping '{self.spec.name}'", allocating=True):
+            if self.in_place:
+                self._mapped, _ = _enqueue_map(queue, self.buffer, _READ_WRITE, 0,
+                                               (self.capacity,), np.uint8, is_blocking=True)
+            else:
+                if self._host is None:
+                    self._host = self._pinned(queue)
+                if read:
+                    cl.enqueue_copy(queue, self._host, self.buffer, is_blocking=True)
+        assert self._host is not None
+        return self._host[:self.nbytes].view(self.dtype).reshape(self.shape)
+
+    def shut(self, write: bool = True) -> None:
+        """Give it back to the device, with what the host has written."""
+        queue = self.home.transfers
+        with translated(f"{self.device}: giving '{self.spec.name}' back"):
+            if self.in_place:
+                mapped, self._mapped = self._mapped, None
+                if mapped is not None:
+                    mapped.base.release(queue)
+                    queue.finish()
+            elif write and self._host is not None:
+                cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=True)
+
+    def _pinned(self, queue: Any) -> np.ndarray:
+        """Memory that the device reads itself; it is given back when nobody has it any more."""
+        memory = cl.Buffer(self.home.context, _FLAGS.READ_WRITE | _FLAGS.ALLOC_HOST_PTR,
+                           self.capacity)
+        found: np.ndarray
+        found, _ = _enqueue_map(queue, memory, _READ_WRITE, 0, (self.capacity,), np.uint8,
+                                is_blocking=True)
+        return found
+
+    def forget_pinned(self) -> None:
+        """Pinned memory is scarce: it goes with those who have it."""
+        if not self.in_place:
+            self._host = None
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        if self.buffer is None:
+            return
+        if self._mapped is not None:
+            with contextlib.suppress(DeviceError):
+                self.shut(write=False)
+        release(self.buffer)
+        self.buffer = None
+
+
+def shares_memory(session: Session) -> bool:
+    """Whether the device works on this process's memory: CPUs, and GPUs beside them."""
+    if session.target.device_type == "cpu":
+        return True
+    with contextlib.suppress(cl.Error):
+        return bool(session.handle.host_unified_memory)
+    return False
+
+
+def _pages(nbytes: int) -> np.ndarray:
+    """Zeros that begin and end with a page, as drivers want what they are to share."""
+    page = mmap.PAGESIZE
+    whole = -(-nbytes // page) * page
+    raw = np.zeros(whole + page, np.uint8)
+    start = -raw.ctypes.data % page
+    return raw[start:start + whole]
+
+
+__all__ = ["OpenClArray", "shares_memory"]

@@ -1,0 +1,67 @@
+"""Buffers that are no plan's in place of a plan's own, for one run: results are computed where they
+stay, and read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jitcl.codegen.plan import Plan
+from jitcl.devices.opencl.launches import Launch
+from jitcl.devices.opencl.loaded import Action
+from jitcl.devices.opencl.memory import SMALLEST, ResidentMemory
+
+
+class Lending:
+    """Which buffers of a plan can lie elsewhere, and the kernels' arguments that say where."""
+
+    def __init__(self, plan: Plan, actions: Sequence[Action]) -> None:
+        self._places: dict[int, list[tuple[Any, int]]] = {}         # buffer -> kernels' arguments
+        self.lent: Mapping[int, Any] = {}
+        fixed: set[int] = set()                                     # read otherwise than by these
+        written: set[int] = set()
+        for action in actions:
+            if not isinstance(action, Launch):
+                fixed.update(action.buffers)
+                continue
+            fixed.update(action.step.images)
+            written.update(action.step.writes or action.step.buffers)
+            for place, b in enumerate(action.step.buffers):
+                self._places.setdefault(b, []).append((action.kernel, place))
+        ins, outs = [t.buffer for t in plan.inputs], [t.buffer for t in plan.outputs]
+        self.inputs = {b for b in ins if ins.count(b) == 1} - fixed - written - set(outs)
+        self.outputs = {b for b in outs if outs.count(b) == 1 and plan.buffers[b].kind == "output"
+                        } - fixed - set(ins)
+        self._least = {b: max(plan.buffers[b].nbytes, SMALLEST) for b in (*ins, *outs)}
+
+    def takes(self, buffer: int, capacity: int) -> bool:
+        """Whether so many bytes can stand for an input or an output."""
+        return buffer in (self.inputs | self.outputs) and capacity >= self._least[buffer]
+
+    @contextmanager
+    def instead(self, buffers: Mapping[int, Any], memory: ResidentMemory) -> Iterator[None]:
+        """Have kernels find these buffers in place of the plan's own."""
+        try:
+            self.lent = buffers
+            for index, buffer in buffers.items():
+                self._point(index, buffer)
+            yield
+        finally:
+            self.lent = {}
+            if not memory.released:                 # else all is bound anew
+                for index in buffers:
+                    self._point(index, memory[index])
+
+    def again(self) -> None:
+        """After the plan's own buffers were bound anew, in the middle of a run."""
+        for index, buffer in self.lent.items():
+            self._point(index, buffer)
+
+    def _point(self, index: int, buffer: Any) -> None:
+        for kernel, place in self._places.get(index, ()):
+            kernel.set_arg(place, buffer)
+
+
+__all__ = ["Lending"]
