@@ -33,7 +33,6 @@ import numpy as np
 from jitcl import config
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, DeviceArray, Executable, Repeat
 from jitcl.errors import (
     BuildError,
     CacheError,
@@ -48,6 +47,7 @@ from jitcl.ir.size_ranges import grows, most
 from jitcl.ir.sizes import Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
+from jitcl.runtime.resized import Resized
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
 from jitcl.runtime.symbols import VALUE, Dims, elements, pattern_of, symbolic
@@ -88,36 +88,6 @@ class Member(Specialisation):
     def checks(self) -> tuple[IndexCheck, ...]:
         assert self.family is not None
         return self.family.checks(self.values)
-
-
-@dataclass(frozen=True)
-class _Resized:
-    """An executable at some shapes."""
-
-    executable: Executable
-    shapes: Shapes
-
-    @property
-    def home(self) -> object:
-        return self.executable.home
-
-    def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
-                      shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:
-        return self.executable.run_on_device(inputs, keep, shapes or self.shapes)
-
-    def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
-        return self.executable.run(inputs, shapes or self.shapes)
-
-    def repeat(self, inputs: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
-               ) -> list[np.ndarray]:
-        return self.executable.repeat(inputs, how, shapes or self.shapes)
-
-    def bind(self) -> Binding | None:
-        """None: arrays of the next shapes would be others."""
-        return None
-
-    def close(self) -> None:
-        self.executable.close()
 
 
 @dataclass(eq=False)
@@ -444,7 +414,7 @@ class Families:
         family.loaded = loaded
         if loaded is None:
             return None
-        executable = _Resized(loaded.executable, family.at(values))
+        executable = Resized(loaded.executable, family.at(values))
         sizes = tuple((a.symbol, v, room) for a, v, room in zip(
             family.space.atoms, values, family.capacity) if a.symbol)
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,

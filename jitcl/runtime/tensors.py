@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jitcl.runtime.specialise import Specialisation
 
 log = logging.getLogger("jitcl")
+_flags: Any = np.ndarray.flags          # as it is, of an array whose attributes are checked
 
 
 class DeviceTensor:
@@ -223,7 +224,7 @@ class MappedArray(np.ndarray):
 
     def __array_finalize__(self, parent: Any) -> None:
         mapping = getattr(parent, "__dict__", {}).get("_mapping")
-        if mapping is not None and not np.ndarray.flags.__get__(self).owndata:  # type: ignore[attr-defined]
+        if mapping is not None and not _flags.__get__(self).owndata:
             self.__dict__["_mapping"] = mapping
 
     def __getattribute__(self, name: str) -> Any:
