@@ -54,7 +54,7 @@ class OnHost(ABC):
     def run_on_device(self, inputs: Sequence[Any], keep: bool, shapes: Shapes | None = None
                       ) -> Sequence[Any]:
         """Results are fresh arrays in any case."""
-        return self.run([x if isinstance(x, np.ndarray) else x.read() for x in inputs], shapes)
+        return self.run([x.read() if hasattr(x, "read") else x for x in inputs], shapes)
 
 
 __all__ = ["HostArray", "OnHost"]

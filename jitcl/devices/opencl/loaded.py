@@ -104,7 +104,7 @@ class LoadedPlan(ABC):
     def run_on_device(self, inputs: Sequence[Any], keep: bool, shapes: Shapes | None = None
                       ) -> Sequence[Any]:
         """As `Executable.run_on_device` says. Here everything is copied."""
-        return self.run([x if isinstance(x, np.ndarray) else x.read() for x in inputs], shapes)
+        return self.run([x.read() if hasattr(x, "read") else x for x in inputs], shapes)
 
     def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
                ) -> list[np.ndarray]:
@@ -245,7 +245,7 @@ class LoadedPlan(ABC):
                     f"wanted {want}{list(spec.shape)}"
                 )
             flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                        if isinstance(array, np.ndarray) else array)
+                        if isinstance(array, (np.ndarray, np.generic)) else array)
         return flat
 
     def _results(self) -> list[np.ndarray]:
