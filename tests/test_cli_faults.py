@@ -31,7 +31,7 @@ from jitcl.cli.main import main
 from jitcl.devices import select
 from tests.posing import PosingDevice, failing, softmax_of_relu
 root = Path(sys.argv.pop(1))
-select.open_device = lambda spec, tally=None: PosingDevice(
+select.open_device = lambda spec, tally=None, shared=False: PosingDevice(
     softmax_of_relu, root, on_load=failing(lambda f: "local" in f))
 main()
 """

@@ -109,6 +109,11 @@ def test_a_forked_child_runs_models(device: str) -> None:
     assert right(model) and np.abs(bound.run()["y"] - WANT).max() < 1e-3
     assert child(lambda: right(model)) == 0
     assert child(lambda: np.abs(bound.run()["y"] - WANT).max() < 1e-3) == 0
+    def anew():
+        bound = model.bind()
+        bound.inputs["x"], bound.inputs["w"] = X, W
+        return np.abs(bound.run()["y"] - WANT).max() < 1e-3
+    assert child(anew) == 0
     assert child(lambda: right(compiled())) == 0
     assert child(lambda: compiled(32).run({"x": X[:32], "w": W})["y"].shape == (32, 256)) == 0
     assert child(lambda: right(model) and child(lambda: right(model)) == 0 and right(model)) == 0

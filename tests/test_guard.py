@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper
 
 import jitcl
 from jitcl.errors import OptionError, OutOfMemoryError
+from jitcl.ir.group import Watched
 from jitcl.runtime.guard import IN_VAIN
 from tests.devices import needs
 from tests.overflowing import (
@@ -113,6 +115,39 @@ def test_the_range_of_the_input_decides(warnings):
     guarded.run({"pixels": case.x})
     assert "'second' (Conv) with 'd' leaves the range of f16 (magnitudes up to 3" in warnings()[0]
     assert "for inputs 'pixels' 0.03818 to 254.9" in warnings()[0]
+
+
+@needs("opencl:pocl")
+def test_large_results_are_looked_at_on_the_device(warnings, monkeypatch):
+    """Their magnitude is a result that the caller never sees; the host reads what that accuses."""
+    case = Case([node("MatMul", "x w", "a"), node("MatMul", "a big", "b", "grows"),
+                 node("MatMul", "b tiny", "c"), node("MatMul", "c w", "d"),
+                 node("MatMul", "d w", "y")], normal(1024, 64, scale=30), "grows",
+                {"w": W, "big": W * 4000, "tiny": W / 4000})
+    model = jitcl.compile(model_of(case), device="opencl:pocl", precision="normal")
+    want = jitcl.compile(model_of(case), device="reference").run(feeds_of(case))["y"]
+    found = model.run(feeds_of(case))
+    assert list(found) == ["y"] and error(found["y"], want) < 1e-2
+    assert len(warnings()) == 1 and "'grows'" in warnings()[0]
+    read = []
+
+    def reduce(x, **options):
+        read.append(x.size)
+        return x.sum(**options)
+
+    monkeypatch.setattr(np, "add", SimpleNamespace(reduce=reduce))
+    model.run(feeds_of(case))
+    assert read == [1]                              # the magnitude
+
+
+def test_a_result_is_accused_once():
+    """Not as itself and as its magnitude; one that its magnitude calls sound is not read."""
+    guard = jitcl.compile(model_of(squared_sum()), device="reference", precision="low").guard
+    watched = [Watched("magnitude 3", 3, (), 0)]
+    spoilt_result = np.array([1, np.inf], np.float32)
+    assert [n for n, _ in guard.signs([spoilt_result, np.float32([np.inf])], watched)] == [0]
+    assert guard.signs([spoilt_result, np.float32([1])], watched) == []
+    assert guard.signs([np.zeros(2, np.float32), np.float32([0])], watched) == [(0, "zeros")]
 
 
 def some_rows_vanish() -> Case:

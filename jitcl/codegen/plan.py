@@ -128,6 +128,11 @@ class Plan:
     space: Space | None = None              # of a plan for many shapes: its integers are sizes
 
     @cached_property
+    def stores_f16(self) -> bool:
+        """Whether kernels exchange halves, or read constants of them."""
+        return any(b.dtype == "f16" for b in self.buffers)
+
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         """In the order of `inputs`."""
         return tuple(t.name for t in self.inputs)

@@ -69,12 +69,14 @@ class Join(Group):
 @dataclass(frozen=True)
 class Watched:
     """An output that is there for the guard: the largest magnitude of what a group stores, inf
-    where an element is not finite. group: its number; nodes: of the model, in it, with op types.
+    where an element is not finite. group: its number; nodes: of the model, in it, with op types;
+    result: which of the graph's outputs the group stores, or -1.
     """
 
     output: str
     group: int
     nodes: tuple[tuple[str, str], ...]
+    result: int = -1
 
 
 def with_sums_marked(groups: Sequence[Group]) -> list[Group]:

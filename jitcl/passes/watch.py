@@ -31,6 +31,7 @@ def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
     """The graph and its groups, which also give the magnitude of what `chosen` ones store."""
     g = GraphBuilder()
     outputs, made, watched = list(graph.outputs), list[Group](), list[Watched]()
+    place = {node: k for k, (_, node) in enumerate(graph.outputs)}
     for number, group in enumerate(groups):
         made.append(group)
         if number not in chosen or not watchable(group):
@@ -50,7 +51,7 @@ def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
         name = f"magnitude {number}"
         outputs.append((name, last))
         nodes = tuple(names_in(group, graph).items())
-        watched.append(Watched(name, number, nodes))
+        watched.append(Watched(name, number, nodes, place.get(group.root, -1)))
     return replace(graph, outputs=tuple(outputs)), made, tuple(watched)
 
 

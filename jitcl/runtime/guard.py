@@ -60,15 +60,17 @@ class Guard:
         if self.options.guard == "off":
             return []
         found, results = [], len(values) - len(watched)
+        sound = {w.result for w, v in zip(watched, values[results:]) if 0 < np.max(v) < np.inf}
         for place, value in enumerate(values):
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or place in sound:
                 continue
             with np.errstate(all="ignore"):
                 total = np.add.reduce(value, axis=None, dtype=np.float32 if (
                     value.dtype.itemsize == 2) else None)
             if total != 0 and np.isfinite(total):
                 continue
-            if place >= results and np.isfinite(value).all():
+            if place >= results and (watched[place - results].result >= 0
+                                     or np.isfinite(value).all()):
                 continue                        # a layer may be all zeros: of ReLU, say
             number = place if place < results else ~watched[place - results].group
             sign = _sign(value)
@@ -81,8 +83,8 @@ class Guard:
               ) -> tuple[list[np.ndarray], Specialisation]:
         """The results of a run, less magnitudes, and what computed them; or of a better one."""
         flags = len(special.plan.watched)
-        signs = self.signs(values, special.plan.watched)
-        if signs and any(b.dtype == "f16" for b in special.plan.buffers):
+        signs = self.signs(values, special.plan.watched) if special.plan.stores_f16 else []
+        if signs:
             try:
                 values, special = _Repair(self, model, arrays, compute).run(special, values)
                 flags = len(special.plan.watched)

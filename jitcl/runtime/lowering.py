@@ -29,6 +29,8 @@ from jitcl.passes.watch import watch
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
 
+LARGE = 1 << 16                 # elements that the host takes longer to read than two launches take
+
 
 class Lowering:
     """A model for one set of shapes and one device: imported, optimised and fused once; plans are
@@ -65,9 +67,18 @@ class Lowering:
             self.graph, groups, device.target,
             WIDE if "*" in options.promoted else options.precision, layers)
         self.halves = {i for i, g in enumerate(self.groups) if g.root.type.dtype == "f16"}
-        if options.guard == "layers":
-            self.watch(self.halves)
+        watched = set(self.halves) if options.guard == "layers" else set[int]()
+        if options.guard != "off" and self.halves and device.target.kind == "opencl":
+            watched |= self._large_results()
+        self.watch(watched)
         _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
+
+    def _large_results(self) -> set[int]:
+        """The groups whose results the device looks at sooner than the host reads them again."""
+        outputs = {node for _, node in self.graph.outputs}
+        with judged_by_hint():
+            return {i for i, g in enumerate(self.groups)
+                    if g.root in outputs and g.root.type.size >= LARGE}
 
     def watch(self, groups: Collection[int]) -> None:
         """Have the plan give the magnitude of what these groups store, too."""

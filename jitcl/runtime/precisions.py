@@ -16,7 +16,7 @@ def precision_got(options: Options, plan: Plan, target: Target) -> tuple[str, st
     asked = options.least
     if asked == "high":
         return AS_MODEL, ""
-    stored = any(b.dtype == "f16" for b in plan.buffers)
+    stored = plan.stores_f16
     if not stored:
         return "stored as f32, computed in f32", _not_stored(target)
     if asked == "normal":

@@ -194,6 +194,8 @@ class OpenClExecutable(LoadedPlan):
         them; otherwise they are pinned, and copied without a detour. Whole numbers are copied: they
         may be indices, which another thread must not change once they were checked.
         """
+        if self.session.ended:
+            return None                         # a run opens the device anew, or says why not
         ins = [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
                for spec in self.plan.inputs]
         outs = self._fresh()
