@@ -422,7 +422,7 @@ def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
     assert run_once() == parts
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("groups", [2, 8])
 @pytest.mark.parametrize("name", PARTS)
 def test_a_convolution_of_a_large_input_is_the_same_bit_for_bit(name, groups, monkeypatch):

@@ -132,7 +132,7 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
     check_all(compile_graph(PLANTED[name](), place.target), place)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 @needs_models
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "spec", "precision"), [

@@ -142,7 +142,7 @@ ALONG_ROWS = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", ALONG_ROWS)
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_filters_along_rows(name, outputs):
