@@ -94,7 +94,7 @@ class Options:
         """Parts of keys: of what plans are made of, as far as it is said."""
         parts = {name: str(getattr(self, name)) for name in CHOICES if name != "guard"}
         more = {"layers": self.layers, "promoted": self.promoted,
-                "guard": "layers" if self.guard == "layers" else ""}
+                "guard": "" if self.guard == "off" else self.guard}
         return {**parts, **{name: json.dumps(value) for name, value in more.items() if value}}
 
 
