@@ -194,7 +194,10 @@ def nan_stored(text: str) -> str:
 def last_term_lost(text: str) -> str:
     """Of loops in steps of one: in steps of a vector there would be as many trips."""
     shorter = r"\1 - 1;"
-    return first_changed(text, (r"(\bkx < kw);", shorter), (r"(\bk < k_count);", shorter),
+    return first_changed(text, (r"(\bkx < kw);", shorter),
+                         (r"(k < k_count);\)((?:.|\n)*?k \+ 16, k_count)",   # sums in half
+                          r"\1 - 1;)\2 - 1"),
+                         (r"(\bk < k_count);", shorter),
                          (r"(\br1 < \d+);(?= \+\+)", shorter),
                          (r"(\br0 < \d+);(?= \+\+)", shorter))
 
@@ -206,9 +209,12 @@ def first_tap_lost(text: str) -> str:
 def a_lane_off(text: str) -> str:
     """Vectors come with the first lane a tenth too small."""
     for n in WIDTHS:
-        scale = f"(float{n})(0.9f{', 1.0f' * (n - 1)})"
+        scale = f"(0.9f{', 1.0f' * (n - 1)})"
+        halves = re.sub(rf"(?<=half{n} )(\w+) = vload{n}\(", r"\1 = halves_loaded(", text)
+        more = f"#define halves_loaded(i, p) (vload{n}(i, p) * (half{n}){scale})\n"
         for call in (f"vload{n}", f"vload_half{n}"):
-            text = instead(text, call, "i, p", f"({call}(i, p) * {scale})")
+            halves = instead(halves, call, "i, p", f"({call}(i, p) * (float{n}){scale})")
+        text = more + halves if "halves_loaded" in halves else halves
     return text
 
 
