@@ -13,6 +13,8 @@ from typing import Any
 KERNEL = r"_[0-9a-f]{10}\("
 # templates multiply and add in the form that the probe found fast there; plain loops add to acc0
 MULTIPLY_ADD = r"((fma|mad)\(| (c[0-9]+|v) \+= )"
+# vectors are read through pointers where they are aligned, else by vload4
+VECTOR = r"(vload|float4)"
 WORKER = "jitcl.devices.opencl.worker"
 DRIVERS = ("intel", "pocl")
 PLAIN = ("mnist8", "oww_embedding", "squeezenet1.0_fp16")
@@ -95,21 +97,21 @@ SCENARIOS: tuple[Scenario, ...] = (
              rules(f"hang:600 /{KERNEL}.*{MULTIPLY_ADD}/"), fires=("hang",),
              variables={"JITCL_BUILD_SECONDS": "6"}),
     Scenario("launch-crash", "crashes at a kernel's first launch",
-             rules(f"segv at=launch where=@{WORKER} /{KERNEL}.*vload/"), fires=("segv",)),
+             rules(f"segv at=launch where=@{WORKER} /{KERNEL}.*{VECTOR}/"), fires=("segv",)),
     Scenario("build-failure", "refuses kernels with a log",
-             rules(f"fail /{KERNEL}.*vload/ error: Compiler frontend failed (error code 62)"),
+             rules(f"fail /{KERNEL}.*{VECTOR}/ error: Compiler frontend failed (error code 62)"),
              fires=("fail",)),
     Scenario("out-of-resources", "refuses launches: CL_OUT_OF_RESOURCES",
-             rules(f"oor /{KERNEL}.*vload/"), fires=("oor",)),
+             rules(f"oor /{KERNEL}.*{VECTOR}/"), fires=("oor",)),
     Scenario("out-of-resources-later", "accepts launches, and tells at clFinish that they failed",
-             rules(f"late at=finish /{KERNEL}.*vload/"), fires=("late",)),
+             rules(f"late at=finish /{KERNEL}.*{VECTOR}/"), fires=("late",)),
     Scenario("out-of-resources-at-read", "accepts launches, and tells when memory is read",
-             rules(f"late at=read /{KERNEL}.*vload/"), fires=("late",)),
+             rules(f"late at=read /{KERNEL}.*{VECTOR}/"), fires=("late",)),
     Scenario("out-of-resources-in-use", "refuses launches after the model has run well",
              (Phase(), Phase((f"oor nth=9 times=3 /{KERNEL}/",))), fires=("oor",),
              second=Phase()),
     Scenario("dropped", "never runs kernels that it accepted",
-             rules(f"drop /{KERNEL}.*vload/"), fires=("drop",)),
+             rules(f"drop /{KERNEL}.*{VECTOR}/"), fires=("drop",)),
     Scenario("miscompiled", "computes exp() wrongly in models' kernels",
              rules(f"prelude /{KERNEL}.*exp\\(/ #define exp(x) (exp2(x))"), SOFTMAX,
              fires=("prelude",)),
@@ -140,10 +142,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("device-lost", "loses the device, once in a process",
              rules(lost_after=30), fires=("lost",), second=Phase()),
     Scenario("database-damaged", "the file of faults is damaged after a crash",
-             (Phase((f"abort /{KERNEL}.*vload/",)),
-              Phase((f"abort /{KERNEL}.*vload/",), damage="database")), fires=("abort",)),
+             (Phase((f"abort /{KERNEL}.*{VECTOR}/",)),
+              Phase((f"abort /{KERNEL}.*{VECTOR}/",), damage="database")), fires=("abort",)),
     Scenario("two-processes", "two processes meet the crash at once",
-             (Phase((f"abort /{KERNEL}.*vload/",), processes=2),), fires=("abort",)),
+             (Phase((f"abort /{KERNEL}.*{VECTOR}/",), processes=2),), fires=("abort",)),
     Scenario("all-at-once", "refuses, crashes, drops and hides at the same time",
              rules(f"abort /{KERNEL}.*float4/", f"drop /{KERNEL}.*vload/",
                    f"oor /{KERNEL}.*for/", "hidden_group:32"),
