@@ -343,8 +343,8 @@ def test_two_devices_never_share_an_entry(tmp_path: Path) -> None:
         seen |= mine
 
 
-@pytest.mark.parametrize("device", [
-    pytest.param(d, marks=pytest.mark.slow) if d != "cpu" else d for d in DEVICES])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
 def test_eight_processes_share_one_empty_cache(device: str, tmp_path: Path) -> None:
     """All succeed, with equal results, and the plan is made by one of them."""
     source = tmp_path / "layer.onnx"

@@ -115,6 +115,7 @@ CASES = {
 
 
 @needs_pocl
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_last_candidate_is_right(case):
     make, changes = CASES[case]

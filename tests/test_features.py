@@ -71,7 +71,7 @@ DEFINED = re.compile(
 
 
 @pytest.mark.parametrize(("target", "precision"), [
-    pytest.param(name, precision, marks=[] if (name, precision) == ("cpu-fp16", "low")
+    pytest.param(name, precision, marks=pytest.mark.slow if (name, precision) == ("cpu-fp16", "low")
                  else pytest.mark.long)
     for name, target in TARGETS.items() for precision in ("high", "low")
     if precision == "high" or target.fp16_arithmetic])

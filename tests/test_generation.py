@@ -94,6 +94,7 @@ def exact(path: Path) -> bytes:
     return model.SerializeToString()
 
 
+@pytest.mark.slow
 def test_a_cache_that_grows_compiles_nothing(tmp_path: Path) -> None:
     check_story("cpu", (MODELS / "stories260K_kv.onnx").read_bytes(), tmp_path, 24)
 

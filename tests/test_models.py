@@ -136,6 +136,7 @@ def first_result(name: str, device: str, cache: Path) -> dict[str, object]:
 
 
 @pytest.mark.in_turn
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_warm_start_builds_nothing(device: str, tmp_path: Path) -> None:
     cold = first_result("mnist8", device, tmp_path)

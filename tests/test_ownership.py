@@ -441,7 +441,8 @@ def as_user(user: int, **environment: str | None) -> tuple[dict[str, Any], str]:
 
 
 @as_root
-@pytest.mark.parametrize("reader", [pytest.param(0, marks=pytest.mark.slow), THIRD])
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", [0, THIRD])
 def test_a_cache_of_another_user_is_not_run(shared, reader):
     """What they planted is neither read nor changed, by root or by a third user."""
     root = shared / "cache"

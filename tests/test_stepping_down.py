@@ -476,7 +476,7 @@ EVENTS = st.lists(st.sampled_from(["ok", "lost", "memory", "local", "vec4", "any
 
 
 @given(EVENTS, EVENTS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_anything_may_happen_at_any_time(tmp_path_factory, at_load, at_run):
     """Right results whatever happens in whatever order, but for a device that is lost twice in a
     call; and after everything, the model still runs.
