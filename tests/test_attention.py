@@ -76,7 +76,7 @@ def run(y: Node, inputs: list[Node], fed: dict[str, np.ndarray]) -> np.ndarray:
     return jitcl.compile(graph, device="cpu").run(fed)["y"]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_it_is_one_kernel_and_right(shape):
     y, inputs = attention(shape)
@@ -84,7 +84,7 @@ def test_it_is_one_kernel_and_right(shape):
     np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dims", [(50,), (30, 50), (2, 1, 1, 50), (2, 3, 30, 50), (3, 30, 1)],
                          ids=str)
 def test_masks_of_any_shape_are_added_within(dims):

@@ -28,7 +28,7 @@ PRECISIONS = [
 
 
 @clang.needed
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("target", "precision"), PRECISIONS)
 def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None:
     kernels = op_kernels(target, precision)

@@ -165,7 +165,7 @@ def conv_case(
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, dtype
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name):
     check(*conv_case(**CONVS[name]), "conv_cpu")
@@ -202,7 +202,7 @@ def gated_case(x, k, strides=None, halo=None, residual=False, blocked=True):
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, "f32"
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", GATES)
 def test_a_convolutions_weights_take_the_gate(name):
     outputs, inputs, dtype = gated_case(**GATES[name])
@@ -382,7 +382,7 @@ POOLS = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("op", ["max_pool", "average_pool", "average_pool, pads counted"])
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("channels", [32, 24])

@@ -175,7 +175,7 @@ GEMMS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name, spec, pose", cases(GEMMS, (
     "constant", "one row", "transposed", "batch, merged", "batch of b", "attention",
     "double epilogue", "half")))

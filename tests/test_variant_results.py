@@ -78,7 +78,7 @@ def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], variant: Varian
                                    atol=bound, err_msg=name)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("variant", "spec"), [
     pytest.param(variant, spec, id=f"{variant.name or 'first'}-{spec}",
                  marks=() if variant.name in LOWEST else pytest.mark.long if (j + k) % 2

@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 # -- damaged, or gone
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("damage", ["flip", "cut", "other", "delete"])
 @pytest.mark.parametrize("device", DEVICES[:2])
 def test_damaged_weights_are_noticed_and_the_plan_is_rebuilt(

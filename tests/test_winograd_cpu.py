@@ -157,7 +157,7 @@ def with_blocking(monkeypatch, blocking):
     monkeypatch.setattr(template, "choices", lambda s, target: [blocking])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", ["ragged", "batch"])
 def test_bits_depend_on_neither_threads_nor_blocks(name, monkeypatch):
     """One kernel or two, many tiles at once or few, 1 to 3 threads, first run or second."""
