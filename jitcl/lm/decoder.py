@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from jitcl.runtime.source import Tensor
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")
 
 
-class Decoder:
+class Decoder(ABC):
     """What all architectures have in common, with Llama's names. One of its own says `block`."""
 
     classes: tuple[str, ...] = ()           # names in config.json's "architectures"
@@ -59,9 +60,9 @@ class Decoder:
 
     # ---- what architectures may say otherwise
 
+    @abstractmethod
     def block(self, b: Layer, x: Node) -> Node:
         """A layer: x [rows, width] and what it becomes."""
-        raise NotImplementedError
 
     def norm(self, b: Layer, x: Node, name: str) -> Node:
         """The norm `name`, over the last axis."""

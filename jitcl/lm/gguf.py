@@ -141,7 +141,7 @@ class Gguf:
         quants = library("gguf.quants", "reading GGUF files")
         try:
             return np.array(quants.dequantize(data, t.tensor_type), np.float32)
-        except NotImplementedError:
+        except NotImplementedError:         # what the library raises for types that it only names
             raise UnsupportedError(f"{self.path}: weight '{t.name}' is {t.tensor_type.name}, which "
                                    "the library gguf does not decode") from None
 
