@@ -142,7 +142,7 @@ def test_a_wrong_value_is_a_missing_feature(name, monkeypatch):
     """Each probe, where one value of its result is another: the check can fail."""
     found = next((f for f in DEVICES if not PROBES[name].skip(f)
                   and (not name.startswith("half") or NAMES[f.platform] == "intel")), None)
-    if found is None:                   # a feature of GPUs alone, images of some kind say
+    if found is None:                   # what the probe asks for is a GPU's, or another driver's
         pytest.skip("no driver here has it")
     run = Bench.run
 
