@@ -182,7 +182,7 @@ class OpenClGroupHooks(GroupHooks):
         return Emitted("arranged", done.body, arguments, (copy,), {}, done.global_size,
                        done.local_size)
 
-    def apart(self) -> tuple[Scratch, OpenClGroupHooks, Emitted]:
+    def separate_epilogue(self) -> tuple[Scratch, OpenClGroupHooks, Emitted]:
         """The epilogue as a kernel of generated loops, for where a template can't write it: the
         memory that it reads the anchor's value from, hooks of the anchor alone, the launch.
         """

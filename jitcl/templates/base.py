@@ -215,7 +215,7 @@ class OpenClHooks(Hooks, Protocol):
         tells the axes apart.
         """
 
-    def apart(self) -> tuple[Scratch, OpenClHooks, Emitted]:
+    def separate_epilogue(self) -> tuple[Scratch, OpenClHooks, Emitted]:
         """(the memory of the anchor's value, hooks of the anchor alone, a kernel that computes the
         epilogue from that memory), for where the template can't write the epilogue.
         """

@@ -21,14 +21,14 @@ def arranged_5fe3d391d1(args, tid, nthreads):
 # from the graph
 # blocked f32[1,2,16,16,8], x1 packed f32[2,2304], x2 f32[32,1,1] -> y f32[1,32,14,14]
 # 1.82 MFLOP, 60 kB; template conv_cpu
-# launch: n_count 1, channels 32, kbs 4, kgs 2, oh 14, ow 14, row_tiles 14, column_tiles 3, a_image 4096, a_first 0, a_row 128, n0 2, n0_block 4, n1 3, n2 1, n3 24, last 24, s0 2048, s1 128, s2 8, wt_group 2304, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 2, a_group 4096, y_top 0, y_left 0
+# launch: n_count 1, channels 32, kbs 4, kgs 2, oh 14, ow 14, row_tiles 14, column_tiles 3, a_image 4096, a_first 0, a_row 128, cbs 2, cbs_at_once 4, tap_rows 3, taps 1, terms 24, last_terms 24, a_block 2048, a_tap_row 128, a_tap 8, wt_group 2304, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 2, a_group 4096, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_84d660ba55(args, tid, nthreads):
+def conv_1x5x2_b4a5154180(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -44,15 +44,15 @@ def conv_1x5x2_84d660ba55(args, tid, nthreads):
     a_image = param(args, 12)
     a_first = param(args, 13)
     a_row = param(args, 14)
-    n0 = param(args, 15)
-    n0_block = param(args, 16)
-    n1 = param(args, 17)
-    n2 = param(args, 18)
-    n3 = param(args, 19)
-    last = param(args, 20)
-    s0 = param(args, 21)
-    s1 = param(args, 22)
-    s2 = param(args, 23)
+    cbs = param(args, 15)
+    cbs_at_once = param(args, 16)
+    tap_rows = param(args, 17)
+    taps = param(args, 18)
+    terms = param(args, 19)
+    last_terms = param(args, 20)
+    a_block = param(args, 21)
+    a_tap_row = param(args, 22)
+    a_tap = param(args, 23)
     wt_group = param(args, 24)
     y_first = param(args, 25)
     y_block = param(args, 26)
@@ -80,7 +80,7 @@ def conv_1x5x2_84d660ba55(args, tid, nthreads):
         top = min_(rt * 1, oh - 1)
         left = min_(ct * 5, ow - 5)
         source = n * a_image + a_first + top * a_row + left * 8
-        tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+        tile(acc, offset(a, source), offset(wt, kg * wt_group), (cbs, tap_rows, taps, terms, last_terms), (a_block, a_tap_row, a_tap, a_row),
              1, 5, 2, 1, 8, 8, True, ())
         for j in range(2):
             kb = kg * 2 + j

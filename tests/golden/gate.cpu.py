@@ -19,14 +19,14 @@ def arranged_07a38c811f(args, tid, nthreads):
 # from the graph
 # blocked f32[1,4,14,14,8], x1 packed f32[2,512] -> y f32[1,32,14,14; NCHW8c]
 # 408 kFLOP, 54.3 kB; template conv_cpu
-# launch: n_count 1, channels 32, kbs 4, kgs 2, oh 1, ow 196, row_tiles 1, column_tiles 40, a_image 6272, a_first 0, a_row 0, n0 4, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 1568, s1 112, s2 8, wt_group 512, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 2, a_group 6272, y_top 0, y_left 0
+# launch: n_count 1, channels 32, kbs 4, kgs 2, oh 1, ow 196, row_tiles 1, column_tiles 40, a_image 6272, a_first 0, a_row 0, cbs 4, cbs_at_once 32, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 1568, a_tap_row 112, a_tap 8, wt_group 512, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 2, a_group 6272, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_8dc291f85f(args, tid, nthreads):
+def conv_1x5x2_5a8ae01a90(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -41,15 +41,15 @@ def conv_1x5x2_8dc291f85f(args, tid, nthreads):
     a_image = param(args, 11)
     a_first = param(args, 12)
     a_row = param(args, 13)
-    n0 = param(args, 14)
-    n0_block = param(args, 15)
-    n1 = param(args, 16)
-    n2 = param(args, 17)
-    n3 = param(args, 18)
-    last = param(args, 19)
-    s0 = param(args, 20)
-    s1 = param(args, 21)
-    s2 = param(args, 22)
+    cbs = param(args, 14)
+    cbs_at_once = param(args, 15)
+    tap_rows = param(args, 16)
+    taps = param(args, 17)
+    terms = param(args, 18)
+    last_terms = param(args, 19)
+    a_block = param(args, 20)
+    a_tap_row = param(args, 21)
+    a_tap = param(args, 22)
     wt_group = param(args, 23)
     y_first = param(args, 24)
     y_block = param(args, 25)
@@ -76,12 +76,12 @@ def conv_1x5x2_8dc291f85f(args, tid, nthreads):
         top = min_(rt * 1, oh - 1)
         left = min_(ct * 5, ow - 5)
         source = n * a_image + a_first + top * a_row + left * 8
-        steps = n0 * n1 * n2 * n3
+        steps = cbs * tap_rows * taps * terms
         corner = y_first + (n * kbs + kg * 2) * y_block + (top * y_width + left) * 8
         lines = (0, div(160 + steps - 1, steps),
                  (),
                  (place(y, corner), place(y, corner + y_block), ))
-        tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+        tile(acc, offset(a, source), offset(wt, kg * wt_group), (cbs, tap_rows, taps, terms, last_terms), (a_block, a_tap_row, a_tap, a_row),
              1, 5, 2, 1, 8, 8, True, (lines,))
         for j in range(2):
             kb = kg * 2 + j
@@ -128,14 +128,14 @@ def reduce_mean_5355aefde7(args, tid, nthreads):
 # from the graph
 # x0 f32[1,32,1,1; NCHW8c], x1 packed f32[4,256] -> y f32[1,32,1,1; NCHW8c]
 # 2.4 kFLOP, 4.35 kB; template conv_cpu
-# launch: n_count 1, channels 32, kbs 4, kgs 4, oh 1, ow 1, row_tiles 1, column_tiles 1, a_image 32, a_first 0, a_row 8, n0 4, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 8, s1 8, s2 8, wt_group 256, y_first 0, y_block 8, y_width 1, y_height 1, kgs_per_group 4, a_group 32, y_top 0, y_left 0
+# launch: n_count 1, channels 32, kbs 4, kgs 4, oh 1, ow 1, row_tiles 1, column_tiles 1, a_image 32, a_first 0, a_row 8, cbs 4, cbs_at_once 64, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 8, a_tap_row 8, a_tap 8, wt_group 256, y_first 0, y_block 8, y_width 1, y_height 1, kgs_per_group 4, a_group 32, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x1x1_881d124cbd(args, tid, nthreads):
+def conv_1x1x1_eaad3033c3(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -150,15 +150,15 @@ def conv_1x1x1_881d124cbd(args, tid, nthreads):
     a_image = param(args, 11)
     a_first = param(args, 12)
     a_row = param(args, 13)
-    n0 = param(args, 14)
-    n0_block = param(args, 15)
-    n1 = param(args, 16)
-    n2 = param(args, 17)
-    n3 = param(args, 18)
-    last = param(args, 19)
-    s0 = param(args, 20)
-    s1 = param(args, 21)
-    s2 = param(args, 22)
+    cbs = param(args, 14)
+    cbs_at_once = param(args, 15)
+    tap_rows = param(args, 16)
+    taps = param(args, 17)
+    terms = param(args, 18)
+    last_terms = param(args, 19)
+    a_block = param(args, 20)
+    a_tap_row = param(args, 21)
+    a_tap = param(args, 22)
     wt_group = param(args, 23)
     y_first = param(args, 24)
     y_block = param(args, 25)
@@ -185,12 +185,12 @@ def conv_1x1x1_881d124cbd(args, tid, nthreads):
         top = min_(rt * 1, oh - 1)
         left = min_(ct * 1, ow - 1)
         source = n * a_image + a_first + top * a_row + left * 8
-        steps = n0 * n1 * n2 * n3
+        steps = cbs * tap_rows * taps * terms
         corner = y_first + (n * kbs + kg * 1) * y_block + (top * y_width + left) * 8
         lines = (0, div(32 + steps - 1, steps),
                  (),
                  (place(y, corner), ))
-        tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+        tile(acc, offset(a, source), offset(wt, kg * wt_group), (cbs, tap_rows, taps, terms, last_terms), (a_block, a_tap_row, a_tap, a_row),
              1, 1, 1, 1, 8, 8, True, (lines,))
         for j in range(1):
             kb = kg * 1 + j
@@ -218,14 +218,14 @@ def conv_1x1x1_881d124cbd(args, tid, nthreads):
 # from the graph
 # x0 f32[1,32,14,14; NCHW8c], x2 packed f32[3,256], x1 f32[1,32,1,1; NCHW8c] -> y f32[1,24,14,14]
 # 312 kFLOP, 47.1 kB; template conv_cpu
-# launch: n_count 1, channels 24, kbs 3, kgs 3, oh 1, ow 196, row_tiles 1, column_tiles 18, a_image 6272, a_first 0, a_row 0, n0 4, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 1568, s1 112, s2 8, wt_group 256, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 3, a_group 6272, y_top 0, y_left 0, gate_image 32
+# launch: n_count 1, channels 24, kbs 3, kgs 3, oh 1, ow 196, row_tiles 1, column_tiles 18, a_image 6272, a_first 0, a_row 0, cbs 4, cbs_at_once 64, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 1568, a_tap_row 112, a_tap 8, wt_group 256, y_first 0, y_block 1568, y_width 14, y_height 14, kgs_per_group 3, a_group 6272, y_top 0, y_left 0, gate_image 32
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import gated_tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_gated_1x11x1_b8a5b14f2a(args, tid, nthreads):
+def conv_gated_1x11x1_5ab989b1e1(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x1 = ptr(args, 2, "f32")
@@ -241,15 +241,15 @@ def conv_gated_1x11x1_b8a5b14f2a(args, tid, nthreads):
     a_image = param(args, 12)
     a_first = param(args, 13)
     a_row = param(args, 14)
-    n0 = param(args, 15)
-    n0_block = param(args, 16)
-    n1 = param(args, 17)
-    n2 = param(args, 18)
-    n3 = param(args, 19)
-    last = param(args, 20)
-    s0 = param(args, 21)
-    s1 = param(args, 22)
-    s2 = param(args, 23)
+    cbs = param(args, 15)
+    cbs_at_once = param(args, 16)
+    tap_rows = param(args, 17)
+    taps = param(args, 18)
+    terms = param(args, 19)
+    last_terms = param(args, 20)
+    a_block = param(args, 21)
+    a_tap_row = param(args, 22)
+    a_tap = param(args, 23)
     wt_group = param(args, 24)
     y_first = param(args, 25)
     y_block = param(args, 26)
@@ -278,7 +278,7 @@ def conv_gated_1x11x1_b8a5b14f2a(args, tid, nthreads):
         top = min_(rt * 1, oh - 1)
         left = min_(ct * 11, ow - 11)
         source = n * a_image + a_first + top * a_row + left * 8
-        gated_tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+        gated_tile(acc, offset(a, source), offset(wt, kg * wt_group), (cbs, tap_rows, taps, terms, last_terms), (a_block, a_tap_row, a_tap, a_row),
              1, 11, 1, 1, 8, 8, True, (), offset(x1, n * gate_image))
         for j in range(1):
             kb = kg * 1 + j

@@ -19,14 +19,14 @@ def arranged_a2b9dd76bd(args, tid, nthreads):
 # from the graph
 # blocked f32[1,2,28,28,8], x1 packed f32[1,256] -> y f32[1,16,28,28; NCHW8c]
 # 401 kFLOP, 101 kB; template conv_cpu
-# launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, n0 2, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 6272, s1 224, s2 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
+# launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, cbs 2, cbs_at_once 32, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 6272, a_tap_row 224, a_tap 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_b2cf6cd2d9(args, tid, nthreads):
+def conv_1x5x2_699c2f8e4e(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -41,15 +41,15 @@ def conv_1x5x2_b2cf6cd2d9(args, tid, nthreads):
     a_image = param(args, 11)
     a_first = param(args, 12)
     a_row = param(args, 13)
-    n0 = param(args, 14)
-    n0_block = param(args, 15)
-    n1 = param(args, 16)
-    n2 = param(args, 17)
-    n3 = param(args, 18)
-    last = param(args, 19)
-    s0 = param(args, 20)
-    s1 = param(args, 21)
-    s2 = param(args, 22)
+    cbs = param(args, 14)
+    cbs_at_once = param(args, 15)
+    tap_rows = param(args, 16)
+    taps = param(args, 17)
+    terms = param(args, 18)
+    last_terms = param(args, 19)
+    a_block = param(args, 20)
+    a_tap_row = param(args, 21)
+    a_tap = param(args, 22)
     wt_group = param(args, 23)
     y_first = param(args, 24)
     y_block = param(args, 25)
@@ -76,12 +76,12 @@ def conv_1x5x2_b2cf6cd2d9(args, tid, nthreads):
         top = min_(rt * 1, oh - 1)
         left = min_(ct * 5, ow - 5)
         source = n * a_image + a_first + top * a_row + left * 8
-        steps = n0 * n1 * n2 * n3
+        steps = cbs * tap_rows * taps * terms
         corner = y_first + (n * kbs + kg * 2) * y_block + (top * y_width + left) * 8
         lines = (0, div(160 + steps - 1, steps),
                  (),
                  (place(y, corner), place(y, corner + y_block), ))
-        tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+        tile(acc, offset(a, source), offset(wt, kg * wt_group), (cbs, tap_rows, taps, terms, last_terms), (a_block, a_tap_row, a_tap, a_row),
              1, 5, 2, 1, 8, 8, True, (lines,))
         for j in range(2):
             kb = kg * 2 + j
@@ -125,14 +125,14 @@ def relu_0649baff1f(args, tid, nthreads):
 # from the graph
 # x0 f32[1,16,28,28; NCHW8c], x1 packed f32[1,256], x2 f32[1,16,28,28; NCHW8c] -> y f32[1,16,28,28; NCHW8c]
 # 426 kFLOP, 152 kB; template conv_cpu
-# launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, n0 2, n0_block 32, n1 1, n2 1, n3 8, last 8, s0 6272, s1 224, s2 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
+# launch: n_count 1, channels 16, kbs 2, kgs 1, oh 1, ow 784, row_tiles 1, column_tiles 157, a_image 12544, a_first 0, a_row 0, cbs 2, cbs_at_once 32, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 6272, a_tap_row 224, a_tap 8, wt_group 256, y_first 0, y_block 6272, y_width 28, y_height 28, kgs_per_group 1, a_group 12544, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x5x2_625e7342e2(args, tid, nthreads):
+def conv_1x5x2_d6cfd60c93(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -148,15 +148,15 @@ def conv_1x5x2_625e7342e2(args, tid, nthreads):
     a_image = param(args, 12)
     a_first = param(args, 13)
     a_row = param(args, 14)
-    n0 = param(args, 15)
-    n0_block = param(args, 16)
-    n1 = param(args, 17)
-    n2 = param(args, 18)
-    n3 = param(args, 19)
-    last = param(args, 20)
-    s0 = param(args, 21)
-    s1 = param(args, 22)
-    s2 = param(args, 23)
+    cbs = param(args, 15)
+    cbs_at_once = param(args, 16)
+    tap_rows = param(args, 17)
+    taps = param(args, 18)
+    terms = param(args, 19)
+    last_terms = param(args, 20)
+    a_block = param(args, 21)
+    a_tap_row = param(args, 22)
+    a_tap = param(args, 23)
     wt_group = param(args, 24)
     y_first = param(args, 25)
     y_block = param(args, 26)
@@ -183,12 +183,12 @@ def conv_1x5x2_625e7342e2(args, tid, nthreads):
         top = min_(rt * 1, oh - 1)
         left = min_(ct * 5, ow - 5)
         source = n * a_image + a_first + top * a_row + left * 8
-        steps = n0 * n1 * n2 * n3
+        steps = cbs * tap_rows * taps * terms
         corner = y_first + (n * kbs + kg * 2) * y_block + (top * y_width + left) * 8
         lines = (0, div(160 + steps - 1, steps),
                  (place(x2, corner), place(x2, corner + y_block), ),
                  (place(y, corner), place(y, corner + y_block), ))
-        tile(acc, offset(a, source), offset(wt, kg * wt_group), (n0, n1, n2, n3, last), (s0, s1, s2, a_row),
+        tile(acc, offset(a, source), offset(wt, kg * wt_group), (cbs, tap_rows, taps, terms, last_terms), (a_block, a_tap_row, a_tap, a_row),
              1, 5, 2, 1, 8, 8, True, (lines,))
         for j in range(2):
             kb = kg * 2 + j

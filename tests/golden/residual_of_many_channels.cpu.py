@@ -19,14 +19,14 @@ def arranged_3d8ecf7f76(args, tid, nthreads):
 # from the graph
 # blocked f32[1,80,4,4,8], x1 packed f32[80,5120] -> y f32[1,640,4,4; NCHW8c]
 # 13.1 MFLOP, 1.72 MB; template conv_cpu
-# launch: n_count 1, channels 640, kbs 80, kgs 80, oh 1, ow 16, row_tiles 1, column_tiles 2, a_image 10240, a_first 0, a_row 0, n0 80, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 128, s1 32, s2 8, wt_group 5120, y_first 0, y_block 128, y_width 4, y_height 4, kgs_per_group 80, a_group 10240, y_top 0, y_left 0
+# launch: n_count 1, channels 640, kbs 80, kgs 80, oh 1, ow 16, row_tiles 1, column_tiles 2, a_image 10240, a_first 0, a_row 0, cbs 80, cbs_at_once 64, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 128, a_tap_row 32, a_tap 8, wt_group 5120, y_first 0, y_block 128, y_width 4, y_height 4, kgs_per_group 80, a_group 10240, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x8x1_8dee8882e0(args, tid, nthreads):
+def conv_1x8x1_aa17a67878(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     y = ptr(args, 2, "f32")
@@ -41,15 +41,15 @@ def conv_1x8x1_8dee8882e0(args, tid, nthreads):
     a_image = param(args, 11)
     a_first = param(args, 12)
     a_row = param(args, 13)
-    n0 = param(args, 14)
-    n0_block = param(args, 15)
-    n1 = param(args, 16)
-    n2 = param(args, 17)
-    n3 = param(args, 18)
-    last = param(args, 19)
-    s0 = param(args, 20)
-    s1 = param(args, 21)
-    s2 = param(args, 22)
+    cbs = param(args, 14)
+    cbs_at_once = param(args, 15)
+    tap_rows = param(args, 16)
+    taps = param(args, 17)
+    terms = param(args, 18)
+    last_terms = param(args, 19)
+    a_block = param(args, 20)
+    a_tap_row = param(args, 21)
+    a_tap = param(args, 22)
     wt_group = param(args, 23)
     y_first = param(args, 24)
     y_block = param(args, 25)
@@ -72,26 +72,26 @@ def conv_1x8x1_8dee8882e0(args, tid, nthreads):
         n = div(which, kgs)
         kg = which - n * kgs
         image = n * a_image + a_first
-        for x in range(0, n0, n0_block):
-            blocks = min_(n0_block, n0 - x)
-            full = x + blocks < n0
+        for x in range(0, cbs, cbs_at_once):
+            blocks = min_(cbs_at_once, cbs - x)
+            full = x + blocks < cbs
             rt = div(begin, column_tiles)
             ct = begin - rt * column_tiles
             for t in range(some):
                 top = min_(rt * 1, oh - 1)
                 left = min_(ct * 8, ow - 8)
                 acc = offset(sums, t * 64)
-                source = image + x * s0 + top * a_row + left * 8
-                stream = kg * wt_group + x * n1 * n2 * n3 * 8
-                steps = blocks * n1 * n2 * n3
+                source = image + x * a_block + top * a_row + left * 8
+                stream = kg * wt_group + x * tap_rows * taps * terms * 8
+                steps = blocks * tap_rows * taps * terms
                 pace = div(8 + some - 1, some)
                 ahead = place(wt, stream + steps * (8 + t * pace))
                 corner = y_first + (n * kbs + kg * 1) * y_block + (top * y_width + left) * 8
                 lines = (0, 0 if full else div(256 + steps - 1, steps),
                          (),
                          (place(y, corner), ))
-                tile(acc, offset(a, source), offset(wt, stream), (blocks, n1, n2, n3, n3 if full else last),
-                          (s0, s1, s2, a_row), 1, 8, 1, 1, 8, 8, x == 0,
+                tile(acc, offset(a, source), offset(wt, stream), (blocks, tap_rows, taps, terms, terms if full else last_terms),
+                          (a_block, a_tap_row, a_tap, a_row), 1, 8, 1, 1, 8, 8, x == 0,
                           ((0, 4 * pace, (ahead,), ()), lines,))
                 if not full:
                     for j in range(1):
@@ -131,14 +131,14 @@ def relu_9956bb8ad7(args, tid, nthreads):
 # from the graph
 # x0 f32[1,640,4,4; NCHW8c], x1 packed f32[80,5120], x2 f32[1,640,4,4; NCHW8c] -> y f32[1,640,4,4; NCHW8c]
 # 13.1 MFLOP, 1.76 MB; template conv_cpu
-# launch: n_count 1, channels 640, kbs 80, kgs 80, oh 1, ow 16, row_tiles 1, column_tiles 2, a_image 10240, a_first 0, a_row 0, n0 80, n0_block 64, n1 1, n2 1, n3 8, last 8, s0 128, s1 32, s2 8, wt_group 5120, y_first 0, y_block 128, y_width 4, y_height 4, kgs_per_group 80, a_group 10240, y_top 0, y_left 0
+# launch: n_count 1, channels 640, kbs 80, kgs 80, oh 1, ow 16, row_tiles 1, column_tiles 2, a_image 10240, a_first 0, a_row 0, cbs 80, cbs_at_once 64, tap_rows 1, taps 1, terms 8, last_terms 8, a_block 128, a_tap_row 32, a_tap 8, wt_group 5120, y_first 0, y_block 128, y_width 4, y_height 4, kgs_per_group 80, a_group 10240, y_top 0, y_left 0
 
 from math import inf, nan
 from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def conv_1x8x1_5ea7e0aba1(args, tid, nthreads):
+def conv_1x8x1_d2d6b578f2(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -154,15 +154,15 @@ def conv_1x8x1_5ea7e0aba1(args, tid, nthreads):
     a_image = param(args, 12)
     a_first = param(args, 13)
     a_row = param(args, 14)
-    n0 = param(args, 15)
-    n0_block = param(args, 16)
-    n1 = param(args, 17)
-    n2 = param(args, 18)
-    n3 = param(args, 19)
-    last = param(args, 20)
-    s0 = param(args, 21)
-    s1 = param(args, 22)
-    s2 = param(args, 23)
+    cbs = param(args, 15)
+    cbs_at_once = param(args, 16)
+    tap_rows = param(args, 17)
+    taps = param(args, 18)
+    terms = param(args, 19)
+    last_terms = param(args, 20)
+    a_block = param(args, 21)
+    a_tap_row = param(args, 22)
+    a_tap = param(args, 23)
     wt_group = param(args, 24)
     y_first = param(args, 25)
     y_block = param(args, 26)
@@ -185,26 +185,26 @@ def conv_1x8x1_5ea7e0aba1(args, tid, nthreads):
         n = div(which, kgs)
         kg = which - n * kgs
         image = n * a_image + a_first
-        for x in range(0, n0, n0_block):
-            blocks = min_(n0_block, n0 - x)
-            full = x + blocks < n0
+        for x in range(0, cbs, cbs_at_once):
+            blocks = min_(cbs_at_once, cbs - x)
+            full = x + blocks < cbs
             rt = div(begin, column_tiles)
             ct = begin - rt * column_tiles
             for t in range(some):
                 top = min_(rt * 1, oh - 1)
                 left = min_(ct * 8, ow - 8)
                 acc = offset(sums, t * 64)
-                source = image + x * s0 + top * a_row + left * 8
-                stream = kg * wt_group + x * n1 * n2 * n3 * 8
-                steps = blocks * n1 * n2 * n3
+                source = image + x * a_block + top * a_row + left * 8
+                stream = kg * wt_group + x * tap_rows * taps * terms * 8
+                steps = blocks * tap_rows * taps * terms
                 pace = div(8 + some - 1, some)
                 ahead = place(wt, stream + steps * (8 + t * pace))
                 corner = y_first + (n * kbs + kg * 1) * y_block + (top * y_width + left) * 8
                 lines = (0, 0 if full else div(256 + steps - 1, steps),
                          (place(x2, corner), ),
                          (place(y, corner), ))
-                tile(acc, offset(a, source), offset(wt, stream), (blocks, n1, n2, n3, n3 if full else last),
-                          (s0, s1, s2, a_row), 1, 8, 1, 1, 8, 8, x == 0,
+                tile(acc, offset(a, source), offset(wt, stream), (blocks, tap_rows, taps, terms, terms if full else last_terms),
+                          (a_block, a_tap_row, a_tap, a_row), 1, 8, 1, 1, 8, 8, x == 0,
                           ((0, 4 * pace, (ahead,), ()), lines,))
                 if not full:
                     for j in range(1):

@@ -24,8 +24,9 @@ from jitcl.templates.cpu.tiling import Tile, choose_tile
 
 PARAMS = (
     "n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image",
-    "a_first", "a_row", "n0", "n0_block", "n1", "n2", "n3", "last", "s0", "s1", "s2", "wt_group",
-    "y_first", "y_block", "y_width", "y_height", "kgs_per_group", "a_group", "y_top", "y_left")
+    "a_first", "a_row", "cbs", "cbs_at_once", "tap_rows", "taps", "terms", "last_terms", "a_block",
+    "a_tap_row", "a_tap", "wt_group", "y_first", "y_block", "y_width", "y_height",
+    "kgs_per_group", "a_group", "y_top", "y_left")
 FEW_CHANNELS = 8  # fewer than this are read as planes, not as a block that is mostly padding
 L2_BYTES = 384 << 10  # weights below this stay in the second-level cache beside the rows in work
 STREAM_BYTES = 16 << 10  # of weights that stay in the first-level cache while tiles go by
@@ -266,11 +267,11 @@ class Writer:
         row, block = width * lanes, height * width * lanes
         (kh, kw), (sh, _), (dh, dw) = s.kernel, s.strides, s.dilations
         c = self.depth
-        n0 = -(-c // lanes)
-        left = c - (n0 - 1) * lanes
+        cbs = -(-c // lanes)
+        left = c - (cbs - 1) * lanes
         # taps side by side are one loop: their channels follow each other in memory
         joined = dw == 1 and (left == lanes or kw == 1)
-        n2, n3, last = (1, kw * lanes, kw * left) if joined else (kw, lanes, left)
+        taps, terms, last = (1, kw * lanes, kw * left) if joined else (kw, lanes, left)
         oh, ow = s.out
         y_top, y_left = self.phase.first if self.phase else (0, 0)
         if self.phase:
@@ -282,11 +283,12 @@ class Writer:
             "row_tiles": -(-rows // tile.rows), "column_tiles": -(-columns // tile.columns),
             "a_image": blocks * block,
             "a_first": ((inset[0] - s.pads[0]) * width + inset[1] - s.pads[1]) * lanes,
-            "a_row": 0 if flat else sh * row, "n0": n0, "n0_block": self.blocks_at_once(tile),
-            "n1": kh, "n2": n2, "n3": n3, "last": last, "s0": block, "s1": dh * row,
-            "s2": dw * lanes, "wt_group": c * kh * kw * tile.blocks * self.width,
+            "a_row": 0 if flat else sh * row, "cbs": cbs, "cbs_at_once": self.blocks_at_once(tile),
+            "tap_rows": kh, "taps": taps, "terms": terms, "last_terms": last, "a_block": block,
+            "a_tap_row": dh * row, "a_tap": dw * lanes,
+            "wt_group": c * kh * kw * tile.blocks * self.width,
             "y_first": y_first, "y_block": y_height * y_width * self.width, "y_width": y_width,
-            "y_height": y_height, "kgs_per_group": kgs // s.groups, "a_group": n0 * block,
+            "y_height": y_height, "kgs_per_group": kgs // s.groups, "a_group": cbs * block,
             "y_top": y_top, "y_left": y_left}
         if self.gate is not None:
             values["gate_image"] = math.prod(self.gate.type.physical[1:])

@@ -23,12 +23,12 @@ from jitcl.templates.convolution import ConvShape, shape_of
 from jitcl.templates.gemm_opencl.product import (
     Operand,
     Product,
-    apart,
     counter,
     emit_product,
     fits_int,
     pack_rows,
-    real,
+    stages_tiles,
+    unfused,
 )
 from jitcl.templates.opencl.planes import PITCH, Window, padded, patches, row_of_taps, whole_planes
 from jitcl.templates.opencl.tiling import (
@@ -62,7 +62,8 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
         node = group.anchor
-        if node is None or node.op != "conv" or node.type.rank not in (3, 4) or real(target):
+        if (node is None or node.op != "conv" or node.type.rank not in (3, 4)
+                or stages_tiles(target)):
             return ()
         if node.type.dtype not in ("f32", "f16") or 0 in (node.type.size, node.inputs[0].type.size):
             return ()
@@ -141,7 +142,7 @@ class _Writer:
         p = Product(s.n * s.groups, self.m, pixels(s), taps, self.weights,
                     lambda _: self.planes(taps), index, types)
         if types is None:
-            return apart(self.hooks, lambda alone: _Writer(self.match, alone).emit())
+            return unfused(self.hooks, lambda alone: _Writer(self.match, alone).emit())
         return emit_product(p, self.tile, self.hooks)
 
     def channel(self, image: Expr, m: Expr) -> tuple[Expr, Expr]:
@@ -183,7 +184,7 @@ class _Writer:
         epilogue = hooks.epilogue_lines((n, channel, *space), tile.width,
                                         multiples={"w": math.gcd(tile.width, ow)})
         if epilogue is None:
-            return apart(hooks, lambda alone: _Writer(self.match, alone).emit())
+            return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
         before, x, (height, width) = whole_planes(hooks, self.x, s)
         taps = s.c // s.groups * s.kernel[0] * s.kernel[1]
         m_tiles = -(-self.m // tile.rows)

@@ -65,7 +65,7 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     columns = math.gcd(tile.width, p.n)          # the last vector of a row overlaps
     epilogue = hooks.epilogue_lines(p.index(*places), tile.width, p.types, {"n": columns})
     if epilogue is None:
-        return apart(hooks, lambda alone: emit_product(p, tile, alone))
+        return unfused(hooks, lambda alone: emit_product(p, tile, alone))
     before, a = p.a(tile)
     more, b = p.b(tile)
     a_image = image_of(a.argument, a.image * a.period, tile.rows, hooks.target)
@@ -107,9 +107,9 @@ def steps_at_once(k: int, rows: int, target: Target) -> int:
     return 1 if target.device_type == "cpu" else math.gcd(k, max(1, most // rows))
 
 
-def apart(hooks: OpenClHooks, emit: Callable[[OpenClHooks], list[Emitted]]) -> list[Emitted]:
+def unfused(hooks: OpenClHooks, emit: Callable[[OpenClHooks], list[Emitted]]) -> list[Emitted]:
     """The anchor alone into temporary memory, its epilogue as generated loops."""
-    value, alone, finish = hooks.apart()
+    value, alone, finish = hooks.separate_epilogue()
     anchor = alone.group.root
 
     def moved(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
@@ -155,7 +155,7 @@ def pack_columns(b: np.ndarray, tile: Tile) -> np.ndarray:
     return np.ascontiguousarray(panels.transpose(0, 2, 1, 3))
 
 
-def real(target: Target) -> bool:
+def stages_tiles(target: Target) -> bool:
     """Whether the target stages tiles in local memory instead (template gemm_tiled_opencl).
 
     Weights that come through a texture cache (Adreno) are staged there already: LiteRT and

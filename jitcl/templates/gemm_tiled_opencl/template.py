@@ -18,7 +18,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Scratch, Template
-from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
+from jitcl.templates.gemm_opencl.product import counter, fits_int, stages_tiles, unfused
 from jitcl.templates.gemm_opencl.template import decoded
 
 GROUPS = 2                     # work-groups a core that keep it busy
@@ -85,7 +85,7 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Split, ...]:
         node = group.anchor
-        if node is None or not real(target):
+        if node is None or not stages_tiles(target):
             return ()
         if node.op not in ("matmul", "conv") or node.type.dtype not in ("f32", "f16"):
             return ()
@@ -240,7 +240,7 @@ class _Writer:
         places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
         epilogue = hooks.epilogue_lines(p.c(*places), 1)
         if epilogue is None:
-            return apart(hooks, lambda alone: _Writer(self.match, alone).emit())
+            return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
         a_node, b_node = p.nodes
         left = hooks.load_lines(a_node, p.shapes[0], *p.a(*self.at("m", p.m, t.bm)),
                                 self.inside("m", p.m, t.bm))

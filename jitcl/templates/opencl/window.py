@@ -15,7 +15,7 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed
 from jitcl.templates.convolution import ConvShape
-from jitcl.templates.gemm_opencl.product import apart, counter, fits_int, real
+from jitcl.templates.gemm_opencl.product import counter, fits_int, stages_tiles, unfused
 from jitcl.templates.opencl.planes import PITCH, padded, row_of_taps, whole_planes
 from jitcl.templates.opencl.tiling import WIDTHS, launch, spread
 
@@ -46,7 +46,7 @@ def suitable(group: Group, s: ConvShape, target: Target) -> bool:
     assert group.anchor is not None
     types = [n.type for n in (*group.members, *group.operands)]
     anchor = group.anchor
-    if real(target) or s.strides[1] > 2 or any(t.layout != ROW for t in types):
+    if stages_tiles(target) or s.strides[1] > 2 or any(t.layout != ROW for t in types):
         return False
     if anchor.type.dtype not in ("f32", "f16"):
         return False
@@ -79,7 +79,7 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     epilogue = hooks.epilogue_lines((counter("image", s.n), counter("m", s.k), *space), width,
                                     multiples={"w": math.gcd(width, ow)})
     if epilogue is None:
-        return apart(hooks, lambda alone: emit_windows(p, alone))
+        return unfused(hooks, lambda alone: emit_windows(p, alone))
     before, planes, (height, wide) = whole_planes(
         hooks, x, s, "max" if p.kind == "max" else "add")
     maximum = "max_f32" + (f"x{width}" if width > 1 else "")
