@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,22 +46,17 @@ def saved_kind(path: Path) -> str:
 
 def document(profile: Profile) -> dict[str, Any]:
     """All numbers; times in seconds, those of runs and spans since the block began."""
-    def at(moment: int) -> float:
-        return (moment - profile.begin) * 1e-9
-
     def span(s: Span) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": s.kind, "name": s.name, "begin": at(s.begin),
-                                 "end": at(s.end), "on": s.place or "host"}
-        if s.queued:
-            found |= {"queued": at(s.queued), "submitted": at(s.submitted)}
-        if s.nbytes:
-            found["bytes"] = s.nbytes
-        return found
+        at = {name: (moment - profile.begin) * 1e-9 for name, moment in (
+            ("begin", s.begin), ("end", s.end), ("queued", s.queued), ("submitted", s.submitted))
+            if moment}
+        return {"kind": s.kind, "name": s.name, **at, "on": s.place or "host",
+                **({"bytes": s.nbytes} if s.nbytes else {})}
 
     def run(r: RunSpan) -> dict[str, Any]:
-        return {"model": r.model, "device": r.device, "thread": r.thread, "begin": at(r.begin),
-                "end": at(r.end), "submitted": at(r.asked) if r.asked else None,
-                "failed": r.failed or None,
+        own = span(Span("run", r.model, r.begin, r.end, submitted=r.asked))
+        return {"model": r.model, "device": r.device, "thread": r.thread, "begin": own["begin"],
+                "end": own["end"], "submitted": own.get("submitted"), "failed": r.failed or None,
                 "parts": {kind: spent * 1e-9
                           for kind, spent in parts(r, profile.others).items() if spent},
                 "spans": [span(s) for s in r.spans]}
@@ -78,33 +72,34 @@ def document(profile: Profile) -> dict[str, Any]:
 
 
 def trace(profile: Profile) -> dict[str, Any]:
-    """Trace Event Format: a process for the host, with its threads, and one for each device."""
-    places = {d.device: number for number, d in enumerate(profile.devices, 2)}
+    """Trace Event Format: a process for the host, with its threads, and one for each device; a run
+    is a span around those of its thread. `page` draws the same events.
+    """
     threads = {t: n for n, t in enumerate(dict.fromkeys(r.thread for r in profile.runs), 1)}
-    events: list[dict[str, Any]] = [_named("process_name", 1, 0, "host")]
-    events += [_named("process_name", number, 0, device) for device, number in places.items()]
-    events += [_named("thread_name", number, 1, "queue") for number in places.values()]
-    events += [_named("thread_name", 1, number, f"thread {number}") for number in threads.values()]
+    queues = {d.device: (number, 1) for number, d in enumerate(profile.devices, 2)}
+    named = [("process_name", (1, 0), "host"),
+             *(("thread_name", (1, n), f"thread {n}") for n in threads.values()),
+             *(("process_name", (pid, 0), device) for device, (pid, _) in queues.items()),
+             *(("thread_name", at, "queue") for at in queues.values())]
+    events: list[dict[str, Any]] = [
+        {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        for kind, (pid, tid), name in named]
 
-    def event(name: str, kind: str, begin: int, end: int, pid: int, tid: int, **args: Any
-              ) -> dict[str, Any]:
-        return {"name": name, "cat": kind, "ph": "X", "ts": (begin - profile.begin) / 1e3,
-                "dur": (end - begin) / 1e3, "pid": pid, "tid": tid, "args": args}
+    def add(s: Span, thread: int, facts: dict[str, Any]) -> None:
+        pid, tid = queues[s.place] if s.place else (1, thread)
+        events.append({"name": s.name, "cat": s.kind, "ph": "X",
+                       "ts": (s.begin - profile.begin) / 1e3, "dur": (s.end - s.begin) / 1e3,
+                       "pid": pid, "tid": tid, "args": facts})
 
     for run in profile.runs:
-        thread = threads[run.thread]
-        events.append(event(run.model, "run", run.begin, run.end, 1, thread, device=run.device))
+        add(Span("run", run.model, run.begin, run.end), threads[run.thread],
+            {"model": run.model, "device": run.device, **(
+                {"submitted_us": round((run.begin - run.asked) / 1e3, 1)} if run.asked else {})})
         for s in run.spans:
-            own = {"model": run.model, **_facts(s)}
-            where = (places[s.place], 1) if s.place else (1, thread)
-            events.append(event(s.name, s.kind, s.begin, s.end, *where, **own))
+            add(s, threads[run.thread], {"model": run.model, **_facts(s)})
     for s in profile.outside_spans:
-        events.append(event(s.name, s.kind, s.begin, s.end, 1, 0))
+        add(s, 0, _facts(s))
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _facts(span: Span) -> dict[str, Any]:
@@ -128,16 +123,17 @@ def page(profile: Profile) -> str:
     """A page that needs nothing else: lanes of threads and devices, what is under the pointer, the
     tables below.
     """
-    rows = list(_rows(profile))
-    shown = sorted(rows, key=lambda row: row[1])[:MOST]
+    events = trace(profile)["traceEvents"]
+    spans = sorted((e for e in events if e["ph"] == "X" and e["tid"]),
+                   key=lambda e: (e["ts"], -e["dur"]))
     models = list(dict.fromkeys(r.model for r in profile.runs))
+    # a device's one queue goes by the device's name, which its process has
+    lanes = {(e["pid"], e["tid"] or 1): e["args"]["name"] for e in reversed(events)
+             if e["ph"] == "M" and (e["pid"], e["tid"]) != (1, 0)}
     data = {
-        "seconds": profile.seconds, "models": models,
-        "colours": [COLOURS[n % len(COLOURS)] for n in range(len(models))],
-        "lanes": list(dict.fromkeys(
-            [*(row[0] for row in rows if row[0].startswith("thread")),
-             *(d.device for d in profile.devices)])),
-        "spans": shown, "of": len(rows), "kinds": KINDS}
+        "seconds": profile.seconds, "kinds": KINDS, "of": len(spans), "spans": spans[:MOST],
+        "lanes": [[f"{pid}/{tid}", lanes[pid, tid]] for pid, tid in sorted(lanes)],
+        "colours": {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(models)}}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
         autoescape=True)
@@ -145,41 +141,6 @@ def page(profile: Profile) -> str:
     return environment.get_template("timeline.html.j2").render(
         data=script, tables=text(profile, len(profile.kernels)), remarks=remarks(profile),
         title=", ".join(models) or "no runs")
-
-
-def _rows(profile: Profile) -> Iterator[list[Any]]:
-    """[lane, begin and end in microseconds, kind, name, number of the model, row of the lane, since
-    when it waited or 0, facts].
-    """
-    models = {name: n for n, name in enumerate(dict.fromkeys(r.model for r in profile.runs))}
-    threads = {t: n for n, t in enumerate(dict.fromkeys(r.thread for r in profile.runs), 1)}
-
-    def us(moment: int) -> float:
-        return round((moment - profile.begin) / 1e3, 2)
-
-    for run in profile.runs:
-        lane, model = f"thread {threads[run.thread]}", models[run.model]
-        yield [lane, us(run.begin), us(run.end), "run", run.model, model, 0,
-               us(run.asked) if run.asked else 0, _told({"device": run.device})]
-        for s in run.spans:
-            if not s.place:
-                depth = 1 + sum(o is not s and not o.place and o.begin <= s.begin and o.end >= s.end
-                                for o in run.spans)
-                yield [lane, us(s.begin), us(s.end), s.kind, s.name, model, depth, 0,
-                       _told(_facts(s))]
-                continue
-            since = us(s.submitted) if s.submitted else 0
-            yield [s.place, us(s.begin), us(s.end), s.kind, s.name, model, 0, since,
-                   _told(_facts(s))]
-
-
-def _told(facts: dict[str, Any]) -> str:
-    return "\n".join(_lines(facts.items()))
-
-
-def _lines(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    for name, value in items:
-        yield f"{name.replace('_us', ' before, us')}: {value}"
 
 
 __all__ = ["document", "page", "saved", "saved_kind", "trace"]
