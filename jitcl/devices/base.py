@@ -45,36 +45,47 @@ class Repeat:
     stacked: tuple[int, ...]
 
 
-class DeviceArray(Protocol):
-    """An array that lies on a device, and is no plan's. One thread at a time; no launch may use it
-    between `open` and `shut`. home: what an executable must have in common with it to read it.
+class DeviceArray:
+    """An array that is no plan's: of this process, as it stands here; a device's own overrides it.
+    One thread at a time; no launch may use it between `open` and `shut`. home: what an executable
+    must have in common with it to read it.
     """
 
-    home: object
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    nbytes: int
-    in_place: bool                              # the host's memory is the device's
+    home: object = None
+    in_place = True                             # the host's memory is the device's
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._host: np.ndarray | None = array
+        self.dtype: np.dtype[Any] = array.dtype
+        self.shape, self.nbytes = array.shape, array.nbytes
 
     @property
-    def device(self) -> str: ...                # for people
+    def device(self) -> str:
+        """For people."""
+        return "host"
 
     def check(self) -> None:
         """DeviceError where its device is gone."""
 
     def read(self) -> np.ndarray:
         """A copy."""
+        return self.open().copy()
 
-    def open(self) -> np.ndarray:
-        """The elements for the host; the array may be kept, and then holds old values."""
+    def open(self, read: bool = True) -> np.ndarray:
+        """The elements for the host, until `shut`: those of the device, unless `read` says that
+        they are not asked for. The array may be kept, and then holds old values.
+        """
+        assert self._host is not None
+        return self._host
 
-    def shut(self, write: bool = True) -> None:
-        """Give it back to the device, with what the host has written."""
+    def shut(self, write: bool = True, again: bool = False) -> None:
+        """Give it back to the device, with what the host has written. again: the host memory that
+        it went through will be asked for soon.
+        """
 
-    def forget_pinned(self) -> None:
-        """Host memory that it went through is not needed any more."""
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give its memory back."""
+        self._host = None
 
 
 class Executable(Protocol):
@@ -83,12 +94,14 @@ class Executable(Protocol):
     @property
     def home(self) -> object:
         """See `DeviceArray`; None where there are none of this device."""
+        return None
 
     def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
                       shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:
         """`run` with inputs that lie on the device already (of the same `home`), and with results
-        that stay there where `keep` says so and this executable can.
+        that stay there where `keep` says so and this executable can; here everything is copied.
         """
+        return self.run([x.read() if isinstance(x, DeviceArray) else x for x in inputs], shapes)
 
     def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         """Inputs in plan order, already checked; outputs are fresh arrays in plan order.

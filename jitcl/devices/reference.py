@@ -14,9 +14,8 @@ import numpy as np
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
 from jitcl.devices.faults import FaultDatabase
-from jitcl.devices.host_arrays import OnHost
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.repeated import one_by_one
 from jitcl.devices.usage import Allocation, enlist
@@ -66,7 +65,7 @@ class ReferenceDevice:
                                    ) from None
 
 
-class ReferenceExecutable(OnHost):
+class ReferenceExecutable(Executable):
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
     def __init__(self, plan: Plan, kernels: dict[str, Kernel]) -> None:

@@ -22,7 +22,6 @@ import numpy as np
 from jitcl import forking
 from jitcl.devices import recording
 from jitcl.devices.base import DeviceArray
-from jitcl.devices.host_arrays import HostArray
 from jitcl.errors import BusyError, ClosedError, InputError
 
 if TYPE_CHECKING:
@@ -114,7 +113,6 @@ class DeviceTensor:
                 self._mapped = None
                 if not self.closed:
                     self._array.shut(write)
-                    self._array.forget_pinned()
                 else:
                     self._give_back()
 
@@ -329,7 +327,7 @@ def kept(results: Mapping[str, Any], model: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, np.ndarray) and value.dtype.kind not in "OUSV":
-            value = HostArray(value)
+            value = DeviceArray(value)
         elif isinstance(value, (np.ndarray, list, dict)) or value is None:
             found[name] = value
             continue

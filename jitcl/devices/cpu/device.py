@@ -17,7 +17,7 @@ import numpy as np
 from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
 from jitcl.devices.cpu.executor import ALONE, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
@@ -26,7 +26,6 @@ from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
 from jitcl.devices.cpu.stepwise import Stepwise
 from jitcl.devices.faults import FaultDatabase
-from jitcl.devices.host_arrays import OnHost
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError, closed_error
@@ -124,7 +123,7 @@ class CpuDevice:
             ) from None
 
 
-class CpuExecutable(OnHost):
+class CpuExecutable(Executable):
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
     def __init__(

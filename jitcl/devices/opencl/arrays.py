@@ -19,6 +19,7 @@ import pyopencl as cl
 
 from jitcl import dtypes
 from jitcl.codegen.plan import TensorSpec
+from jitcl.devices.base import DeviceArray
 from jitcl.devices.opencl.errors import translated
 from jitcl.devices.opencl.memory import SMALLEST, release
 from jitcl.devices.opencl.session import Session
@@ -30,9 +31,11 @@ _READ_WRITE: Any = cl.map_flags.READ | cl.map_flags.WRITE
 _enqueue_map: Any = cl.enqueue_map_buffer
 
 
-class OpenClArray:
+class OpenClArray(DeviceArray):
     """`capacity` bytes on a device, of which the first are elements. Not for two threads at once.
     """
+
+    home: Session
 
     def __init__(self, session: Session, spec: TensorSpec, capacity: int) -> None:
         self.home, self.spec = session, spec
@@ -69,13 +72,11 @@ class OpenClArray:
         return [] if self.buffer is None else [Allocation(id(self.buffer), self.capacity, False)]
 
     def check(self) -> None:
-        """DeviceError where its device is gone."""
         if self.home.ended:
             raise DeviceError(f"{self.device}: {self.home.ended.replace('model', 'array')}\n"
                               "  Compute it again: what lay on the device is lost.")
 
     def read(self) -> np.ndarray:
-        """A copy of the elements."""
         self.check()
         array = np.empty(self.shape, self.dtype)
         if array.size:
@@ -85,9 +86,6 @@ class OpenClArray:
         return array
 
     def open(self, read: bool = True) -> np.ndarray:
-        """The elements for the host, until `shut`: those of the device, unless `read` says that
-        they are not asked for. No launch may use the array meanwhile.
-        """
         self.check()
         queue = self.home.transfers
         with translated(f"{self.device}: mapping '{self.spec.name}'", allocating=True):
@@ -102,8 +100,7 @@ class OpenClArray:
         assert self._host is not None
         return self._host[:self.nbytes].view(self.dtype).reshape(self.shape)
 
-    def shut(self, write: bool = True) -> None:
-        """Give it back to the device, with what the host has written."""
+    def shut(self, write: bool = True, again: bool = False) -> None:
         queue = self.home.transfers
         with translated(f"{self.device}: giving '{self.spec.name}' back"):
             if self.in_place:
@@ -113,6 +110,8 @@ class OpenClArray:
                     queue.finish()
             elif write and self._host is not None:
                 cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=True)
+        if not (self.in_place or again):                # pinned memory is scarce
+            self._host = None
 
     def _pinned(self, queue: Any) -> np.ndarray:
         """Memory that the device reads itself; it is given back when nobody has it any more."""
@@ -123,13 +122,7 @@ class OpenClArray:
                                 is_blocking=True)
         return found
 
-    def forget_pinned(self) -> None:
-        """Pinned memory is scarce: it goes with those who have it."""
-        if not self.in_place:
-            self._host = None
-
     def close(self) -> None:
-        """Give the device's memory back."""
         if self.buffer is None:
             return
         if self._mapped is not None:

@@ -207,9 +207,9 @@ class OpenClExecutable(LoadedPlan):
             with self._turn("running a model"):
                 try:
                     for x in ins:
-                        x.shut()
+                        x.shut(again=True)
                     for y in outs:
-                        y.shut(write=False)
+                        y.shut(write=False, again=True)
                     self._run_on(ins, outs, whole=False)
                 finally:
                     for x in ins:

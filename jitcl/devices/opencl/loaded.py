@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ import pyopencl as cl
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
 from jitcl.devices.opencl.launches import Launch, ended, prepared
@@ -45,7 +45,7 @@ class StepTime:
     bytes: int
 
 
-class LoadedPlan(ABC):
+class LoadedPlan(Executable):
     """A plan that is ready to run. Methods may be called from any thread; runs take turns."""
 
     memory: Memory
@@ -100,11 +100,6 @@ class LoadedPlan(ABC):
     @property
     def home(self) -> object:
         return self.session
-
-    def run_on_device(self, inputs: Sequence[Any], keep: bool, shapes: Shapes | None = None
-                      ) -> Sequence[Any]:
-        """As `Executable.run_on_device` says. Here everything is copied."""
-        return self.run([x.read() if hasattr(x, "read") else x for x in inputs], shapes)
 
     def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
                ) -> list[np.ndarray]:
