@@ -8,7 +8,7 @@ import pytest
 from jitcl import config
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
-from jitcl.target import Target
+from jitcl.target import CpuCore, Target
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 from jitcl.templates.gemm_cpu import template as gemm
 from tests.compiling import compile_graph
@@ -120,18 +120,20 @@ def test_operands_are_read_where_they_lie(name):
 
 def test_tiles_of_rows_that_share_sets_of_a_cache_are_low():
     def tile(k):
-        rows = gemm.Rows(graph_input("a", TensorType("f32", (100, k))), k, k, 0)
-        return gemm.most_rows(rows.pitch)
+        return CpuCore(1 << 20).rows_in_l1(4 * k)
 
-    assert tile(1024) == tile(3072) == gemm.IN_A_SET
-    assert tile(1536) == 2 * gemm.IN_A_SET and tile(768) == 4 * gemm.IN_A_SET
+    assert tile(1024) == tile(3072) == 6    # of a set's eight places
+    assert tile(1536) == 12 and tile(768) == 24
     assert tile(1000) >= 28                 # pitches that go through all sets
 
 
 def test_the_share_of_a_cache_that_parts_of_rows_can_use():
-    assert gemm.sets_used(1024, 342) == pytest.approx(1 / 3, rel=0.01)
-    assert gemm.sets_used(2048, 410) == pytest.approx(1 / 5, rel=0.01)
-    assert gemm.sets_used(1024, 1024) == gemm.sets_used(768, 384) == gemm.sets_used(1000, 10) == 1
+    def used(pitch, terms):
+        return CpuCore(1 << 20).sets_used(4 * pitch, 4 * terms)
+
+    assert used(1024, 342) == pytest.approx(1 / 3, rel=0.01)
+    assert used(2048, 410) == pytest.approx(1 / 5, rel=0.01)
+    assert used(1024, 1024) == used(768, 384) == used(1000, 10) == 1
 
 
 def blocks_of_rows(m: int, k: int) -> tuple[int, int]:
@@ -162,17 +164,17 @@ def test_matrix_product_is_equal_on_any_thread_count(name):
 @pytest.mark.parametrize("name", ["long sums", "long sums, batched", "heads, long sums",
                                   "wide, long sums"])
 def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
-    def result(share):
-        monkeypatch.setattr(gemm, "PANEL_SHARE", share)
+    def result(panel):
+        monkeypatch.setattr(CpuCore, "panel", panel)
         outputs, inputs, _ = gemm_case(**GEMMS[name])
         graph = Graph("t", tuple(inputs), (("y", outputs[0]),))
         step = compile_graph(graph, DEVICE.target, passes=False).plan.steps[-1]
         values = dict(zip(gemm.PARAMS, step.params))
-        assert (values["k_block"] < values["k_count"]) == (share < 1)
+        assert (values["k_block"] < values["k_count"]) == (panel < 1 << 20)
         return check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes()
 
-    # Narrower vectors have narrower panels: the share is to be too small for them as well.
-    assert result(0.04 * DEVICE.target.vector_width / 16) == result(1024)
+    # Narrower vectors have narrower panels: what stays is to be too small for them as well.
+    assert result(40_000 * DEVICE.target.vector_width // 16) == result(1 << 30)
 
 
 def parts_of_sums(m: int, k: int, n: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 from jitcl import config
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import ROW, TensorType
+from jitcl.target import CpuCore, Target
 from jitcl.templates.conv_cpu import template as conv
 from tests.compiling import compile_graph
 from tests.cpu_templates import DEVICE, WIDTH, b, blocks, check, laid_out, run
@@ -417,7 +418,7 @@ def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
 
     parts, sources = run_once(), texts(name)
     assert "sums = scratch" in sources
-    monkeypatch.setattr(conv, "STREAM_BYTES", 1 << 30)
+    monkeypatch.setattr(Target, "core", CpuCore(1 << 20, l1=2 << 30))
     assert "sums = scratch" not in texts(name)
     assert run_once() == parts
 
@@ -430,11 +431,11 @@ def test_a_convolution_of_a_large_input_is_the_same_bit_for_bit(name, groups, mo
     def run_once():
         return [y.tobytes() for y in check(*conv_case(**CONVS[name]), "conv_cpu")]
 
-    monkeypatch.setattr(conv, "STREAM_BYTES", 1)
-    monkeypatch.setattr(conv, "L2_BYTES", 0)
+    monkeypatch.setattr(Target, "core", CpuCore(l2=0, l1=2))
     parts = run_once()
     assert "range(first, " not in texts(name)
-    for attribute, value in (("WIDE_BYTES", 0), ("WIDE_TILES", 1), ("WIDE", groups)):
+    monkeypatch.setattr(Target, "core", CpuCore(l2=0, l1=2, last_level=0))
+    for attribute, value in (("WIDE_TILES", 1), ("WIDE", groups)):
         monkeypatch.setattr(conv, attribute, value)
     assert ("range(first, " in texts(name)) == (CONVS[name].get("group", 1) == 1)
     for n in (1, 2, 3):

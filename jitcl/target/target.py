@@ -7,6 +7,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from jitcl.target.cpu_core import CpuCore
+
 
 @dataclass(frozen=True)
 class Target:
@@ -79,6 +81,11 @@ class Target:
     half_builtins: bool = True             # exp(half) and its like; else by way of a float
     soft_half: bool = False                # halves are read and written by integer arithmetic
     gated_weights: bool = False            # a convolution's weights take a gate of its input
+
+    @property
+    def core(self) -> CpuCore:
+        """A core of a CPU."""
+        return CpuCore(self.cache_bytes)
 
     @property
     def computes_f16(self) -> bool:

@@ -6,21 +6,16 @@ from collections.abc import Sequence
 
 from jitcl.codegen.plan import Plan
 from jitcl.devices.cpu.executor import ALONE, MEET
+from jitcl.target import CpuCore
 
 __all__ = ["is_short", "step_flags"]
-_WORTH = 3e-6  # seconds: a step that takes less is not worth splitting
-_SHORT = 8e-5  # a plan whose such steps take no longer together: caches trade lines, and to wake
-               # a thread may take as long
-_WORTH_SHORT = 1e-5  # there, and only while threads are awake
-_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 2e10, 4e10  # of one core, for these decisions only
-_TEMPLATE_FLOPS = 1.2e10  # of one core, in one lane of a template's vectors
 
 
 def _seconds(plan: Plan, lanes: int) -> list[float]:
     """Of each step on one core, reckoned."""
     templates = {k.entry for k in plan.kernels if k.template}
-    rates = (_FLOPS_PER_SECOND, _TEMPLATE_FLOPS * lanes)
-    return [s.flops / rates[s.kernel in templates] + s.bytes / _BYTES_PER_SECOND
+    rates = (CpuCore.loop_flops, CpuCore.lane_flops * lanes)
+    return [s.flops / rates[s.kernel in templates] + s.bytes / CpuCore.bandwidth
             for s in plan.steps]
 
 
@@ -28,13 +23,13 @@ def is_short(plan: Plan, lanes: int = 16) -> bool:
     """Whether the plan is worth several threads only while they are awake, from runs right before.
     lanes: of the CPU's vectors.
     """
-    return sum(t for t in _seconds(plan, lanes) if t >= _WORTH) < _SHORT
+    return sum(t for t in _seconds(plan, lanes) if t >= CpuCore.split) < CpuCore.wake
 
 
 def step_flags(plan: Plan, lanes: int = 16) -> list[int]:
     """ALONE for steps too short to split; MEET behind a step where a later one depends on what came
     since. lanes: of the CPU's vectors."""
-    least = _WORTH_SHORT if is_short(plan, lanes) else _WORTH
+    least = CpuCore.split_awake if is_short(plan, lanes) else CpuCore.split
     flags = [ALONE if t < least else 0 for t in _seconds(plan, lanes)]
     since: list[tuple[int, list, list]] = []  # (flags, ranges read, ranges written)
     for i, step in enumerate(plan.steps):

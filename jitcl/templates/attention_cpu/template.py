@@ -17,18 +17,17 @@ from jitcl.ir.size_ranges import hints, require
 from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.types import ROW
 from jitcl.passes.matching import scalar
-from jitcl.target import Target
+from jitcl.target import CpuCore, Target
 from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
-from jitcl.templates.gemm_cpu.template import CACHE_WAY, Writer, most_rows, product_of
+from jitcl.templates.gemm_cpu.template import Writer, product_of
 from jitcl.templates.matmul import Shape
 
 PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
           "q_head", "q_image")
 LIMIT = 2.0**40             # of a row's sum of powers: beyond it, values above 2**88 might overflow
 MASKED = -1000              # what is less is no score
-ROWS_BYTES = 192 << 10      # of a tile's powers, on a thread's stack and in its second-level cache
 FEWEST_ROWS = 8             # of queries: fewer are a matter of bytes, not of arithmetic
 
 
@@ -92,7 +91,7 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
         else:
             q, arranged = keys.rows(tile.columns)
             emitted.append(arranged)
-        panels, block = key_blocks(a, tile, width)
+        panels, block = key_blocks(a, tile, width, hooks.target.core.stack)
         blocks, n = -(-panels // block), a.scores.n
         k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
         own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
@@ -128,7 +127,7 @@ def attention_of(chain: Chain, target: Target) -> Attention | None:
     if not same_rows or scores.n != result.k or scores.m < FEWEST_ROWS:
         return None
     guarded = softmax_of(softmax, first.root)
-    if guarded is None or 4 * FEWEST_ROWS * result.n > ROWS_BYTES:
+    if guarded is None or 4 * FEWEST_ROWS * result.n > target.core.stack:
         return None
     return Attention(scores, result, guarded)
 
@@ -178,17 +177,17 @@ def stride(columns: int, width: int) -> int:
     """Elements from a row of powers to the next: whole vectors, and not in one set of a first-level
     cache."""
     whole = -(-columns // width) * width
-    return whole + width if 4 * whole % CACHE_WAY == 0 else whole
+    return whole + width if 4 * whole % CpuCore.l1_way == 0 else whole
 
 
-def key_blocks(a: Attention, tile: Tile, width: int) -> tuple[int, int]:
-    """Panels of keys, and how many of them are in a block: equally many in all but the last. Of an
-    unknown number as many as there may be."""
+def key_blocks(a: Attention, tile: Tile, width: int, most: int) -> tuple[int, int]:
+    """Panels of keys, and how many of them are in a block, whose powers take `most` bytes: equally
+    many in all but the last. Of an unknown number as many as there may be."""
     panels: int = -(-a.scores.n // (tile.blocks * width))
     panel_bytes = 4 * tile.columns * tile.blocks * width
     if is_size(a.scores.n):
-        return panels, ROWS_BYTES // panel_bytes
-    return panels, -(-panels // -(-panel_bytes * hint(panels) // ROWS_BYTES))
+        return panels, most // panel_bytes
+    return panels, -(-panels // -(-panel_bytes * hint(panels) // most))
 
 
 def choose_tiles(a: Attention, target: Target) -> Tiles:
@@ -196,7 +195,7 @@ def choose_tiles(a: Attention, target: Target) -> Tiles:
     width, rows_at_most, a = target.vector_width, lasting(a.scores.m), hints(a)
     counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
     best, least = Tiles(Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
-    most = min(MOST_COLUMNS, rows_at_most, ROWS_BYTES // (4 * a.result.n))
+    most = min(MOST_COLUMNS, rows_at_most, target.core.stack // (4 * a.result.n))
     for rows in (r for r in range(1, most + 1) if fits(r, 1, target)):
         pair, cycles = [], 0.0
         for blocks, terms in counts:
@@ -227,7 +226,7 @@ def stored_queries(scores: Writer, rows: int) -> Queries | None:
         return None
     count = t.dims[2] if heads else 1
     found = Queries(node, count * s.k, count, s.k, s.m * count * s.k)
-    return found if rows <= most_rows(found.pitch) else None
+    return found if rows <= scores.core.rows_in_l1(4 * found.pitch) else None
 
 
 def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries | None

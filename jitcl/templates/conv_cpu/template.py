@@ -28,13 +28,10 @@ PARAMS = (
     "a_tap_row", "a_tap", "wt_group", "y_first", "y_block", "y_width", "y_height",
     "kgs_per_group", "a_group", "y_top", "y_left")
 FEW_CHANNELS = 8  # fewer than this are read as planes, not as a block that is mostly padding
-L2_BYTES = 384 << 10  # weights below this stay in the second-level cache beside the rows in work
-STREAM_BYTES = 16 << 10  # of weights that stay in the first-level cache while tiles go by
 MOST_TILES = 32  # whose sums wait for the next channels' weights
 PIECES = 4  # that the weights of a single pixel come in, for the threads
 WIDE = 8  # groups of output channels that use an input from memory before the next is read
 WIDE_TILES = 16  # of each of those groups: 224 KiB of sums
-WIDE_BYTES = 2 << 20  # an input larger than this is read from memory, or from a slow last cache
 
 
 def pack_weights(w: np.ndarray, width: int, blocks: int, groups: int, c_block: int) -> np.ndarray:
@@ -138,7 +135,7 @@ class Writer:
         self.group: Group = hooks.group
         assert self.group.anchor is not None
         self.x, self.w = self.group.anchor.inputs[:2]
-        self.width = hooks.target.vector_width
+        self.width, self.core = hooks.target.vector_width, hooks.target.core
         self.root = self.group.root.type
         self.planes = s.c < FEW_CHANNELS
         # a's elements of a pixel in one block, and those of a pixel that an output sums over
@@ -168,7 +165,8 @@ class Writer:
         require(columns, tile.columns)
         kgs = -(-per_group // tile.blocks) * s.groups
         scalar = Lines() if vector or pixels else self.hooks.scalar_epilogue(width)
-        inner = self.w.type.size * 4 <= L2_BYTES and rows * columns > 4 * tile.rows * tile.columns
+        inner = (self.w.type.size * 4 <= self.core.weights
+                 and rows * columns > 4 * tile.rows * tile.columns)
         deep = not inner and self.blocks_at_once(tile) < self.blocks()
         wide = deep and self.reads_memory() and kgs > 1 and s.groups == 1
         wide = wide and rows * columns > WIDE_TILES * tile.rows * tile.columns
@@ -221,12 +219,13 @@ class Writer:
 
     def reads_memory(self) -> bool:
         """Whether an image is too large to stay in a cache until the next group reads it."""
-        return dtypes.itemsize(self.a_dtype()) * self.s.c * math.prod(self.s.size) > WIDE_BYTES
+        nbytes = dtypes.itemsize(self.a_dtype()) * self.s.c * math.prod(self.s.size)
+        return nbytes > self.core.last_level
 
     def blocks_at_once(self, tile: Tile) -> int:
         """Of those, how many have few enough weights for a tile."""
         nbytes = 4 * self.lanes * math.prod(self.s.kernel) * tile.blocks * self.width
-        return max(1, round(STREAM_BYTES / nbytes))
+        return max(1, round(self.core.stream / nbytes))
 
     def pixel_lines(self, flat: bool) -> Lines | None:
         """The epilogue for row-major results; phases store every second pixel, one by one."""

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 from jitcl.ir.sizes import LOWEST, hint, is_size
-from jitcl.target import Target
+from jitcl.target import CpuCore, Target
 
 MOST_COLUMNS = 28
-LATENCY = 4.5  # cycles a step needs at least: the chain of one FMA
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ def step_cycles(tile: Tile, fmas: int = 2) -> float:
     `fmas`: that a core starts in a cycle. With one, what goes beside costs half as much.
     """
     pixels, nb = tile.rows * tile.columns, tile.blocks
-    cycles = max(pixels * nb / fmas, (pixels + nb) / 2, LATENCY)
+    cycles = max(pixels * nb / fmas, (pixels + nb) / 2, CpuCore.fma_chain)
     return (cycles + 0.15 * nb + 0.1 * tile.rows + 0.4) * fmas / 2
 
 

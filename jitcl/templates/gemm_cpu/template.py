@@ -49,16 +49,8 @@ PARAMS = (
     "b_panel",
     "row_steps",
 )
-ROWS_SHARE = 7 / 16  # of a core's cache, for rows of a that are worked on while b's panels go by
-PANEL_SHARE = 3 / 16  # for a panel of b beside them, and as much for the next
 FEWEST_TERMS = 256  # of a sum that are added in one go
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
-CACHE_WAY = 4096  # bytes: rows so far apart fall into one set of a first-level cache
-IN_A_SET = 6  # rows of a tile that may: it has eight places, and b goes through them, too
-L2_WAY = 128 << 10  # bytes: rows so far apart fall into one set of a second-level cache
-FAR = 16384  # bytes: of rows so far apart, a second-level cache has no sets for a block either
-NEAR = 4096  # bytes: so far apart at most rows of b lie that are read in place again and again
-SMALL_BYTES = 1 << 20  # of b: more of it is arranged in panels, unless it is read just once
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
 
 
@@ -88,23 +80,6 @@ def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
     full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), dtype)
     full[:, :, :n] = b.reshape(-1, k, n)
     return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
-
-
-def far(rows: Rows) -> bool:
-    """Whether a cache can't hold many rows, so far apart they lie."""
-    return 4 * rows.pitch % FAR == 0
-
-
-def most_rows(pitch: int) -> int:
-    """Rows of a tile that is read in place, so many elements apart, so that it stays in the
-    first-level cache."""
-    return IN_A_SET * (CACHE_WAY // math.gcd(4 * pitch, CACHE_WAY))
-
-
-def sets_used(pitch: int, terms: int) -> float:
-    """The share of a second-level cache's sets that `terms` of each row fall into: all but where
-    rows lie a large power of two apart, and little of each is in work."""
-    return min(1.0, 4 * terms / math.gcd(4 * pitch, L2_WAY))
 
 
 def product_of(group: Group, target: Target) -> Shape | None:
@@ -157,7 +132,7 @@ class Writer:
         self.a, self.b = hooks.anchor.inputs[:2]
         self.leading = hooks.anchor.type.dims[:-2]
         self.width = hooks.target.vector_width
-        self.cache = hooks.target.cache_bytes
+        self.core = hooks.target.core
         self.depth = -(-s.k // self.arithmetic.together)  # elements of a row of a
 
     def in_place(self) -> Rows | None:
@@ -167,7 +142,11 @@ class Writer:
             return None
         if self.now.m <= FEW:
             return rows if not rows.chunked else None
-        return rows if rows.node.type.dtype == "f32" and not far(rows) else None
+        return rows if rows.node.type.dtype == "f32" and not self.far(rows) else None
+
+    def far(self, rows: Rows) -> bool:
+        """Whether a cache can't hold many rows, so far apart they lie."""
+        return 4 * rows.pitch % self.core.far == 0
 
     def stored_rows(self) -> Rows | None:
         """Rows as they are stored: a itself, or heads [1, H, M, D] whose view [1, M, H * D] it is.
@@ -198,7 +177,7 @@ class Writer:
             return False
         if not s.merged and b.type.dims[:-2] != self.leading:
             return False
-        return s.m <= MOST_COLUMNS or (4 * s.n <= NEAR and 4 * s.k * s.n <= SMALL_BYTES)
+        return s.m <= MOST_COLUMNS or (4 * s.n <= self.core.near and 4 * s.k * s.n <= self.core.l2)
 
     def emit(self) -> list[Emitted]:
         s, width = self.s, self.width
@@ -225,7 +204,7 @@ class Writer:
             jump=rows.jump if rows else 0,
             wide=wide,
             deep=deep,
-            fetch_sums=deep and self.now.batch * self.now.m * self.now.n * 4 > self.cache,
+            fetch_sums=deep and self.now.batch * self.now.m * self.now.n * 4 > self.core.l2,
             ahead=not wide,
             touched=["y", *vector.beside] if vector and self.now.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
@@ -252,7 +231,9 @@ class Writer:
 
     def tile(self, nbs: int, rows: Rows | None) -> Tile:
         """The tile; its rows are columns to the register tile, where their pitch is a constant."""
-        most = most_rows(rows.pitch) if rows and self.now.m > FEW else MOST_COLUMNS
+        most = MOST_COLUMNS
+        if rows and self.now.m > FEW:
+            most = self.core.rows_in_l1(4 * rows.pitch)
         tile = choose_tile(
             1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most,
             fmas=self.hooks.target.fmas)
@@ -267,7 +248,7 @@ class Writer:
         if self.now.m <= FEW or is_size(self.depth):
             return self.depth              # each panel is read once, or no part of it is a number
         whole = rows.chunk if rows and rows.chunked else 1
-        most = int(PANEL_SHARE * self.cache) // (4 * tile.blocks * self.width)
+        most = self.core.panel // (4 * tile.blocks * self.width)
         fewest = max(1, round(self.depth / most))
 
         def terms(parts: int) -> int:
@@ -287,9 +268,9 @@ class Writer:
         """Tiles of a that stay in the second-level cache, so many terms of each row."""
         height = tile.rows * tile.columns
         tiles = -(-self.now.m // height)
-        block = int(ROWS_SHARE * self.cache) // (4 * hint(k_block) * height)
+        block = self.core.rows // (4 * hint(k_block) * height)
         if block < tiles and rows:            # so b is read several times in any case
-            block = int(block * sets_used(rows.pitch, k_block))
+            block = int(block * self.core.sets_used(4 * rows.pitch, 4 * k_block))
         return max(1, block if is_size(self.s.m) else min(tiles, block))
 
     def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:
@@ -314,7 +295,7 @@ class Writer:
         m_tiles, panels = -(-s.m // rows), -(-nbs // tile.blocks)
         panel = self.depth * tile.blocks * self.width
         m_block = self.m_block(tile, k_block, rows_of_a)
-        if 4 * hint(panels * panel) <= ROWS_SHARE * self.cache:
+        if 4 * hint(panels * panel) <= self.core.rows:
             m_block = 1  # all of b stays in the cache, and rows of y are written from end to end
         values = {
             "batch": s.batch,

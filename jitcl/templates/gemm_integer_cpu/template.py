@@ -18,7 +18,7 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, CpuHooks, Emitted, Match, Packed, Template
 from jitcl.templates.cpu.arithmetic import fours, of_bytes
-from jitcl.templates.gemm_cpu.template import Rows, Writer, far, pack_columns
+from jitcl.templates.gemm_cpu.template import Rows, Writer, pack_columns
 from jitcl.templates.matmul import Shape
 
 
@@ -60,7 +60,7 @@ class _BytesWriter(Writer):
     def in_place(self) -> Rows | None:
         rows = self.stored_rows()
         whole = rows is not None and not rows.chunked and self.s.k % 4 == 0
-        return rows if rows and whole and not far(rows) else None
+        return rows if rows and whole and not self.far(rows) else None
 
     def a_dtype(self, rows: Rows | None) -> str:
         return "i32"

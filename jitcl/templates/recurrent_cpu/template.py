@@ -31,7 +31,6 @@ from jitcl.ops.core import Part, Scan
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Match, Packed, Template
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic, fours, of_bytes
-from jitcl.templates.cpu.tiling import LATENCY
 
 CELLS = ("lstm_states", "gru_states", "rnn_states")
 MOST_VECTORS = 12              # sums of one row that a tile keeps in registers
@@ -249,7 +248,7 @@ class _Writer:
                 wide, height = units * most, rows * self.each
                 if wide > max(MOST_VECTORS, most) or (height + 1) * wide > free:
                     break
-                cycles = max(height * wide / 2, (height + wide) / 2, LATENCY)
+                cycles = max(height * wide / 2, (height + wide) / 2, target.core.fma_chain)
                 cycles = (cycles + 0.15 * wide + 0.4) * -(-gates // most)
                 chains = self.directions * -(-self.batch // rows)
                 turns = -(-chains // max(1, target.compute_units))

@@ -17,7 +17,6 @@ from jitcl.templates.cpu.tiling import Tile, choose_tile, lasting, step_cycles
 from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms
 
 PADDING = 16                   # floats between positions: else they share the caches' sets
-STACK_BYTES = 224 << 10        # of data and sums that a kernel keeps on its stack
 FEWEST_CHANNELS = 16           # with fewer, on either side, transforms cost more than they save
 SMALLEST = {2: 6, 4: 8}        # outputs along an axis; of fewer, too many are computed twice
 MOST_GROUPS = 8                # register tiles side by side
@@ -26,10 +25,6 @@ DATA_CYCLES = {2: 50, 4: 150}
 RESULT_CYCLES = {2: 60, 4: 190}
 ROW_DATA_CYCLES = {2: 12, 4: 25}
 ROW_RESULT_CYCLES = {2: 25, 4: 50}
-CALL_CYCLES = 12               # of a register tile, beside its steps
-MEET_CYCLES = 10_000           # of all threads behind a kernel of their own
-NEAR, FAR = 24, 8              # bytes a cycle from a core's cache, from beyond
-MEMORY = 10                    # bytes a cycle for all cores: weights of a large model
 GAIN = 0.9                     # of a direct convolution's cycles: what is closer may be slower
 
 
@@ -111,7 +106,7 @@ def _blockings(s: ConvShape, outputs: int, target: Target) -> Iterator[Blocking]
     for groups in range(1, min(MOST_GROUPS, lasting(total) // tile.columns) + 1):
         for whole in (True, False):
             b = Blocking(outputs, tile, groups, whole, rows)
-            if b.stack_bytes(s, width) <= STACK_BYTES:
+            if b.stack_bytes(s, width) <= target.core.stack:
                 yield b
 
 
@@ -121,17 +116,17 @@ def direct_cycles(s: ConvShape, target: Target) -> float:
     tile = choose_tile(*s.out, kbs, target)
     tiles = s.n * -(-s.out[0] // tile.rows) * -(-s.out[1] // tile.columns) * -(-kbs // tile.blocks)
     taps = math.prod(s.kernel)
-    steps = tiles * (s.c * taps * step_cycles(tile) + CALL_CYCLES)
+    steps = tiles * (s.c * taps * step_cycles(tile) + target.core.call)
     return steps + _read_once(4 * taps * s.c * s.k, target)
 
 
 def winograd_cycles(s: ConvShape, b: Blocking, target: Target) -> float:
     """Transforms, products, and bytes that come from beyond a core's cache."""
-    width = target.vector_width
+    width, core = target.vector_width, target.core
     cbs, kbs = -(-s.c // width), -(-s.k // width)
     kgs, blocks = -(-kbs // b.tile.blocks), b.blocks(s)
     tiles = blocks * b.tiles
-    steps = s.c * step_cycles(b.tile) + CALL_CYCLES
+    steps = s.c * step_cycles(b.tile) + core.call
     data_cycles, result_cycles = (
         (ROW_DATA_CYCLES, ROW_RESULT_CYCLES) if b.rows else (DATA_CYCLES, RESULT_CYCLES))
     cycles: float = tiles * (cbs * data_cycles[b.outputs] + kbs * result_cycles[b.outputs])
@@ -139,12 +134,12 @@ def winograd_cycles(s: ConvShape, b: Blocking, target: Target) -> float:
     weights = 4 * b.positions * s.c * s.k
     data = 4 * b.positions * b.position(s, width)
     if b.whole:                       # each block reads all weights, beside its own data
-        near = weights + b.stack_bytes(s, width) <= target.cache_bytes
-        cycles += blocks * weights / (NEAR if near else FAR)
+        near = weights + b.stack_bytes(s, width) <= core.l2
+        cycles += blocks * weights / (core.l2_rate if near else core.last_rate)
     else:                             # each group of channels reads all data, its weights stay
-        near = blocks * data + weights // kgs <= target.cache_bytes
-        cycles += (kgs + 1) * blocks * data / (NEAR if near else FAR)
-        cycles += MEET_CYCLES * max(1, target.compute_units)
+        near = blocks * data + weights // kgs <= core.l2
+        cycles += (kgs + 1) * blocks * data / (core.l2_rate if near else core.last_rate)
+        cycles += core.meeting * max(1, target.compute_units)
     tasks = blocks if b.whole else blocks * kgs
     return cycles * _idle(tasks, target) + _read_once(weights, target)
 
@@ -157,6 +152,6 @@ def _idle(tasks: int, target: Target) -> float:
 
 def _read_once(weights: int, target: Target) -> float:
     """Cycles that all cores wait for weights, if they don't stay in a core's cache."""
-    if weights <= target.cache_bytes // 2:
+    if weights <= target.core.l2 // 2:
         return 0.0
-    return weights * max(1, target.compute_units) / MEMORY
+    return weights * max(1, target.compute_units) / target.core.memory_rate
