@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.devices import needs, present
+from tests.drivers import posing
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 POCL = needs("opencl:pocl")
@@ -62,3 +63,51 @@ def test_custom_op(tmp_path):
     if "opencl:pocl" in present():
         assert re.search(r"opencl: largest error \S+e-0[78], 1 kernel", text)
         assert "__kernel" in text or "kernel void" in text
+
+
+# ---- what goes wrong elsewhere
+
+
+@pytest.mark.slow
+def test_host_pointer(tmp_path):
+    text = run(tmp_path, "host_pointer.py")
+    devices = [spec for spec in present() if spec != "reference"]
+    assert text.count("its `with` block has ended") == text.count("mapped for writing") == len(
+        devices) == len(re.findall(r"models hold [\d,]+, then ([\d,]+), then \1 bytes", text))
+
+
+@pytest.mark.slow
+@POCL
+@posing.needed()
+def test_mali_compiler(tmp_path):
+    text = run(tmp_path, "mali_compiler.py")
+    died = re.findall(r"(\d+) worker processes have died so far", text)
+    assert "the process ends, SIGABRT: LLVM ERROR: Cannot select" in text
+    assert len(died) == 2 and int(died[0]) == int(died[1]) > 1
+    first, second = text.split("second start")
+    assert "tensors stay f32" in first and "its weights unpacked; remembered" in first
+    assert "remembered" not in second and "stepped down: matmul_1" in second
+
+
+@POCL
+@pytest.mark.slow
+def test_two_models(tmp_path):
+    text = run(tmp_path, "two_models.py", "opencl:pocl")
+    assert len(re.findall(r"^(?:detector|tracker) on .*: 12 runs", text, re.MULTILINE)) == 2
+    assert re.search(r"^(detector|tracker) waited .* while (detector|tracker) ran", text,
+                     re.MULTILINE)
+    assert (tmp_path / "two_models.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_hostile_arrays(tmp_path):
+    text = run(tmp_path, "hostile_arrays.py")
+    assert text.count("the same bits from 7 kinds") == len(present()) - 1
+    assert text.count("got dtype >f4, wanted float32") == len(present()) - 1
+
+
+@pytest.mark.slow
+def test_low_precision(tmp_path):
+    text = run(tmp_path, "low_precision.py", "cpu")
+    assert "guard=off: 0 of 4,096" in text and "guard=outputs: 4,096 of 4,096" in text
+    assert "in f32 since f16 could not hold them: '/energy/MatMul'" in text
