@@ -130,7 +130,7 @@ def test_sums_are_rounded_after_each_term(dtype: str) -> None:
     x = np.random.default_rng(1).uniform(0, 9, 5000).astype(dtypes.to_numpy(dtype))
     y = run(f"""kernel @sum(in x: {dtype}[5000], out y: {dtype}[]) {{
         let acc: {dtype} = 0
-        for a < 50 @loop {{ for b < 100 @unroll {{ acc add= x[a * 100 + b] }} }}
+        for a < 50 @loop {{ for b < 100 @loop {{ acc add= x[a * 100 + b] }} }}
         y[] = acc }}""", x=x)
     total = x.dtype.type(0)
     with np.errstate(over="ignore"):

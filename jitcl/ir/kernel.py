@@ -19,7 +19,6 @@ independent, as those over a kernel's output are. A schedule gives loops the oth
     item     a work-item each, whatever its group: an axis of the NDRange, the innermost is axis 0
     group    a work-group each, an axis of the NDRange
     lane     a work-item of the group each: inside all `group` loops, around all that they do
-    unroll   written out
     vec      a lane of vectors each, all in step
 
 A sequential loop may begin elsewhere than at 0, end before its extent and go by more than 1. So
@@ -55,7 +54,7 @@ from jitcl.ir.expr import Expr, walk
 
 Role = Literal["in", "out", "scan", "local", "private"]
 OPERANDS, ARRAYS = ("in", "out", "scan"), ("local", "private")     # of a caller, of the kernel
-LoopKind = Literal["group", "lane", "loop", "unroll", "vec", "parallel", "item"]
+LoopKind = Literal["group", "lane", "loop", "vec", "parallel", "item"]
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ def carries(loop: For) -> bool:
     """Whether each iteration needs the one before it: for variables, or for what that stored."""
     if any(isinstance(s, Assign) for s in loop.body):
         return True
-    if loop.kind not in ("loop", "unroll"):
+    if loop.kind != "loop":
         return False
     stored = {s.buffer for s, _ in statements(loop.body) if isinstance(s, Store)}
     return bool(stored) and any(
