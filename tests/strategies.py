@@ -163,7 +163,7 @@ class KernelMaker:
         update = Accum(acc, combine, self.value(dtype))
         self.loops.pop()
         self.lets.append(acc)
-        loop = For(r, self.pick(("loop", "unroll", "vec")), (update,))
+        loop = For(r, self.pick(("loop", "vec")), (update,))
         return [Let(acc, E.const(identity(combine, dtype), dtype)), loop]
 
     def fold(self) -> list[Stmt]:
@@ -182,7 +182,7 @@ class KernelMaker:
         self.loops.pop()
         self.lets = [*outside, *states]
         named = [Let(n, s) for n, s in zip(now, states)]
-        return [*first, For(r, self.pick(("loop", "unroll")), (*named, *body, update))]
+        return [*first, For(r, "loop", (*named, *body, update))]
 
     def block(self) -> list[Stmt]:
         found: list[Stmt] = []
@@ -206,7 +206,7 @@ class KernelMaker:
         for extent in shape:
             before = self.block()
             var = E.var(self.fresh("i"), extent=extent)
-            heads.append((before, var, self.pick(("group", "lane", "loop", "parallel", "unroll"))))
+            heads.append((before, var, self.pick(("group", "lane", "loop", "parallel"))))
             self.loops.append(var)
         at = tuple(self.loops)
         guard = self.value("bool") if self.draw(st.booleans()) else None

@@ -182,7 +182,7 @@ def test_types_are_inferred_where_the_text_has_none() -> None:
      "  acc0 add= f32(x[i if k >= 1 else 0.0]) * f32(w[j, k])\n                ^"),
     ("add=", "sub=", "6:14: no combine 'sub': use one of add, mul, max, min, and, or"),
     ("for k < 64", "for k 64", "5:13: expected '<', got '64'"),
-    ("@lane", "@lame", "3:16: no loop kind 'lame': use one of group, lane, loop, unroll, vec, "),
+    ("@lane", "@lame", "3:16: no loop kind 'lame': use one of group, lane, loop, vec, "),
     ("max(acc0", "max(acc1", "8:25: 'acc1' is not declared here; did you mean 'acc0'?"),
     ("max(", "mox(", "8:21: no scalar operation 'mox'; did you mean 'mod'"),
     ("* f32(w[j, k])", "* w[j, k]", "6:55: operands of 'mul' have types f32 and f16: cast one"),
