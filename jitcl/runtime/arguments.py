@@ -29,7 +29,8 @@ def shown(value: Any) -> str:
 
 
 def device_of(given: Any, tally: Tally | None = None) -> Device:
-    """The device of `device=`: text, a row of `jitcl.devices()`, an open device, None for "auto".
+    """The device of `device=`: text, a row of `jitcl.devices()`, an open device, a queue of
+    pyopencl's, None for "auto".
     """
     from jitcl.devices.base import DeviceInfo
     from jitcl.devices.select import open_device
@@ -41,9 +42,14 @@ def device_of(given: Any, tally: Tally | None = None) -> Device:
     if isinstance(getattr(given, "target", None), Target) and hasattr(given, "load"):
         found: Device = given
         return found
+    kind = type(given)                      # pyopencl is imported where it is used
+    if kind.__module__.startswith("pyopencl") and kind.__name__ == "CommandQueue":
+        from jitcl.devices.opencl.device import device_of_queue
+
+        return device_of_queue(given, tally)
     raise DeviceError(
-        f"device: got {shown(given)}, wanted text such as 'auto', 'cpu' or 'opencl:0', or one of "
-        "jitcl.devices()")
+        f"device: got {shown(given)}, wanted text such as 'auto', 'cpu' or 'opencl:0', one of "
+        "jitcl.devices(), or a queue of pyopencl's")
 
 
 def isolation_of(given: Any) -> str | None:

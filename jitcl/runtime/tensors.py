@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitcl import forking
+from jitcl import dtypes, forking
+from jitcl.codegen.plan import TensorSpec
 from jitcl.devices import recording
 from jitcl.devices.base import DeviceArray
 from jitcl.errors import BusyError, ClosedError, InputError
@@ -50,6 +51,60 @@ class DeviceTensor:
         self._changed = threading.Condition(forking.rlock())
         self._readers = 0                           # runs that are under way or queued
         self._mapped: _Mapping | None = None
+
+    @classmethod
+    def from_cl_mem(cls, buffer: Any, dtype: Any, shape: Sequence[int], device: Any
+                    ) -> DeviceTensor:
+        """A pyopencl.Buffer that is the caller's, read and written where it lies. device: a model,
+        or its device, of the same context: one that was compiled for the caller's queue. Raises
+        InputError for another context, or where the elements don't fit.
+        """
+        return cls._imported("from_cl_mem", buffer, dtype, shape, device)
+
+    @classmethod
+    def from_dma_buf(cls, handle: int, dtype: Any, shape: Sequence[int], device: Any
+                     ) -> DeviceTensor:
+        """A dma-buf that is the caller's (a camera's, a decoder's), by its file handle. device: a
+        model on OpenCL, or its device. Who writes it must have ended before a run reads it. Raises
+        DeviceError where the driver has no way to import it.
+        """
+        return cls._imported("from_dma_buf", handle, dtype, shape, device)
+
+    @classmethod
+    def _imported(cls, how: str, memory: Any, dtype: Any, shape: Sequence[int], device: Any
+                  ) -> DeviceTensor:
+        session = getattr(getattr(device, "device", device), "session", None)
+        if session is None:
+            raise InputError(f"{how}: got {device!r:.80}, wanted a model on an OpenCL device")
+        from jitcl.devices.opencl import imports
+
+        name = dtypes.from_numpy(dtype)
+        if name is None:
+            raise InputError(f"{how}: jitcl has no elements of type {np.dtype(dtype)}")
+        spec = TensorSpec("imported", name, tuple(int(n) for n in shape), -1)
+        return cls(getattr(imports, how)(session, spec, memory), "imported", "the caller")
+
+    @property
+    def cl_mem(self) -> Any:
+        """The pyopencl.Buffer that it lies in, None on the host. It is the tensor's: commands that
+        use it must have ended, or stand in the model's own queue, before that is closed or fed.
+        """
+        with self.reading() as array:
+            return getattr(array, "buffer", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0                                     # kDLCPU
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        """Of a tensor on the host the memory itself, which outlives it; else a copy, as nobody may
+        read a device's memory but in `map`. BufferError where NumPy can't give such elements.
+        """
+        with self.reading() as array:
+            here = array.home is None and not asked.get("copy")
+            if not here and asked.get("copy") is False:
+                raise BufferError(f"{self.called} lies on {self.device}: reading it is a copy")
+            found = array.open() if here else array.read()
+        return found.__dlpack__(**{k: v for k, v in asked.items() if v is not None and k != "copy"})
 
     @property
     def ndim(self) -> int:

@@ -7,8 +7,10 @@
  */
 #define _GNU_SOURCE
 #include "posing.h"
+#include <CL/cl_ext.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static const cl_icd_dispatch *driver;   /* the next layer, or the driver itself */
 static cl_icd_dispatch ours;
@@ -325,6 +327,9 @@ static cl_program create_with_binary(cl_context context, cl_uint n, const cl_dev
 
 /* ---- launches */
 
+/* Pieces of memory that the device has been lent, and that it must be lent to be used. */
+static int acquired, external;
+
 static cl_int get_kernel_group_info(cl_kernel kernel, cl_device_id device,
                                     cl_kernel_work_group_info what, size_t room, void *out,
                                     size_t *needed) {
@@ -381,6 +386,7 @@ static cl_int enqueue_kernel(cl_command_queue queue, cl_kernel kernel, cl_uint d
         return driver->clEnqueueNDRangeKernel(queue, kernel, dimensions, offset, global, local,
                                               waits, wait, event);
     count(LAUNCHES);
+    if (external && !acquired) return CL_INVALID_OPERATION;
     cl_int error = context->lost ? config.lost_error : lose_by_launches(context);
     if (error) return error;
     uint64_t rules = rules_here(kernel);
@@ -522,6 +528,75 @@ static cl_mem create_image(cl_context context, cl_mem_flags flags, const cl_imag
     return image;
 }
 
+/* ---- memory of others: a dma-buf is any file that can be mapped */
+
+struct mapping { void *at; size_t bytes; };
+
+static void CL_CALLBACK unmap(cl_mem memory, void *data) {
+    struct mapping *m = data;
+    (void)memory;
+    munmap(m->at, m->bytes);
+    free(m);
+}
+
+static cl_mem import_file(cl_context context, cl_mem_flags flags, int file, size_t bytes,
+                          cl_int *error) {
+    struct mapping *m = malloc(sizeof *m);
+    *m = (struct mapping){mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0), bytes};
+    if (m->at == MAP_FAILED) {
+        free(m);
+        REFUSE(CL_INVALID_VALUE);
+    }
+    cl_mem memory = create_buffer(context, flags | CL_MEM_USE_HOST_PTR, bytes, m->at, error);
+    if (memory) driver->clSetMemObjectDestructorCallback(memory, unmap, m);
+    return memory;
+}
+
+static cl_mem CL_API_CALL import_memory_arm(
+    cl_context context, cl_mem_flags flags, const cl_import_properties_arm *properties,
+    void *memory, size_t bytes, cl_int *error) {
+    if (properties[0] != CL_IMPORT_TYPE_ARM || properties[1] != CL_IMPORT_TYPE_DMA_BUF_ARM)
+        REFUSE(CL_INVALID_VALUE);
+    return import_file(context, flags, *(int *)memory, bytes, error);
+}
+
+static cl_mem create_with_properties(cl_context context, const cl_mem_properties *properties,
+                                     cl_mem_flags flags, size_t bytes, void *host,
+                                     cl_int *error) {
+    if (ours_context(context) && properties
+        && properties[0] == CL_EXTERNAL_MEMORY_HANDLE_DMA_BUF_KHR) {
+        cl_mem memory = import_file(context, flags, (int)properties[1], bytes, error);
+        external += memory != NULL;
+        return memory;
+    }
+    return driver->clCreateBufferWithProperties(context, properties, flags, bytes, host, error);
+}
+
+/* It must be acquired before kernels are launched that use it: before any, in the tests. */
+static cl_int CL_API_CALL acquire(cl_command_queue queue, cl_uint n, const cl_mem *memory,
+                                  cl_uint waits, const cl_event *wait, cl_event *event) {
+    (void)queue; (void)memory; (void)waits; (void)wait; (void)event;
+    acquired += (int)n;
+    return CL_SUCCESS;
+}
+
+static cl_int CL_API_CALL give_back(cl_command_queue queue, cl_uint n, const cl_mem *memory,
+                                    cl_uint waits, const cl_event *wait, cl_event *event) {
+    (void)queue; (void)memory; (void)waits; (void)wait; (void)event;
+    if (acquired < (int)n) return CL_INVALID_OPERATION;
+    acquired -= (int)n;
+    return CL_SUCCESS;
+}
+
+static void *extension_function(cl_platform_id platform, const char *name) {
+    if (ours_platform(platform)) {
+        if (!strcmp(name, "clImportMemoryARM")) return (void *)import_memory_arm;
+        if (!strcmp(name, "clEnqueueAcquireExternalMemObjectsKHR")) return (void *)acquire;
+        if (!strcmp(name, "clEnqueueReleaseExternalMemObjectsKHR")) return (void *)give_back;
+    }
+    return driver->clGetExtensionFunctionAddressForPlatform(platform, name);
+}
+
 /* ---- the layer */
 
 CL_API_ENTRY cl_int CL_API_CALL clGetLayerInfo(cl_layer_info what, size_t room, void *out,
@@ -562,6 +637,8 @@ static void take_over(void) {
     ours.clCreateBuffer = create_buffer;
     ours.clCreateSubBuffer = create_sub_buffer;
     ours.clCreateImage = create_image;
+    ours.clCreateBufferWithProperties = create_with_properties;
+    ours.clGetExtensionFunctionAddressForPlatform = extension_function;
     ours.clRetainMemObject = retain_MemObject;
     ours.clReleaseMemObject = release_MemObject;
 }

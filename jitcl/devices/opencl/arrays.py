@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,27 @@ class OpenClArray(DeviceArray):
 
     home: Session
 
-    def __init__(self, session: Session, spec: TensorSpec, capacity: int) -> None:
+    def __init__(self, session: Session, spec: TensorSpec, capacity: int, buffer: Any = None
+                 ) -> None:
+        """buffer: one that is its owner's, who gives it back."""
         self.home, self.spec = session, spec
         self.dtype, self.shape = dtypes.to_numpy(spec.dtype), spec.shape
         self.nbytes = math.prod(spec.shape) * self.dtype.itemsize
         self.capacity = max(capacity, self.nbytes, SMALLEST)
-        self.in_place = shares_memory(session)
+        self.in_place, self._own = buffer is None and shares_memory(session), buffer is None
         self._host: np.ndarray | None = None            # its own bytes, or pinned ones
         self._mapped: Any = None
+        self.buffer: Any = buffer
+        if buffer is None:
+            self._allocate()
+
+    def _allocate(self) -> None:
+        session, spec = self.home, self.spec
         with translated(f"{session.name}: memory for '{spec.name}' ({self.capacity} bytes)",
                         allocating=True):
             if self.in_place:
                 self._host = _pages(self.capacity)
-                self.buffer: Any = cl.Buffer(
+                self.buffer = cl.Buffer(
                     session.context, _FLAGS.READ_WRITE | _FLAGS.USE_HOST_PTR, hostbuf=self._host)
             else:
                 self.buffer = cl.Buffer(session.context, _FLAGS.READ_WRITE, self.capacity)
@@ -69,7 +78,9 @@ class OpenClArray(DeviceArray):
         return math.prod(self.shape)
 
     def allocations(self) -> list[Allocation]:
-        return [] if self.buffer is None else [Allocation(id(self.buffer), self.capacity, False)]
+        if self.buffer is None or not self._own:
+            return []
+        return [Allocation(id(self.buffer), self.capacity, False)]
 
     def check(self) -> None:
         if self.home.ended:
@@ -79,9 +90,10 @@ class OpenClArray(DeviceArray):
     def read(self) -> np.ndarray:
         self.check()
         array = np.empty(self.shape, self.dtype)
+        queue = self.home.transfers
         if array.size:
-            with translated(f"{self.device}: reading '{self.spec.name}'"):
-                cl.enqueue_copy(self.home.transfers, array.reshape(-1).view(np.uint8), self.buffer,
+            with translated(f"{self.device}: reading '{self.spec.name}'"), self.acquired(queue):
+                cl.enqueue_copy(queue, array.reshape(-1).view(np.uint8), self.buffer,
                                 is_blocking=True)
         return array
 
@@ -96,7 +108,8 @@ class OpenClArray(DeviceArray):
                 if self._host is None:
                     self._host = self._pinned(queue)
                 if read:
-                    cl.enqueue_copy(queue, self._host, self.buffer, is_blocking=True)
+                    with self.acquired(queue):
+                        cl.enqueue_copy(queue, self._host, self.buffer, is_blocking=True)
         assert self._host is not None
         return self._host[:self.nbytes].view(self.dtype).reshape(self.shape)
 
@@ -109,7 +122,8 @@ class OpenClArray(DeviceArray):
                     mapped.base.release(queue)
                     queue.finish()
             elif write and self._host is not None:
-                cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=True)
+                with self.acquired(queue):
+                    cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=True)
         if not (self.in_place or again):                # pinned memory is scarce
             self._host = None
 
@@ -128,8 +142,13 @@ class OpenClArray(DeviceArray):
         if self._mapped is not None:
             with contextlib.suppress(DeviceError):
                 self.shut(write=False)
-        release(self.buffer)
+        if self._own:
+            release(self.buffer)
         self.buffer = None
+
+    def acquired(self, queue: Any) -> AbstractContextManager[None]:
+        """The memory is the device's while this lasts, for commands of the queue."""
+        return contextlib.nullcontext()
 
 
 def shares_memory(session: Session) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import Literal
+from typing import Any, Literal
+
+import pyopencl as cl
 
 from jitcl import config, forking
 from jitcl.codegen.plan import Plan
@@ -14,11 +16,11 @@ from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
 from jitcl.devices.opencl.loading import Loading
-from jitcl.devices.opencl.platform import Found
+from jitcl.devices.opencl.platform import Found, find_devices
 from jitcl.devices.opencl.probe import probe_target
 from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.streaming import StreamedExecutable
-from jitcl.errors import DeviceError, OutOfMemoryError
+from jitcl.errors import DeviceError, OptionError, OutOfMemoryError
 from jitcl.target.target import Target
 
 _open: weakref.WeakValueDictionary[tuple[object, ...], OpenClDevice] = weakref.WeakValueDictionary()
@@ -34,14 +36,15 @@ class OpenClDevice:
 
     def __init__(self, found: Found, target: Target | None = None,
                  faults: FaultDatabase | None = None,
-                 progress: Progress | Tally | None = None) -> None:
+                 progress: Progress | Tally | None = None, queue: Any = None) -> None:
         """`target` and `faults` are what a parent process knows; found out where they aren't given.
+        `queue`: the caller's.
         """
         if target is None:
             with translated(f"opening {found}"):
                 target = probe_target(found, progress)
         self.session = Session(
-            found, target, fault_database(target) if faults is None else faults)
+            found, target, fault_database(target) if faults is None else faults, queue=queue)
 
     @property
     def target(self) -> Target:
@@ -58,6 +61,9 @@ class OpenClDevice:
     def reopen(self) -> None:
         """A new context; what was loaded in the old one is lost."""
         lost = self.session
+        if lost.queue is not None:
+            raise DeviceError(f"{self.name}: the context is the caller's, and what was in it is "
+                              "lost\n  Make a queue in a new one, and compile for that.")
         self.session = Session(lost.found, lost.target, lost.faults, lost)
 
     @property
@@ -118,20 +124,36 @@ class OpenClDevice:
             )
 
 
-def shared_device(found: Found, progress: Progress | Tally | None = None) -> OpenClDevice:
+def shared_device(found: Found, progress: Progress | Tally | None = None, queue: Any = None
+                  ) -> OpenClDevice:
     """The device that models of this process share, with one context, for as long as one of them is
-    there: they have programs, constants, and arrays that stay on the device in common.
+    there: they have programs, constants, and arrays that stay on the device in common. `queue`: the
+    caller's, which has a device of its own.
     """
     with translated(f"opening {found}"):
         target = probe_target(found, progress)
     faults = fault_database(target)
     key = (found.spec, found.handle, target.key, str(config.get("target")), id(faults),
-           forking.generation)
+           queue if queue is None else queue.int_ptr, forking.generation)
     with _opening:
         device = _open.get(key)
         if device is None:
-            device = _open[key] = OpenClDevice(found, target, faults)
+            device = _open[key] = OpenClDevice(found, target, faults, queue=queue)
         return device
+
+
+def device_of_queue(queue: Any, progress: Progress | Tally | None = None) -> OpenClDevice:
+    """The device of a caller's pyopencl.CommandQueue: all runs are enqueued there, in its context.
+    DeviceError for one that jitcl doesn't find, OptionError for a queue that keeps no order.
+    """
+    if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+        raise OptionError("device: this queue runs commands out of order, and kernels rely on "
+                          "theirs\n  Pass one without OUT_OF_ORDER_EXEC_MODE_ENABLE.")
+    for found in find_devices():
+        if found.handle == queue.device:
+            return shared_device(found, progress, queue)
+    raise DeviceError(f"device: no driver that jitcl has found has '{queue.device.name}'\n  Call "
+                      "jitcl.devices() before OpenCL is used, so that both look in one place.")
 
 
 def _size(nbytes: int) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,11 @@ class OpenClExecutable(LoadedPlan):
                    and (whole or dtypes.is_float(spec.dtype))}
         self._into = into
         try:
-            with self._lending.instead(instead, self.memory):
+            with ExitStack() as stack:
+                for _, x in arrays:
+                    if isinstance(x, OpenClArray):
+                        stack.enter_context(x.acquired(self.queue))
+                stack.enter_context(self._lending.instead(instead, self.memory))
                 return self._ran(sources)
         finally:
             self._into = None
@@ -232,6 +237,8 @@ class OpenClExecutable(LoadedPlan):
         if careful or place in recorder.doubts:
             return self._recorded_by_steps(sources)
         with recording.span("profile", "a queue that profiles"):
+            if self.session.queue is not None:          # what the caller has enqueued comes before
+                self.queue.finish()
             usual, self.queue = self.queue, self._profiling_queue()
         try:
             return self._recorded_by_events(sources, recorder)

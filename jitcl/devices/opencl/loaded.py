@@ -220,7 +220,7 @@ class LoadedPlan(Executable):
                              ) from error
 
     def _new_queue(self) -> Any:
-        return cl.CommandQueue(self.session.context, self.session.handle)
+        return self.session.queue or cl.CommandQueue(self.session.context, self.session.handle)
 
     def _check(self, arrays: Sequence[Any]) -> list[Any]:
         """The inputs as flat bytes; they are read before `run` returns, never kept. What lies on

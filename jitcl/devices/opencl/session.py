@@ -50,13 +50,16 @@ class Session:
     """One context. Safe to share between threads."""
 
     def __init__(self, found: Found, target: Target, faults: FaultDatabase,
-                 before: Session | None = None) -> None:
-        """`before`: the one that this takes the place of; what was loaded in it is lost."""
+                 before: Session | None = None, queue: Any = None) -> None:
+        """`before`: the one that this takes the place of; what was loaded in it is lost. `queue`:
+        the caller's, where everything is to run, in its context.
+        """
         self.found, self.target, self.faults = found, target, faults
         self.name, self.spec, self.handle = found.name, found.spec, found.handle
         check_fork(found, target)
         with translated(f"opening {found}"):
-            self.context = cl.Context([found.handle])
+            self.context = cl.Context([found.handle]) if queue is None else queue.context
+        self.queue = queue
         self._opened_in = forking.generation
         self.store = ProgramStore(self.context, found.handle, target)
         self.uploaded = Uploaded()
@@ -82,6 +85,8 @@ class Session:
     @cached_property
     def transfers(self) -> Any:
         """A queue for copies and mappings that belong to no run."""
+        if self.queue is not None:
+            return self.queue
         with translated(f"{self.name}: a queue"):
             return cl.CommandQueue(self.context, self.handle)
 
