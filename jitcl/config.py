@@ -184,6 +184,11 @@ VARIABLES: tuple[Variable, ...] = (
         "check indices that the model computes, too: one out of range raises InputError, where "
         "otherwise the nearest one inside is read, and none outside is written", "0", in_key=True),
     Variable(
+        "JITCL_TUNING_SECONDS", _whole(0), lambda: None, "a whole number from 0 up",
+        "seconds that a search for faster kernels may take; where it is set, a search that was cut "
+        "short goes on when the model is compiled again", "30 for fast, 300 for wide, no bound for "
+        "heavy"),
+    Variable(
         "JITCL_BUILD_SECONDS", _whole(1), lambda: 60, "a whole number from 1 up",
         "seconds that an isolated build or first launch may take before it counts as hung", "60"),
     Variable(

@@ -168,7 +168,7 @@ def test_a_wrong_scan_is_found(name: str) -> None:
     (y,) = executable.run(trial.inputs())
     assert trial.wrong([y]) == ""
     kernel = trial._lowered.kernel
-    sample = sample_scan(kernel, trial._arrays("origin"), trial._seed)
+    sample = sample_scan(kernel, trial._arrays("origin"), trial.seed)
     assert len(sample.positions) > 30
     for position in sample.positions[:: max(1, len(sample.positions) // 7)]:
         bad = y.copy()

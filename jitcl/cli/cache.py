@@ -198,6 +198,36 @@ def retry(cache_dir: Path | None, device: str | None, as_json: bool) -> None:
         click.echo("no faults of drivers are remembered")
 
 
+@cache.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@_dir
+@_device
+def export(file: Path, cache_dir: Path | None, device: str | None) -> None:
+    """Write what searches found (`jitcl tune`) into FILE, - for standard output."""
+    from jitcl.cli.console import write_json
+    from jitcl.runtime.tuned import exported
+    kept = _open(cache_dir)
+    found = exported(kept, _one(kept, device))
+    write_json(file, found)
+    click.echo(f"{sum(map(len, found['devices'].values()))} groups of {len(found['devices'])} "
+               "devices", err=True)
+
+
+@cache.command("import")
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@_dir
+def import_(files: tuple[Path, ...], cache_dir: Path | None) -> None:
+    """Take over what searches found elsewhere, where less is known here.
+
+    It serves devices of the same name, driver and features, and this version of jitcl alone.
+    Kernels are compared with the interpreter as all new ones are.
+    """
+    from jitcl.runtime.tuned import imported
+    kept = _open(cache_dir)
+    for file in files:
+        click.echo(f"{file}: {imported(kept, file)} groups that were not known")
+
+
 def _faults(count: int) -> str:
     return "1 fault is" if count == 1 else f"{count} faults are"
 

@@ -26,6 +26,7 @@ from jitcl.cli.dump import dump
 from jitcl.cli.language import chat, generate, perplexity
 from jitcl.cli.profile import profile
 from jitcl.cli.run import run
+from jitcl.cli.tune import tune
 from jitcl.devices.shortage import system_error
 from jitcl.errors import JitclError, OptionError
 
@@ -38,6 +39,7 @@ Examples:
   jitcl check model.onnx --precision low        which layer can't take it?
   jitcl bench model.onnx                        beside other engines, in turns
   jitcl profile model.onnx --save run.html      where does the time go?
+  jitcl tune model.onnx                         the fastest kernels of this device
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
   jitcl cache why model.onnx                    why was it compiled again?
   jitcl doctor --bundle report.zip              what is missing, and a report to send
@@ -101,8 +103,8 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, generate, chat, perplexity, check, bench, profile, dump, devices, doctor,
-                 cache):
+for _command in (run, generate, chat, perplexity, check, bench, profile, tune, dump, devices,
+                 doctor, cache):
     cli.add_command(_command)
 
 

@@ -68,6 +68,8 @@ _MODEL = click.argument("model", type=click.Path(path_type=Path))
 _DEVICE = click.option("-d", "--device", default="auto", show_default=True, metavar="DEVICE",
                        help="auto, cpu, opencl[:PLATFORM[:DEVICE]] (numbers or parts of names), "
                             "reference; profile:NAME to compile only.")
+_TUNING = click.option("--tuning", type=click.Choice(CHOICES["tuning"]), default="none",
+                       show_default=True, help="How long to search for faster kernels.")
 _SHARED = (
     click.option("--precision", type=Precision(CHOICES["precision"]), default="high",
                  show_default=True, help="high: as the model says; normal: f16 storage; "
@@ -75,8 +77,7 @@ _SHARED = (
                  "'low;/head/*=high'."),
     click.option("--memory", type=click.Choice(CHOICES["memory"]), default="normal",
                  show_default=True, help="low: pack buffers tightest; high: share none."),
-    click.option("--tuning", type=click.Choice(CHOICES["tuning"]), default="none",
-                 show_default=True, help="How long to search for faster kernels."),
+    _TUNING,
     click.option("--shape", "shapes", type=ShapeType(), multiple=True,
                  help="An input's shape, where the model leaves it open; repeatable."),
     click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
@@ -111,6 +112,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def model_options(command: F) -> F:
     """MODEL and all options that decide what it is compiled into."""
     return _all(command, _MODEL, _DEVICE, *_SHARED)
+
+
+def tuned_options(command: F) -> F:
+    """The same, but for how long to search."""
+    return _all(command, _MODEL, _DEVICE, *(o for o in _SHARED if o is not _TUNING))
 
 
 def model_options_but_device(command: F) -> F:

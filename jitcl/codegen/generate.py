@@ -61,6 +61,14 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     return _Generator(graph, variants).run(groups)
 
 
+def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | None,
+                   chooser: Chooser) -> Generated:
+    """The plan of one group of a graph, as `generate` gave it: what it reads and no constant is, is
+    fed. Raises BuildError where the faults leave no variant.
+    """
+    return _Generator(graph, VariantChooser(target, True, faults, None, chooser)).alone(group)
+
+
 @dataclass
 class _Generator:
     graph: Graph
@@ -96,6 +104,18 @@ class _Generator:
         plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps),
                     tuple(self.buffers), (), self.constants)
         return Generated(plan, groups, lowered, self.places, self.whys)
+
+    def alone(self, group: Group) -> Generated:
+        inputs = []
+        for k, node in enumerate(n for n in group.operands if n.op != "const"):
+            self.places[node] = self.buffer(f"x{k}", node, "input")
+            inputs.append(self.output(f"x{k}", node))
+        name = self.name(group, 0)
+        self.places[group.root] = self.buffer(name, group.root, "output")
+        lowered = self.write(group, 0)
+        plan = Plan(tuple(inputs), (self.output(name, group.root),), tuple(self.kernels.values()),
+                    tuple(self.steps), tuple(self.buffers), (), self.constants)
+        return Generated(plan, [group], [lowered], self.places, self.whys)
 
     def output(self, name: str, node: Node) -> TensorSpec:
         """A tensor's place; inputs and constants among the outputs keep their own buffers."""

@@ -61,7 +61,7 @@ def trials(generated: Generated, plan: Plan, wanted: Container[str] | None = Non
     by_group = _by_group(plan)
     for number in sorted(by_group, key=lambda k: (_cost(by_group[k]), k)):
         if any(s.kernel in missing for s in by_group[number]):
-            found.append(_trial(generated, plan, number, by_group[number], supply))
+            found.append(trial_of(generated, plan, number, by_group[number], supply))
             missing -= found[-1].entries
     return tuple(_needed(found, wanted))
 
@@ -87,14 +87,19 @@ def _needed(found: list[GroupTrial], wanted: Container[str] | None) -> list[Grou
     return kept
 
 
-def _trial(generated: Generated, plan: Plan, number: int, steps: tuple[Step, ...],
-           supply: Supply) -> GroupTrial:
+def trial_of(generated: Generated, plan: Plan, number: int, steps: tuple[Step, ...],
+             supply: Supply, seed: int | None = None) -> GroupTrial:
+    """The trial of a group's steps, on data that its main kernel or `seed` says: with the same one,
+    kernels of the same group are tried on the same data.
+    """
     group, places = generated.groups[number], generated.places
     small, moved = _plan_of(plan, steps, places[group.root])
     operands = {n: moved[places[n]] for n in group.operands
                 if n.op != "const" and places.get(n) in moved}
+    if seed is None:
+        seed = zlib.crc32(steps[-1].kernel.encode())
     return GroupTrial(steps[-1].name, small, group, operands, generated.kernels[number],
-                      supply)
+                      supply, seed)
 
 
 def _plan_of(plan: Plan, steps: Sequence[Step], root: int) -> tuple[Plan, dict[int, int]]:
@@ -136,6 +141,7 @@ class GroupTrial:
     operands: dict[Node, int]                # what is fed -> its buffer in the plan
     generic: Lowered | None                  # the unscheduled kernel, where there is one already
     supply: Supply
+    seed: int
     _lock: threading.Lock = field(default_factory=forking.lock)
 
     @property
@@ -173,13 +179,29 @@ class GroupTrial:
         kind, sample = self._expected
         found = _differences(self._root, y, sample)
         suspects = self._suspects(y, sample)
-        if len(suspects):
-            more = self._at(kind, suspects)
-            found = found or _differences(self._root, y, more, "suspicious")
-        found = found or self._dirty_padding(y)
+        found = found or self._differences_at(y, suspects) or self._dirty_padding(y)
+        return f"{self.subject}: {found}" if found else ""
+
+    def wrong_beside(self, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> str:
+        """`wrong` of the places where a run differs most from what other kernels made of the same
+        data."""
+        (y,), (other,) = outputs, others
+        with np.errstate(all="ignore"):
+            off = np.abs(y.astype(np.float64) - other.astype(np.float64)).reshape(-1)
+        off[np.isnan(off) & (_bits(y) != _bits(other)).reshape(-1)] = np.inf
+        most = np.argpartition(off, -SUSPECTS)[-SUSPECTS:] if off.size > SUSPECTS else np.arange(
+            off.size)
+        found = self._differences_at(y, np.sort(most[off[most] > 0]))
         return f"{self.subject}: {found}" if found else ""
 
     # ---- parts
+
+    def _differences_at(self, y: np.ndarray, positions: np.ndarray) -> str:
+        """What differs at these places."""
+        if self.reason or not len(positions):
+            return ""
+        sample = self._at(self._expected[0], positions)
+        return _differences(self._root, y, sample, "suspicious")
 
     @property
     def _root(self) -> TensorSpec:
@@ -221,13 +243,13 @@ class GroupTrial:
         """What the unscheduled kernel says of some places."""
         kernel = self._lowered.kernel
         sample = sample_scan if scanned(kernel) else sample_kernel
-        return sample(kernel, self._arrays(kind), self._seed)
+        return sample(kernel, self._arrays(kind), self.seed)
 
     def _at(self, kind: str, positions: np.ndarray) -> Sample:
         """What it says of these places, as far as it does."""
         kernel, arrays = self._lowered.kernel, self._arrays(kind)
         if scanned(kernel):
-            return sample_scan_places(kernel, arrays, positions, self._seed)
+            return sample_scan_places(kernel, arrays, positions, self.seed)
         return sample_places(kernel, arrays, positions)
 
     def _kinds(self) -> tuple[str, ...]:
@@ -238,14 +260,12 @@ class GroupTrial:
                 fed.add(buffer.name)
         return (ORIGIN,) if _may_leave(kernel, fed) else KINDS
 
-    @forking.cached_property
-    def _seed(self) -> int:
-        return zlib.crc32(self.plan.steps[-1].kernel.encode())
-
     def _noise(self, kind: str) -> dict[int, Noise]:
         """What the plan's inputs hold, by buffer; the root's is not among them."""
-        return {t.buffer: Noise(math.prod(t.shape), t.dtype, self._seed + 7919 * number, kind)
-                for number, t in enumerate(self.plan.inputs) if t.buffer != self._root.buffer}
+        numbers = {b: k for k, b in enumerate(self.operands.values())}
+        return {t.buffer: Noise(math.prod(t.shape), t.dtype,
+                                self.seed + 7919 * numbers.get(t.buffer, len(numbers)), kind)
+                for t in self.plan.inputs if t.buffer != self._root.buffer}
 
     def _untouched(self) -> np.ndarray:
         """The root's buffer before the run."""

@@ -25,7 +25,7 @@ class Options:
     """precision: high = as the model says, f16 tensors stored as f16 and computed in f32; normal
     = f16 storage and f32 arithmetic; low = f16 storage and, where the device has it, f16
     arithmetic. memory: low packs buffers tightest, high never shares them. tuning: how long to
-    search for faster kernels.
+    search for faster kernels (docs/tuning.md).
 
     precision may be given for layers: {"/head/Conv": "high", "/body/*": "normal", "*": "low"}, by
     names of ONNX nodes or glob patterns of them, or as text, "low;/head/Conv=high;/body/*=normal".
@@ -62,9 +62,6 @@ class Options:
             if f.name in CHOICES and (not isinstance(value, str) or value not in CHOICES[f.name]):
                 raise OptionError(f"{f.name}={value!r} is not known: use one of "
                                   f"{', '.join(CHOICES[f.name])}")
-        if self.tuning != "none":
-            raise OptionError(f"tuning={self.tuning!r}: this version does not search for faster "
-                              f"kernels yet; use tuning='none'")
 
     @property
     def reduced(self) -> bool:

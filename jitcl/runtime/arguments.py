@@ -118,3 +118,10 @@ def shapes_of(given: Any) -> Mapping[str, Any]:
         return given
     raise InputError(f"shapes: got {shown(given)}, wanted a dict of input name -> shape, such as "
                      "{'image': (1, 3, 224, 224)}")
+
+
+def check_searchable(device: Device, tuning: str) -> None:
+    """OptionError where there is nothing to choose between on a device."""
+    if tuning != "none" and device.target.kind != "opencl":
+        raise OptionError(f"tuning={tuning!r} on device '{device.name}': kernels are searched for "
+                          "on OpenCL devices only; use tuning='none'")

@@ -28,6 +28,7 @@ from jitcl.passes.verify import check
 from jitcl.passes.watch import watch
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
+from jitcl.templates.base import FIRST, Chooser
 
 LARGE = 1 << 16                 # elements that the host takes longer to read than two launches take
 
@@ -44,6 +45,7 @@ class Lowering:
     ) -> None:
         """Import, run the passes, fuse. `observe` sees the graph after each pass."""
         self.device, self.options = device, options
+        self.chooser: Chooser = FIRST
         self._start = time.perf_counter()
         graph, self._checks = take_checks(source.graph(shapes, values),
                                           config.get("check_indices"))
@@ -96,7 +98,8 @@ class Lowering:
             target = dataclasses.replace(target, winograd=0)
         found = generate(
             self.graph, self.groups, target, templates=config.get("templates"),
-            faults=device.faults, host=device.host_target if host else None, joins=not low)
+            faults=device.faults, host=device.host_target if host else None, joins=not low,
+            chooser=self.chooser)
         return dataclasses.replace(
             found, plan=dataclasses.replace(
                 found.plan, checks=self._checks, watched=self._watched))

@@ -27,7 +27,13 @@ from jitcl.errors import (
 )
 from jitcl.passes.options import Options, Precision
 from jitcl.runtime import signature, tensors
-from jitcl.runtime.arguments import device_of, isolation_of, strict_of, tally_of
+from jitcl.runtime.arguments import (
+    check_searchable,
+    device_of,
+    isolation_of,
+    strict_of,
+    tally_of,
+)
 from jitcl.runtime.arrays import plain
 from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import DeviceCache, Key, Why, kernel_cache
@@ -69,7 +75,8 @@ def compile(
     precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
     where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
     (OptionError for one that matches none): see `Options`.
-    memory: "low", "normal" or "high". tuning: "none"; there is no search yet, other values raise.
+    memory: "low", "normal" or "high". tuning: "none", "fast", "wide" or "heavy": how long to
+    search for faster kernels of an OpenCL device (docs/tuning.md).
     guard: "outputs" or "layers": these are looked at behind each run for infinity, NaN and zeros
     alone that f16 caused; the run is repeated, and goes on, with f32 where it is needed. "off".
     None: "outputs" where precision is below "high".
@@ -113,6 +120,7 @@ def open_model(
     isolation, strict = isolation_of(isolation), strict_of(strict)
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
     chosen = device_of(device, tally)
+    check_searchable(chosen, options.tuning)
     source = open_source(model, root)
     return Model(source, chosen, options, strict, cache_dir, tally, isolation)
 

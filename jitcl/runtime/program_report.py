@@ -37,6 +37,8 @@ def report_of_program(model: str, device: Device, ran: Sequence[Ran],
                 computes=total.computes or part.computes,
                 precision_why=total.precision_why or part.precision_why,
                 promoted=tuple(dict.fromkeys((*total.promoted, *part.promoted))),
+                tuned=(*total.tuned, *part.tuned),
+                unsearched=total.unsearched + part.unsearched,
                 memory=total.memory or part.memory, memory_why=total.memory_why or part.memory_why)
         for step in r.level.steps:
             kind = "host" if step.repeats is None else "loop"

@@ -14,6 +14,7 @@ from jitcl.passes.options import Options
 from jitcl.runtime.fallbacks import MEMORY_SAYS, KernelFallback
 from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.specialise import Specialisation
+from jitcl.tuning.found import Found
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Report:
     f32 since, "*" for all.
     sizes: (dimension, its value, room for) of a plan that serves many shapes. no_family: why it
     does not, where shapes go on changing.
+    tuned: (step, what a search found of its group), the costliest first; unsearched: groups that it
+    had no time for.
     """
 
     model: str
@@ -95,6 +98,8 @@ class Report:
     computes: str = ""
     precision_why: str = ""
     promoted: tuple[str, ...] = ()
+    tuned: tuple[tuple[str, Found], ...] = ()
+    unsearched: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,7 +111,14 @@ class Report:
                 "(shapes are not known before the first run)"
             )
         return "\n".join([self._sum(), *self._sizes(), *self._memory(), *self._host(),
-                          *self._stepped(), self.precision_line()])
+                          *self._stepped(), *self._tuned(), self.precision_line()])
+
+    def _tuned(self) -> list[str]:
+        if not self.tuned and not self.unsearched:
+            return []
+        better = sum(f.after < f.before for _, f in self.tuned)
+        left = f"; no time for {self.unsearched} more" if self.unsearched else ""
+        return [f"  tuned: {better} of {len(self.tuned)} kinds of step got faster kernels{left}"]
 
     def precision_line(self) -> str:
         """What was asked for, what was got, and why."""
@@ -188,7 +200,7 @@ def report_of(model: str, device: Device, special: Specialisation | None,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
         fallback.why if fallback is not None else "", sizes=special.sizes,
         no_family=special.no_family, precision=options.said, computes=got, precision_why=why,
-        promoted=options.promoted)
+        promoted=options.promoted, tuned=special.tuned, unsearched=special.unsearched)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

@@ -42,9 +42,12 @@ from jitcl.runtime.cache import DeviceCache, Key
 from jitcl.runtime.fallbacks import KernelFallback, MemoryFallback, kernel_fallbacks, warning
 from jitcl.runtime.source import Source
 from jitcl.runtime.weights import Weights, needs
+from jitcl.tuning.found import Found
 
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated  # a warm start needs no compiler
+    from jitcl.runtime.lowering import Lowering
+    from jitcl.tuning.search import Tuned
 
 ATTEMPTS = 200                  # loads and runs of one call; each failure teaches the database
 # how a plan gets smaller, and what of it is left when nothing of it fits
@@ -113,6 +116,8 @@ class Specialisation:
     fallback: MemoryFallback | None = None      # why the plan is smaller, or on the CPU
     sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
     no_family: str = ""                         # why no family serves shapes that go on changing
+    tuned: tuple[tuple[str, Found], ...] = ()       # (step, what a search found of its group)
+    unsearched: int = 0                         # groups that the search had no time for
 
     @property
     def checks(self) -> tuple[IndexCheck, ...]:
@@ -174,6 +179,8 @@ class Specialiser:
             return None  # another version's layout, or its weights are gone: compile again
         if self.strict and self._on_host(plan):
             return None
+        if extra["unsearched"] and config.get("tuning_seconds") is not None:
+            return None  # there is time again for the rest
         fallback = MemoryFallback(**extra["fallback"]) if extra["fallback"] else None
         if fallback is not None and fallback.fits_now(self.device):
             return None  # there is room again for what did not fit
@@ -186,8 +193,10 @@ class Specialiser:
             patience.useless = memory, plan.kernels
             return None
         stepped = tuple(KernelFallback(**row) for row in extra["stepped"])
+        tuned = tuple((name, Found.of_row(row)) for name, row in extra["tuned"])
         return Specialisation(plan, *loaded, True, memory, stepped, fallback,
-                              no_family=self.no_family)
+                              no_family=self.no_family, tuned=tuned,
+                              unsearched=extra["unsearched"])
 
     def rejected(self, plan: Plan) -> bool:
         """Whether the database speaks against a kernel of the plan by now."""
@@ -257,6 +266,7 @@ class Specialiser:
         ran = patience.failed                           # kernels that led here, if any
         device = self.host() if memory == "cpu" else self.device
         lowering = Lowering(self.source, shapes, values, device, self.options)
+        tuned = self._searched(lowering, device, patience)
         part.step()
         while True:
             part.now("generating kernels")
@@ -284,7 +294,8 @@ class Specialiser:
                     lowering = Lowering(self.source, shapes, values, device, self.options)
         special = Specialisation(plan, executable, device, seen, False, memory,
                                  kernel_fallbacks(generated, plan), fallback,
-                                 no_family=self.no_family)
+                                 no_family=self.no_family, tuned=tuned.rows if tuned else (),
+                                 unsearched=tuned.left if tuned else 0)
         shortage = self.device.faults.shortage if self.device.faults is not None else ""
         if not shortage:                # else the next process makes a better one
             self.store(key, plan, _beside(special))
@@ -294,6 +305,23 @@ class Specialiser:
         if line:
             log.warning("%s", line)
         return special
+
+    def _searched(self, lowering: Lowering, device: Device, patience: Patience) -> Tuned | None:
+        """What a search finds, which the lowering then writes; None where none is asked for."""
+        if self.options.tuning == "none" or device.target.kind != "opencl":
+            return None
+        from jitcl.runtime.tuned import search
+
+        isolation = self.isolation or config.get("isolation")
+        while True:
+            seen = opening(device)
+            try:
+                tuned = search(lowering, device, self.cache, isolation, self.tally)
+                break
+            except DeviceLostError as error:
+                patience.device_lost(device, seen, error)
+        lowering.chooser = tuned.chooser
+        return tuned
 
     def load_sized(self, plan: Plan, patience: Patience, tried: Generated | None = None
                    ) -> Specialisation:
@@ -367,7 +395,9 @@ def _entries(plan: Plan) -> frozenset[str]:
 def _beside(special: Specialisation) -> dict[str, Any]:
     """What is stored beside a plan: how it came to be what it is."""
     return {"memory": special.memory, "stepped": [vars(s) for s in special.stepped],
-            "fallback": vars(special.fallback) if special.fallback else None}
+            "fallback": vars(special.fallback) if special.fallback else None,
+            "tuned": [(name, found.row()) for name, found in special.tuned],
+            "unsearched": special.unsearched}
 
 
 def free_frames(error: BaseException) -> None:

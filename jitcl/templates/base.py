@@ -242,14 +242,16 @@ class Chooser(Protocol):
     generation asks.
     """
 
-    def choose(self, template: str, group: Group, candidates: tuple[M, ...], /) -> M:
-        """One of the candidates (at least one, best first) of the template of this name."""
+    def choose(self, template: str, group: Group, candidates: tuple[M, ...], /) -> M | None:
+        """One of the candidates (at least one, best first) of the template of this name; None where
+        a later template, or generated loops, are to write the group.
+        """
 
 
 class First:
     """Takes what the template holds for the best."""
 
-    def choose(self, template: str, group: Group, candidates: tuple[M, ...], /) -> M:
+    def choose(self, template: str, group: Group, candidates: tuple[M, ...], /) -> M | None:
         return candidates[0]
 
 
@@ -275,7 +277,8 @@ class Template(ABC, Generic[M, H]):
     def write(self, hooks: H, chooser: Chooser) -> list[Emitted] | None:
         """The kernels of the candidate that the chooser takes; None where there is none."""
         found = self.candidates(hooks.group, hooks.target)
-        return self.emit(chooser.choose(self.name, hooks.group, found), hooks) if found else None
+        match = chooser.choose(self.name, hooks.group, found) if found else None
+        return None if match is None else self.emit(match, hooks)
 
 
 class ChainTemplate(ABC, Generic[M, H]):
@@ -296,7 +299,8 @@ class ChainTemplate(ABC, Generic[M, H]):
     def write(self, chain: Chain, hooks: H, chooser: Chooser) -> list[Emitted] | None:
         """As Template's, and None where `emit` gives None."""
         found = self.candidates(chain, hooks.target)
-        return self.emit(chooser.choose(self.name, chain, found), chain, hooks) if found else None
+        match = chooser.choose(self.name, chain, found) if found else None
+        return None if match is None else self.emit(match, chain, hooks)
 
 
 class Writes(Protocol[H_in]):
@@ -307,6 +311,8 @@ class Writes(Protocol[H_in]):
 
     @property
     def sized(self) -> bool: ...
+
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]: ...
 
     def write(self, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...
 

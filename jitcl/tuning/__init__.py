@@ -1,0 +1,1 @@
+"""The search for faster kernels among the candidates of templates (docs/tuning.md)."""
