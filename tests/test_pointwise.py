@@ -11,7 +11,7 @@ import jitcl
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.ops.resize import Axis, tap_tables
+from jitcl.ops.resize_axes import Axis, tap_tables
 from tests.devices import present
 
 CHANNELS, SIZE = 96, 16

@@ -15,7 +15,8 @@ from jitcl.errors import ModelError
 from jitcl.frontends.onnx import import_model, load
 from jitcl.ir.graph import Graph
 from jitcl.ops.builder import evaluate
-from jitcl.ops.resize import COORDINATES, Axis, affine_step, nearest_table
+from jitcl.ops.resize import COORDINATES
+from jitcl.ops.resize_axes import Axis, affine_step, nearest_table
 from tests.conformance import runner
 from tests.devices import present
 from tests.one_node import Array, Feeds, by_onnxruntime, by_reference, fed, one_node

@@ -147,7 +147,7 @@ SIZES: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
     "pixels": ([node("Reshape", "x image", "x4"), node("Cast", "s", "s64", to=INT64),
                 node("Resize", "x4 none none s64", "y", mode="nearest")], [
         {"s": np.array([1, 1, h, w])} for h, w in ((8, 12), (4, 3), (6, 18))])}
-SHARED = {"a target", "a limit", "twice a size", "ends", "repeats"}     # by one plan
+SHARED = {"a target", "a limit", "twice a size", "ends", "repeats", "k", "pixels"}  # by one plan
 CONSTANTS = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "v0": np.array([0]),
              "minus": np.array([-1]), "image": np.array([1, 1, 4, 6]),
              "none": np.zeros(0, np.float32)}

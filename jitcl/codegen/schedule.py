@@ -43,9 +43,9 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
 def _sized(lowered: Lowered, stem: str, target: Target, arguments: tuple[Node, ...],
            group: Group) -> Emitted:
     """One kernel for many sizes."""
-    if target.kind == "cpu" and not scanned(lowered.kernel):
+    if target.kind == "cpu":
         done = sized_for_cpu(lowered.kernel, ENTRY)
-    elif target.kind == "opencl" and not scanned(lowered.kernel):
+    elif target.kind == "opencl":
         done = sized_for_opencl(lowered.kernel, target)
     else:
         raise SizePinned(f"kernels of '{stem}' have fixed sizes here")

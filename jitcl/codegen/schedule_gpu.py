@@ -63,6 +63,7 @@ from jitcl.ir.kernel import (
     statements,
 )
 from jitcl.ir.scalar import identity
+from jitcl.ir.sizes import hint
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
 
@@ -372,7 +373,7 @@ def along_rows(kernel: Kernel, nest: list[For], reductions: list[For]) -> bool:
 def chains(kernel: Kernel, nest: list[For], inner: Body, most: int) -> Kernel:
     """A recurrence, one chain a work-group."""
     parts = [s for s, _ in statements(inner) if isinstance(s, For) and s.kind == "parallel"]
-    widest = max((s.extent for s in parts), default=1)
+    widest = max((hint(s.extent) for s in parts), default=1)
     lanes = max(1, min(most, max(FEWEST, 1 << (widest - 1).bit_length())))
     lane = E.var(LANE, extent=lanes)
     body: Body = (For(lane, "lane", tuple(_steps(inner, lane, lanes))),)

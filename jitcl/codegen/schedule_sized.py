@@ -17,17 +17,24 @@ from dataclasses import replace
 from typing import Any
 
 from jitcl.codegen.axes import spread
-from jitcl.codegen.loops import merged, rewrite
+from jitcl.codegen.loops import flatten, merged, rewrite
 from jitcl.codegen.render_numba import NumbaRenderer, kernel_text, outer_loops
 from jitcl.codegen.render_numba import parallel_nest as nest_of
-from jitcl.codegen.schedule_gpu import in_turn, parallel_nest, row_lanes, rows
+from jitcl.codegen.schedule_gpu import (
+    ROW_GROUP,
+    chains,
+    in_turn,
+    parallel_nest,
+    row_lanes,
+    rows,
+)
 from jitcl.codegen.schedule_opencl import Scheduled, rendered
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import For, Kernel, Stmt, expressions, statements
+from jitcl.ir.kernel import For, Kernel, Stmt, expressions, scanned, statements
 from jitcl.ir.sizes import Size, Space, has_size, hint, is_size, judged_by_hint
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
@@ -65,7 +72,7 @@ def sizes_of(kernel: Kernel) -> list[Size]:
 
 def sized_for_cpu(kernel: Kernel, entry: str) -> Scheduled:
     """For the CPU path."""
-    r = SizedRenderer(share(merged(kernel), addresses=False))
+    r = SizedRenderer(share(_flat(kernel), addresses=False))
     text = kernel_text(r, entry)
     return Scheduled(text, (), (), r.sizes.params())
 
@@ -81,8 +88,10 @@ def schedule_sized(kernel: Kernel, target: Target) -> Kernel:
     """A row of the outer parallel loops a work-group, where lanes may share its reductions and it
     is long now; else an iteration a work-item.
     """
-    plain = merged(kernel)
+    plain = _flat(kernel)
     nest, inner = parallel_nest(plain)
+    if scanned(kernel) and target.local_works:
+        return chains(plain, nest, inner, min(ROW_GROUP, target.max_work_group))
     lanes = 0
     if target.local_works and target.device_type != "cpu":
         with judged_by_hint():
@@ -91,6 +100,11 @@ def schedule_sized(kernel: Kernel, target: Target) -> Kernel:
         return rows(plain, nest, inner, lanes)
     nest = nest or [For(E.var("item", extent=1), "parallel", ())]       # of one element
     return replace(plain, body=spread(nest, "item", in_turn(inner)))
+
+
+def _flat(kernel: Kernel) -> Kernel:
+    """One axis a buffer; neighbouring loops merged, but where the order of stores matters."""
+    return flatten(kernel) if scanned(kernel) else merged(kernel)
 
 
 def with_sizes(kernel: Kernel, number: Callable[[Any], int]) -> Kernel:

@@ -15,6 +15,7 @@ from jitcl.ir.sizes import (
     at_least,
     everywhere,
     hint,
+    is_size,
     judged_by_hint,
 )
 
@@ -29,6 +30,17 @@ def require(a: Any, b: Any) -> None:
     with judged_by_hint(False):
         if not at_least(a, b):
             raise SizePinned(f"'{a}' is less than '{b}'")
+
+
+def halvings(n: int, spare: int = 0) -> int:
+    """How often n places are halved until one is left. Of a size that isn't known: as often as
+    suits all up to 2**spare times what it is now, which is a guard.
+    """
+    steps = (hint(n) - 1).bit_length()
+    if is_size(n):
+        steps += spare
+        require(1 << steps, n)
+    return steps
 
 
 def grows(space: Space, size: Any) -> bool:
@@ -77,4 +89,4 @@ def _range(size: Any, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return low, high
 
 
-__all__ = ["grows", "hints", "most", "require"]
+__all__ = ["grows", "halvings", "hints", "most", "require"]

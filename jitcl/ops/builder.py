@@ -83,6 +83,12 @@ class GraphBuilder:
     def const(self, value: Any, dtype: str | None = None) -> Node:
         return const(value, dtype)
 
+    def full(self, shape: tuple[int, ...], value: Any, dtype: str) -> Node:
+        """One value everywhere; a constant where the shape is known."""
+        if has_size(shape):
+            return self.op("expand", self.const(value, dtype), shape=shape)
+        return self.const(np.full(shape, value), dtype)
+
     def __getattr__(self, name: str) -> Callable[..., Node]:
         if name.rstrip("_") not in OPS:
             lookup(name)                     # raises, with near matches

@@ -19,6 +19,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -224,7 +225,7 @@ def _non_max_suppression(g: GraphBuilder, node: Any) -> Bounded | Node:
     most = node.static(2)
     if most is not None and np.size(most) > 1:
         raise ShapeError(f"max_output_boxes_per_class is one number, got {np.size(most)}")
-    count = 0 if most is None or not np.size(most) else int(np.reshape(most, ()))
+    count = 0 if most is None or not np.size(most) else whole(np.reshape(most, -1)[0])
     count = min(max(count, 0), boxes.type.dims[1] if boxes.type.rank == 3 else 0)
     limits = [g.reshape(v, shape=(1,)) if isinstance(v, Node) else g.const([v], "f32")
               for v in (_number(node, 3, 0.0), _number(node, 4, -math.inf))]

@@ -15,6 +15,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import is_size
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -37,6 +38,7 @@ from jitcl.ops.core import (
     sample,
 )
 
+SHORT = 64                      # elements of an axis that are summed up one by one
 _SHAPES = [sample(F32(2, 3, 4)), sample(F32(2, 3, 4), axes=(1,)),
            sample(F32(2, 3, 4), axes=(0, -1), keepdims=False),
            sample(F32(2, 3), axes=()), sample(F16(3, 9), axes=(1,), rtol=2e-3)]
@@ -260,10 +262,10 @@ def running(g: GraphBuilder, x: Node, axis: int, combine: str = "add", exclusive
     axis = norm_axis(axis, x.type.rank)
     shape = x.type.dims
     n = shape[axis]
-    if n <= 64:
+    if n <= SHORT:
         return g.running_direct(x, axis=axis, combine=combine, exclusive=exclusive, reverse=reverse)
-    size = math.isqrt(n - 1) + 1
-    count = -(-n // size)
+    size = SHORT if is_size(n) else math.isqrt(n - 1) + 1
+    count = n // size + 1 if is_size(n) else -(-n // size)      # a block more: nothing divides n
     ends = [0] * x.type.rank
     ends[axis] = size * count - n
     y = g.pad(x, g.const(combine == "mul", x.type.dtype), pads=([0] * x.type.rank + ends))

@@ -6,22 +6,24 @@ arithmetic: floor(10 * 2.3) is 23, and what lies on the border between two eleme
 falls there. What the kernel sees of nearest is `(o * num + offset) // den`; of linear and cubic two
 tables an axis, indices and weights, which every mode, coordinate transformation, border rule and
 antialiasing fits into.
+
+Where sizes are not known yet, nearest by a scale of few bits is the same index arithmetic; other
+nearest and linear compute their tables in kernels, in the same float32 arithmetic.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import ModelError, ShapeError
+from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import SizePinned, has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -31,16 +33,25 @@ from jitcl.ops.core import (
     Index,
     Loader,
     Spec,
+    clamped,
     indexed,
     movement,
     norm_axis,
     onnx_rule,
     sample,
 )
+from jitcl.ops.resize_axes import (
+    HALF,
+    Array,
+    Axis,
+    Step,
+    affine_step,
+    nearest_table,
+    periodic_step,
+    tap_tables,
+)
+from jitcl.ops.size_arithmetic import Ratio, product, quotient
 
-Array = np.ndarray[Any, Any]
-Step = tuple[int, int, int]
-HALF = 1e-6                     # so near to a half is a half to nearest_mode, as in onnxruntime
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
     "tf_half_pixel_for_nn", "tf_crop_and_resize")
@@ -72,8 +83,6 @@ def resize_nearest(
 ) -> Index:
     """Reads index clamp((o * num + offset) // den) of each axis; steps holds (num, offset, den) an
     axis."""
-    from jitcl.ir import expr as E
-
     found = []
     for i, extent, (num, offset, den) in zip(ix, source, steps):
         at = (i * num + offset) // den
@@ -128,110 +137,12 @@ def interpolate(
 # ---- import
 
 
-@dataclass(frozen=True)
-class Axis:
-    """How one axis is resized: its extents, scale (output an input element) and region of
-    interest."""
-
-    size: int
-    out: int
-    scale: np.float32
-    roi: tuple[np.float32, np.float32] = (np.float32(0), np.float32(1))
-
-    def coordinates(self, mode: str) -> Array:
-        """Where each output element lies, in input elements: float32."""
-        o = np.arange(self.out, dtype=np.float32)
-        half, last = np.float32(0.5), np.float32(self.size - 1)
-        if mode == "align_corners":         # the integer length: torch's and onnxruntime's corners
-            return o * 0 if self.out == 1 else o * last / np.float32(self.out - 1)
-        if mode == "asymmetric":
-            return o / self.scale
-        if mode == "tf_half_pixel_for_nn":
-            return (o + half) / self.scale
-        if mode == "tf_crop_and_resize":
-            start, end = self.roi
-            if self.out == 1:
-                return o * 0 + half * (start + end) * last
-            return start * last + o * (end - start) * last / np.float32(self.out - 1)
-        if mode == "pytorch_half_pixel" and self.out == 1:
-            return o * 0
-        if mode == "half_pixel_symmetric":
-            size = np.float32(self.size)
-            shift = size / 2 * (1 - np.float32(self.out) / (self.scale * size))
-            at = float(shift) + (o.astype(np.float64) + 0.5) / float(self.scale) - 0.5
-            return at.astype(np.float32)
-        return (o + half) / self.scale - half
-
-
-def nearest_table(at: Array, size: int, mode: str, shrinks: bool = False) -> Array:
-    """The element nearest to each coordinate. "simple": as Resize of opset 10, whose text leaves it
-    open, does in onnxruntime."""
-    at = at.astype(np.float64)
-    down = np.floor(at)
-    rest = at - down
-    near = np.abs(rest - 0.5) <= HALF       # float32 is off by so much where a half is meant
-    rounded = {
-        "round_prefer_floor": np.where(near | (rest < 0.5), down, down + 1),
-        "round_prefer_ceil": np.where(near | (rest > 0.5), down + 1, down), "floor": np.floor(at),
-        "ceil": np.ceil(at), "simple": np.ceil(at) if shrinks else np.floor(at)}.get(mode)
-    if rounded is None:
-        raise ModelError(
-            f"nearest_mode='{mode}' is not one of round_prefer_floor, round_prefer_ceil, "
-            f"floor, ceil"
-        )
-    found: Array = np.clip(rounded, 0, size - 1).astype(np.int64)
-    return found
-
-
-def affine_step(table: Array, size: int, scale: np.float32) -> Step | None:
-    """(num, offset, den) with clip((o * num + offset) // den, 0, size - 1) = table[o], if there is
-    one."""
-    o = np.arange(len(table))
-    ratio = Fraction(1 / float(scale)).limit_denominator(8192)
-    inner, top = table > 0, table < size - 1
-    for k in (1, 2):
-        num, den = ratio.numerator * k, ratio.denominator * k
-        low = (den * table - num * o)[inner].max(initial=-den * size)
-        high = (den * (table + 1) - num * o - 1)[top].min(initial=den * size)
-        if low <= high:
-            return num, int(min(max(0, low), high)), den
-    return None
-
-
-def tap_tables(
-    axis: Axis, mode: str, coordinates: str, cubic_a: float, outside: bool, antialias: bool
-) -> tuple[Array, Array]:
-    """Index and weight tables [outputs, taps] of linear and cubic; `outside`: leave out what isn't
-    there."""
-    at = axis.coordinates(coordinates).astype(np.float64)
-    base = np.floor(at)
-    ratio = (at - base)[:, None]
-    stretch = min(float(axis.scale), 1.0) if antialias else 1.0
-    reach = 2 if mode == "cubic" else 1
-    first = math.floor(-reach / stretch) + 1
-    offsets = np.arange(first, 2 - first)
-    distance = np.abs(offsets - ratio) * stretch
-    weight = _cubic(distance, cubic_a) if mode == "cubic" else np.clip(1 - distance, 0, None)
-    index = base[:, None] + offsets
-    if antialias:
-        weight = weight / weight.sum(axis=1, keepdims=True)
-    if outside:
-        weight = np.where((index < 0) | (index >= axis.size), 0, weight)
-        total = weight.sum(axis=1, keepdims=True)
-        weight = weight / np.where(total == 0, 1, total)
-    return np.clip(index, 0, axis.size - 1).astype(np.int32), weight
-
-
-def _cubic(d: Array, a: float) -> Array:
-    """Keys' cubic convolution kernel at distance d (Keys, 1981)."""
-    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
-    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
-
-
 def _axes_of(node: Any, x: Node) -> list[Axis]:
     """What happens to each axis, from scales or sizes."""
     rank, dims = x.type.rank, x.type.dims
+    if any(v is not None and v.dtype == object for v in (node.static(2), node.static(3))) or (
+            has_size(dims)):
+        return _sized_axes(node, x)
     axes = [norm_axis(a, rank) for a in node.attrs.get("axes") or range(rank)]
     roi, scales, sizes = (
         None if v is None or v.size == 0 else v.astype(np.float32)
@@ -269,6 +180,34 @@ def _axes_of(node: Any, x: Node) -> list[Axis]:
     return found
 
 
+def _sized_axes(node: Any, x: Node) -> list[Axis]:
+    """What happens to each axis, some of whose sizes are not known."""
+    axes = [norm_axis(a, x.type.rank) for a in node.attrs.get("axes") or range(x.type.rank)]
+    scales, sizes = ([] if v is None else v.tolist() for v in (node.static(2), node.static(3)))
+    if bool(scales) == bool(sizes):
+        raise ModelError("give either scales or sizes, and not both")
+    if len(scales or sizes) != len(axes):
+        raise ModelError(f"scales or sizes {scales or sizes} must be {len(axes)} numbers, one an "
+                         "axis")
+    if _crops(node) or node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise SizePinned("a Resize that crops, or keeps the aspect ratio, needs numbers")
+    found = [Axis(d, d, np.float32(1)) for d in x.type.dims]
+    for i, a in enumerate(axes):
+        length = Ratio.of(x.type.dims[a])
+        if scales:
+            scale = Ratio.of(scales[i])
+            out = product(length, scale, "f32").floor()
+        else:
+            out = sizes[i]
+            scale = quotient(Ratio.of(out), length, "f32")
+        if not out > 0:
+            raise SizePinned(f"axis {a} is resized to {out}")
+        known = not has_size((scale.num, scale.den))
+        found[a] = Axis(x.type.dims[a], out,
+                        np.float32(scale.num / scale.den) if known else scale)
+    return found
+
+
 def _crops(node: Any) -> bool:
     return bool(node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize")
 
@@ -290,6 +229,9 @@ def _resize(g: GraphBuilder, node: Any) -> Node:
     for a, axis in enumerate(axes):
         if not _changes(axis, coordinates):
             continue
+        if axis.sized:
+            y = _interpolated(g, node, y, a, axis, mode, coordinates)
+            continue
         index, weight = tap_tables(
             axis, mode, coordinates, float(node.attrs.get("cubic_coeff_a", -0.75)),
             bool(node.attrs.get("exclude_outside", 0)), bool(node.attrs.get("antialias", 0)))
@@ -310,9 +252,9 @@ def _changes(axis: Axis, coordinates: str) -> bool:
 
 def _outside(axis: Axis, coordinates: str) -> Array:
     """Which outputs of an axis lie outside the input: only tf_crop_and_resize knows any."""
-    at = axis.coordinates(coordinates)
     if coordinates != "tf_crop_and_resize":
-        return np.zeros(len(at), bool)
+        return np.zeros(1, bool)
+    at = axis.coordinates(coordinates)
     return (at < 0) | (at > axis.size - 1)
 
 
@@ -327,24 +269,123 @@ def _extrapolated(g: GraphBuilder, node: Any, y: Node, a: int, outside: Array) -
 
 def _nearest(g: GraphBuilder, node: Any, x: Node, axes: list[Axis], coordinates: str) -> Node:
     steps: list[Step] = []
-    late: list[tuple[int, Array]] = []
+    late: list[tuple[int, Node]] = []
     mode = node.attrs.get("nearest_mode", "round_prefer_floor")
     shape = []
     for a, axis in enumerate(axes):
         step: Step | None = (1, 0, 1)
-        if _changes(axis, coordinates):
-            table = nearest_table(
-                axis.coordinates(coordinates), axis.size, mode, bool(axis.scale < 1))
-            step = affine_step(table, axis.size, axis.scale)
+        if _changes(axis, coordinates) and axis.sized:
+            step = periodic_step(axis, mode, coordinates)
             if step is None:
-                late.append((a, table))
+                late.append((a, g.nearest_places(**_placed(axis, coordinates), mode=mode)))
+        elif _changes(axis, coordinates):
+            scale = np.float32(axis.scale)
+            places = nearest_table(
+                axis.coordinates(coordinates), axis.size, mode, bool(scale < 1))
+            step = affine_step(places, axis.size, scale)
+            if step is None:
+                late.append((a, g.const(places)))
         steps.append(step or (1, 0, 1))
         shape.append(axis.out if step is not None else axis.size)
     y = x
     if any(s != (1, 0, 1) for s in steps) or tuple(shape) != x.type.dims:
         y = g.resize_nearest(x, shape=tuple(shape), steps=tuple(steps))
     for a, table in late:
-        y = g.gather(y, g.const(table), axis=a)
+        y = g.gather(y, table, axis=a)
     for a, axis in enumerate(axes):
         y = _extrapolated(g, node, y, a, _outside(axis, coordinates))
     return y
+
+
+# ---- sizes that are not known yet
+
+
+def _placed(axis: Axis, coordinates: str) -> dict[str, Any]:
+    """An axis as attributes of the ops below."""
+    scale = Ratio.of(axis.scale)
+    if coordinates in ("half_pixel_symmetric", "tf_crop_and_resize"):
+        raise SizePinned(f"'{coordinates}' needs numbers")
+    if coordinates in ("pytorch_half_pixel", "align_corners") and axis.out == 1:
+        raise SizePinned("one element of many is a shape of its own")
+    return {"size": axis.size, "out": axis.out, "num": scale.num, "den": scale.den,
+            "coordinates": coordinates}
+
+
+def _interpolated(g: GraphBuilder, node: Any, x: Node, a: int, axis: Axis, mode: str,
+                  coordinates: str) -> Node:
+    """Linear along one axis."""
+    if mode != "linear" or node.attrs.get("antialias", 0) or node.attrs.get("exclude_outside", 0):
+        raise SizePinned(f"Resize by '{mode}' with antialias or exclude_outside needs numbers")
+    placed = _placed(axis, coordinates)
+    return g.interpolate(x, g.linear_places(**placed), g.linear_weights(**placed), axis=a)
+
+
+def _coordinate(s: KernelBuilder, o: Expr, size: int, out: int, num: int, den: int,
+                coordinates: str) -> Expr:
+    """As `Axis.coordinates`, of one place."""
+    def number(n: int) -> Expr:
+        return E.cast(E.const(n, "i64"), "f32")
+
+    at, half = E.cast(o, "f32"), s.const(0.5, "f32")
+    if coordinates == "align_corners":
+        return at * number(size - 1) / number(out - 1)
+    scale = number(num) / number(den)
+    if coordinates == "asymmetric":
+        return at / scale
+    at = (at + half) / scale
+    return at if coordinates == "tf_half_pixel_for_nn" else at - half
+
+
+def _axis_ref(size: int, out: int, num: int, den: int, **_: Any) -> Axis:
+    return Axis(size, out, np.float32(num / den))
+
+
+_PLACED = [sample(size=s, out=o, num=n, den=d, coordinates=c) for s, o, n, d, c in (
+    (5, 12, 12, 5, "half_pixel"), (12, 5, 5, 12, "align_corners"), (6, 9, 3, 2, "asymmetric"),
+    (7, 4, 4, 7, "pytorch_half_pixel"), (5, 10, 2, 1, "tf_half_pixel_for_nn"))]
+
+
+@indexed("creation", infer=lambda out, **_: TensorType("i32", (out,)),
+         ref=lambda coordinates, mode, **a: nearest_table(
+             _axis_ref(**a).coordinates(coordinates), a["size"], mode,
+             a["num"] < a["den"]).astype(np.int32),
+         samples=[sample(**dict(p.attrs), mode=m) for p in _PLACED for m in (
+             "round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")])
+def nearest_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+                   coordinates: str, mode: str) -> Expr:
+    """`nearest_table`: the element nearest to each place."""
+    at = _coordinate(s, ix[0], size, out, num, den, coordinates)
+    down = s.floor(at)
+    rest, up = at - down, s.ceil(at)
+    if mode == "simple":
+        mode = "ceil" if num < den else "floor"
+    found = {"round_prefer_floor": s.select(rest > 0.5 + HALF, up, down),
+             "round_prefer_ceil": s.select(rest >= 0.5 - HALF, down + 1.0, down),
+             "floor": down, "ceil": up}.get(mode)
+    if found is None:
+        raise ModelError(f"nearest_mode='{mode}' is not one of round_prefer_floor, "
+                         "round_prefer_ceil, floor, ceil")
+    return E.cast(clamped(s, found, size), "i32")
+
+
+@indexed("creation", infer=lambda out, **_: TensorType("i32", (out, 2)),
+         ref=lambda coordinates, **a: tap_tables(
+             _axis_ref(**a), "linear", coordinates, 0.0, False, False)[0],
+         samples=_PLACED)
+def linear_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+                  coordinates: str) -> Expr:
+    """The two elements that each place lies between, those of the border beyond it."""
+    down = s.floor(_coordinate(s, ix[0], size, out, num, den, coordinates))
+    return E.cast(clamped(s, E.cast(down, "i64") + E.cast(ix[1], "i64"), size), "i32")
+
+
+@indexed("creation", infer=lambda out, **_: TensorType("f32", (out, 2)),
+         ref=lambda coordinates, **a: tap_tables(
+             _axis_ref(**a), "linear", coordinates, 0.0, False, False)[1].astype(np.float32),
+         samples=_PLACED)
+def linear_weights(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+                   coordinates: str) -> Expr:
+    """What each of the two counts."""
+    at = _coordinate(s, ix[0], size, out, num, den, coordinates)
+    rest = at - s.floor(at)
+    return s.select(s.eq(ix[1], 0), 1.0 - rest, rest)

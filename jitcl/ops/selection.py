@@ -16,6 +16,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import halvings
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -35,6 +36,7 @@ from jitcl.ops.core import (
 from jitcl.ops.sorting import precedes
 
 Array = np.ndarray[Any, Any]
+SPARE = 6                       # doublings that a search in a vector of unknown length is for
 
 
 # ---- places of what is kept
@@ -63,8 +65,7 @@ def counted_places(s: KernelBuilder, ix: Index, counts: Loader, size: int) -> Ex
         middle = s.div(low + high, s.const(2, "i32"))
         reached = counts(clamped(s, middle, n)) >= wanted
         return s.select(reached, low, s.min(middle + 1, high)), s.select(reached, middle, high)
-    steps = (n - 1).bit_length()
-    found, _ = s.fold(steps, (s.const(0, "i32"), s.const(n - 1, "i32")), halve)
+    found, _ = s.fold(halvings(n, SPARE), (s.const(0, "i32"), s.const(n - 1, "i32")), halve)
     return found
 
 
@@ -156,7 +157,7 @@ def sorted_place(s: KernelBuilder, ix: Index, x: Loader, order: Loader) -> Expr:
         there = clamped(s, order(0, clamped(s, middle, n)), n)
         behind = precedes(s, x, E.index(0), there, i, False) < 0
         return s.select(behind, s.min(middle + 1, high), low), s.select(behind, high, middle)
-    found, _ = s.fold((n - 1).bit_length(), (s.const(0, "i32"), s.const(n - 1, "i32")), halve)
+    found, _ = s.fold(halvings(n, SPARE), (s.const(0, "i32"), s.const(n - 1, "i32")), halve)
     return found
 
 

@@ -19,6 +19,8 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import halvings
+from jitcl.ir.sizes import whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -237,7 +239,7 @@ def sort_order(g: GraphBuilder, x: Node, largest: bool = False, first: int | Non
     first = n if first is None else min(first, n)
     if n < long:
         return _by_rank(g, x, largest, first)
-    size = max(BLOCK, 1 << (n - 1).bit_length())
+    size = max(BLOCK, 1 << halvings(n))
     low, high = dtypes.limits(x.type.dtype)
     worst = low if largest else float("nan") if dtypes.is_float(x.type.dtype) else high
     x = g.pad(x, g.const(worst, x.type.dtype), pads=(0, 0, 0, 0, size - n, 0))
@@ -245,7 +247,7 @@ def sort_order(g: GraphBuilder, x: Node, largest: bool = False, first: int | Non
     order = g.reshape(_by_rank(g, blocks, largest, BLOCK), shape=(rows, size // BLOCK, BLOCK))
     order = g.add(order, g.const(np.arange(0, size, BLOCK).reshape(-1, 1), "i32"))
     order = g.reshape(order, shape=(rows, size))
-    run, enough = BLOCK, 1 << max(first - 1, 0).bit_length()
+    run, enough = BLOCK, 1 << halvings(max(first, 1))
     while run < order.type.dims[1]:
         keep = min(2 * run, enough)
         if keep < run:                                   # a block holds more than are wanted
@@ -282,6 +284,6 @@ def topk_indices(g: GraphBuilder, x: Node, k: int, axis: int = -1, largest: bool
 def _topk(g: GraphBuilder, node: Any) -> tuple[Node, Node]:
     """`sorted=0` leaves the order open, so sorted serves."""
     x: Node = node.inputs[0]
-    axis, k = node.attrs.get("axis", -1), int(node.static(1).reshape(()))
+    axis, k = node.attrs.get("axis", -1), whole(node.static(1).reshape(-1)[0])
     places = g.topk_indices(x, k=k, axis=axis, largest=bool(node.attrs.get("largest", 1)))
     return g.gather_elements(x, places, axis=axis), places

@@ -1,9 +1,8 @@
 """Families: one plan for many shapes, for models whose shapes change from run to run.
 
     run 1   past 0, 4 tokens     a specialisation, as for any shapes
-    run 2   past 4, 1 token      another
-    run 3   past 5, 1 token      shapes go on changing: a family, `past` its symbol
-    run 4.. past 6, 7, ..        members of the family: nothing is compiled
+    run 2   past 4, 1 token      shapes change: a family, `past` its symbol
+    run 3.. past 5, 6, ..        members of the family: nothing is compiled
 
 What has changed between runs becomes a symbol, what has not (and what is 0 or 1) stays a number.
 So do elements of inputs whose values decide shapes; those that a part of the model computed (how
@@ -55,7 +54,6 @@ from jitcl.runtime.symbols import VALUE, Dims, elements, pattern_of, symbolic
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
 
-ENOUGH = 3                      # different shapes after which more are expected
 SMALLEST = 256                  # capacity of a symbol, where that is cheap
 MODEST = 64 << 20               # bytes that a capacity may take beyond what is needed,
 SHARE = 8                       # or this part of what is needed
@@ -209,7 +207,6 @@ class Families:
     specialiser: Specialiser
     inputs: Sequence[Tensor]
     kept: OrderedDict[int, Family] = field(default_factory=OrderedDict)
-    _seen: dict[Any, None] = field(default_factory=dict)            # shapes, ENOUGH of them
     _last: Mapping[str, Dims] = field(default_factory=dict)
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
     _hopeless: dict[str, str] = field(default_factory=dict)         # pattern -> why
@@ -259,15 +256,11 @@ class Families:
             vary = name.endswith(VALUE) and name.removesuffix(VALUE) in self.vary
             self._changed.update(
                 (name, a) for a, (d, e) in enumerate(zip(dims, before)) if d != e or vary)
-        if len(self._seen) < ENOUGH:
-            self._seen[tuple(sorted(shapes.items()))] = None
         self._last = dict(shapes)
 
     def _due(self) -> bool:
-        """Whether shapes go on changing, and there can be families."""
-        enough = (len(self._seen) >= ENOUGH or any(n + VALUE in self._last for n in self.vary)
-                  or bool(self.grows))
-        return enough and config.get("families") and (
+        """Whether shapes change, and there can be families."""
+        return bool(self._changed or self.grows) and config.get("families") and (
             self.specialiser.device.target.kind != "reference")
 
     def _symbolic(self, space: Space, shapes: Mapping[str, Dims]) -> dict[str, Dims]:

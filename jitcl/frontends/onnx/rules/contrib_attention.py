@@ -211,7 +211,7 @@ def _decoder_attention(g: GraphBuilder, node: Any) -> Any:
         k, v = g.concat(past_k, k, axis=2), g.concat(past_v, v, axis=2)
         return (_attended(g, node, q, k, v, mask, extra), k, v)[:max(1, node.n_outputs)]
     total = int(node.static(7).reshape(())) + 1
-    start = g.const(np.full(q.type.dims[0], total - 1))
+    start = g.full(q.type.dims[:1], total - 1, "i64")
     k, v = (g.cache_update(p, x, start, axis=2) for p, x in ((past_k, k), (past_v, v)))
     seen_k, seen_v = (g.slice(x, starts=(0,), ends=(total,), axes=(2,)) for x in (k, v))
     if mask is not None:

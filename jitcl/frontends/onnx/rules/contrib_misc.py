@@ -54,7 +54,7 @@ def _embedded(g: GraphBuilder, node: Any, tables: list[tuple[Node | None, Node |
         if table is None or (rows is None and i != 1):
             continue
         if rows is None:                                    # positions count from 0
-            rows = g.const(np.arange(length).reshape(1, length))
+            rows = g.reshape(g.arange(start=0, delta=1, count=length), shape=(1, length))
         rows = in_range(g, rows, 0, table.type.dims[0] - 1)
         part = g.gather(table, rows, axis=0)
         total = part if total is None else g.add(total, part)
@@ -62,7 +62,7 @@ def _embedded(g: GraphBuilder, node: Any, tables: list[tuple[Node | None, Node |
     y = g.layer_norm(total, gamma, *([] if beta is None else [beta]), axis=-1,
                      epsilon=float(node.attrs.get("epsilon", 1e-12)))
     if mask is None:
-        count = g.const(np.zeros(batch), "i32")
+        count = g.full((batch,), 0, "i32")
     else:
         count = g.cast(g.reduce_sum(mask, axes=(1,), keepdims=False), to="i32")
     return (y, count, total)[:max(1, node.n_outputs)] if node.n_outputs > 1 else y

@@ -113,7 +113,7 @@ def _initial(g: GraphBuilder, node: Any, f: _Form, number: int, name: str, batch
     state = node.input(number)
     shape = (f.directions, batch, f.hidden)
     if state is None:
-        return g.const(np.zeros(shape), f.kind)
+        return g.full(shape, 0, f.kind)
     _check(state, name, (batch, f.directions, f.hidden) if f.batch_first else shape)
     state = g.cast(state, to=f.kind)
     return g.transpose(state, perm=(1, 0, 2)) if f.batch_first else state

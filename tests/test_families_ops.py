@@ -1,0 +1,151 @@
+"""Ops that need more of a size than arithmetic: in plans for many shapes all the same, made for the
+second shape, and right on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import jitcl
+from jitcl.ir.sizes import SizePinned, Space
+from jitcl.ops.size_arithmetic import Ratio, product, quotient
+from tests.devices import present
+
+DEVICES = [s for s in present() if s != "reference"]
+Case = tuple[onnx.ModelProto, Callable[[int], dict[str, np.ndarray]]]
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, ["" if i == "-" else i for i in inputs.split()], outputs.split(),
+                            **attributes)
+
+
+def case(nodes: list[onnx.NodeProto], shapes: dict[str, list[int | str]], outputs: str = "y",
+         **constants: np.ndarray) -> Case:
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, 1, s) for n, s in shapes.items()],
+        [helper.make_empty_tensor_value_info(n) for n in outputs.split()],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()])
+
+    def feeds(n: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(n)
+        sizes: dict[int | str, int] = {"n": n, "m": 2 * n + 3}
+        return {name: rng.standard_normal([sizes.get(d, d) for d in s]).astype(np.float32)
+                for name, s in shapes.items()}
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)],
+                             ir_version=8), feeds
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
+
+
+def resized(scale: float, **attributes: object) -> Case:
+    return case([node("Resize", "x - s", "y", **attributes)], {"x": [1, 2, "n", 5]},
+                s=np.array([1, 1, scale, 2], np.float32))
+
+
+PICTURE: dict[str, list[int | str]] = {"x": [1, 2, "n", 5]}
+AS_OTHER: dict[str, list[int | str]] = {"x": [1, 2, "n", 5], "z": [1, 1, "m", 7]}
+TO_OTHER = [node("Shape", "x", "begin", end=2), node("Shape", "z", "end", start=2),
+            node("Concat", "begin end", "to", axis=0)]
+BOXES = np.array([[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 10, 1, 11], [0, 10.2, 1, 11]], np.float32)
+
+CASES: dict[str, Case] = {
+    "lstm": case([node("LSTM", "x w r", "y", hidden_size=8)], {"x": ["n", 1, 6]},
+                 w=weights(1, 32, 6), r=weights(1, 32, 8)),
+    "gru both ways": case([node("GRU", "x w r", "y h", hidden_size=4, direction="bidirectional")],
+                          {"x": ["n", "m", 6]}, "y h", w=weights(2, 12, 6), r=weights(2, 12, 4)),
+    "rnn": case([node("RNN", "x w r", "y", hidden_size=4)], {"x": [3, "n", 6]},
+                w=weights(1, 4, 6), r=weights(1, 4, 4)),
+    "topk of all": case([node("Shape", "x", "k", end=1), node("TopK", "x k", "y i", axis=0)],
+                        {"x": ["n", 4]}, "y i"),
+    "topk of half": case([node("Shape", "x", "all", end=1), node("Div", "all two", "k"),
+                          node("TopK", "x k", "y i", axis=0, largest=0)], {"x": ["n", 3]}, "y i",
+                         two=np.array(2)),
+    "nonzero": case([node("Greater", "x h", "g"), node("NonZero", "g", "y")], {"x": ["n", 4]},
+                    h=np.float32(0)),
+    "compress": case([node("Greater", "x h", "g"), node("Compress", "x g", "y")], {"x": ["n"]},
+                     h=np.float32(0)),
+    "unique": case([node("Floor", "x", "f"), node("Unique", "f", "y i j c")], {"x": ["n"]},
+                   "y i j c"),
+    "running sum": case([node("CumSum", "x a", "y")], {"x": [2, "n"]}, a=np.array(1)),
+    "suppression": case(
+        [node("Abs", "x", "p"), node("CumSum", "p axis", "c"), node("Concat", "c c", "b", axis=2),
+         node("Add", "b d", "boxes"), node("NonMaxSuppression", "boxes s most limit", "y")],
+        {"x": [1, "n", 2], "s": [1, 2, "n"]}, axis=np.array(1), d=np.float32([0, 0, 1, 1]),
+        most=np.array([5]), limit=np.float32([0.3])),
+    "nearest by 2": resized(2, mode="nearest"),
+    "nearest by 2, asymmetric": resized(2, mode="nearest", nearest_mode="floor",
+                                        coordinate_transformation_mode="asymmetric"),
+    "nearest by 3/2": resized(1.5, mode="nearest", nearest_mode="round_prefer_ceil"),
+    "nearest by 1/2": resized(0.5, mode="nearest", nearest_mode="ceil",
+                              coordinate_transformation_mode="asymmetric"),
+    "linear by 2": resized(2, mode="linear"),
+    "linear by 1/2": resized(0.5, mode="linear", coordinate_transformation_mode="asymmetric"),
+    "nearest to another's shape": case([*TO_OTHER, node("Resize", "x - - to", "y")], AS_OTHER),
+    "linear to another's shape": case(
+        [*TO_OTHER, node("Resize", "x - - to", "y", mode="linear",
+                         coordinate_transformation_mode="align_corners")], AS_OTHER),
+    "linear to another's shape, torch": case(
+        [*TO_OTHER, node("Resize", "x - - to", "y", mode="linear",
+                         coordinate_transformation_mode="pytorch_half_pixel")], AS_OTHER),
+    "scales of floats of shapes": case(
+        [node("Shape", "x", "all"), node("Cast", "all", "f", to=1), node("Mul", "f by", "g"),
+         node("Floor", "g", "h"), node("Cast", "h", "to", to=7), node("Resize", "x - - to", "y")],
+        PICTURE, by=np.float32([1, 1, 2.5, 2])),
+    "cut to a quarter, rounded up": case(
+        [node("Shape", "x", "all", end=1), node("Cast", "all", "f", to=1),
+         node("Div", "f four", "q"), node("Ceil", "q", "c"), node("Cast", "c", "to", to=7),
+         node("Slice", "x zero to zero", "y")], {"x": ["n", 3]}, four=np.float32(4),
+        zero=np.array([0])),
+}
+QUICK = ("lstm", "nonzero", "suppression", "nearest by 2", "linear to another's shape, torch",
+         "topk of half", "scales of floats of shapes")
+LENGTHS = (21, 22, 40, 23, 17, 57, 33)
+
+
+@pytest.mark.parametrize("device, name", [
+    pytest.param(d, n, marks=() if d == "cpu" and n in QUICK else (pytest.mark.slow,))
+    for d in DEVICES for n in CASES])
+def test_no_op_keeps_a_model_from_a_plan_for_many_shapes(
+        device: str, name: str, tmp_path: Path) -> None:
+    proto, feeds = CASES[name]
+    model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
+    exact = onnxruntime.InferenceSession(proto.SerializeToString())
+    names = [o.name for o in exact.get_outputs()]
+    for count, n in enumerate(LENGTHS):
+        found = model.run(feeds(n))
+        for key, wanted in zip(names, exact.run(None, feeds(n))):
+            assert found[key].shape == wanted.shape and found[key].dtype == wanted.dtype
+            np.testing.assert_allclose(found[key], wanted, rtol=1e-5, atol=1e-5, err_msg=key)
+        stats = model.cache.stats
+        if count < 3:
+            before = stats.misses, stats.writes
+        else:
+            assert (stats.misses, stats.writes) == before, n
+    report = model.report()
+    rows = report.program or (report,)
+    assert not any(row.no_family for row in rows) and any(row.sizes for row in rows)
+
+
+def test_floats_of_sizes_are_exact_where_they_become_sizes() -> None:
+    space = Space()
+    n = space.symbol("n", 10)
+    half = product(Ratio.of(n), Ratio.of(np.float32(0.5)), "f32")
+    assert half == Ratio(n, 2) and str(half.floor()) == str(n // 2)
+    assert quotient(Ratio.of(2 * n), Ratio.of(n), "f32") == Ratio(2, 1)
+    assert space.holds([1 << 20]) and not space.holds([1 << 25])      # float32 is no integer there
+    with pytest.raises(SizePinned, match="rounded twice"):
+        product(quotient(Ratio.of(n), Ratio.of(n + 1), "f32"), Ratio.of(n), "f32")
+    with pytest.raises(SizePinned):
+        product(Ratio.of(n), Ratio.of(np.float32(2.3)), "f32").floor()
+    with pytest.raises(SizePinned, match="needed as a number"):
+        float(half)
