@@ -63,7 +63,7 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
     from jitcl.cli.console import console, print_json
 
     opened = open_with(model, device, precision, memory, tuning, cache_dir)
-    lowered = _lowered(opened, named_shapes(opened, shapes), given)
+    lowered = lowered_for(opened, named_shapes(opened, shapes), given)
     if after is not None:
         click.echo(lowered.text_after(after), nl=False)
     elif as_json:
@@ -75,8 +75,8 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
         click.echo(f"wrote {len(written)} files to {output}", err=as_json or after is not None)
 
 
-def _lowered(model: Model, shapes: Mapping[str, tuple[int, ...]],
-             given: Sequence[str]) -> LoweredModel | LoweredProgram:
+def lowered_for(model: Model, shapes: Mapping[str, tuple[int, ...]],
+                given: Sequence[str]) -> LoweredModel | LoweredProgram:
     """The model lowered; its parts where it is no single graph."""
     from jitcl.cli.lowered import lower_for_dump
     from jitcl.errors import NotOneGraph

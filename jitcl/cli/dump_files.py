@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitcl.cli.drawings import groups_dot, memory_svg
-from jitcl.cli.lowered import FUSE, LoweredModel, LoweredProgram
+from jitcl.cli.lowered import FUSE, Launched, LoweredModel, LoweredProgram
 from jitcl.cli.overview import buffer_text, launch_text, unshared_bytes
 from jitcl.codegen.generate import COMMENT
 from jitcl.codegen.plan import KernelSource, Step
@@ -64,19 +64,28 @@ def _save(graph: Graph, path: Path) -> None:
 
 def _texts(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
     yield from _kernels(lowered, folder / "kernels")
-    target = lowered.model.device.target
-    gpu = target.kind == "opencl" and target.device_type != "cpu"
     for g in lowered.groups:
         if g.steps:
-            kernel = g.kernel_ir().kernel
-            yield folder / "loops" / f"{g.name}.jitcl", print_kernel(kernel)
-            if gpu and not any(lowered.kernels[s.kernel].template for s in g.steps):
-                text = print_kernel(schedule_gpu(kernel, target))
-                yield folder / "scheduled" / f"{g.name}.jitcl", text
+            loops, scheduled = loops_of(lowered, g)
+            yield folder / "loops" / f"{g.name}.jitcl", loops
+            if scheduled:
+                yield folder / "scheduled" / f"{g.name}.jitcl", scheduled
     yield folder / "steps.txt", steps_text(lowered)
     yield folder / "memory.txt", memory_text(lowered)
     yield folder / "memory.svg", memory_svg(lowered.plan)
     yield folder / "groups.dot", groups_dot(lowered)
+
+
+def loops_of(lowered: LoweredModel, group: Launched) -> tuple[str, str]:
+    """A group's kernel before it was scheduled, and spread over a GPU's work-items where it is for
+    one and no template writes it, else "".
+    """
+    target = lowered.model.device.target
+    kernel, scheduled = group.kernel_ir().kernel, ""
+    gpu = target.kind == "opencl" and target.device_type != "cpu"
+    if gpu and not any(lowered.kernels[s.kernel].template for s in group.steps):
+        scheduled = print_kernel(schedule_gpu(kernel, target))
+    return print_kernel(kernel), scheduled
 
 
 def _kernels(lowered: LoweredModel, folder: Path) -> Iterator[tuple[Path, str]]:
@@ -131,7 +140,7 @@ def memory_text(lowered: LoweredModel) -> str:
         if b.whole >= 0:
             place += f", in {plan.buffers[b.whole].name}"
         steps = f"{life[k].first}..{life[k].last}" if k in life else ""
-        rows.append((b.name, buffer_text(b), str(b.nbytes), place, steps))
+        rows.append((b.name.partition(" ")[0], buffer_text(b), str(b.nbytes), place, steps))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [f"peak {plan.peak_bytes} bytes ({amount(plan.peak_bytes, 'B')})",
              f"temporaries {sum(plan.slots)} bytes in {len(plan.slots)} allocations, "

@@ -17,6 +17,7 @@ from jitcl.forking import cached_property
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group
 from jitcl.ir.printer import print_graph
+from jitcl.templates.base import FIRST, M, Match
 
 if TYPE_CHECKING:
     from jitcl.runtime.model import Model
@@ -53,6 +54,16 @@ class Launched:
         return lower(self.group, self.name)
 
 
+class Choices(dict[Node, tuple[str, tuple[Match, ...]]]):
+    """A chooser that takes what others would, and keeps for each group's root which template it was
+    asked for last, with all candidates.
+    """
+
+    def choose(self, template: str, group: Group, candidates: tuple[M, ...]) -> M | None:
+        self[group.root] = template, candidates
+        return FIRST.choose(template, group, candidates)
+
+
 @dataclass(frozen=True)
 class LoweredModel:
     """All stages of one specialisation."""
@@ -62,6 +73,7 @@ class LoweredModel:
     stages: tuple[Stage, ...]
     groups: tuple[Launched, ...]
     plan: Plan
+    choices: Choices
 
     @cached_property
     def kernels(self) -> dict[str, KernelSource]:
@@ -138,10 +150,12 @@ def lower_part(model: Model, source: Source, shapes: Mapping[str, tuple[int, ...
     def observe(name: str, graph: Graph, seconds: float) -> None:
         stages.append(Stage(name, graph, seconds, not stages or graph != stages[-1].graph))
 
+    choices = Choices()
     lowering = Lowering(source, shapes, values, model.device, model.options, observe)
+    lowering.chooser = choices
     generated, plan = lowering.plan()
     groups = tuple(_launched(i, g, plan) for i, g in enumerate(generated.groups))
-    return LoweredModel(model, shapes, tuple(stages), groups, plan)
+    return LoweredModel(model, shapes, tuple(stages), groups, plan, choices)
 
 
 def _launched(number: int, group: Group, plan: Plan) -> Launched:

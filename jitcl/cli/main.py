@@ -23,6 +23,7 @@ from jitcl.cli.check import check
 from jitcl.cli.devices import devices
 from jitcl.cli.doctor import doctor
 from jitcl.cli.dump import dump
+from jitcl.cli.explore import explore
 from jitcl.cli.language import chat, generate, perplexity
 from jitcl.cli.profile import profile
 from jitcl.cli.run import run
@@ -41,6 +42,7 @@ Examples:
   jitcl profile model.onnx --save run.html      where does the time go?
   jitcl tune model.onnx                         the fastest kernels of this device
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
+  jitcl explore model.onnx --open               the same as a page to look at
   jitcl cache why model.onnx                    why was it compiled again?
   jitcl doctor --bundle report.zip              what is missing, and a report to send
 
@@ -103,8 +105,8 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, generate, chat, perplexity, check, bench, profile, tune, dump, devices,
-                 doctor, cache):
+for _command in (run, generate, chat, perplexity, check, bench, profile, tune, dump, explore,
+                 devices, doctor, cache):
     cli.add_command(_command)
 
 

@@ -1,6 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
 
 from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
 
 
 def amount(n: float, unit: str) -> str:
@@ -10,3 +13,17 @@ def amount(n: float, unit: str) -> str:
             return f"{n:.3g} {prefix}{unit}"
         n /= 1000
     return ""
+
+
+def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for notebooks, whose own styles it takes: texts are escaped, numbers to the right."""
+    def cells(kind: str, row: Sequence[object]) -> str:
+        return "".join(f'<{kind} style="text-align:{_side(x)}">{html.escape(str(x))}</{kind}>'
+                       for x in row)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return (f'<table><caption style="text-align:left">{html.escape(caption)}</caption>'
+            f"<thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _side(x: object) -> str:
+    return "left" if isinstance(x, str) else "right"

@@ -96,8 +96,7 @@ def print_graph(graph: Graph, *, constants: dict[str, np.ndarray] | None = None,
         if node.op == "input":
             continue
         operands = f"({', '.join(names[i] for i in node.inputs)})" if node.inputs else ""
-        words = [f"{name_text(k)}={_attr_text(v, inline, constants)}" for k, v in node.attrs]
-        attrs = f" {{{', '.join(words)}}}" if words else ""
+        attrs = attrs_text(node, inline, constants)
         line = f"  {names[node]} = {name_text(node.op)}{operands}{attrs} : {type_text(node.type)}"
         origin = graph.origins.get(node) if origins else None
         if origin is not None:
@@ -109,6 +108,13 @@ def print_graph(graph: Graph, *, constants: dict[str, np.ndarray] | None = None,
         results.append(names[node] if bare else f"{name_text(name)}: {names[node]}")
     lines.append("  return" + (" " + ", ".join(results) if results else ""))
     return "\n".join([*lines, "}", ""])
+
+
+def attrs_text(node: Node, inline: int | None = INLINE,
+               constants: dict[str, np.ndarray] | None = None) -> str:
+    """A node's attributes behind its operands: " {perm=[1, 0]}"; "" where it has none."""
+    words = [f"{name_text(k)}={_attr_text(v, inline, constants)}" for k, v in node.attrs]
+    return f" {{{', '.join(words)}}}" if words else ""
 
 
 def result_name(value: str, position: int) -> str | None:

@@ -7,12 +7,14 @@ print(p)
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jitcl.codegen.plan import Step
+from jitcl.codegen.text import html_table
 from jitcl.devices import recording
 from jitcl.devices.recording import Recorder, RunSpan, Span
 from jitcl.errors import JitclError, OptionError
@@ -150,6 +152,19 @@ class Profile:
     def __repr__(self) -> str:
         state = f"{len(self.runs)} runs" if self._ended else "not ended"
         return f"<jitcl.Profile: {state}>"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: models with the parts of their time, and kernels."""
+        if not self._ended:
+            return html.escape(repr(self))
+        models = [(m.model, m.device, m.runs, f"{m.seconds:.4g}", ", ".join(
+            f"{kind} {spent:.3g}" for kind, spent in m.parts.items())) for m in self.models]
+        kernels = [(k.model, k.name, ", ".join(k.nodes), k.launches,
+                    f"{k.seconds / k.launches * 1e6:.1f}",
+                    "" if k.of_roof is None else f"{k.of_roof:.0%}") for k in self.kernels]
+        return html_table("models", ("model", "on", "runs", "seconds", "of which"), models) + (
+            html_table("kernels", ("model", "kernel", "layers", "launches", "us each", "of roof"),
+                       kernels) if kernels else "")
 
     def document(self) -> dict[str, Any]:
         """All of it, as JSON has it; seconds since the block began."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitcl.codegen.plan import Plan
+from jitcl.codegen.text import html_table
 from jitcl.devices.base import Device
 from jitcl.passes.options import Options
 from jitcl.runtime.calls import Calls
 from jitcl.runtime.program import Program
 from jitcl.runtime.program_report import report_of_program
 from jitcl.runtime.report import Report, report_of
-from jitcl.runtime.source import Source
+from jitcl.runtime.source import Source, Tensor
 
 if TYPE_CHECKING:
     from jitcl.runtime.specialise import Specialisation
@@ -24,6 +25,8 @@ class Inspected(Calls):
     device: Device
     options: Options
     program: Program | None
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     _last: Specialisation | None
 
     def report(self) -> Report:
@@ -35,6 +38,13 @@ class Inspected(Calls):
             return report_of_program(self.source.name, self.device, self.program.last,
                                      self.options)
         return report_of(self.source.name, self.device, self._last, self.options)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: inputs and outputs, and the report where it is open."""
+        rows = [(kind, str(t)) for kind, tensors in (("input", self.inputs),
+                                                     ("output", self.outputs)) for t in tensors]
+        return html_table(f"{self.source.name} on {self.device.name}", ("", "tensor"), rows) + (
+            "" if self.closed else self.report()._repr_html_())
 
     @property
     def plan(self) -> Plan | None:

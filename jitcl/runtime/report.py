@@ -4,11 +4,12 @@ host, and what stepped down.
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jitcl.codegen.plan import LANGUAGE, Plan
-from jitcl.codegen.text import amount
+from jitcl.codegen.text import amount, html_table
 from jitcl.devices.base import Device
 from jitcl.passes.options import Options
 from jitcl.runtime.fallbacks import MEMORY_SAYS, KernelFallback
@@ -119,6 +120,16 @@ class Report:
         better = sum(f.after < f.before for _, f in self.tuned)
         left = f"; no time for {self.unsearched} more" if self.unsearched else ""
         return [f"  tuned: {better} of {len(self.tuned)} kinds of step got faster kernels{left}"]
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the first lines, and a table of the launches."""
+        nodes = [", ".join(name for name, _ in s.nodes) for s in self.steps]
+        rows = [(s.name, s.template or "loops", names, amount(s.flops, "FLOP"),
+                 amount(s.bytes, "B"), s.kernel) for s, names in zip(self.steps, nodes)]
+        head, _, more = str(self).partition("\n")
+        columns = ("launch", "template", "nodes", "work", "moved", "kernel")
+        return html_table(head, columns, rows) + (
+            f"<pre>{html.escape(more)}</pre>" if more else "")
 
     def precision_line(self) -> str:
         """What was asked for, what was got, and why."""
