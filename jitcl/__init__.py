@@ -41,12 +41,13 @@ __all__ = [
 if TYPE_CHECKING:
     from jitcl import lm
     from jitcl.accuracy.checking import check
+    from jitcl.compiling import compile
     from jitcl.devices.select import devices
     from jitcl.onnxruntime.session import InferenceSession
     from jitcl.profiling.profile import profile
     from jitcl.runtime.bound import Bound
     from jitcl.runtime.memory_stats import memory_stats
-    from jitcl.runtime.model import Model, compile
+    from jitcl.runtime.model import Model
     from jitcl.runtime.pipeline import Pipeline
     from jitcl.runtime.pool import Pool
     from jitcl.runtime.source import parse
@@ -63,7 +64,7 @@ _HOMES = {
     "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
     "Pipeline": "runtime.pipeline", "Pool": "runtime.pool", "Run": "runtime.submitted",
     "check": "accuracy.checking",
-    "compile": "runtime.model", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",
+    "compile": "compiling", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",
     "profile": "profiling.profile",
 }
 

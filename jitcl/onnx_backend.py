@@ -20,8 +20,9 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from jitcl.compiling import compile
 from jitcl.errors import DeviceError, InputError, OptionError, UnsupportedError
-from jitcl.runtime.model import Model, compile
+from jitcl.runtime.model import Model
 
 # `prepare` passes these to jitcl.compile; onnx's tests pass tolerances, which are theirs to use
 OPTIONS = tuple(name for name in inspect.signature(compile).parameters

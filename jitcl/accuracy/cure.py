@@ -40,12 +40,12 @@ def find_cure(layers: Sequence[Layer], works: Works) -> Cure:
             enough = middle
         else:
             few = middle
-    kept = _without_needless(order[:enough], holds)
+    kept = without_needless(order[:enough], holds)
     place = {row.node: k for k, row in enumerate(layers)}
     return Cure(tuple(sorted(kept, key=place.__getitem__)), len(order), tried, True)
 
 
-def _without_needless(names: list[str], holds: Works) -> list[str]:
+def without_needless(names: list[str], holds: Works) -> list[str]:
     """A set of which nothing can be left out: larger parts are tried first (delta debugging)."""
     part = len(names) // 2
     while part:
@@ -64,4 +64,4 @@ def _own(row: Layer) -> float:
     return row.own.relative if row.own is not None else 0.0
 
 
-__all__ = ["find_cure", "precision_with"]
+__all__ = ["find_cure", "precision_with", "without_needless"]

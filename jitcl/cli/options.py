@@ -70,11 +70,11 @@ _DEVICE = click.option("-d", "--device", default="auto", show_default=True, meta
                             "reference; profile:NAME to compile only.")
 _TUNING = click.option("--tuning", type=click.Choice(CHOICES["tuning"]), default="none",
                        show_default=True, help="How long to search for faster kernels.")
+_PRECISION = ("high: as the model says; normal: f16 storage; low: f16 arithmetic too, where the "
+              "device has it. For layers: 'low;/head/*=high'.")
 _SHARED = (
     click.option("--precision", type=Precision(CHOICES["precision"]), default="high",
-                 show_default=True, help="high: as the model says; normal: f16 storage; "
-                 "low: f16 arithmetic too, where the device has it. For layers: "
-                 "'low;/head/*=high'."),
+                 show_default=True, help=_PRECISION),
     click.option("--memory", type=click.Choice(CHOICES["memory"]), default="normal",
                  show_default=True, help="low: pack buffers tightest; high: share none."),
     _TUNING,
@@ -119,6 +119,25 @@ def tuned_options(command: F) -> F:
     return _all(command, _MODEL, _DEVICE, *(o for o in _SHARED if o is not _TUNING))
 
 
+def model_options_and_auto(command: F) -> F:
+    """The same, with `--precision auto` and what belongs to it."""
+    return _all(
+        command, _MODEL, _DEVICE,
+        click.option("--precision", type=Precision((*CHOICES["precision"], "auto")),
+                     default="high", show_default=True,
+                     help=f"{_PRECISION} auto: f16 wherever outputs stay within --tolerance of "
+                     "f32, found once and kept in the cache."),
+        click.option("--tolerance", type=click.FloatRange(0), metavar="X",
+                     help="Of auto: the largest error of an output, in units of its largest "
+                     "element.  [default: 1e-2]"),
+        click.option("--calibrate", type=click.Path(path_type=Path), metavar="FOLDER",
+                     help="Of auto: inputs to try, each .npz or .npy in it.  [default: the inputs "
+                     "of this run]"),
+        click.option("--budget", type=click.FloatRange(0), metavar="SECONDS",
+                     help="Of auto: after that the best so far is taken.  [default: 300]"),
+        *_SHARED[1:])
+
+
 def model_options_but_device(command: F) -> F:
     """The same for a command that takes several devices."""
     return _all(command, _MODEL, *_SHARED)
@@ -147,7 +166,7 @@ def _all(command: F, *options: Callable[[F], F]) -> F:
     return command
 
 
-def open_with(model: Path, device: str, precision: str, memory: str, tuning: str,
+def open_with(model: Path, device: str, precision: str | Options, memory: str, tuning: str,
               cache_dir: Path | None, progress: Progress | None = None,
               isolation: str | None = None, guard: str | None = None) -> Model:
     """The model of a command line, not compiled yet."""

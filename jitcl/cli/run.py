@@ -16,10 +16,11 @@ from jitcl.cli.options import (
     input_option,
     isolation_option,
     json_option,
-    model_options,
+    model_options_and_auto,
     open_with,
     picture_options,
 )
+from jitcl.errors import OptionError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,12 +35,13 @@ Examples:
   jitcl run upscale.onnx -i image=cat.png --save-pictures -o out
   jitcl run bert.onnx -i input_ids=ids.npy -i attention_mask=mask.npy -o out.npz
   jitcl run reshape.onnx -i data=x.npy -i 'shape=[2, -1]'
+  jitcl run model.onnx -i x.npz --precision auto --calibrate photos
   jitcl run dump/00-import.jitcl --random --json
 """
 
 
 @click.command(epilog=EPILOG)
-@model_options
+@model_options_and_auto
 @input_option
 @click.option("--random", is_flag=True, help="Random numbers for inputs that are not given.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
@@ -56,7 +58,8 @@ Examples:
 @guard_option
 @isolation_option
 @json_option
-def run(model: Path, device: str, precision: str, memory: str, tuning: str,
+def run(model: Path, device: str, precision: str, tolerance: float | None,
+        calibrate: Path | None, budget: float | None, memory: str, tuning: str,
         shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], random: bool,
         seed: int, scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
         output: Path | None, save_pictures: bool, labels: Path | None, repeat: int,
@@ -65,14 +68,22 @@ def run(model: Path, device: str, precision: str, memory: str, tuning: str,
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
     from jitcl.cli.feeds import Scaling, complete_feeds
+    from jitcl.compiling import chosen
 
     names = results.read_labels(labels) if labels else []
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
-        opened = open_with(model, device, precision, memory, tuning, cache_dir, progress,
-                           isolation, guard)
+        auto, more = precision == "auto", (memory, tuning, cache_dir, progress, isolation, guard)
+        opened = open_with(model, device, "high" if auto else precision, *more)
         feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random,
                                seed)
+        if auto:
+            options = {"device": opened.device, "memory": memory, "cache_dir": cache_dir,
+                       "progress": progress}
+            found = chosen(model, options, tolerance, calibrate or [feeds], budget, None)
+            opened = open_with(model, device, found, *more)
+        elif not (tolerance is None and calibrate is None and budget is None):
+            raise OptionError("--tolerance, --calibrate and --budget are of --precision auto")
         outputs, seconds = _timed(opened, feeds, start, repeat)
     saved: list[tuple[Path, str]] = []
     if output is not None:

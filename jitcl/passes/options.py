@@ -21,6 +21,28 @@ Precision = str | Mapping[str, str]     # for all layers; or by names and patter
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What `precision="auto"` came to. tolerance: as text; error: the largest one of an output, in
+    units of its largest element; inputs: how many it was tried on; random: whether they were made
+    up. reasons: (node, why it is in more than the rest). share: of the model's FLOPs, those of the
+    rest, as far as it reads or writes f16. notes: what else there is to say.
+    """
+
+    tolerance: str
+    error: float
+    inputs: int
+    random: bool
+    share: float
+    reasons: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kind = "random input" if self.random else "input"
+        return (f"auto, within {self.tolerance}: off by at most {self.error:.2g} for {self.inputs} "
+                f"{kind}{'s' * (self.inputs != 1)}, {self.share:.0%} of the FLOPs in f16")
+
+
+@dataclass(frozen=True)
 class Options:
     """precision: high = as the model says, f16 tensors stored as f16 and computed in f32; normal
     = f16 storage and f32 arithmetic; low = f16 storage and, where the device has it, f16
@@ -36,6 +58,7 @@ class Options:
     guard: what is looked at behind each run for the marks of f16's range: the outputs, or all that
     is stored as f16; None: outputs, where any layer may be in less than the model says.
     promoted: nodes that the guard has put into f32 since, "*" for all.
+    chosen: where `precision="auto"` found the rest, what it came to.
     """
 
     precision: Any = "high"
@@ -44,6 +67,7 @@ class Options:
     guard: str | None = None
     layers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     promoted: tuple[str, ...] = field(default=(), kw_only=True)
+    chosen: Chosen | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         given = self.precision
@@ -128,4 +152,4 @@ def _split(given: Mapping[Any, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
     return given.get(ALL, "high"), tuple((n, p) for n, p in given.items() if n != ALL)
 
 
-__all__ = ["ALL", "CHOICES", "Options", "Precision", "strictest"]
+__all__ = ["ALL", "CHOICES", "Chosen", "Options", "Precision", "strictest"]

@@ -49,6 +49,7 @@ class Guard:
     options: Options
     known: set[Sign] = field(default_factory=set)       # that f32 gives, too
     vain: Counter[int] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)   # of nodes that it put into f32 here
 
     def __post_init__(self) -> None:
         stored = self.cache.get("model", self._key()) if self.options.guard != "off" else None
@@ -173,6 +174,9 @@ class _Repair:
         fresh = {n: op for n, op in names.items() if n not in guard.options.promoted}
         if not culprits or not fresh or any(not _nodes(groups, graph, [c]) for c in culprits):
             fresh = {"*": ""}
+        for c in culprits:
+            reach = f"magnitudes up to {exact[c]:.4g}" if c in exact else "infinities, or zeros"
+            guard.reasons |= dict.fromkeys(_nodes(groups, graph, [c]), f"f16 can't hold {reach}")
         self._tell(fresh, groups, graph, culprits, exact)
         guard.promote(list(fresh))
         model.recompile(guard.options)

@@ -1,4 +1,4 @@
-"""`jitcl.compile(...)` and the `Model` that it returns.
+"""The `Model` that `jitcl.compile(...)` returns.
 
 A model is specialised for the shapes that it is fed: the first run with new shapes compiles (or
 reads the plan from the cache), later runs with the same shapes compile nothing.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,60 +54,12 @@ from jitcl.runtime.tensors import DeviceTensor
 Compute = Callable[[Specialisation], list[np.ndarray]]
 
 
-def compile(
-    model: Any,
-    *,
-    device: str | Device | DeviceInfo | None = "auto",
-    precision: Precision = "high",
-    memory: str = "normal",
-    tuning: str = "none",
-    guard: str | None = None,
-    shapes: Shapes | None = None,
-    strict: bool = False,
-    isolation: str | None = None,
-    cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
-) -> Model:
-    """Compile a model for a device.
-
-    model: path of an .onnx or .jitcl file, bytes, an onnx.ModelProto, or a jitcl Graph.
-    device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]",
-    "reference", one of `jitcl.devices()`, or a pyopencl.CommandQueue, in which everything is run.
-    precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
-    where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
-    (OptionError for one that matches none): see `Options`.
-    memory: "low", "normal" or "high". tuning: "none", "fast", "wide" or "heavy": how long to
-    search for faster kernels of an OpenCL device (docs/tuning.md).
-    guard: "outputs" or "layers": these are looked at behind each run for infinity, NaN and zeros
-    alone that f16 caused; the run is repeated, and goes on, with f32 where it is needed. "off".
-    None: "outputs" where precision is below "high".
-    shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
-    others when run.
-    strict: raise rather than run any op on the host.
-    isolation: when OpenCL kernels are built in a process of their own: "always", "untrusted" (on
-    drivers, and for features, that are not known good) or "never"; None: JITCL_ISOLATION.
-    cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
-    progress: called as progress(done, total, what is under way) while a device is probed, and the
-    model is read and its kernels built, checked and loaded, now and in later runs. done <= total,
-    and both are equal when that is done; the total grows when it turns out that more is to be done.
-
-    Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
-    """
-    result = open_model(
-        model, device=device, precision=precision, memory=memory, tuning=tuning, guard=guard,
-        strict=strict, isolation=isolation, cache_dir=cache_dir, progress=progress)
-    fixed = result.fixed_shapes(shapes)
-    if fixed is not None:
-        result.prepare(fixed)
-    return result
-
-
 @telling
 def open_model(
     model: Any,
     *,
     device: str | Device | DeviceInfo | None = "auto",
-    precision: Precision = "high",
+    precision: Precision | Options = "high",
     memory: str = "normal",
     tuning: str = "none",
     guard: str | None = None,
@@ -115,14 +68,26 @@ def open_model(
     cache_dir: str | Path | None = None,
     progress: Progress | Tally | None = None,
 ) -> Model:
-    """`compile` without compiling: that waits for `prepare`, or for the first run."""
-    options = Options(precision, memory, tuning, guard)
+    """`jitcl.compile` without compiling: that waits for `prepare`, or for the first run. precision:
+    or `Options`, of which all but guard and tuning holds.
+    """
+    options = precision if isinstance(precision, Options) else Options(precision, memory)
+    options = replace(options, tuning=tuning, guard=guard)
     isolation, strict = isolation_of(isolation), strict_of(strict)
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
     chosen = device_of(device, tally)
     check_searchable(chosen, options.tuning)
     source = open_source(model, root)
     return Model(source, chosen, options, strict, cache_dir, tally, isolation)
+
+
+def compile_now(model: Any, shapes: Shapes | None = None, **options: Any) -> Model:
+    """`open_model`, compiled for these shapes, if all are known."""
+    result = open_model(model, **options)
+    fixed = result.fixed_shapes(shapes)
+    if fixed is not None:
+        result.prepare(fixed)
+    return result
 
 
 class Model(Inspected):

@@ -68,9 +68,9 @@ class Pipeline:
                 raise OptionError(f"devices: stage {number} is {what}, and is not compiled for "
                                   f"{device!r}\n  Say None there, or pass the model's file.")
             return stage
-        from jitcl.runtime.model import compile
+        from jitcl.runtime.model import compile_now
 
-        model = compile(stage, device="auto" if device is None else device, **options)
+        model = compile_now(stage, device="auto" if device is None else device, **options)
         self._own.append(model)
         return model
 

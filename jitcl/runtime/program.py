@@ -255,6 +255,12 @@ class Program:
         except KeyError:
             raise JitclError(f"{self.source.name}: nothing makes '{name}' ({where.name})") from None
 
+    @property
+    def parts(self) -> list[Model]:
+        """The compiled parts, those that were used last at the end."""
+        with self._lock:
+            return list(self._parts.values())
+
     def close(self) -> None:
         """Close the parts. A run that is under way ends with ClosedError where it needs another."""
         with self._lock:

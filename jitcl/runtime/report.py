@@ -11,7 +11,7 @@ from typing import Any
 from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.codegen.text import amount, html_table
 from jitcl.devices.base import Device
-from jitcl.passes.options import Options
+from jitcl.passes.options import Chosen, Options
 from jitcl.runtime.fallbacks import MEMORY_SAYS, KernelFallback
 from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.specialise import Specialisation
@@ -101,6 +101,7 @@ class Report:
     promoted: tuple[str, ...] = ()
     tuned: tuple[tuple[str, Found], ...] = ()
     unsearched: int = 0
+    chosen: Chosen | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,9 +135,16 @@ class Report:
     def precision_line(self) -> str:
         """What was asked for, what was got, and why."""
         why = f": {self.precision_why}" if self.precision_why else ""
-        kept = ", ".join("all layers" if n == "*" else f"'{n}'" for n in self.promoted)
-        return (f"  precision: {self.precision}, tensors are {self.computes or AS_MODEL}{why}"
-                + (f"; in f32 since f16 could not hold them: {kept}" if kept else ""))
+        reasons = dict(self.chosen.reasons) if self.chosen else {}
+        since = [n for n in self.promoted if n not in reasons]
+        kept = ", ".join("all layers" if n == "*" else f"'{n}'" for n in since)
+        asked = self.chosen or self.precision
+        return "".join([
+            f"  precision: {asked}, tensors are {self.computes or AS_MODEL}{why}",
+            f"; in f32 since f16 could not hold them: {kept}" if kept else "",
+            *(f"\n    {'all layers' if n == '*' else repr(n)} in more: {why}"
+              for n, why in reasons.items()),
+            *(f"\n    {note}" for note in (self.chosen.notes if self.chosen else ()))])
 
     def _sum(self) -> str:
         flops = sum(s.flops for s in self.steps)
@@ -195,7 +203,8 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     """The report of a specialisation; of none, that nothing was compiled yet."""
     options = options or Options()
     if special is None:
-        return Report(model, device.name, (), (), 0, 0, False, device.name, precision=options.said)
+        return Report(model, device.name, (), (), 0, 0, False, device.name, precision=options.said,
+                      chosen=options.chosen)
     plan = special.plan
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
@@ -211,7 +220,8 @@ def report_of(model: str, device: Device, special: Specialisation | None,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
         fallback.why if fallback is not None else "", sizes=special.sizes,
         no_family=special.no_family, precision=options.said, computes=got, precision_why=why,
-        promoted=options.promoted, tuned=special.tuned, unsearched=special.unsearched)
+        promoted=options.promoted, tuned=special.tuned, unsearched=special.unsearched,
+        chosen=options.chosen)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

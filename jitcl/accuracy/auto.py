@@ -1,0 +1,335 @@
+"""`precision="auto"`: f16 wherever the outputs stay within a tolerance of f32, on inputs to try.
+
+    1  the lowest precision, guarded layer by layer: what f16 can't hold goes to f32
+    2  outputs are off by more than the tolerance: the effect of layers on them is measured, with
+       these alone in low precision. What does most, of all layers, is halved, again and again
+    3  the parts go up that do most for their FLOPs, as few as it takes; then layers come back down
+       that are not needed, the dearest first
+    4  what was found runs twice on every input, and is kept in the device's cache
+
+Where a device computes in f16, layers go up to f16 storage alone, if that is enough for the model;
+else to f32. The static rules of passes/precision.py hold in all that is tried. Parts are runs of
+layers in the model's order: errors are local, and a part costs two casts at its ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitcl.accuracy.cure import without_needless
+from jitcl.accuracy.engines import tensors_in
+from jitcl.accuracy.measures import bit_equal, difference
+from jitcl.devices.base import Device
+from jitcl.devices.progress import Tally
+from jitcl.errors import InputError, OptionError, UnsupportedError
+from jitcl.passes.options import ALL, Chosen, Options
+from jitcl.runtime.arguments import shown
+from jitcl.runtime.cache import Key, code_version, kernel_cache
+from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
+from jitcl.runtime.model import Model
+from jitcl.runtime.source import OnnxSource, Source, Tensor
+
+TOLERANCE, BUDGET = 1e-2, 300.0         # of an output's largest element; seconds
+MOST, MADE_UP = 64, 2                   # inputs that are taken of an iterator; that are random
+SPLITS, TRIALS = 12, 40                 # of parts of the model; of sets of layers
+Feeds = Mapping[str, Any]
+Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]      # (outputs, in f32): fine?
+log = logging.getLogger("jitcl")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What outputs are held to, and on what. tolerance: of the largest error, in units of an
+    output's largest element, or a function of (outputs, outputs in f32). feeds: checked. random:
+    they were made up. budget: seconds in which nothing more is tried.
+    """
+
+    tolerance: float | Judge
+    feeds: tuple[Feeds, ...]
+    random: bool
+    budget: float
+
+    @staticmethod
+    def of(tolerance: Any, calibrate: Any, shapes: Any, budget: Any,
+           inputs: Sequence[Tensor]) -> Trial:
+        """Of arguments of `jitcl.compile`. Raises OptionError, InputError."""
+        for name, value in (("tolerance", tolerance), ("budget", budget)):
+            if value is None or (name == "tolerance" and callable(value)):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
+                    0 <= value < np.inf):
+                raise OptionError(f"{name}: got {shown(value)}, wanted a number from 0 up")
+        given = _calibration(calibrate, inputs)
+        random = not given
+        if random:
+            fixed = fixed_shapes(inputs, shapes)
+            if fixed is None:
+                raise InputError(
+                    "precision='auto': shapes of inputs are open, or one is no tensor: "
+                    f"{', '.join(map(str, inputs))}\n  Give inputs to try, calibrate=, or shapes=.")
+            given = [{t.name: random_feed(t, fixed[t.name], seed) for t in inputs
+                      if t.name in fixed} for seed in range(MADE_UP)]
+        return Trial(TOLERANCE if tolerance is None else tolerance,
+                     tuple(check_feeds(inputs, f) for f in given), random,
+                     BUDGET if budget is None else float(budget))
+
+    @property
+    def said(self) -> str:
+        """The tolerance as text."""
+        limit = self.tolerance
+        return getattr(limit, "__qualname__", "a function") if callable(limit) else f"{limit:.3g}"
+
+    def key(self) -> dict[str, str] | None:
+        """Parts of a key; None where a function decides, which can't be told from others."""
+        if callable(self.tolerance):
+            return None
+        digest = hashlib.sha256()
+        for feeds in self.feeds:
+            for name, value in sorted(feeds.items()):
+                array = np.asarray(value)
+                digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+                digest.update(str(array.tolist()).encode() if array.dtype == object
+                              else array.tobytes())
+        return {"tolerance": self.said, "inputs": digest.hexdigest()}
+
+
+def _calibration(given: Any, inputs: Sequence[Tensor]) -> list[Feeds]:
+    """Feeds to try: of a dict, an iterable of dicts, or a folder of .npz and .npy files."""
+    if given is None or (isinstance(given, Mapping) and given):
+        return [] if given is None else [given]
+    if isinstance(given, (str, Path)):
+        return _of_folder(Path(given), inputs)
+    found = list(islice(given, MOST)) if isinstance(given, Iterable) else []
+    if not found or not all(isinstance(f, Mapping) for f in found):
+        raise InputError(f"calibrate: got {shown(given)}, wanted a dict of input name -> array, an "
+                         "iterable of such dicts, or a folder of .npz files")
+    return found
+
+
+def _of_folder(folder: Path, inputs: Sequence[Tensor]) -> list[Feeds]:
+    if not folder.is_dir():
+        raise InputError(f"calibrate: '{folder}' is no folder")
+    found: list[Feeds] = []
+    for file in sorted(folder.iterdir())[:MOST]:
+        try:
+            if file.suffix == ".npz":
+                with np.load(file) as arrays:
+                    found.append(dict(arrays))
+            elif file.suffix == ".npy":
+                found.append({inputs[0].name: np.load(file)})
+        except (OSError, ValueError) as error:
+            raise InputError(f"calibrate: cannot read {file}: {error}") from error
+    if not found:
+        raise InputError(f"calibrate: '{folder}' has no .npz or .npy file\n  An .npz holds all "
+                         "inputs by name, an .npy the first one.")
+    return found
+
+
+def choose(source: Source, device: Device, memory: str, trial: Trial,
+           cache_dir: str | Path | None, tally: Tally) -> Options:
+    """Options with the precision of each layer, and in `chosen` why. Raises what compiling and
+    running raise, and UnsupportedError for a model that keeps no names of layers.
+    """
+    if not isinstance(source, OnnxSource):
+        raise UnsupportedError(f"precision='auto': '{source.name}' is a text graph, which keeps no "
+                               "names of layers\n  Give the ONNX model that it was made of.")
+    cache, parts = kernel_cache(cache_dir).for_target(device.target), trial.key()
+    key = None if parts is None else Key(
+        {"model": source.digest, "code": code_version(), "of": "auto", "memory": memory, **parts},
+        f"precisions of {source.name}")
+    stored = cache.get("model", key) if key is not None else None
+    if stored is not None:
+        return _read(json.loads(bytes(stored)), memory)
+    found = _Search(source, device, memory, trial, cache_dir, tally).run()
+    assert found.chosen is not None
+    if key is not None:
+        cache.put("model", key, json.dumps(
+            [found.said, found.promoted, dataclasses.asdict(found.chosen)]).encode())
+    return found
+
+
+def _read(row: Any, memory: str) -> Options:
+    said, promoted, chosen = row
+    chosen = {**chosen, "reasons": tuple(map(tuple, chosen["reasons"])),
+              "notes": tuple(chosen["notes"])}
+    return Options(said, memory, promoted=tuple(promoted), chosen=Chosen(**chosen))
+
+
+class _Search:
+    """One model's layers, tried on one device."""
+
+    def __init__(self, source: OnnxSource, device: Device, memory: str, trial: Trial,
+                 cache_dir: str | Path | None, tally: Tally) -> None:
+        self.source, self.device, self.memory, self.trial = source, device, memory, trial
+        self.open = (cache_dir, tally, None)
+        self.end, self.left = time.monotonic() + trial.budget, TRIALS
+        self.reasons: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.wanted = self._ran(Options("high", memory, guard="off", promoted=(ALL,)))
+        self.order = list(range(len(trial.feeds)))      # of inputs, the hardest first
+
+    def run(self) -> Options:
+        promoted = self._out_of_range()
+        options = Options("low", self.memory, promoted=promoted)
+        if ALL not in promoted and not self._holds(options):
+            options = self._raised(options)
+        return self._checked(options)
+
+    def _model(self, options: Options) -> Model:
+        return Model(self.source, self.device, options, False, *self.open)
+
+    def _ran(self, options: Options) -> list[dict[str, Any]]:
+        with self._model(options) as model:
+            return [model.run(feeds) for feeds in self.trial.feeds]
+
+    def _out_of_range(self) -> tuple[str, ...]:
+        """The nodes that the guard puts into f32 for these inputs."""
+        self.open[1].now("looking for layers that f16 can't hold")
+        with self._model(Options("low", self.memory, guard="layers")) as model:
+            for feeds in self.trial.feeds:
+                model.run(feeds)
+            program = model.program
+            guards = [model.guard, *(p.guard for p in program.parts)] if program else [model.guard]
+        found = dict.fromkeys(n for g in guards for n in g.options.promoted)
+        known = {n: why for g in guards for n, why in g.reasons.items()}
+        self.reasons |= {n: known.get(n, "f16 could not hold it in an earlier run") for n in found}
+        return tuple(found)
+
+    def _raised(self, options: Options) -> Options:
+        """The fewest layers of a higher precision that bring the outputs within the tolerance."""
+        target = self.device.target
+        base, level = "low", "high"
+        if target.kind != "cpu" and target.computes_f16:
+            whole = dataclasses.replace(options, precision="normal")
+            base, level = ("low", "normal") if self._holds(whole) else ("normal", "high")
+        layers = self._layers(base)
+
+        def low(names: Sequence[str]) -> Options:
+            up = dict.fromkeys((n for n in layers if n not in names), level)
+            return Options({**up, ALL: base}, self.memory, promoted=options.promoted)
+
+        def holds(up: Sequence[str]) -> bool:
+            return self._holds(low([n for n in layers if n not in up]))
+
+        if not holds(list(layers)):
+            self.notes.append("no set of layers was found that holds the tolerance")
+            return Options("high", self.memory)
+        parts = self._parts(list(layers), lambda names: self._effect(low(names)))
+        order = sorted(parts, key=lambda p: -parts[p] / (1 + sum(layers[n] for n in p)))
+        few, enough = 0, len(order)
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if holds([n for part in order[:middle] for n in part]):
+                enough = middle
+            else:
+                few = middle
+        up = without_needless(sorted((n for part in order[:enough] for n in part),
+                                     key=lambda n: -layers[n]), holds)
+        if self.left <= 0 or time.monotonic() > self.end:
+            self.notes.append("not all was tried: fewer layers may be enough")
+        effect = {n: e for part, e in parts.items() for n in part}
+        kind = "f16 arithmetic" if level == "normal" else "f16"
+        self.reasons |= {n: f"{kind} in it and its neighbours moves outputs by {effect[n]:.2g}"
+                         for n in layers if n in up}
+        return low([n for n in layers if n not in up])
+
+    def _parts(self, layers: Sequence[str], effect: Callable[[Sequence[str]], float]
+               ) -> dict[tuple[str, ...], float]:
+        """Runs of layers, and what each does to outputs."""
+        found = {tuple(layers): float("inf")}
+        for _ in range(SPLITS):
+            most = max(found, key=lambda p: found[p] * (len(p) > 1))
+            if len(most) < 2 or not found[most] or time.monotonic() > self.end:
+                break
+            half = len(most) // 2
+            del found[most]
+            found |= {part: effect(part) for part in (most[:half], most[half:])}
+        return found
+
+    def _layers(self, base: str) -> dict[str, int]:
+        """Layers in the order in which they run, and the FLOPs of their kernels."""
+        with self._model(Options(base, self.memory, guard="off")) as model:
+            model.run(self.trial.feeds[self.order[0]])
+            found: dict[str, int] = {}
+            for plan in model.plans:
+                for step in plan.steps:
+                    for name, _ in step.origins[-1:]:           # a kernel is as its strictest node
+                        found[name] = found.get(name, 0) + step.flops
+        return found
+
+    def _effect(self, options: Options) -> float:
+        """The error of outputs for the hardest input."""
+        k = self.order[0]
+        with self._model(dataclasses.replace(options, guard="off")) as model:
+            return _error(model.run(self.trial.feeds[k]), self.wanted[k])
+
+    def _holds(self, options: Options) -> bool:
+        """Whether outputs are within the tolerance for all inputs; False when time is over."""
+        self.left -= 1
+        if time.monotonic() > self.end or self.left < 0:
+            return False
+        self._tell()
+        with self._model(dataclasses.replace(options, guard="off")) as model:
+            for k in list(self.order):
+                if not self._fine(model.run(self.trial.feeds[k]), self.wanted[k]):
+                    self.order.remove(k)
+                    self.order.insert(0, k)
+                    return False
+        return True
+
+    def _tell(self) -> None:
+        self.open[1].now(f"trying precisions: {TRIALS - self.left} sets of layers")
+
+    def _fine(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        limit = self.trial.tolerance
+        return bool(limit(found, wanted)) if callable(limit) else _error(found, wanted) <= limit
+
+    def _checked(self, options: Options) -> Options:
+        """The options with what they came to: two runs of each input, compared."""
+        error, same = 0.0, True
+        with self._model(dataclasses.replace(options, guard="off")) as model:
+            for feeds, wanted in zip(self.trial.feeds, self.wanted):
+                one, two = (model.run(feeds) for _ in range(2))
+                error = max(error, _error(one, wanted))
+                same = same and all(bit_equal(one[n], two[n]) for n in one)
+            share = _share(model, self.reasons)
+        if not same:
+            self.notes.append(f"two runs on {self.device.name} differ in their bits")
+            log.warning("%s: %s", self.source.name, self.notes[-1])
+        if self.trial.random:
+            self.notes.append("tried on random inputs: calibrate= takes real ones")
+        trial = self.trial
+        return dataclasses.replace(options, guard=None, chosen=Chosen(
+            trial.said, error, len(trial.feeds), trial.random, share,
+            tuple(self.reasons.items()), tuple(self.notes)))
+
+
+def _error(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+    """The largest one of an output."""
+    return max((difference(found[n], wanted[n]).relative for n in tensors_in(wanted, wanted)),
+               default=0.0)
+
+
+def _share(model: Model, raised: Mapping[str, str]) -> float:
+    """Of all FLOPs, those of kernels that read or write f16, and have none of these nodes."""
+    half = total = 0
+    for plan in model.plans:
+        for step in plan.steps:
+            total += step.flops
+            low = not any(name in raised for name, _ in step.origins)
+            half += step.flops * (low and any(plan.buffers[b].dtype == "f16" for b in step.buffers))
+    return half / total if total else 0.0
+
+
+__all__ = ["BUDGET", "TOLERANCE", "Trial", "choose"]

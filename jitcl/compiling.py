@@ -1,0 +1,91 @@
+"""`jitcl.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jitcl.devices.base import Device, DeviceInfo, Progress
+from jitcl.errors import OptionError
+from jitcl.passes.options import Options, Precision
+from jitcl.runtime.arguments import tally_of
+from jitcl.runtime.calls import Shapes
+from jitcl.runtime.model import Model, compile_now, open_model
+
+if TYPE_CHECKING:
+    from jitcl.accuracy.auto import Judge
+
+
+def compile(
+    model: Any,
+    *,
+    device: str | Device | DeviceInfo | None = "auto",
+    precision: Precision = "high",
+    memory: str = "normal",
+    tuning: str = "none",
+    guard: str | None = None,
+    tolerance: float | Judge | None = None,
+    calibrate: Any = None,
+    budget: float | None = None,
+    shapes: Shapes | None = None,
+    strict: bool = False,
+    isolation: str | None = None,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Compile a model for a device.
+
+    model: path of an .onnx or .jitcl file, bytes, an onnx.ModelProto, or a jitcl Graph.
+    device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]",
+    "reference", one of `jitcl.devices()`, or a pyopencl.CommandQueue, in which everything is run.
+    precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
+    where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
+    (OptionError for one that matches none): see `Options`. "auto" is f16 wherever outputs stay
+    within `tolerance` of f32 on the inputs of `calibrate`, which is tried once and kept in the
+    cache: docs/precision.md.
+    memory: "low", "normal" or "high". tuning: "none", "fast", "wide" or "heavy": how long to
+    search for faster kernels of an OpenCL device (docs/tuning.md).
+    guard: "outputs" or "layers": these are looked at behind each run for infinity, NaN and zeros
+    alone that f16 caused; the run is repeated, and goes on, with f32 where it is needed. "off".
+    None: "outputs" where precision is below "high".
+    tolerance: of "auto": the largest error of an output, in units of its largest element (1e-2), or
+    a function of (outputs, outputs in f32) -> whether they are fine. calibrate: inputs to try: a
+    dict, an iterable of dicts (64 at most), a folder of .npz; None: random ones. budget: seconds,
+    after which the best so far is taken (300).
+    shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
+    others when run.
+    strict: raise rather than run any op on the host.
+    isolation: when OpenCL kernels are built in a process of their own: "always", "untrusted" (on
+    drivers, and for features, that are not known good) or "never"; None: JITCL_ISOLATION.
+    cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
+    progress: called as progress(done, total, what is under way) while a device is probed, and the
+    model is read and its kernels built, checked and loaded, now and in later runs. done <= total,
+    and both are equal when that is done; the total grows when it turns out that more is to be done.
+
+    Raises ModelError, UnsupportedError, OptionError, DeviceError, BuildError, OutOfMemoryError.
+    """
+    options: dict[str, Any] = {
+        "device": device, "precision": precision, "memory": memory, "tuning": tuning,
+        "guard": guard, "strict": strict, "isolation": isolation, "cache_dir": cache_dir,
+        "progress": progress}
+    if isinstance(precision, str) and precision == "auto":
+        options["precision"] = chosen(model, options, tolerance, calibrate, budget, shapes)
+    elif not (tolerance is None and calibrate is None and budget is None):
+        raise OptionError("tolerance, calibrate and budget are of precision='auto'")
+    return compile_now(model, shapes, **options)
+
+
+def chosen(model: Any, options: Mapping[str, Any], tolerance: float | Judge | None, calibrate: Any,
+           budget: float | None, shapes: Shapes | None) -> Options:
+    """What `precision="auto"` comes to with options of `open_model`."""
+    from jitcl.accuracy.auto import Trial, choose
+
+    opened = open_model(model, **{**options, "precision": "high"})
+    with opened:
+        trial = Trial.of(tolerance, calibrate, shapes, budget, opened.inputs)
+        return choose(opened.source, opened.device, options["memory"], trial, options["cache_dir"],
+                      tally_of(options["progress"]))
+
+
+__all__ = ["chosen", "compile"]
