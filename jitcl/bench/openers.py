@@ -45,6 +45,11 @@ class JitclEngine:
         from jitcl.bench.steps import step_times
         return step_times(self.model, self.feeds)
 
+    def parts(self) -> dict[str, float]:
+        """Seconds of a run's parts."""
+        from jitcl.bench.where import parts_of
+        return parts_of(self.model, self.feeds)
+
     def peaks(self) -> Peaks:
         """What the device that ran the model can do at most."""
         from jitcl.bench.peaks import measure_peaks

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jitcl.bench.contest import Contest
     from jitcl.bench.processes import Entrant
     from jitcl.bench.roofline import Roofline
+    from jitcl.bench.where import Place
     from jitcl.runtime.model import Model
 
 LISTED = 10                 # kernels in the table that comes with --roofline
@@ -31,6 +32,7 @@ Examples:
   jitcl bench bert.onnx -i input_ids=ids.npy -i attention_mask=mask.npy --json bench.json
   jitcl bench model.onnx -d cpu --roofline roof.svg    which kernels leave time lying about?
   jitcl bench model.onnx -d cpu --kernels 20 --peers none
+  jitcl bench model.onnx --where                       the CPU or the GPU, and why?
 
 \b
 How to read it: each engine runs in a process of its own, and they take turns: a round is
@@ -63,6 +65,9 @@ repeat on a quiet machine what you want to publish.
 @click.option("--kernels", type=click.IntRange(0), metavar="N",
               help="List the N slowest kernels beside the peaks.  [default: 10 with --roofline, "
               "else 0]")
+@click.option("--where", is_flag=True,
+              help="Time it on all devices (or those of -d) and say which is fastest, and why: by "
+              "parts of a run, and by the devices' measured peaks.  [peers: none, unless named]")
 @isolation_option
 @click.option("--json", "report", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
               metavar="FILE", help="Write all of it as JSON; - is stdout, instead of the tables.")
@@ -70,7 +75,7 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
           shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], seed: int,
           scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
           rounds: int, threads: int | None, peers: str, svg: Path | None, kernels: int | None,
-          isolation: str | None, report: Path | None) -> None:
+          where: bool, isolation: str | None, report: Path | None) -> None:
     """Time MODEL on jitcl's devices and on other engines, in turns, and compare the results."""
     from jitcl import config
     from jitcl.bench.contest import Contest
@@ -82,10 +87,10 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
 
     for path in (svg, report):
         _check_writable(path)
-    chosen, missing = choose_peers(peers)
+    chosen, missing = choose_peers("none" if where and peers == "auto" else peers)
     threads = threads or int(config.get("threads"))
     machine = this_machine()                        # before the load is this command's own
-    devices = tuple(dict.fromkeys(devices)) or ("auto",)
+    devices = tuple(dict.fromkeys(devices)) or (_everywhere() if where else ("auto",))
     options = dict(precision=precision, memory=memory, tuning=tuning, isolation=isolation,
                    cache_dir=None if cache_dir is None else str(cache_dir))
     opened = _open(model, options)
@@ -96,11 +101,13 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         contest.time(rounds)
         _raise_if_none_ran(contest)
         wanted = kernels if kernels is not None else LISTED if svg is not None else 0
-        rooflines, unplaced = _rooflines(contest, model.name, say) if wanted or svg else ([], {})
+        rooflines, unplaced = (_rooflines(contest, model.name, say)
+                               if wanted or svg or where else ([], {}))
+        places = _places(contest, model.name, rooflines, say) if where else []
     results = tables.Results(
         model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
         {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
-        rooflines, unplaced)
+        rooflines, unplaced, places)
     if report is not None:
         write_json(report, results.document())
     if str(report) != "-":
@@ -110,6 +117,24 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
     for path in (svg, report):
         if path is not None and str(report) != "-":
             click.echo(f"saved {path}")
+
+
+def _everywhere() -> tuple[str, ...]:
+    from jitcl.devices.opencl import list_devices
+    return ("cpu", *(found.spec for found in list_devices()))
+
+
+def _places(contest: Contest, model: str, rooflines: list[Roofline], say: Any) -> list[Place]:
+    """What each device took, by parts."""
+    from jitcl.bench.where import place
+    found, lines = [], {line.title: line for line in rooflines}
+    for entry in contest.running:
+        if entry.entrant.peer or entry.timing is None:
+            continue
+        say(f"taking the parts of a run on {entry.name}")
+        found.append(place(entry.name, entry.timing.median, entry.process.ask("parts"),
+                           lines.get(f"{model}, {entry.name}")))
+    return found
 
 
 def _check_writable(path: Path | None) -> None:

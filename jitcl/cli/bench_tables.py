@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from jitcl.bench.compare import SUSPECT
 from jitcl.bench.machine import Machine, load_average
+from jitcl.bench.where import Place, verdict
 from jitcl.cli.console import console, duration, node_names, table
 from jitcl.codegen.text import amount
 from jitcl.passes.options import Options
@@ -36,7 +37,7 @@ def status() -> Iterator[Callable[[str], object]]:
 @dataclass(frozen=True)
 class Results:
     """All that one bench found. absent: peers that did not compete, and why; unplaced: devices
-    whose kernels are not listed, and why.
+    whose kernels are not listed, and why. places: of `--where`.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Results:
     absent: Mapping[str, str]
     rooflines: list[Roofline]
     unplaced: Mapping[str, str]
+    places: Sequence[Place] = ()
 
     # ---- for people
 
@@ -65,6 +67,8 @@ class Results:
                 _print_kernels(out, roof, kernels)
         for name, why in self.unplaced.items():
             out.print(f"{name}: no kernels listed: {why}")
+        for line in verdict(self.places) if self.places else ():
+            out.print(line)
 
     def _inputs(self) -> str:
         shown = []
@@ -141,7 +145,8 @@ class Results:
             "fastest_peer": self.contest.fastest_peer,
             "engines": [self._engine(e) for e in self.contest.entries],
             "absent": dict(self.absent), "no_kernels": dict(self.unplaced),
-            "rooflines": [_roofline(line) for line in self.rooflines]}
+            "rooflines": [_roofline(line) for line in self.rooflines],
+            "where": [p.document for p in self.places]}
 
     def _engine(self, entry: Entry) -> dict[str, Any]:
         t, opened = entry.timing, entry.opened
