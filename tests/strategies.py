@@ -22,7 +22,7 @@ names = st.one_of(
     st.text(max_size=8), st.text("abc\n'\"\\%", max_size=5))
 identifiers = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True)
 stored = st.sampled_from(dtypes.STORED)
-layouts = st.one_of(st.just(ROW),
+layouts = st.one_of(st.just(ROW), st.builds(Layout, st.just("rows"), st.integers(1, 8)),
                     st.builds(Layout, st.just("NCHWc"), st.integers(2, 16), st.integers(0, 3)))
 
 
@@ -33,7 +33,8 @@ def floats_of(dtype: str) -> st.SearchStrategy[float]:
 @st.composite
 def tensor_types(draw: st.DrawFn) -> TensorType:
     dims = st.one_of(st.integers(0, 9), names.map(Sym))
-    return TensorType(draw(stored), tuple(draw(st.lists(dims, max_size=4))), draw(layouts))
+    shape = tuple(draw(st.lists(dims, max_size=4)))
+    return TensorType(draw(stored), shape, draw(layouts) if shape else ROW)
 
 
 @st.composite

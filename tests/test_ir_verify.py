@@ -46,6 +46,7 @@ def relu(x: Node, type: TensorType = F4, **attrs: object) -> Node:
     (relu(X, TensorType("f33", (4,))), "node %y = relu: its element type is 'f33', wanted one of"),
     (relu(X, TensorType("f32", (-1,))), "its shape f32[-1] has dimension -1, wanted an int >= 0"),
     (relu(X, TensorType("f32", (4,), Layout("row", 4))), "its layout row has block 4 and halo 0"),
+    (relu(X, TensorType("f32", (), Layout("rows", 4))), "is rows4, but a scalar has no rows"),
     (relu(X, TensorType("f32", (4,), Layout("NCHWc", 0))), "its layout is Layout(kind='NCHWc',"),
     (relu(X, a=(1, np.int64(2))), "of type int64, wanted int, float, bool, str, None, Data"),
     (relu(graph_input("z", F4)), "node %0 = input: the graph does not declare its input 'z'"),

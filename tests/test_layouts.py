@@ -1,9 +1,10 @@
-"""Blocks of channels: which tensors get them, read off the printed graph. Weights must be constants
-here, so the graphs are built and not written.
+"""Blocks of channels and padded rows: which tensors get them, read off the printed graph. Weights
+must be constants here, so the graphs are built and not written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -19,6 +20,7 @@ from jitcl.passes.layout import AssignLayouts
 from jitcl.target import Target
 
 TARGET = Target("cpu", "test", vector_width=16)
+GPU = Target("opencl", "test", device_type="gpu", vector_width=4)
 g = GraphBuilder()
 
 
@@ -46,10 +48,10 @@ def as_tokens(pixels: Node) -> Node:
     return g.transpose(g.reshape(pixels, shape=(n, c, h * w)), perm=(0, 2, 1))
 
 
-def layouts(*outputs: Node) -> list[str]:
+def layouts(*outputs: Node, target: Target = TARGET) -> list[str]:
     """"op: layout" of each node that has one but the rows'."""
     graph = Graph("f", tuple(inputs(outputs)), tuple((f"y{i}", n) for i, n in enumerate(outputs)))
-    text = print_graph(run_passes(graph, [AssignLayouts(TARGET)]))
+    text = print_graph(run_passes(graph, [AssignLayouts(target)]))
     return [f"{op}: {layout}"
             for op, layout in re.findall(r"= (\w+)\(.*: f32\[[^;\]]*; (\S+)\]", text)]
 
@@ -95,6 +97,28 @@ def test_means_over_pixels_are_blocks_of_one_pixel():
 ], ids=["20 channels", "no reader", "another axis"])
 def test_rows_stay_rows(y):
     assert layouts(y) == []
+
+
+def test_planes_of_odd_rows_are_padded_on_gpus():
+    y = conv(x(1, 8, 13, 13), weights(8, 8, 3, 3), 1)
+    joined = g.concat(g.relu(y), g.relu(y), axis=1)
+    pooled = g.max_pool(joined, kernel=(3, 3), strides=(2, 2), pads=(0,) * 4, dilations=(1, 1))
+    assert layouts(g.reduce_mean(pooled, axes=(2, 3)), target=GPU) == [
+        "conv: rows4", "relu: rows4", "concat: rows4"]                   # 6 x 6: whole vectors
+    on_chip = dataclasses.replace(GPU, local_is_real=True, max_work_group=256)
+    assert layouts(g.reduce_mean(joined, axes=(2, 3)), target=on_chip) == []
+
+
+@pytest.mark.parametrize("y", [
+    conv(x(1, 8, 13, 13), weights(8, 8, 1, 1)),                          # an output
+    g.reduce_mean(conv(x(1, 8, 14, 14), weights(8, 8, 1, 1)), axes=(2, 3)),
+    g.reduce_mean(conv(x(1, 8, 5, 5), weights(8, 8, 1, 1)), axes=(2, 3)),
+    g.reshape(conv(x(1, 8, 13, 13), weights(8, 8, 1, 1)), shape=(1, 1352)),
+    g.reduce_mean(g.add(conv(x(1, 8, 9, 9, name="a"), weights(8, 8, 3, 3), 1), x(1, 8, 9, 9)),
+                  axes=(2, 3)),
+], ids=["output", "whole vectors", "mostly padding", "a reader of rows", "beside what has none"])
+def test_rows_without_padding(y):
+    assert layouts(y, target=GPU) == []
 
 
 def test_results_are_those_of_rows():

@@ -8,9 +8,11 @@ import math
 import numpy as np
 import pytest
 
+from jitcl.codegen.trial import trials
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.runtime.lowering import laid_out
 from tests.compiling import compile_graph, plan_on
 from tests.devices import device, needs_driver, present
 from tests.drawn import rng
@@ -27,6 +29,7 @@ POSES = {
     "cpu": {},
     "mali": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False,
                  registers=5),
+    "adreno": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False),
     "gpu": dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=True,
                 local_memory=32 << 10, max_work_group=256),
 }
@@ -124,6 +127,57 @@ def test_convolution(name, spec, pose):
     y, inputs, dtype = conv_case(**CONVS[name])
     template = "gemm_tiled_opencl" if pose == "gpu" else "conv_opencl"
     check(spec, [y], inputs, dtype, template, pose)
+
+
+def padded_planes(x=(2, 6, 13, 13), dtype="f32"):
+    """(output, inputs) of what reads and writes planes of padded rows: 3x3, strided, depthwise and
+    1x1 convolutions, pooling, sums, concatenations, means."""
+    kind = "f4" if dtype == "f32" else "f2"
+
+    def conv(data, k, size=3, stride=1, group=1):
+        c = data.type.dims[1] // group
+        w = (rng().standard_normal((k, c, size, size)) / np.sqrt(c * size * size)).astype(kind)
+        y = b.conv(data, const(w), strides=(stride,) * 2, pads=(size // 2,) * 4,
+                   dilations=(1, 1), group=group)
+        return b.add(y, const(rng().standard_normal((1, k, 1, 1)).astype(kind)))
+
+    data = graph_input("x", TensorType(dtype, x))
+    y = b.tanh(conv(data, 8))
+    y = b.relu(b.add(conv(b.relu(conv(y, 8, group=8)), 8, 1), y))
+    y = b.concat(y, b.max_pool(y, kernel=(3, 3), strides=(1, 1), pads=(1,) * 4, dilations=(1, 1)),
+                 axis=1)
+    y = b.mul(b.sigmoid(b.reduce_mean(y, axes=(2, 3))), y)
+    y = b.mul(b.add(y, const(np.array(1, kind))), conv(y, 16, 1))
+    y = b.relu(conv(y, 7, stride=2))
+    return b.mul(y, conv(b.sigmoid(y), 7, 1)), [data]
+
+
+@pytest.mark.parametrize("pose, spec", [("mali", s) for s in DEVICES] + [("adreno", DEVICES[-1])])
+@pytest.mark.parametrize("dtype, precision", [("f32", "high"), ("f16", "high"), ("f32", "low")])
+def test_planes_of_padded_rows(spec, pose, dtype, precision):
+    """Convolutions of all forms, on rows of 13 and 7 that lie 16 and 8 apart; also as loops, and
+    as trials judge them."""
+    y, inputs = padded_planes(dtype=dtype)
+    arrays = [rng().standard_normal(n.type.dims).astype("f4" if dtype == "f32" else "f2")
+              for n in inputs]
+    place = device(spec)
+    target = dataclasses.replace(place.target, **POSES[pose])
+    y = b.reduce_mean(b.concat(y, b.relu(y), axis=2), axes=(3,))
+    want = evaluate(y, dict(zip(inputs, arrays))).astype(np.float64)
+    bound = (3e-2 if precision == "low" else TOLERANCE[dtype]) * np.abs(want).max()
+    for templates in (True, False):
+        made = compile_graph(Graph("t", tuple(inputs), (("y", y),)), target, precision,
+                             templates=templates)
+        assert {g.root.type.dims[3] for g in made.groups
+                if g.root.type.layout.kind == "rows"} == {13, 7}
+        if templates:
+            assert {"conv_opencl", "depthwise_opencl", "pool_opencl"} <= {
+                k.template for k in made.plan.kernels}
+        plan = laid_out(made.plan, place, "normal")
+        (got,) = place.load(plan).run(arrays)
+        assert np.abs(got - want).max() <= bound
+        for trial in trials(made, plan):
+            assert trial.wrong(place.load(trial.plan).run(trial.inputs())) == ""
 
 
 def matrix(name: str, *shape: int, dtype: str = "f32") -> Node:

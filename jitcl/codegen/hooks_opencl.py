@@ -68,7 +68,8 @@ class OpenClGroupHooks(GroupHooks):
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
         `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
-        `ix` are multiples of. None where the epilogue is no function of whole vectors.
+        `ix` are multiples of. None where the epilogue is no function of whole vectors. What lies
+        behind a padded row is 0.
         """
         def seen(node: Node) -> TensorType:
             return node.type if types is None or is_literal(node) else types[node]
@@ -80,6 +81,9 @@ class OpenClGroupHooks(GroupHooks):
         loads = Loads(KernelBuilder(), self.group, self.names, seen)
         loads.preset(anchor, ix, E.var("v", "f32"))
         value = loads.value(root, ix)
+        inside = self._inside(ix, lane, multiples)
+        if not inside.is_const:
+            value = E.call("select", inside, value, E.const(0, value.dtype))
         nodes = self._outside()
         buffers = (*(Buffer(self.names[n], n.type.dtype, seen(n).physical) for n in nodes),
                    Buffer("y", root.type.dtype, seen(root).physical, "out"))
@@ -100,6 +104,19 @@ class OpenClGroupHooks(GroupHooks):
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
                         self.ctype(root.type.dtype), functions and few_registers(self.target))
+
+    def _inside(self, ix: tuple[Expr, ...], lane: Expr, multiples: Mapping[str, int]) -> Expr:
+        """Whether an index of the root, or of planes as one axis, is no padding of rows."""
+        root = self.group.root.type
+        if root.layout.kind != "rows":
+            return E.const(True, "bool")
+        at, pitch = ix[-1], root.physical[-1]
+        if len(ix) < root.rank:
+            first = E.call("sub", at, lane)
+            width = lane.extent or 1
+            whole = pitch % width == 0 and alignment(first, lane, multiples) % width == 0
+            at = E.call("mod", first, E.index(pitch)) + lane if whole else at % pitch
+        return at < root.dims[-1]
 
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr],
                    *inside: Expr) -> Loader:
@@ -134,24 +151,24 @@ class OpenClGroupHooks(GroupHooks):
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
-        H*W]. None where something in it tells the axes apart."""
+        H*W], with what rows are padded with. None where something in it tells the axes apart."""
         root = self.group.root.type
         if root.rank == 3:
             return {n: n.type for n in (*self._below(), *self._outside())}
-        spatial = root.dims[2:]
+        spatial = root.physical[2:]
         found: dict[Node, TensorType] = {}
         for node in (*self._below(), *self._outside()):
             inner = node is not self.group.anchor and node not in self.names
             if inner and lookup(node.op).kind != "elementwise":
                 return None
-            dims = (1,) * (root.rank - node.type.rank) + node.type.dims
+            dims = (1,) * (root.rank - node.type.rank) + node.type.physical
             ones = all(d == 1 for d in dims[2:])
             if len(dims) != root.rank or not (ones or dims[2:] == spatial):
                 return None
             pixels = 1
             for d in dims[2:]:
                 pixels *= d
-            found[node] = node.type.with_(shape=(*dims[:2], pixels))
+            found[node] = TensorType(node.type.dtype, (*dims[:2], pixels))
         literals = {i for n in self._below() if n is not self.group.anchor
                     for i in n.inputs if i not in found}
         return found | {n: n.type for n in literals}

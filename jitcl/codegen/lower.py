@@ -12,7 +12,7 @@ that index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from jitcl import dtypes
@@ -25,7 +25,7 @@ from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, expressions, statements
-from jitcl.ir.types import ROW, Layout, TensorType
+from jitcl.ir.types import Layout, TensorType
 from jitcl.ops.builder import lookup
 
 
@@ -118,7 +118,7 @@ def physical_index(
     layout: Layout, shape: tuple[int, ...], ix: tuple[Expr, ...]
 ) -> tuple[Expr, ...]:
     """Where a logical index lies in the buffer."""
-    if layout.kind == "row" or len(shape) < 3:
+    if layout.kind != "NCHWc" or len(shape) < 3:
         return ix
     n, c, *spatial = ix
     block, halo = E.index(layout.block), layout.halo
@@ -130,6 +130,8 @@ def logical_index(
 ) -> tuple[tuple[Expr, ...], Expr]:
     """The logical index of a place in the buffer, and whether there is one (else it is padding)."""
     inside = E.const(True, "bool")
+    if layout.kind == "rows":
+        return at, at[-1] < shape[-1]
     if layout.kind == "row" or len(shape) < 3:
         return at, inside
     n, outer, *spatial, lane = at
@@ -153,7 +155,7 @@ def lower(group: Group, name: str, *, flushed: bool = False, stored: Container[N
     names = {node: f"x{i}" for i, node in enumerate(operands)}
     if lookup(group.root.op).kind == "recurrence":
         return _lower_recurrence(group, name, names)
-    merged = merge_axes(group)
+    merged = merge_axes(group) or with_padding(group)
     types = (lambda n: merged[n]) if merged else (lambda n: n.type)
     out = types(group.root)
     s = KernelBuilder(half=group.compute == "f16", flushed=flushed)
@@ -161,11 +163,12 @@ def lower(group: Group, name: str, *, flushed: bool = False, stored: Container[N
     at = tuple(s.open("i", d, "parallel") for d in out.physical)
     opened = len(s.scopes) - 1
     ix, inside = logical_index(out.layout, out.dims, at)
-    if inside.is_const:
+    if inside.is_const or merged:                # merged rows are padded alike
         value = loads.value(group.root, ix)
     else:
         with s.guarded(inside):
             value = loads.value(group.root, ix)
+    if not inside.is_const:
         value = E.call("select", inside, value, E.const(0, value.dtype))
     body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, out.dtype)),)
     for _ in range(opened):
@@ -206,17 +209,18 @@ def _finished(name: str, done: tuple[Stmt, ...], names: dict[Node, str],
 
 def merge_axes(group: Group) -> dict[Node, TensorType] | None:
     """Types with neighbouring axes merged where a pointwise group treats them alike; None where it
-    can't.
+    can't. Padded rows stay apart.
 
         add(x[8,64,56,56], b[1,64,1,1])  ->  add(x[8,64,3136], b[1,64,1])
+        add(x[8,64,7,7; rows4], b[1,64,1,1])  ->  add(x[8,64,7,7; rows4], b[1,64,1,1])
     """
     if any(lookup(n.op).kind != "elementwise" for n in group.members):
         return None
     nodes = {*group.members, *(i for n in group.members for i in n.inputs)}
     root = group.root.type
-    if any(n.type.layout != root.layout for n in nodes if n.type.size > 1):
+    if not same_layout(nodes, root):
         return None
-    if root.layout != ROW:
+    if root.layout.kind == "NCHWc":
         return _flat(nodes, root)
     rank = root.rank
     full = {n: (1,) * (rank - n.type.rank) + n.type.dims for n in nodes}
@@ -226,7 +230,8 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
             (d[axis] == root.dims[axis]) == (d[groups[-1][0]] == root.dims[groups[-1][0]])
             for d in full.values()
         )
-        if same and root.dims[axis] != 1 and root.dims[groups[-1][0]] != 1:
+        row = root.layout.kind == "rows" and axis == rank - 1
+        if same and root.dims[axis] != 1 and root.dims[groups[-1][0]] != 1 and not row:
             groups[-1].append(axis)
         elif root.dims[axis] != 1 or any(d[axis] != 1 for d in full.values()):
             groups.append([axis])
@@ -236,6 +241,23 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
         n: n.type.with_(shape=tuple(_product(d[a] for a in g) for g in groups))
         for n, d in full.items()
     }
+
+
+def same_layout(nodes: Iterable[Node], root: TensorType) -> bool:
+    """Whether nodes lie in memory as the root does, or are one element for each of its rows."""
+    rows = root.layout.kind == "rows"
+    return all(n.type.layout == root.layout for n in nodes
+               if n.type.size > 1 and not (rows and n.type.dims[-1] == 1))
+
+
+def with_padding(group: Group) -> dict[Node, TensorType] | None:
+    """Types whose rows end behind their padding, where a concatenation moves whole rows."""
+    root = group.root
+    if root.op != "concat" or group.inlined or root.type.layout.kind != "rows":
+        return None
+    if root.attr("axis") == root.type.rank - 1 or not same_layout(root.inputs, root.type):
+        return None
+    return {n: TensorType(n.type.dtype, n.type.physical) for n in (root, *root.inputs)}
 
 
 def _flat(nodes: set[Node], root: TensorType) -> dict[Node, TensorType] | None:

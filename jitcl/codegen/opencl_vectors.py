@@ -31,7 +31,8 @@ from jitcl.templates.opencl.memory import alignment, piece
 
 FEW_REGISTERS = 16             # of a target, of vectors: long functions of vectors spill
 GATHERED = 4                   # lanes further apart than this are left to the driver's compiler
-_OPERATORS = ("add", "sub", "mul", "div", "neg", "lt", "le", "gt", "ge", "eq", "ne")
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_OPERATORS = ("add", "sub", "mul", "div", "neg", *COMPARISONS)
 _LOGIC = {"and": "&", "or": "|"}
 
 
@@ -111,6 +112,8 @@ class VectorRenderer(ExpressionRenderer):
         if x.op == "not":
             return f"~{self.operand(x.args[0], ATOM)}", UNARY
         kind = x.args[-1].dtype if x.args else x.dtype
+        if kind == "index" and x.dtype == "bool" and x.op in COMPARISONS:
+            return self._compared(x)
         if kind != ("f16" if self.half else "f32"):
             raise NotVectorisable(f"'{x.op}' of {kind}")
         if x.op in _OPERATORS:
@@ -128,6 +131,25 @@ class VectorRenderer(ExpressionRenderer):
         if x.op == "pow":
             return f"pow({', '.join(map(self.splat, x.args))})", ATOM
         raise NotVectorisable(x.op)
+
+    def _compared(self, x: Expr) -> Text:
+        """Indices that differ from lane to lane, compared."""
+        left, right = map(self._places, x.args)
+        text = f"({left} {COMPARISONS[x.op]} {right})"
+        if self.half:                            # truth values are shorts
+            text = self.language.convert.format(type=self.vector_type("bool"), value=text)
+        return text, ATOM
+
+    def _places(self, at: Expr) -> str:
+        """An index as a vector of ints."""
+        assert self.lane is not None
+        stride = lane_stride(at, self.lane, self.wide - {self.lane.value})
+        if stride is None:
+            raise NotVectorisable("an index depends on the lane otherwise than by a step")
+        ints = self._lanes("i32")
+        text = self.language.splat.format(type=ints, value=self.expr(self._lane0(at)))
+        steps = ", ".join(str(k * stride) for k in range(self.width))
+        return f"{text} + {self.language.splat.format(type=ints, value=steps)}" if stride else text
 
     def _wide_select(self, condition: Expr, yes: Expr, no: Expr) -> Text:
         a, b = self.splat(yes), self.splat(no)

@@ -343,8 +343,10 @@ def _hangs_on(index: Expr, fed: set[str]) -> bool:
 
 
 def padding(type: TensorType) -> list[tuple[Any, ...]]:
-    """Where a buffer has padding, as indices: lanes beyond the channels, and halos."""
+    """Where a buffer has padding, as indices: behind rows, lanes beyond the channels, halos."""
     layout, rank = type.layout, type.rank
+    if layout.kind == "rows":
+        return [(..., slice(type.dims[-1], None))]
     if layout.kind != "NCHWc" or rank < 3:
         return []
     used = type.dims[1] % layout.block

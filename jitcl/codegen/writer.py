@@ -90,7 +90,7 @@ class Writer:
         if self.templates:
             if self.language == "opencl":
                 found = self._first(OPENCL_TEMPLATES, OpenClGroupHooks(group, self.target))
-            else:
+            elif all(n.type.layout.kind != "rows" for n in (*group.members, *group.operands)):
                 found = self._first(CPU_TEMPLATES, CpuGroupHooks(group, self.target))
         if found is not None:
             return GroupKernels(group, self._launches(group, name, *found, memo))

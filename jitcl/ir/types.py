@@ -7,6 +7,7 @@ layouts, so layouts can't be mixed up.
     f32[1,64,56,56]              row-major
     f32[1,64,56,56; NCHW16c]     [N, C/16, H, W, 16]: channels in blocks of 16, the last one padded
     f32[1,64,56,56; NCHW16c+1]   the same, with a halo of 1 zero around every spatial axis
+    f32[1,64,13,13; rows4]       row-major, each row padded with zeros to a multiple of 4 elements
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ Dim = int | Sym
 class Layout:
     """How a tensor lies in memory; the same words serve for 1, 2 and 3 spatial axes.
 
-    kind "row": row-major. "NCHWc": axis 1 split into blocks of `block` channels, a block's channels
+    kind "row": row-major. "rows": row-major, each row padded with zeros to a multiple of `block`
+    elements. "NCHWc": axis 1 split into blocks of `block` channels, a block's channels
     innermost, the last block padded with zeros; `halo` zeros surround each axis from 2 on.
     """
 
@@ -47,6 +49,8 @@ class Layout:
     halo: int = 0
 
     def __str__(self) -> str:
+        if self.kind == "rows":
+            return f"rows{self.block}"
         if self.kind != "NCHWc":
             return self.kind
         return f"NCHW{self.block}c" + (f"+{self.halo}" if self.halo else "")
@@ -56,14 +60,19 @@ class Layout:
         """The layout that `str` writes so; JitclError for an unknown one."""
         if text == "row":
             return Layout(text)
+        padded = re.fullmatch(r"rows(\d+)", text)
+        if padded:
+            return Layout("rows", int(padded[1]))
         found = re.fullmatch(r"NCHW(\d+)c(?:\+(\d+))?", text)
         if not found:
-            raise JitclError(f"unknown layout '{text}': use row, NCHW<block>c or "
+            raise JitclError(f"unknown layout '{text}': use row, rows<multiple>, NCHW<block>c or "
                              "NCHW<block>c+<halo>")
         return Layout("NCHWc", int(found[1]), int(found[2] or 0))
 
     def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the buffer, padding and halo included, in elements."""
+        if self.kind == "rows":
+            return (*shape[:-1], -(-shape[-1] // self.block) * self.block)
         if self.kind == "row" or len(shape) < 3:
             return shape
         n, c, *spatial = shape

@@ -13,7 +13,7 @@ from jitcl.errors import JitclError, VerifyError
 from jitcl.ir.graph import Data, Graph, Node
 from jitcl.ir.printer import value_names
 from jitcl.ir.sizes import Size
-from jitcl.ir.types import Layout, Sym, TensorType
+from jitcl.ir.types import ROW, Sym, TensorType
 
 Infer = Callable[[str, tuple[TensorType, ...], dict[str, Any]], TensorType]
 
@@ -82,11 +82,14 @@ class _GraphCheck:
             if not isinstance(d, Sym) and (isinstance(d, bool) or not isinstance(d, int) or d < 0):
                 self.fail(node, f"its shape {type} has dimension {d!r}, wanted an int >= 0 or Sym")
         layout = type.layout
-        if layout.kind != "NCHWc" and layout != Layout(layout.kind):
+        if layout.kind == "row" and layout != ROW or layout.kind == "rows" and layout.halo:
             self.fail(node, f"its layout {layout.kind} has block {layout.block} and halo "
                             f"{layout.halo}: only NCHWc may")
-        if layout.kind not in ("row", "NCHWc") or layout.block < 1 or layout.halo < 0:
-            self.fail(node, f"its layout is {layout!r}, wanted row or NCHWc with block >= 1")
+        kinds = ("row", "rows", "NCHWc")
+        if layout.kind not in kinds or layout.block < 1 or layout.halo < 0:
+            self.fail(node, f"its layout is {layout!r}, wanted row, rows or NCHWc, block >= 1")
+        if layout.kind == "rows" and type.rank == 0:
+            self.fail(node, f"its layout is {layout}, but a scalar has no rows")
 
     def attr(self, node: Node, name: str, value: Any) -> None:
         """Attributes are plain values: NumPy scalars and lists would break interning and text."""

@@ -9,6 +9,8 @@ What is to be weighed, in bytes moved:
 - a blocked layout (NCHW16c) makes a direct convolution's inner loop one contiguous vector load;
 - the first and last layers pay for the change: inputs and outputs of the graph stay row-major,
   and so does what is read by ops that walk rows (matmul, softmax, reshape);
+- rows of odd lengths begin anywhere, so that a GPU reads and writes them by elements: they are
+  padded (rows4), which costs what is computed of the padding;
 - pointwise groups don't care, so a layout spreads through them at no cost; elementwise nodes take
   the layout of their largest operand;
 - a conversion reads and writes the tensor once, unless the producer's epilogue stores the new
@@ -24,20 +26,23 @@ from jitcl.ir.graph import Graph
 from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Pass
 from jitcl.passes.blocks import block_channels
+from jitcl.passes.rows import pad_rows
 from jitcl.target import Target
 
 
 @dataclass(frozen=True)
 class AssignLayouts(Pass):
-    """Choose each node's layout; targets without kernels for blocked layouts keep row-major.
+    """Choose each node's layout; targets without kernels for these layouts keep row-major.
 
         %1 = conv(%x, %w) : f32[1,64,56,56]     =>     %1 = conv(%x, %w) : f32[1,64,56,56; NCHW16c]
+        %1 = conv(%x, %w) : f32[1,64,13,13]     =>     %1 = conv(%x, %w) : f32[1,64,13,13; rows4]
     """
 
     target: Target
 
     def run(self, graph: Graph) -> Graph:
-        if self.target.kind != "cpu":
-            return graph
-        with judged_by_hint():
-            return block_channels(graph, self.target)
+        if self.target.kind == "cpu":
+            with judged_by_hint():
+                return block_channels(graph, self.target)
+        gpu = self.target.kind == "opencl" and self.target.device_type != "cpu"
+        return pad_rows(graph) if gpu and not self.target.stages_tiles else graph

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from jitcl.target.cpu_core import CpuCore
 
+QUAD, LEAST_ITEMS = 4, 64      # of tiles in local memory: elements of a vector, work-items
+
 
 @dataclass(frozen=True)
 class Target:
@@ -91,6 +93,19 @@ class Target:
     def computes_f16(self) -> bool:
         """Whether kernels may compute in the type half."""
         return self.fp16_arithmetic and not self.soft_half
+
+    @property
+    def stages_tiles(self) -> bool:
+        """Whether products stage tiles in local memory (template gemm_tiled_opencl): it is on-chip,
+        and holds the tiles of the smallest group.
+
+        Weights that come through a texture cache (Adreno) are staged there already: LiteRT and
+        llama.cpp read them as images, and use no local memory for them.
+        """
+        if self.device_type == "cpu" or self.images and self.image_pixels:
+            return False
+        works = self.local_works and self.max_vector_width >= QUAD
+        return self.local_is_real and works and self.max_work_group >= LEAST_ITEMS
 
     @property
     def key(self) -> str:

@@ -2,12 +2,12 @@
 // from the graph
 // x0 f32[1,16,14,14] -> add f32[16,1,1,16,16]
 // 0 FLOP, 28.9 kB; template conv_opencl
-// launch: 256 by 64; each 1, rows 256, height 14, width 14, oh 16, ow 16, kh 1, kw 1, sh 1, sw 1, dh 1, dw 1, top 1, left 1
+// launch: 256 by 64; each 1, rows 256, height 14, width 14, pitch 14, oh 16, ow 16, kh 1, kw 1, sh 1, sw 1, dh 1, dw 1, top 1, left 1
 
-__kernel void patches_22e749fd68(
+__kernel void patches_2e1fdcb5a5(
     __global const float *restrict x,
     __global float *restrict p,
-int each, int rows, int height, int width, int oh, int ow, int kh, int kw, int sh, int sw, int dh, int dw, int top, int left)
+int each, int rows, int height, int width, int pitch, int oh, int ow, int kh, int kw, int sh, int sw, int dh, int dw, int top, int left)
 {
     int last = min(((int)get_global_id(0) + 1) * each, rows);
     for (int row = (int)get_global_id(0) * each; row < last; ++row) {
@@ -18,7 +18,7 @@ int each, int rows, int height, int width, int oh, int ow, int kh, int kw, int s
         int first = clamp((sw - 1 - xw) / sw, 0, ow);           // the first column inside
         int end = clamp((width - 1 - xw + sw) / sw, first, ow); // the first one behind
         if (xh < 0 || xh >= height) first = end = ow;
-        int from = (plane * height + xh) * width + xw;
+        int from = (plane * height + xh) * pitch + xw;
         int to = row * ow;
         for (int w = 0; w < first; ++w) p[to + w] = 0.0f;
         if (sw == 1)

@@ -16,7 +16,6 @@ import numpy as np
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
-from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed, Template
 from jitcl.templates.convolution import ConvShape, shape_of
@@ -27,10 +26,19 @@ from jitcl.templates.gemm_opencl.product import (
     emit_product,
     fits_int,
     pack_rows,
-    stages_tiles,
     unfused,
 )
-from jitcl.templates.opencl.planes import PITCH, Window, padded, patches, row_of_taps, whole_planes
+from jitcl.templates.opencl.planes import (
+    PITCH,
+    Window,
+    as_stored,
+    in_rows,
+    padded,
+    patches,
+    row_of_taps,
+    staged,
+    whole_planes,
+)
 from jitcl.templates.opencl.tiling import (
     Tile,
     choose_tiles,
@@ -62,22 +70,22 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
         node = group.anchor
-        if (node is None or node.op != "conv" or node.type.rank not in (3, 4)
-                or stages_tiles(target)):
+        if node is None or node.op != "conv" or node.type.rank not in (3, 4):
             return ()
         if node.type.dtype not in ("f32", "f16") or 0 in (node.type.size, node.inputs[0].type.size):
             return ()
-        if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
+        if staged(group, target) or not in_rows(group):
             return ()
         if node.inputs[0] not in group.operands or node.inputs[1] not in group.operands:
             return ()                            # views of either are for generated loops
-        s = shape_of(node)
+        s = as_stored(shape_of(node), group.root)
         if s.groups > 1 and s.groups == s.c:
             return ()                            # depthwise: nothing is read twice
-        if not fits_int(node.type.size, s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
+        if not fits_int(s.n * s.k * pixels(s), s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
                         s.n * s.c * padded(s)[0] * (padded(s)[1] + PITCH)):
             return ()
-        return choose_forms(s, node.inputs[1].op == "const", target, in_half(group, target))
+        same = node.inputs[0].type.physical[-1] == s.out[1]
+        return choose_forms(s, node.inputs[1].op == "const", target, in_half(group, target), same)
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
         return _Writer(match, hooks).emit()
@@ -87,14 +95,15 @@ def pixels(s: ConvShape) -> int:
     return s.out[0] * s.out[1]
 
 
-def choose_forms(s: ConvShape, const_weights: bool, target: Target, half: bool = False
-                 ) -> tuple[Form, ...]:
+def choose_forms(s: ConvShape, const_weights: bool, target: Target, half: bool = False,
+                 same: bool = True) -> tuple[Form, ...]:
     """The forms, that with the least work first: multiply-adds of its tiles, and elements that it
-    copies. Behind the best tiles of the forms come their others.
+    copies. Behind the best tiles of the forms come their others. `same`: rows of the input are as
+    long in memory as those of the output.
     """
     batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
     flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target, half)
-    if s.kernel == (1, 1) and s.strides == (1, 1) and not any(s.pads):
+    if s.kernel == (1, 1) and s.strides == (1, 1) and same and not any(s.pads):
         return tuple(Form("flat", tile) for tile in flat)
     patches = [Form("patches", tile) for tile in flat]
     oh, ow = s.out
@@ -120,7 +129,8 @@ def pack_taps(w: np.ndarray, groups: int, rows: int) -> np.ndarray:
 
 class _Writer:
     def __init__(self, match: Form, hooks: OpenClHooks) -> None:
-        self.s, self.match, self.hooks = shape_of(hooks.anchor), match, hooks
+        self.s = as_stored(shape_of(hooks.anchor), hooks.group.root)
+        self.match, self.hooks = match, hooks
         self.form, self.tile = match.form, match.tile
         self.x, self.w = hooks.anchor.inputs
         self.m = self.s.k // self.s.groups

@@ -6,6 +6,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Template
 from jitcl.templates.convolution import shape_of
+from jitcl.templates.opencl.planes import as_stored
 from jitcl.templates.opencl.window import Lanes, Windows, emit_windows, suitable, vector_widths
 
 
@@ -18,11 +19,12 @@ class DepthwiseOpenCl(Template[Lanes, OpenClHooks]):
         node = group.anchor
         if node is None or node.op != "conv" or node.type.rank not in (3, 4):
             return ()
-        s, weights = shape_of(node), node.inputs[1]
+        s, weights = as_stored(shape_of(node), group.root), node.inputs[1]
         if s.groups != s.c or s.c == 1 or weights.op != "const" or not suitable(group, s, target):
             return ()
         return vector_widths(s, target)
 
     def emit(self, match: Lanes, hooks: OpenClHooks) -> list[Emitted]:
         weights = hooks.anchor.inputs[1]
-        return emit_windows(Windows("sum", shape_of(hooks.anchor), match.width, weights), hooks)
+        s = as_stored(shape_of(hooks.anchor), hooks.group.root)
+        return emit_windows(Windows("sum", s, match.width, weights), hooks)

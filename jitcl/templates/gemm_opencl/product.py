@@ -23,7 +23,6 @@ ON_AXES = ("m_tiles", "n_tiles", "m_count", "n_count", "k_count", "a_image", "a_
            "b_image", "b_panel")
 PARAMS = ("each", "tasks", "m_inner", *ON_AXES)  # with tiles dealt out to work-items
 HALVES = 8                     # of a vector that Mali and Adreno read at once
-QUAD, LEAST_ITEMS = 4, 64      # of gemm_tiled_opencl: vectors in local memory, smallest group
 
 
 @dataclass(frozen=True)
@@ -153,16 +152,3 @@ def pack_columns(b: np.ndarray, tile: Tile) -> np.ndarray:
     """[image, K, N] -> [image, panels, K, span]."""
     panels = b[:, :, column_numbers(b.shape[2], tile)]
     return np.ascontiguousarray(panels.transpose(0, 2, 1, 3))
-
-
-def stages_tiles(target: Target) -> bool:
-    """Whether the target stages tiles in local memory instead (template gemm_tiled_opencl).
-
-    Weights that come through a texture cache (Adreno) are staged there already: LiteRT and
-    llama.cpp read them as images, and use no local memory for them.
-    """
-    if target.images and target.image_pixels:
-        return False
-    works = target.local_works and target.max_vector_width >= QUAD
-    roomy = target.max_work_group >= LEAST_ITEMS
-    return target.device_type != "cpu" and target.local_is_real and works and roomy

@@ -21,7 +21,6 @@ from jitcl.templates.gemm_opencl.product import (
     fits_int,
     pack_columns,
     pack_rows,
-    stages_tiles,
 )
 from jitcl.templates.matmul import Shape
 from jitcl.templates.opencl.tiling import Tile, choose_tiles, in_half
@@ -37,7 +36,7 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Tile, ...]:
         node, root = group.anchor, group.root.type
-        if node is None or node.op != "matmul" or stages_tiles(target) or node.type.size == 0:
+        if node is None or node.op != "matmul" or target.stages_tiles or node.type.size == 0:
             return ()
         a, b = (i.type for i in node.inputs)
         if node.type.dtype not in ("f32", "f16") or root.dims != node.type.dims:

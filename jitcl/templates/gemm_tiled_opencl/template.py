@@ -18,7 +18,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Scratch, Template
-from jitcl.templates.gemm_opencl.product import counter, fits_int, stages_tiles, unfused
+from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
 from jitcl.templates.gemm_opencl.template import decoded
 
 GROUPS = 2                     # work-groups a core that keep it busy
@@ -85,7 +85,7 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Split, ...]:
         node = group.anchor
-        if node is None or not stages_tiles(target):
+        if node is None or not target.stages_tiles:
             return ()
         if node.op not in ("matmul", "conv") or node.type.dtype not in ("f32", "f16"):
             return ()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Scratch
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.opencl.memory import piece
 from jitcl.templates.opencl.tiling import launch
 
-PARAMS = ("each", "rows", "height", "width", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw",
-          "top", "left")
+PARAMS = ("each", "rows", "height", "width", "pitch", "oh", "ow", "kh", "kw", "sh", "sw", "dh",
+          "dw", "top", "left")
 PADDED = ("each", "planes", "height", "width", "oh", "ow", "top", "left")
 FILL = {"add": "0.0f", "max": "-INFINITY"}
 PITCH = 4                      # GPUs: rows of copied planes begin at multiples of so many elements
@@ -36,10 +39,38 @@ class Window:
     out: tuple[int, int]
 
 
+def as_stored(s: ConvShape, root: Node) -> ConvShape:
+    """The convolution or pooling whose rows are as long as those of the group's root in memory: it
+    computes what they are padded with, too, which the epilogue makes zeros."""
+    return dataclasses.replace(s, out=(s.out[0], root.type.physical[-1]))
+
+
+def staged(group: Group, target: Target) -> bool:
+    """Whether the group is left to kernels that stage tiles in local memory, or to loops there:
+    these read no padded rows."""
+    plain = all(n.type.layout == ROW for n in (*group.members, *group.operands))
+    return target.stages_tiles and plain
+
+
+def in_rows(group: Group) -> bool:
+    """Whether the group's tensors are row-major, and what its epilogue makes and reads are planes
+    whose rows lie as the root's do, or one element for each row."""
+    members, anchor = group.members, group.anchor
+    read = {*members, *(i for n in members if n is not anchor for i in n.inputs)}
+    return (all(n.type.layout.kind != "NCHWc" for n in (*members, *group.operands))
+            and all(n.type.layout == group.root.type.layout for n in read
+                    if n.type.rank and n.type.dims[-1] != 1))
+
+
+def reach(s: ConvShape) -> int:
+    """Elements of a row that taps need; a strided row is read in pairs, one beyond its end."""
+    last = (s.out[1] - 1) * s.strides[1] + (s.kernel[1] - 1) * s.dilations[1] + 1
+    return last + (s.strides[1] > 1)
+
+
 def padded(s: ConvShape) -> tuple[int, int]:
-    """Height and width of padded planes; a strided row is read in pairs, one beyond its end."""
-    return (s.size[0] + s.pads[0] + s.pads[2],
-            s.size[1] + s.pads[1] + s.pads[3] + (s.strides[1] > 1))
+    """Height and width of padded planes."""
+    return s.size[0] + s.pads[0] + s.pads[2], max(s.size[1] + s.pads[1] + s.pads[3], reach(s))
 
 
 def row_of_taps(s: ConvShape, width: int, pitch: int, target: Target) -> tuple[int, int]:
@@ -65,7 +96,8 @@ def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: 
     body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=ctype, params=PARAMS,
                         fill=fill(combine, ctype))
     each, sizes, local = launch(rows, hooks.target)
-    values = (each, rows, *s.size, *out, *kernel, *window.strides, *window.dilations, *s.pads[:2])
+    values = (each, rows, *s.size, x.type.physical[-1], *out, *kernel, *window.strides,
+              *window.dilations, *s.pads[:2])
     params = dict(zip(PARAMS, values, strict=True))
     return copy, Emitted("patches", body, (x, copy), (copy,), params, sizes, local)
 
@@ -73,9 +105,9 @@ def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: 
 def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
                  ) -> tuple[list[Emitted], Argument, tuple[int, int]]:
     """(kernels before, planes without a tap outside, their height and width)."""
-    size = padded(s)
-    if size == s.size:
-        return [], x, size
+    size, held = padded(s), x.type.physical[-1]
+    if not any(s.pads) and reach(s) <= held:
+        return [], x, (size[0], held)
     if hooks.target.device_type != "cpu":
         size = size[0], -(-size[1] // PITCH) * PITCH
         copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)

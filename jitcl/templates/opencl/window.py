@@ -11,12 +11,18 @@ import numpy as np
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed
 from jitcl.templates.convolution import ConvShape
-from jitcl.templates.gemm_opencl.product import counter, fits_int, stages_tiles, unfused
-from jitcl.templates.opencl.planes import PITCH, padded, row_of_taps, whole_planes
+from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
+from jitcl.templates.opencl.planes import (
+    PITCH,
+    in_rows,
+    padded,
+    row_of_taps,
+    staged,
+    whole_planes,
+)
 from jitcl.templates.opencl.tiling import WIDTHS, launch, spread
 
 ON_AXES = ("channels", "copies", "oh", "ow", "kh", "kw", "dw", "h_step", "ky_step", "x_plane")
@@ -44,9 +50,8 @@ class Windows:
 def suitable(group: Group, s: ConvShape, target: Target) -> bool:
     """Whether planes, vectors of whose rows can be read, are what the group reads and writes."""
     assert group.anchor is not None
-    types = [n.type for n in (*group.members, *group.operands)]
     anchor = group.anchor
-    if stages_tiles(target) or s.strides[1] > 2 or any(t.layout != ROW for t in types):
+    if staged(group, target) or s.strides[1] > 2 or not in_rows(group):
         return False
     if anchor.type.dtype not in ("f32", "f16"):
         return False
@@ -54,7 +59,7 @@ def suitable(group: Group, s: ConvShape, target: Target) -> bool:
         return False
     height, width = padded(s)
     read = anchor.inputs[0] in group.operands
-    return read and fits_int(anchor.type.size, s.n * s.c * height * (width + PITCH))
+    return read and fits_int(s.n * s.k * s.out[0] * s.out[1], s.n * s.c * height * (width + PITCH))
 
 
 def vector_widths(s: ConvShape, target: Target) -> tuple[Lanes, ...]:

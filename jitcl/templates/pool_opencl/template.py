@@ -7,6 +7,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Template
 from jitcl.templates.convolution import ConvShape
+from jitcl.templates.opencl.planes import as_stored
 from jitcl.templates.opencl.window import Lanes, Windows, emit_windows, suitable, vector_widths
 
 KINDS = {"max_pool": "max", "average_pool": "mean"}
@@ -23,12 +24,13 @@ class PoolOpenCl(Template[Lanes, OpenClHooks]):
             return ()
         if node.op == "average_pool" and not whole_windows(node):
             return ()
-        s = pool_shape(node)
+        s = as_stored(pool_shape(node), group.root)
         return vector_widths(s, target) if suitable(group, s, target) else ()
 
     def emit(self, match: Lanes, hooks: OpenClHooks) -> list[Emitted]:
         node = hooks.anchor
-        return emit_windows(Windows(KINDS[node.op], pool_shape(node), match.width), hooks)
+        s = as_stored(pool_shape(node), hooks.group.root)
+        return emit_windows(Windows(KINDS[node.op], s, match.width), hooks)
 
 
 def whole_windows(node: Node) -> bool:
