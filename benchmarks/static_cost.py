@@ -21,6 +21,13 @@ read. Printed for each GPU, precision and kind of kernel:
     occupancy     the least: threads of what fits at best
     spills        stores to and loads from the stack
     fma           kernels that call fma() where it is a routine of many instructions
+    loop          of the innermost loops of products and convolutions, from the machine code: cycles
+                  of memory over cycles of arithmetic, the most of any kernel. Assumed: 64 lanes
+                  compute a cycle and 16 words of 32 bits are moved (24 and 8 on Bifrost, whose two
+                  instructions of a tuple count once), and no two lanes read the same word. Mesa's
+                  own rate, a cycle an access whatever its width, would ask for 64 multiply-adds
+                  beside each: more sums than there are registers at full occupancy.
+    useful        multiply-adds (under "low" of pairs of halves) of the instructions there, a mean
 
 --baseline: numbers that --save kept; each cell then says "before -> after". static_cost_before.json
 has those of commit f44c608, for the table in docs/measurements.md.
@@ -55,7 +62,10 @@ PROBE = ("__kernel void probe_{0}(__global const float *x, __global float *y)\n"
 KINDS = ("GEMM", "convolution", "depthwise", "pooling", "softmax", "layer norm", "elementwise",
          "transpose", "copies", "other")
 COLUMNS = ("kernels", "load/store", "all items", "arithmetic", "registers", "occupancy", "spills",
-           "fma")
+           "fma", "loop", "useful")
+LOOPS = ("GEMM", "convolution", "depthwise")     # whose innermost loops are weighed
+LANES, WORDS = 64, 16                            # a cycle: that compute, that are moved
+BIFROST = 24, 8
 MOVES = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Expand", "Slice"}
 Numbers = dict[str, Any]                     # of a kernel: what the table's columns are made of
 
@@ -95,7 +105,7 @@ def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[s
             path.write_text(text)
             paths.append(str(path))
         command = [sys.executable, str(reach / "compile.py"), *paths, "--gpu", gpu, "--root",
-                   str(root)]
+                   str(root), "--disasm"]
         done = subprocess.run(command, capture_output=True, text=True)
     found = {Path(r["file"]).stem: r for r in map(json.loads, done.stdout.splitlines())}
     missing = set(files) - set(found)
@@ -119,7 +129,43 @@ def numbers(said: Numbers, text: str, fma_is_routine: bool) -> Numbers:
     return {"access": access, "sums": sums, "registers": s["registers"],
             "occupancy": threads / full, "instructions": s["instructions"],
             "spills": s.get("spills", 0) + s.get("fills", 0) + s.get("stp", 0) + s.get("ldp", 0),
-            "fma": int(fma_is_routine and re.search(r"\bfma\(", text) is not None)}
+            "fma": int(fma_is_routine and re.search(r"\bfma\(", text) is not None)} | weighed(
+                said["disasm"], s)
+
+
+def innermost(text: str) -> list[list[str]]:
+    """The instructions of the loops without a loop inside, of a kernel's last machine code: lines
+    from the target of a jump backwards to the jump."""
+    text = re.split(r"^Native code for .*|^shader: .*|^}.*", text, flags=re.M)[-1] if (
+        "clause_0:" not in text) else text[text.rindex("clause_0:"):]
+    lines = [x for x in text.splitlines() if x.startswith("   ") or x.strip()]
+    places = {x.rstrip(":"): i for i, x in enumerate(lines) if re.fullmatch(r"(l|clause_)\d+:", x)}
+    edges = []
+    for i, line in enumerate(lines):
+        back = re.search(r"offset:-(\d+)$", line) if "BRANCH" in line else None
+        label = re.search(r"(?:JUMP|BRANCH|jump|br\b).*?\b(l\d+|clause_\d+)$", line)
+        start = i + 1 - int(back[1]) if back else places.get(label[1], i) if label else i
+        if start < i:
+            edges.append((start, i))
+    return [lines[a:b] for a, b in edges if not any(a <= c and d < b for c, d in edges)]
+
+
+def weighed(text: str, stats: Numbers) -> Numbers:
+    """"loop" and "useful" of a kernel: its worst innermost loop; {} where it has none."""
+    lanes, words = BIFROST if "tuples" in stats else (LANES, WORDS)
+    found = []
+    for loop in innermost(text):
+        times = [1 + int(n[1]) if (n := re.search(r"\(rpt(\d)\)", x)) else 1 for x in loop]
+        moved = sum(int(n[1]) / 32 for x in loop if (n := re.search(r"(?:LOAD|STORE)\.i(\d+)", x)))
+        moved += sum(int(n[1]) for x in loop if (n := re.search(r"\b[ls][dt]g\.\S+ .*, (\d)$", x)))
+        moved += 4 * sum("isam" in x for x in loop)
+        sums = sum(n for x, n in zip(loop, times) if re.search(r"\bFMA\.|mad\.f|FMA\.f", x))
+        computed = sum(n for x, n in zip(loop, times) if not re.search(
+            r"LOAD|STORE|BRANCH|JUMP|NOP|[ls][dt]g\.|isam|nop|jump|br |^\w+:|^[{}]|ds\(", x))
+        tuples = sum(x.strip().startswith("*") for x in loop) or computed
+        if sums:
+            found.append({"loop": moved / words / (tuples / lanes), "useful": sums / computed})
+    return max(found, key=lambda f: f["loop"], default={})
 
 
 def measure(models: Iterable[Path], gpu: str, precisions: Iterable[str],
@@ -137,10 +183,10 @@ def measure(models: Iterable[Path], gpu: str, precisions: Iterable[str],
         for step in plan.steps:
             kind = kind_of(step, templates[step.kernel])
             rows[f"{gpu} {precision} {kind}"].append((step.kernel, prod(step.global_size)))
-    return {key: row_of(launches, costs) for key, launches in rows.items()}
+    return {key: row_of(key.split(" ", 2)[2], launches, costs) for key, launches in rows.items()}
 
 
-def row_of(launches: list[tuple[str, int]], costs: dict[str, Numbers]) -> Numbers:
+def row_of(kind: str, launches: list[tuple[str, int]], costs: dict[str, Numbers]) -> Numbers:
     """The numbers of a row: of launches as (kernel, work-items)."""
     failed = {k: costs[k]["failed"] for k, _ in launches if "failed" in costs[k]}
     good = [(costs[k], items) for k, items in launches if k not in failed]
@@ -153,6 +199,10 @@ def row_of(launches: list[tuple[str, int]], costs: dict[str, Numbers]) -> Number
                 "registers": max(c["registers"] for c in used),
                 "occupancy": min(c["occupancy"] for c in used),
                 "spills": sum(c["spills"] for c in used), "fma": sum(c["fma"] for c in used)}
+        loops = [c for c in used if "loop" in c] if kind in LOOPS else []
+        if loops:
+            row |= {"loop": max(c["loop"] for c in loops),
+                    "useful": sum(c["useful"] for c in loops) / len(loops)}
     row["by kernel"] = {k: costs[k] for k in sorted({k for k, _ in launches})}
     return row
 
