@@ -56,6 +56,9 @@ class PosingDevice:
     def name(self) -> str:
         return self.target.name
 
+    def ahead(self, cache: Cache | None) -> None:
+        """Built when they are loaded."""
+
     def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | None = None,
              options: LoadOptions | None = None) -> PosingExecutable:
         with self.lock:

@@ -47,6 +47,59 @@ def test_a_kernel_that_python_rejects_is_a_build_error():
         compile_kernels([KernelSource("greedy", allocating, "numba")])
 
 
+class PosedWorker:
+    """Builds at once; what it was asked for, in order."""
+
+    asked: list[str] = []
+    closed = 0
+
+    def __init__(self) -> None:
+        self.process = self
+
+    def poll(self) -> None:
+        return None
+
+    def build(self, source: KernelSource, absent: str) -> bytes:
+        self.asked.append(source.entry)
+        return source.body.encode()
+
+    def close(self) -> None:
+        PosedWorker.closed += 1
+
+
+@pytest.fixture
+def posed(monkeypatch):
+    """Build processes of this test alone, which end after 0.1 s."""
+    pool = objects._Workers()
+    monkeypatch.setattr(objects, "_workers", pool)
+    monkeypatch.setattr(objects, "_Worker", PosedWorker)
+    monkeypatch.setattr(objects, "_IDLE_SECONDS", 0.1)
+    PosedWorker.asked, PosedWorker.closed = [], 0
+    yield pool
+    pool.close()
+
+
+def test_what_is_built_ahead_is_not_built_again(posed, device):
+    ahead, other = (KernelSource(name, f"text of {name}", "numba") for name in "ab")
+    take = objects.Ahead(None, device.target)
+    take(ahead)
+    take(KernelSource("c", "__kernel", "opencl"))       # another path's
+    blobs = compile_kernels([other, ahead], lanes=device.target.vector_width)
+    assert sorted(PosedWorker.asked) == ["a", "b"]
+    assert blobs["a"].endswith(b"a\ntext of a") and blobs["b"].endswith(b"b\ntext of b")
+    assert posed.known == {} and posed.waiting == 0
+
+
+def test_build_processes_end_after_a_pause_and_drop_what_nobody_asked_for(posed, device):
+    objects.Ahead(None, device.target)(KernelSource("a", "text", "numba"))
+    deadline = time.monotonic() + 20
+    while posed.threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (posed.threads, posed.processes, posed.known, PosedWorker.closed) == (0, [], {}, 1)
+    compile_kernels([KernelSource("b", "text", "numba")])       # they start again
+    assert PosedWorker.asked == ["a", "b"]
+
+
 def test_builds_import_nothing_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "numba.py").write_text("raise ImportError('not the library')\n")
     monkeypatch.chdir(tmp_path)

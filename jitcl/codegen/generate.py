@@ -7,6 +7,7 @@ step's head.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -44,13 +45,15 @@ class Generated:
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
              faults: Faults | None = None, host: Target | None = None, joins: bool = True,
-             chooser: Chooser = FIRST) -> Generated:
+             chooser: Chooser = FIRST,
+             written: Callable[[KernelSource], None] | None = None) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
     `faults`: no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU
     path's Target, for groups that no other variant is left of. `joins`: concatenations may be
     written in place by those that they join (CPU: OpenCL's buffers have no parts that can be bound
     anywhere), which makes them live longer. `chooser`: which candidates of templates are taken.
+    `written` is called with each kernel once, while the rest is not written yet.
     Raises BuildError where no variant is left.
     """
     variants = VariantChooser(target, templates, faults if target.kind == "opencl" else None,
@@ -58,7 +61,7 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     groups = with_sums_marked(joined(graph, groups, Writer(target, templates, chooser=chooser)))
     if joins and target.kind == "cpu":
         groups = in_place(graph, groups)
-    return _Generator(graph, variants).run(groups)
+    return _Generator(graph, variants, written).run(groups)
 
 
 def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | None,
@@ -73,6 +76,7 @@ def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | 
 class _Generator:
     graph: Graph
     variants: VariantChooser
+    written: Callable[[KernelSource], None] | None = None
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
@@ -213,7 +217,10 @@ class _Generator:
         """One step. All FLOPs of a group are counted at its main step, not at those that arrange
         its operands."""
         kernel, emitted = launch.kernel, launch.emitted
-        self.kernels.setdefault(kernel.entry, kernel)
+        if kernel.entry not in self.kernels:
+            self.kernels[kernel.entry] = kernel
+            if self.written is not None:
+                self.written(kernel)
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)

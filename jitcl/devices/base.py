@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from jitcl.codegen.plan import Plan, Shapes
+from jitcl.codegen.plan import KernelSource, Plan, Shapes
 from jitcl.devices.progress import Progress, Tally
 from jitcl.target import Target
 
@@ -159,6 +159,11 @@ class Device(Protocol):
 
     @property
     def memory_mode(self) -> Literal["arena", "slots"]: ...  # how temporaries are best placed
+
+    def ahead(self, cache: Cache | None) -> Callable[[KernelSource], None] | None:
+        """A plan is about to be written: takes its kernels one by one, and begins to build them.
+        None where they are built when they are loaded.
+        """
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,

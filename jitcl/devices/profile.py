@@ -29,6 +29,9 @@ class ProfileDevice:
     def reopen(self) -> None:
         """Nothing: nothing was opened."""
 
+    def ahead(self, cache: Cache | None) -> None:
+        """Nothing is built."""
+
     def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
              options: LoadOptions | None = None) -> NoReturn:
         """Always a DeviceError: there is no such device here."""

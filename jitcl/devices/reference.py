@@ -42,6 +42,9 @@ class ReferenceDevice:
     def reopen(self) -> None:
         """Nothing: there is nothing to lose."""
 
+    def ahead(self, cache: Cache | None) -> None:
+        """Nothing is built."""
+
     def load(self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
              options: LoadOptions | None = None) -> ReferenceExecutable:
         """Parses and verifies the kernels and allocates all buffers; nothing is built or cached.

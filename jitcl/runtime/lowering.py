@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from jitcl import config
 from jitcl.codegen.generate import Generated, generate
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import KernelSource, Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
 from jitcl.ir.graph import Graph
@@ -41,10 +41,13 @@ class Lowering:
     def __init__(
             self, source: Source, shapes: Mapping[str, tuple[int, ...]],
             values: Mapping[str, np.ndarray], device: Device, options: Options,
-            observe: Observe | None = None
+            observe: Observe | None = None,
+            written: Callable[[KernelSource], None] | None = None
     ) -> None:
-        """Import, run the passes, fuse. `observe` sees the graph after each pass."""
-        self.device, self.options = device, options
+        """Import, run the passes, fuse. `observe` sees the graph after each pass, `written` each
+        kernel while a plan is generated.
+        """
+        self.device, self.options, self.written = device, options, written
         self.chooser: Chooser = FIRST
         self._start = time.perf_counter()
         graph, self._checks = take_checks(source.graph(shapes, values),
@@ -99,7 +102,7 @@ class Lowering:
         found = generate(
             self.graph, self.groups, target, templates=config.get("templates"),
             faults=device.faults, host=device.host_target if host else None, joins=not low,
-            chooser=self.chooser)
+            chooser=self.chooser, written=self.written)
         return dataclasses.replace(
             found, plan=dataclasses.replace(
                 found.plan, checks=self._checks, watched=self._watched))

@@ -260,12 +260,13 @@ class Specialiser:
         self, key: Key, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray],
         patience: Patience, memory: str, fallback: MemoryFallback | None, part: Part,
     ) -> Specialisation:
-        from jitcl.runtime.lowering import Lowering
-
         before, tried = self._known_faults(), set[str]()
         ran = patience.failed                           # kernels that led here, if any
         device = self.host() if memory == "cpu" else self.device
-        lowering = Lowering(self.source, shapes, values, device, self.options)
+        ahead = device.ahead(self._cache_of(device))
+        from jitcl.runtime.lowering import Lowering
+
+        lowering = Lowering(self.source, shapes, values, device, self.options, written=ahead)
         tuned = self._searched(lowering, device, patience)
         part.step()
         while True:
@@ -345,13 +346,14 @@ class Specialiser:
         """Loaded, in a worker first as was asked for; new plans with trials (of `tried`, if that is
         another plan of the same kernels).
         """
-        cache = self.cache
-        if device is not self.device:
-            cache = self.cache.cache.for_target(device.target)
+        cache = self._cache_of(device)
         trials = _trials(device, generated, tried or plan)
         options = LoadOptions(self.isolation or config.get("isolation"), trials)
         with recording.span("load", f"{len(plan.kernels)} kernels of {self.source.name}"):
             return device.load(plan, cache, self.tally, options)
+
+    def _cache_of(self, device: Device) -> DeviceCache:
+        return self.cache if device is self.device else self.cache.cache.for_target(device.target)
 
     def _known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()

@@ -18,9 +18,9 @@ from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
-from jitcl.devices.cpu.executor import ALONE, Executor, Job
+from jitcl.devices.cpu.executor import ALONE, RUNTIME, Executor, Job
 from jitcl.devices.cpu.host import probe_target
-from jitcl.devices.cpu.objects import LoadedKernels, cached_kernels, load_kernels
+from jitcl.devices.cpu.objects import Ahead, LoadedKernels, cached_kernels, load_kernels
 from jitcl.devices.cpu.repetition import Table, carried_copies
 from jitcl.devices.cpu.resident import give_back
 from jitcl.devices.cpu.sharing import is_short, step_flags
@@ -92,6 +92,13 @@ class CpuDevice:
 
     def reopen(self) -> None:
         """Nothing: cores are never lost."""
+
+    def ahead(self, cache: Cache | None) -> Ahead:
+        """Takes kernels as they are written."""
+        found = Ahead(cache, self.target)
+        for source in RUNTIME if self.target.key not in _shared else ():
+            found(source)
+        return found
 
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,

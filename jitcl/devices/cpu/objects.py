@@ -11,14 +11,18 @@ import ctypes
 import ctypes.util
 import functools
 import hashlib
+import itertools
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +82,6 @@ class _Worker:
             raise BuildError(message)
         return blob
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.close()
-
     def forget(self) -> None:
         """It is the parent's of this process: keep no pipe of it open, and flush nothing there."""
         with open(os.devnull, "rb+", buffering=0) as nothing:
@@ -96,41 +96,123 @@ class _Worker:
         self.process.stdout.close()  # type: ignore[union-attr]
 
 
+@dataclass(order=True)
+class _Job:
+    """A kernel to build; the longest come first, and what ends a thread last."""
+
+    size: float                                 # minus the text's length
+    number: int
+    source: KernelSource | None = field(compare=False, default=None)
+    absent: str = field(compare=False, default="")
+    future: Future[bytes] = field(compare=False, default_factory=Future)
+
+
 class _Workers:
-    """The build processes of this process: started when first needed, kept for the next build, gone
-    after a pause."""
+    """The build processes of this process, and for each a thread that hands it kernels. They start
+    as kernels come, and end after a pause.
+    """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()  # one build at a time uses them
+    def __init__(self, most: int = _MOST_WORKERS) -> None:
+        self.most = most
+        self.lock = threading.Lock()
+        self.jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
+        self.known: dict[tuple[str, str, str], Future[bytes]] = {}      # until they are claimed
+        self.waiting = self.threads = 0         # kernels that are not built yet; threads
         self.processes: list[_Worker] = []
-        self.timer: threading.Timer | None = None
+        self.numbers = itertools.count()
 
-    def take(self, kernels: int) -> list[_Worker]:
-        if self.timer is not None:
-            self.timer.cancel()
-        wanted = max(1, min(usable_cores(), (kernels + 1) // 2, _MOST_WORKERS))
-        while len(self.processes) < wanted:
-            try:
-                self.processes.append(_Worker())
-            except OSError:             # no memory, no files: fewer do
-                if not self.processes:
-                    raise
-                break
-        return self.processes[:wanted]
-
-    def rest(self) -> None:
-        self.timer = threading.Timer(_IDLE_SECONDS, self.close)
-        self.timer.daemon = True
-        self.timer.start()
-
-    def kill(self) -> None:
-        while self.processes:
-            self.processes.pop().kill()
-
-    def close(self) -> None:
+    def start(self) -> None:
+        """Have a process that waits for kernels."""
         with self.lock:
-            while self.processes:
-                self.processes.pop().close()
+            self._start(1)
+
+    def submit(self, source: KernelSource, absent: str) -> Future[bytes]:
+        """The object code of a kernel, when it is built. One that is under way is not built again.
+        """
+        key = source.entry, source.body, absent
+        with self.lock:
+            if key not in self.known:
+                job = _Job(-len(source.body), next(self.numbers), source, absent)
+                self.known[key] = job.future
+                self.waiting += 1
+                self.jobs.put(job)
+            self._start((self.waiting + 1) // 2)
+            return self.known[key]
+
+    def claimed(self, sources: Iterable[KernelSource], absent: str) -> None:
+        """Keep nothing of these any more."""
+        with self.lock:
+            for source in sources:
+                self.known.pop((source.entry, source.body, absent), None)
+
+    def _start(self, wanted: int) -> None:
+        if self.threads < min(usable_cores(), wanted, self.most):
+            self.threads += 1
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        """Of one thread: kernels for a process of its own."""
+        worker = None
+        try:
+            worker = _Worker()
+            self.processes.append(worker)
+            alive = True
+            while alive and (job := self._next()).source is not None:
+                alive = self._build(job, worker)
+        except OSError as error:                # no memory, no files: fewer processes do
+            if self.threads == 1:
+                self._refuse(error)
+        finally:
+            if worker is not None:
+                self.processes.remove(worker)
+                worker.close()
+            with self.lock:
+                self.threads -= 1
+                self._start(self.waiting > 0)
+
+    def _next(self) -> _Job:
+        try:
+            return self.jobs.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            with self.lock:
+                self.known.clear()              # built ahead, and never asked for
+            return _Job(0, 0)
+
+    def _build(self, job: _Job, worker: _Worker) -> bool:
+        """Whether the process goes on."""
+        assert job.source is not None
+        try:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_result(worker.build(job.source, job.absent))
+        except (BuildError, SystemExit) as error:
+            job.future.set_exception(error)
+        finally:
+            with self.lock:
+                self.waiting -= 1
+        return worker.process.poll() is None
+
+    def _refuse(self, error: OSError | None = None) -> None:
+        """Build nothing of what waits: for an error, or since nobody wants it any more."""
+        with suppress(queue.Empty):
+            while True:
+                job = self.jobs.get_nowait()
+                with self.lock:
+                    self.waiting -= job.source is not None
+                if error is None:
+                    job.future.cancel()
+                elif job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(error)
+
+    def close(self, kill: bool = False) -> None:
+        """No process is left, and of what was not built yet nothing comes."""
+        self._refuse()
+        for _ in range(self.threads):
+            self.jobs.put(_Job(math.inf, next(self.numbers)))
+        while self.threads:
+            if kill:
+                self.end()
+            time.sleep(0.001)
+        self._refuse()                          # threads that had ended by themselves
 
     def end(self) -> None:
         """When this process ends, whatever they are at."""
@@ -166,61 +248,64 @@ def compile_kernels(
     lanes: the target's vectors of f32, by which the CPU features are known that it does without
     (0: nothing).
     """
-    pending = sorted({s.entry: s for s in sources}.values(), key=lambda s: -len(s.body))
+    global _workers
+    pending = tuple({s.entry: s for s in sources}.values())
     if not pending:
         return {}
-    pool = _workers
-    with pool.lock:
-        try:
-            try:
-                workers = pool.take(len(pending))
-                return _build_all(pending, workers, progress, host.absent_feature(lanes))
-            except _Died:               # of too little memory for all of them, most likely
-                pool.kill()
-                workers = pool.take(1)
-                return _build_all(pending, workers, progress, host.absent_feature(lanes))
-        except BaseException:  # a worker may be in the middle of an answer: start afresh
-            pool.kill()
-            raise
-        finally:
-            pool.rest()
+    absent, pool = host.absent_feature(lanes), _workers
+    try:
+        return _built(pending, pool, progress, absent)
+    except (_Died, CancelledError):     # of too little memory for all of them, most likely
+        pool.close(kill=True)
+        _workers = _Workers(most=1)
+        return _built(pending, _workers, progress, absent)
 
 
-def _build_all(
-    pending: list[KernelSource], workers: list[_Worker], progress: Progress | Tally | None,
-    absent: str,
-) -> dict[str, bytes]:
-    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
-
-    def build(source: KernelSource) -> tuple[str, bytes]:
-        worker = idle.get()
-        try:
-            code = worker.build(source, absent)
-            return source.entry, _MAGIC + source.entry.encode() + b"\n" + code
-        finally:
-            idle.put(worker)
-
+def _built(pending: Sequence[KernelSource], pool: _Workers, progress: Progress | Tally | None,
+           absent: str) -> dict[str, bytes]:
     done: dict[str, bytes] = {}
-    with (Tally.of(progress).part(len(pending), "building kernels") as part,
-          ThreadPoolExecutor(len(workers)) as threads):
-        futures = [threads.submit(build, source) for source in pending]
-        try:
+    futures = {pool.submit(source, absent): source.entry for source in pending}
+    try:
+        with Tally.of(progress).part(len(pending), "building kernels") as part:
             for future in as_completed(futures):
-                entry, blob = future.result()
-                done[entry] = blob
+                entry = futures[future]
+                done[entry] = _MAGIC + entry.encode() + b"\n" + future.result()
                 part.step()
-        except BaseException:
-            threads.shutdown(cancel_futures=True)
-            raise
+    except BaseException as error:
+        for future in futures:
+            future.cancel()
+        if not isinstance(error, BuildError):   # nobody waits for the answers
+            pool.close(kill=True)
+        raise
+    finally:
+        pool.claimed(pending, absent)
     return done
+
+
+class Ahead:
+    """Builds the kernels of a plan while the rest of the plan is written. What the cache has is not
+    built; `cached_kernels` finds the others under way.
+    """
+
+    def __init__(self, cache: Cache | None, target: Target) -> None:
+        self.cache, self.target = cache, target
+        _workers.start()
+
+    def __call__(self, source: KernelSource) -> None:
+        if source.language == "numba" and _stored(source, self.cache, self.target) is None:
+            _workers.submit(source, host.absent_feature(self.target.vector_width))
 
 
 def build_key(source: KernelSource, target: Target) -> str:
     """What a blob depends on: the kernel's text, the target and the compilers."""
     parts = "\0".join((source.entry, source.body, target.key, host.versions()))
     return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def _stored(source: KernelSource, cache: Cache | None, target: Target) -> bytes | None:
+    """The kernel's blob, if the cache has it."""
+    blob = cache.get("cpu-object", build_key(source, target)) if cache is not None else None
+    return blob if blob and blob.startswith(_MAGIC + source.entry.encode() + b"\n") else None
 
 
 def cached_kernels(
@@ -231,8 +316,8 @@ def cached_kernels(
     found: dict[str, bytes] = {}
     missing = []
     for source in sources:
-        blob = cache.get("cpu-object", build_key(source, target)) if cache is not None else None
-        if blob is not None and blob.startswith(_MAGIC + source.entry.encode() + b"\n"):
+        blob = _stored(source, cache, target)
+        if blob is not None:
             found[source.entry] = blob
         else:
             missing.append(source)

@@ -141,21 +141,22 @@ def _address(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value
     return b.gep(b.bitcast(p, STORAGE[ty.dtype].as_pointer()), [i], inbounds=True)
 
 
-def _scopes(module: ir.Module) -> list[Any]:
-    """The module's alias scopes, one a buffer."""
+def _scopes(module: ir.Module) -> list[tuple[Any, Any]]:
+    """A buffer's alias scope, and those of all others, for each buffer of the module."""
     found = getattr(module, "jitcl_scopes", None)
     if found is None:
         domain = module.add_metadata(["jitcl"])
+        scopes = [module.add_metadata([f"jitcl.{k}", domain]) for k in range(SCOPES)]
         found = module.jitcl_scopes = [
-            module.add_metadata([f"jitcl.{k}", domain]) for k in range(SCOPES)]
+            (module.add_metadata([scope]), module.add_metadata([s for s in scopes if s != scope]))
+            for scope in scopes]
     return found
 
 
 def _mark(b: ir.IRBuilder, access: ir.Value, ty: Pointer) -> None:
-    scopes = _scopes(b.module)
-    access.set_metadata("alias.scope", b.module.add_metadata([scopes[ty.scope]]))
-    access.set_metadata(
-        "noalias", b.module.add_metadata([s for k, s in enumerate(scopes) if k != ty.scope]))
+    own, others = _scopes(b.module)[ty.scope]
+    access.set_metadata("alias.scope", own)
+    access.set_metadata("noalias", others)
 
 
 def _itemsize(ty: Pointer) -> int:

@@ -7,6 +7,7 @@ End of input ends the worker.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -19,6 +20,8 @@ def main() -> None:
     from jitcl.devices.cpu.compiler import compile_kernel
     from jitcl.errors import BuildError
 
+    gc.freeze()                 # the collector need not look at what never goes,
+    gc.set_threshold(50_000)    # nor so often: a kernel's IR is thousands of objects
     while (job := read_message(sys.stdin.buffer)) is not None:
         entry, text, absent = job
         try:

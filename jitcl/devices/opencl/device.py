@@ -75,6 +75,9 @@ class OpenClDevice:
         """Programs and kernels built and loaded in this process, and binaries refused."""
         return self.session.store.counters.as_dict()
 
+    def ahead(self, cache: Cache | None) -> None:
+        """Nothing yet: whether a kernel may be built here is known when all are."""
+
     def load(
         self, plan: Plan, cache: Cache | None = None, progress: Progress | Tally | None = None,
         options: LoadOptions | None = None,
