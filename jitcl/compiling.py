@@ -37,7 +37,8 @@ def compile(
     """Compile a model for a device.
 
     model: path of an .onnx or .jitcl file, bytes, an onnx.ModelProto, or a jitcl Graph.
-    device: "auto" (a GPU if there is one, else "cpu"), "cpu", "opencl[:platform[:device]]",
+    device: "auto" (what `jitcl bench --where` has found for this model; else a GPU if there is one,
+    else "cpu"), "cpu", "opencl[:platform[:device]]",
     "reference", one of `jitcl.devices()`, or a pyopencl.CommandQueue, in which everything is run.
     precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
     where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern

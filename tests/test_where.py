@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from jitcl import config
 from jitcl.bench.peaks import Bandwidth, Peaks
 from jitcl.bench.roofline import roofline
 from jitcl.bench.steps import StepTime, StepTimes
 from jitcl.bench.where import parts_of, place, verdict
 from jitcl.cli.main import cli
+from jitcl.passes.options import Options
+from jitcl.runtime import placement
 from jitcl.runtime.model import open_model
 from jitcl.runtime.source import parse
-from tests.devices import present
+from tests.devices import opened, present
 
 PEAKS = Peaks("a device", 2, 1e12, 5e11, (Bandwidth(1 << 28, 1e11),))
 STEPS = StepTimes("a device", (
@@ -65,5 +68,26 @@ def test_the_command(tmp_path):
     devices = 1 + sum(s.startswith("opencl") for s in present())
     assert len(found) == devices == len(done.output.split(" times as long")) and all(
         p["parts"]["kernel"] > 0 and p["roof"] > 0 and p["launches"] for p in found)
+    assert {p["device"] for p in found} >= {"cpu"}
     best = min(found, key=lambda p: p["seconds"])
     assert f"{best['device']} is the place" in done.output
+
+
+@pytest.mark.parametrize("device", [s for s in ("cpu", *present()[1:]) if s != "reference"])
+def test_auto_is_where_it_was_measured_to_be_fastest(device, tmp_path, monkeypatch):
+    monkeypatch.delenv("JITCL_DEVICE", raising=False)
+    graph, cache = parse(TEXT), tmp_path / "cache"
+    spec = device if device == "cpu" else opened(device).session.spec
+    other = "reference" if spec == "cpu" else "cpu"
+    source, options = open_model(graph, device="cpu").source, Options()
+    placement.remember(source, options, cache, other, "an older measurement")
+    placement.remember(source, options, cache, spec, "8 ms, copies counted")
+    for auto in ("auto", None):
+        assert open_model(graph, device=auto, cache_dir=cache).device.name == (
+            open_model(graph, device=spec).device.name)
+    assert open_model(graph, device=other, cache_dir=cache).device.name == other
+    assert placement.known(source, Options("low"), cache) is None
+    with config.override(threads=1 + int(config.get("threads"))):
+        assert placement.known(source, options, cache) is None
+    monkeypatch.setenv("JITCL_DEVICE", "reference")
+    assert open_model(graph, cache_dir=cache).device.name == "reference"

@@ -90,6 +90,7 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
     chosen, missing = choose_peers("none" if where and peers == "auto" else peers)
     threads = threads or int(config.get("threads"))
     machine = this_machine()                        # before the load is this command's own
+    everywhere = where and not devices
     devices = tuple(dict.fromkeys(devices)) or (_everywhere() if where else ("auto",))
     options = dict(precision=precision, memory=memory, tuning=tuning, isolation=isolation,
                    cache_dir=None if cache_dir is None else str(cache_dir))
@@ -104,6 +105,8 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         rooflines, unplaced = (_rooflines(contest, model.name, say)
                                if wanted or svg or where else ([], {}))
         places = _places(contest, model.name, rooflines, say) if where else []
+    if everywhere and places:
+        _remember(opened, cache_dir, places)
     results = tables.Results(
         model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
         {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
@@ -132,9 +135,18 @@ def _places(contest: Contest, model: str, rooflines: list[Roofline], say: Any) -
         if entry.entrant.peer or entry.timing is None:
             continue
         say(f"taking the parts of a run on {entry.name}")
-        found.append(place(entry.name, entry.timing.median, entry.process.ask("parts"),
+        device = entry.entrant.arguments["device"]
+        found.append(place(device, entry.timing.median, entry.process.ask("parts"),
                            lines.get(f"{model}, {entry.name}")))
     return found
+
+
+def _remember(model: Model, cache_dir: Path | None, places: list[Place]) -> None:
+    """For `device="auto"`."""
+    from jitcl.bench.where import verdict
+    from jitcl.runtime.placement import remember
+    best = min(places, key=lambda p: p.seconds)
+    remember(model.source, model.options, cache_dir, best.device, verdict([best])[0])
 
 
 def _check_writable(path: Path | None) -> None:

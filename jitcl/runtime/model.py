@@ -27,7 +27,7 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.passes.options import Options, Precision
-from jitcl.runtime import signature, tensors
+from jitcl.runtime import placement, signature, tensors
 from jitcl.runtime.arguments import (
     check_searchable,
     device_of,
@@ -75,9 +75,11 @@ def open_model(
     options = replace(options, tuning=tuning, guard=guard)
     isolation, strict = isolation_of(isolation), strict_of(strict)
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
+    source = open_source(model, root)
+    if device is None or (isinstance(device, str) and device.strip() == "auto"):
+        device = placement.known(source, options, cache_dir)
     chosen = device_of(device, tally)
     check_searchable(chosen, options.tuning)
-    source = open_source(model, root)
     return Model(source, chosen, options, strict, cache_dir, tally, isolation)
 
 
