@@ -53,6 +53,20 @@ def test_a_model_feeds_the_next_whatever_the_names_of_one_value():
         list(two.map(items(1)))
 
 
+@pytest.mark.parametrize("device", [s for s in present() if s.startswith("opencl")])
+def test_between_models_of_one_device_nothing_is_copied(device):
+    x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    texts = [f"graph @{n}(%x: f32[8,16]) {{\n  %y = {op}(%x)\n  return %y\n}}"
+             for n, op in (("a", "tanh"), ("b", "neg"), ("c", "relu"))]
+    with jitcl.Pipeline([jitcl.parse(t) for t in texts], device) as pipeline:
+        want = np.maximum(-np.tanh(x), 0)
+        with jitcl.profile() as p:
+            for result in pipeline.map({"x": x} for _ in range(5)):
+                assert np.allclose(result["y"], want, atol=1e-6)
+    spans = [(r.model, s.name) for r in p.runs for s in r.spans if s.kind == "copy" and s.nbytes]
+    assert set(spans) <= {("a", "input 'x'"), ("c", "output 'y'")}
+
+
 def test_stages_work_at_the_same_time():
     meet = threading.Barrier(3)
 

@@ -80,7 +80,9 @@ class Pipeline:
         if not isinstance(stage, Calls):
             return stage                            # type: ignore[no-any-return]
         fed_by_model = number > 0 and isinstance(self.stages[number - 1], Calls)
-        return lambda value: stage.run(_renamed(stage, value) if fed_by_model else value)
+        stays = _stays(stage, self.stages[number + 1:])
+        return lambda value: stage.run(_renamed(stage, value) if fed_by_model else value,
+                                       keep_on_device=stays)
 
     def __repr__(self) -> str:
         return f"<jitcl.Pipeline: {' -> '.join(map(self._called, range(len(self.stages))))}>"
@@ -210,6 +212,15 @@ class _Threads:
             worker.shutdown(wait=True, cancel_futures=True)
         for result in list(self._unfinished):
             result.cancel()
+
+
+def _stays(stage: Any, behind: Sequence[Any]) -> bool:
+    """Whether results go on as tensors: to a model of the same OpenCL device, if no guard is to
+    look at them.
+    """
+    reader = behind[0] if behind else None
+    return (isinstance(reader, Calls) and getattr(reader, "device", None) is stage.device
+            and hasattr(stage.device, "session") and stage.options.guard == "off")
 
 
 def _renamed(model: Calls, outputs: Any) -> Any:
