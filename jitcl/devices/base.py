@@ -116,9 +116,11 @@ class Executable(Protocol):
         what each carried input would be next, what is stacked. `shapes` as `run` takes it.
         """
 
-    def bind(self) -> Binding | None:
-        """The plan on arrays of its own, which the caller fills and reads; None where the device
-        doesn't share the host's memory.
+    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
+             ) -> Binding | None:
+        """The plan on arrays of its own, which the caller fills and reads, and on those that are
+        `given` by inputs' names; None where the device can't: it doesn't share the host's memory.
+        `shapes` as `run` takes it.
         """
 
     def close(self) -> None:

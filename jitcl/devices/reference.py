@@ -6,7 +6,7 @@ templates, so that nothing but their meaning is under test; memory is laid out a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -107,7 +107,8 @@ class ReferenceExecutable(Executable):
                ) -> list[np.ndarray]:
         return one_by_one(lambda given: self.run(given, shapes), inputs, how)
 
-    def bind(self) -> Binding | None:
+    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
+             ) -> Binding | None:
         """None: inputs and outputs are copied."""
         return None
 

@@ -3,9 +3,9 @@ is compiled from.
 
     x [rows, width]  ->  blocks, each with keys and values of the past  ->  norm  ->  logits
 
-The graph reads embedded tokens, cosines and sines of their positions, and the keys and values of
-`past` tokens; it gives those of the new tokens alone, so that no cache goes to and fro. Rows that
-a prompt does not fill come last, where causality hides them.
+The graph reads embedded tokens, cosines and sines of their positions, and keys and values with room
+for `past` tokens; it gives those of the new tokens alone, so that no cache goes to and fro. Places
+that no token has are FREE, and rows that a prompt does not fill come last: causality hides both.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import digest
 from jitcl.runtime.source import Tensor
 
+FREE = np.iinfo(np.int32).max               # the position of a place in the cache without a token
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")
 
 
@@ -127,8 +128,7 @@ class Decoder(ABC):
         for name, turned in self.rotaries.items():
             found += [Tensor(f"{part}{name}", "f32", (1, rows, len(turned.frequencies)))
                       for part in ("cos", "sin")]
-        if self.masked(rows):
-            found += [Tensor("query", "i32", (rows, 1)), Tensor("keys", "i32", (keys,))]
+        found += [Tensor("query", "i32", (rows, 1)), Tensor("keys", "i32", (keys,))]
         if give == "next":
             found.append(Tensor("row", "i32", (1,)))
         for k in range(self.layers):
@@ -136,21 +136,21 @@ class Decoder(ABC):
                       for part in ("key", "value")]
         return found
 
-    def masked(self, rows: int) -> bool:
-        """Whether some rows must not see some keys."""
-        return rows > 1 or any(self.windows)
-
-    def feeds(self, ids: Sequence[int], past: int, rows: int) -> dict[str, np.ndarray]:
-        """What the graph reads beside the past: `ids` in the first of `rows`."""
+    def feeds(self, ids: Sequence[int], past: int, rows: int, room: int | None = None
+              ) -> dict[str, np.ndarray]:
+        """What the graph reads beside the past: `ids` in the first of `rows`, behind `past` tokens
+        in a cache for `room` of them (by default, as many)."""
+        room = past if room is None else room
         positions = np.arange(past, past + rows)
         padded = np.zeros(rows, np.int64)
         padded[:len(ids)] = ids
         found = {"x": self.embed(padded, positions)}
         for name, turned in self.rotaries.items():
             found[f"cos{name}"], found[f"sin{name}"] = turned.at(positions)
-        if self.masked(rows):
-            found["query"] = positions.astype(np.int32)[:, None]
-            found["keys"] = np.arange(past + rows, dtype=np.int32)
+        found["query"] = positions.astype(np.int32)[:, None]
+        keys = found["keys"] = np.arange(room + rows, dtype=np.int32)
+        keys[past:room] = FREE
+        keys[room:] = positions
         return found
 
     def check(self) -> None:
@@ -160,8 +160,7 @@ class Decoder(ABC):
         typed.weights = _Types(self.weights)
         shapes = {t.name: tuple(0 if isinstance(d, Sym) else d for d in t.shape)
                   for t in self.inputs(1, "logits", "f32")}
-        if self.masked(1):
-            shapes["keys"] = (1,)
+        shapes["keys"] = (1,)
         typed.graph(1, "logits", "f32", shapes)
         known = {*self.weights.read, f"{self.head}.weight" if self.tied else ""}
         unread = sorted(n for n in self.weights.names() - known if not n.endswith(self.ignored))
@@ -258,8 +257,6 @@ class Layer:
     def _mask(self) -> list[Node]:
         """What is added to scores: -inf where a row must not look."""
         g, window = self.g, self.decoder.windows[self.index]
-        if self.rows == 1 and not window:
-            return []
         query, keys = self.inputs["query"], self.inputs["keys"]
         seen = g.less_or_equal(keys, query)
         if window:

@@ -19,7 +19,7 @@ SPLITS = {"gpt-2": "", "default": "", "llama-bpe": _LETTERS % "{1,3}", "qwen2": 
 def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
     """The tokenizer that a file's metadata describes; None where it has none."""
     kind, words = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.tokens")
-    if kind is None or kind == "none":
+    if kind in (None, "none", "no_vocab"):
         return None
     if not words:
         raise ModelError(f"{place}: has a tokenizer '{kind}' without tokens")

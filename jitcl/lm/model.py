@@ -24,11 +24,12 @@ from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
 from jitcl.passes.options import Options
 from jitcl.runtime.arguments import device_of, isolation_of, tally_of
+from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.model import Model
 
 ROWS = (1, 16, 64, 256)                     # tokens that are computed at once, by kernels of each
-LEAST_ROOM = 256                            # tokens that a cache has room for at first
+ROOM = 256                                  # tokens that a cache grows by
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -72,26 +73,46 @@ class Score:
 
 
 class _Past:
-    """Keys and values of tokens, [room, heads, size] a layer: what is there is a view."""
+    """Keys and values of tokens, [room, heads, size] a layer, and runs that read them there.
+
+    Places without a token hold finite numbers: they count for nothing, but 0 * NaN is NaN.
+    """
 
     def __init__(self, decoder: Decoder, dtype: Any) -> None:
         self.ids: list[int] = []
-        shape = (LEAST_ROOM, decoder.shared, decoder.head_size)
-        self.arrays = {f"{part}.{k}": np.zeros(shape, dtype)
+        self.room = ROOM
+        shape = (ROOM, decoder.shared, decoder.head_size)
+        self.arrays = {f"past_{part}.{k}": np.zeros(shape, dtype)
                        for k in range(decoder.layers) for part in ("key", "value")}
+        self.bound: dict[tuple[int, str], Bound] = {}
 
-    def feeds(self) -> dict[str, np.ndarray]:
-        return {f"past_{n}": a[:len(self.ids)] for n, a in self.arrays.items()}
+    def make_room(self, tokens: int) -> None:
+        """For so many more."""
+        first, wanted = len(self.ids), len(self.ids) + tokens
+        if wanted <= self.room:
+            return
+        self.room = -(-wanted // ROOM) * ROOM
+        self.unbind()
+        for name, array in self.arrays.items():
+            self.arrays[name] = np.zeros((self.room, *array.shape[1:]), array.dtype)
+            self.arrays[name][:first] = array[:first]
 
     def extend(self, ids: Sequence[int], made: Mapping[str, np.ndarray]) -> None:
         first, last = len(self.ids), len(self.ids) + len(ids)
         for name, array in self.arrays.items():
-            if last > len(array):
-                larger = np.zeros((max(last, 2 * len(array)), *array.shape[1:]), array.dtype)
-                larger[:first] = array[:first]
-                self.arrays[name] = array = larger
-            array[first:last] = made[name][:len(ids)]
+            array[first:last] = made[name.removeprefix("past_")][:len(ids)]
         self.ids += ids
+
+    def shorten(self, kept: int) -> None:
+        """Forget all but the first tokens."""
+        for array in self.arrays.values():
+            array[kept:len(self.ids)] = 0
+        del self.ids[kept:]
+
+    def unbind(self) -> None:
+        for bound in self.bound.values():
+            bound.close()
+        self.bound.clear()
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +144,7 @@ class LanguageModel:
         self._kind = "f32" if options.precision == "high" else "f16"
         self._models: dict[tuple[int, str], Model] = {}
         self._lock = forking.rlock()
-        self._past = self._empty()
+        self._past, self._other = self._empty(), self._empty()     # other: of no conversation
         self.closed, self.last = False, Generation()
 
     def __repr__(self) -> str:
@@ -236,9 +257,8 @@ class LanguageModel:
         """Logits behind these tokens. What the cache shares with them stays in it."""
         past = self._past.ids
         if past != ids[:-1]:
-            shared = next((k for k, (a, b) in enumerate(zip(past, ids[:-1])) if a != b),
-                          min(len(past), len(ids) - 1))
-            del past[shared:]
+            self._past.shorten(next((k for k, (a, b) in enumerate(zip(past, ids[:-1])) if a != b),
+                                    min(len(past), len(ids) - 1)))
         if not done.ids:
             done.reused_tokens = len(past)
         return self._run(ids[len(past):], "next", self._past)[0]
@@ -285,7 +305,7 @@ class LanguageModel:
         for first in range(0, len(ids) - 1, size):
             part = ids[first:first + size]
             if len(part) > 1:
-                logits = log_softmax(self._run(part[:-1], "logits", self._empty()))
+                logits = log_softmax(self._alone(part[:-1], "logits"))
                 found.append(logits[np.arange(len(part) - 1), part[1:]])
         return Score(ids, np.concatenate(found))
 
@@ -295,17 +315,23 @@ class LanguageModel:
         if len(ids) > self.decoder.context:
             raise InputError(f"the text has {len(ids)} tokens; the model takes "
                              f"{self.decoder.context}\n  Embed parts of it.")
-        mean = self._run(ids, "hidden", self._empty()).mean(axis=0, dtype=np.float64)
+        mean = self._alone(ids, "hidden").mean(axis=0, dtype=np.float64)
         return (mean / max(float(np.linalg.norm(mean)), 1e-12)).astype(np.float32)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """[tokens, vocabulary], float32: what the model says behind each token."""
-        return self._run(self._ids(ids), "logits", self._empty())
+        return self._alone(self._ids(ids), "logits")
 
     # ---- running
 
     def _empty(self) -> _Past:
         return _Past(self.decoder, np.float32 if self._kind == "f32" else np.float16)
+
+    def _alone(self, ids: Sequence[int], give: str) -> np.ndarray:
+        """What `give` says for a text that nothing is kept of."""
+        with self._lock:
+            self._other.shorten(0)
+            return self._run(ids, give, self._other)
 
     def _run(self, ids: Sequence[int], give: str, past: _Past) -> np.ndarray:
         """What `give` says for these tokens, behind those of `past`, which grows by them: the
@@ -317,11 +343,20 @@ class LanguageModel:
             while len(ids):
                 rows = next((r for r in ROWS if r >= len(ids)), ROWS[-1])
                 part, ids = list(ids[:rows]), ids[rows:]
-                feeds = {**self.decoder.feeds(part, len(past.ids), rows), **past.feeds()}
+                past.make_room(len(part))
+                bound = past.bound.get((rows, give))
+                feeds = self.decoder.feeds(part, len(past.ids), rows, past.room)
+                if bound is None:
+                    shapes = {"keys": feeds["keys"].shape}
+                    bound = past.bound[rows, give] = self._model(rows, give).bind(
+                        shapes, inputs=past.arrays)
                 if give == "next":
                     feeds["row"] = np.array([len(part) - 1], np.int32)
-                outputs = self._model(rows, give).run(feeds)
-                found.append(outputs["hidden" if give == "hidden" else "logits"][:len(part)])
+                for name, array in feeds.items():
+                    bound.inputs[name] = array
+                outputs = bound.run()
+                last = outputs["hidden" if give == "hidden" else "logits"]
+                found.append(last[:len(part)].copy())
                 past.extend(part, outputs)
         return found[-1] if give == "next" else np.concatenate(found)
 
@@ -341,7 +376,7 @@ class LanguageModel:
             for model in self._models.values():
                 model.close()
             self._models.clear()
-            self._past = self._empty()
+            self._past, self._other = self._empty(), self._empty()
 
     def __enter__(self) -> LanguageModel:
         return self

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.devices import recording
 from jitcl.devices.base import Binding
 from jitcl.errors import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from jitcl.runtime.model import Model
     from jitcl.runtime.specialise import Specialisation
 
-__all__ = ["Bound", "Inputs", "not_bound"]
+__all__ = ["Bound", "Inputs", "given_arrays", "not_bound"]
 
 
 class Bound:
@@ -57,13 +58,15 @@ class Bound:
     def __init__(
         self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None,
         special: Specialisation | None = None,
+        given: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.model, self.in_place = model, binding is not None and binding.in_place
         checks = special.checks if special is not None else ()
         watched = special.plan.watched if special is not None and binding is not None else ()
         bound = binding.inputs if binding else {}
         self.inputs = Inputs(model.inputs, {
-            n: bound[n] if n in bound else np.array(a) for n, a in {**arrays, **bound}.items()})
+            n: bound[n] if n in bound else a if n in given else np.array(a)
+            for n, a in {**arrays, **given, **bound}.items()})
         self._results = _Results(binding.outputs if binding else {})
         self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
                           if n in self._results}
@@ -205,6 +208,23 @@ class Inputs(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self.arrays)
+
+
+def given_arrays(tensors: Sequence[Tensor], given: Mapping[str, np.ndarray]
+                 ) -> dict[str, np.ndarray]:
+    """What `bind` gets in place of arrays of its own, checked but for shapes that are open."""
+    known = {t.name: t for t in tensors}
+    for name, array in given.items():
+        tensor = known.get(name)
+        if tensor is None:
+            raise InputError(f"there is no input '{name}'; there are {', '.join(known)}")
+        right = isinstance(array, np.ndarray) and array.dtype == dtypes.to_numpy(tensor.dtype)
+        if not right or not array.flags.c_contiguous or len(array.shape) != len(tensor.shape):
+            got = (f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray)
+                   else type(array).__name__)
+            raise InputError(f"bind(inputs=): input {tensor}: got {got}, wanted a contiguous array "
+                             "of that dtype and rank")
+    return dict(given)
 
 
 def not_bound(inputs: Sequence[Tensor], shapes: Mapping[str, Any], door: str) -> InputError:

@@ -36,7 +36,7 @@ from jitcl.runtime.arguments import (
     tally_of,
 )
 from jitcl.runtime.arrays import plain
-from jitcl.runtime.bound import Bound
+from jitcl.runtime.bound import Bound, given_arrays
 from jitcl.runtime.cache import DeviceCache, Key, Why, kernel_cache
 from jitcl.runtime.calls import Shapes
 from jitcl.runtime.fallbacks import MemoryFallback
@@ -241,15 +241,20 @@ class Model(Inspected):
                 special = None
 
     @telling
-    def bind(self, shapes: Shapes | None = None) -> Bound:
+    def bind(self, shapes: Shapes | None = None, *,
+             inputs: Mapping[str, np.ndarray] | None = None) -> Bound:
         """Arrays to fill and to read, and a run on them: see `Bound`. Any number of them may be.
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
+        inputs: arrays of the caller's that are read where they lie, in place of new ones;
+        contiguous and of the inputs' dtypes and ranks, else InputError.
         """
+        given = given_arrays(self.inputs, inputs or {})
+        known = {**(shapes or {}), **{n: a.shape for n, a in given.items()}}
         with self._lock:                        # `close` finds nothing of it, or all
-            arrays, special = self._compiled_for(self._all_shapes(shapes, "bind"))
-            binding = special.executable.bind() if special else None
-            bound = Bound(self, arrays, binding, special)
+            arrays, special = self._compiled_for(self._all_shapes(known, "bind"))
+            binding = special.executable.bind(given) if special else None
+            bound = Bound(self, arrays, binding, special, given)
             self._bound.add(bound)
             return bound
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +33,9 @@ class Resized:
                ) -> list[np.ndarray]:
         return self.executable.repeat(inputs, how, shapes or self.shapes)
 
-    def bind(self) -> Binding | None:
-        """None: arrays of the next shapes would be others."""
-        return None
+    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
+             ) -> Binding | None:
+        return self.executable.bind(given, shapes or self.shapes)
 
     def close(self) -> None:
         self.executable.close()

@@ -13,6 +13,7 @@ from jitcl.templates.depthwise_opencl.template import DepthwiseOpenCl
 from jitcl.templates.gemm_cpu.template import GemmCpu
 from jitcl.templates.gemm_integer_cpu.template import GemmIntegerCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
+from jitcl.templates.gemm_packed_cpu.template import GemmPackedCpu
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 from jitcl.templates.pool_opencl.template import PoolOpenCl
@@ -20,7 +21,7 @@ from jitcl.templates.recurrent_cpu.template import RecurrentCpu
 from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 CPU_TEMPLATES: tuple[Writes[CpuHooks], ...] = (
-    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmCpu(),
+    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmPackedCpu(), GemmCpu(),
     PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu())
 
 OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (

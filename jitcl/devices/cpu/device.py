@@ -192,13 +192,15 @@ class CpuExecutable(Executable):
         alone = [t.buffer for t in self.plan.outputs].count(output) == 1
         return alone and self.plan.buffers[output].kind == "output"
 
-    def _tables(self, memory: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(self, memory: Sequence[np.ndarray], shapes: Shapes | None = None
+                ) -> tuple[np.ndarray, np.ndarray]:
         """(argument tables of all steps in one array, the executor's step table), for buffers
         there.
         """
         plan = self.plan
         where = [bytes_.ctypes.data for bytes_ in memory]
-        rows = [[*(where[b] for b in s.buffers), *s.params] for s in plan.steps]
+        params = shapes.params if shapes is not None else [s.params for s in plan.steps]
+        rows = [[*(where[b] for b in s.buffers), *p] for s, p in zip(plan.steps, params)]
         args = np.array([v for row in rows for v in row] or [0], np.int64)
         starts = np.cumsum([0, *map(len, rows)])
         flags = step_flags(plan, self._lanes)
@@ -298,27 +300,39 @@ class CpuExecutable(Executable):
         for place in places:
             self._fields[place] = address
 
-    def bind(self) -> Binding:
-        """The plan on arrays of its own. Kernels find floats there; whole numbers are copied, as
-        they may become addresses, which another thread must not change once they were checked.
+    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
+             ) -> Binding:
+        """The plan on arrays of its own, or `given`. Kernels find floats there; whole numbers are
+        copied, as they may become addresses, which another thread must not change once they were
+        checked.
         """
+        with self._lock:
+            if shapes is not None:
+                self._resize(shapes)
+            before = self._inputs, self._outputs
+        return self._bound(given or {}, *before, shapes)
+
+    def _bound(self, given: Mapping[str, np.ndarray], into: Sequence[np.ndarray],
+               out: Sequence[np.ndarray], shapes: Shapes | None) -> Binding:
+        """Bound to arrays of the shapes of these views of the buffers."""
         plan, memory = self.plan, list(self._memory)
-        inputs, outputs = ([_zeros(view) for view in views]
-                           for views in (self._inputs, self._outputs))
+        inputs = [given[t.name] if t.name in given else _zeros(view)
+                  for t, view in zip(plan.inputs, into)]
+        outputs = [_zeros(view) for view in out]
         written = {b for step in plan.steps for b in step.writes or step.buffers}
         written.update(t.buffer for t in plan.outputs)
         before, after = [], []                              # (copied to, from)
-        for spec, view, array in zip(plan.inputs, self._inputs, inputs):
+        for spec, view, array in zip(plan.inputs, into, inputs):
             if dtypes.is_float(spec.dtype) and spec.buffer not in written:
                 memory[spec.buffer] = array
             else:
                 before.append((view, array))
-        for spec, view, array in zip(plan.outputs, self._outputs, outputs):
+        for spec, view, array in zip(plan.outputs, out, outputs):
             if self._stands_alone(spec.buffer):
                 memory[spec.buffer] = array
             else:
                 after.append((array, view))
-        args, steps = self._tables(memory)
+        args, steps = self._tables(memory, shapes)
         job, threads = Job(steps, self._short, args, memory, self._kernels), self._threads()
         lock, executor, short = self._lock, self._executor, self._short
         launch = executor.call(job, threads)                # no `self`: `close` gives memory back

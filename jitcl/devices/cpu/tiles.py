@@ -37,7 +37,7 @@ def _fma(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
     return Emit(b, total.type).fma(x, w, total)
 
 
-def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
+def dot_of(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
     """total + x[0] * w[0] + .. + x[3] * w[3], exact: bytes of x unsigned, those of w signed."""
     if total.type.count == 4:
         return _dot_of_bytes(b, "usdot", x, w, total)
@@ -45,8 +45,8 @@ def _dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
     return b.call(declare(b, name, total.type, [total.type] * 3), [total, x, w])
 
 
-def _signed_dot(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
-    """As `_dot`, for bytes of x less 128: aarch64 without I8MM has none of unsigned by signed."""
+def signed_dot_of(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
+    """As `dot_of`, for bytes of x less 128: aarch64 without I8MM has none of unsigned by signed."""
     return _dot_of_bytes(b, "sdot", b.xor(x, constant(x.type, -0x7F7F7F80)), w, total)
 
 
@@ -114,13 +114,13 @@ since loads wait behind a burst of them.
 gated_tile = _tile_intrinsic("gated_tile", F32, _fma, """As `tile`, and the weights of step i are
 multiplied by element i of `gate`, an f32 pointer.
 """, gated=True)
-dot_tile = _tile_intrinsic("dot_tile", I32, _dot, """As `tile`, on i32 pointers.
+dot_tile = _tile_intrinsic("dot_tile", I32, dot_of, """As `tile`, on i32 pointers.
 
 An element of `a` is four unsigned bytes, one of `w` four signed bytes; a step adds four products to
 each i32 sum.
 """)
-signed_dot_tile = _tile_intrinsic("signed_dot_tile", I32, _signed_dot, """As `dot_tile`, and 128 is
-taken from each byte of `a`.
+signed_dot_tile = _tile_intrinsic("signed_dot_tile", I32, signed_dot_of, """As `dot_tile`, and 128
+is taken from each byte of `a`.
 """)
 
 

@@ -194,12 +194,14 @@ class OpenClExecutable(LoadedPlan):
         finally:
             self._into = None
 
-    def bind(self) -> Binding | None:
+    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
+             ) -> Binding | None:
         """The plan on arrays of its own. Where the device shares the host's memory, kernels work on
         them; otherwise they are pinned, and copied without a detour. Whole numbers are copied: they
-        may be indices, which another thread must not change once they were checked.
+        may be indices, which another thread must not change once they were checked. None for arrays
+        of the caller's, which no buffer has, and for plans of many shapes.
         """
-        if self.session.ended:
+        if self.session.ended or given or shapes:
             return None                         # a run opens the device anew, or says why not
         ins = [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
                for spec in self.plan.inputs]

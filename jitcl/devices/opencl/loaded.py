@@ -114,7 +114,8 @@ class LoadedPlan(Executable):
         """Run by run."""
         return one_by_one(lambda given: self._pass(self._check(given), careful), arrays, how)
 
-    def bind(self) -> Binding | None:
+    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
+             ) -> Binding | None:
         """None: inputs and outputs are copied to the device and back."""
         return None
 

@@ -1,0 +1,100 @@
+"""The register tile of products with weights of 4 or 8 bits that share a scale by blocks.
+
+    acc[j][r][:] = sum over u < units of scales[j][u][:] * factors[r][u] * (
+        start[r][u] + sum over k of a[r][u][k] * w[j][u][k][:])
+
+for j < blocks, r < rows, where a is a whole number of one to three signed bytes. Sums of a unit are
+exact, but for three bytes, whose first ones are added to the others in f32; so are units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from jitcl.devices.cpu.emit import F32, I32, I64, Emit, constant, splat
+from jitcl.devices.cpu.numba_parts import intrinsic
+from jitcl.devices.cpu.tiles import dot_of, signed_dot_of
+from jitcl.devices.cpu.vector import load_at, store_at
+
+__all__ = ["packed_tile"]
+
+
+@intrinsic(prefer_literal=True)
+def packed_tile(typingctx, acc, a, start, factors, w, scales, units, pitch, rows, blocks, quads,
+                parts, bits, lanes, signed):
+    """One tile into `acc` [blocks][rows][lanes], f32.
+
+    a: i32 pointer to the first row, [units][parts][quads] in each, an element four signed bytes; a
+    part counts 256 times as much as the next. start (i32; of three parts two, of the first and of
+    the others), factors (f32): [units] of a row; rows begin `pitch` units apart. w: i32 pointer,
+    [units][quads * bits / 8][lanes], an element four unsigned bytes, or eight halves of such: the
+    low halves are one element's, the high ones the next's. scales: [units][lanes]. Vectors of
+    columns follow each other in w and scales.
+    Literals: rows, blocks, quads, parts, bits, lanes; signed: whether the CPU multiplies signed
+    bytes with signed ones, so that 128 is taken from each byte of w.
+    """
+    shape = [t.literal_value for t in (rows, blocks, quads, parts, bits, lanes, signed)]
+    names = ("acc", "a", "start", "factors", "w", "scales")
+
+    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
+        memory = {n: (kind, value) for n, kind, value in zip(names, sig.args, values)}
+        _emit(b, memory, values[6], values[7], *shape)
+        return context.get_dummy_value()
+
+    return types.void(acc, a, start, factors, w, scales, types.int64, types.int64, rows, blocks,
+                      quads, parts, bits, lanes, signed), codegen
+
+
+def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Value, rows: int,
+          blocks: int, quads: int, parts: int, bits: int, lanes: int, signed: bool) -> None:
+    floats, ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+    dot, e = signed_dot_of if signed else dot_of, Emit(b, floats)
+    vectors = quads * bits // 8
+
+    def at(name: str, index: ir.Value, more: int = 0, wide: int = 0) -> ir.Value:
+        kind, pointer = memory[name]
+        return load_at(b, kind, pointer, b.add(index, constant(I64, more)), wide)
+
+    def times(x: ir.Value, n: int) -> ir.Value:
+        return b.mul(x, constant(I64, n))
+
+    sums = [[cgutils.alloca_once_value(b, ir.Constant(floats, None)) for _ in range(rows)]
+            for _ in range(blocks)]
+    starts = [b.mul(pitch, constant(I64, r)) for r in range(rows)]      # of rows
+    with cgutils.for_range(b, units) as loop:
+        for j in range(blocks):
+            unit = b.add(b.mul(units, constant(I64, j)), loop.index)
+            whole = [[ir.Constant(ints, None)] * rows for _ in range(parts)]
+            begun = [0, 2] if parts == 3 else [parts - 1]       # parts that start at something
+            for k, p in enumerate(begun):
+                whole[p] = [splat(b, at("start", times(b.add(s, loop.index), len(begun)), k), lanes)
+                            for s in starts]
+            for v in range(vectors):
+                codes = at("w", times(unit, vectors * lanes), v * lanes, lanes)
+                fours = [codes]
+                if bits == 4:
+                    low = constant(ints, 0x0F0F0F0F)
+                    fours = [b.and_(codes, low), b.and_(b.lshr(codes, constant(ints, 4)), low)]
+                for q, four in enumerate(fours, v * len(fours)):
+                    for r in range(rows):
+                        row = times(b.add(starts[r], loop.index), parts * quads)
+                        for p in range(parts):
+                            x = splat(b, at("a", row, p * quads + q), lanes)
+                            whole[p][r] = dot(b, four, x, whole[p][r])
+            scale = at("scales", times(unit, lanes), 0, lanes)
+            for r in range(rows):
+                total = whole[-1][r]
+                if parts > 1:
+                    total = b.add(b.shl(whole[-2][r], constant(ints, 8)), total)
+                number = b.sitofp(total, floats)
+                if parts == 3:
+                    number = e.fma(b.sitofp(whole[0][r], floats), 65536, number)
+                factor = splat(b, at("factors", b.add(starts[r], loop.index)), lanes)
+                slot = sums[j][r]
+                b.store(e.fma(number, e.mul(scale, factor), b.load(slot)), slot)
+    kind, acc = memory["acc"]
+    for k, slot in enumerate(s for block in sums for s in block):
+        store_at(b, kind, acc, constant(I64, k * lanes), b.load(slot))
