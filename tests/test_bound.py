@@ -254,3 +254,32 @@ def test_what_is_no_array_can_not_be_bound():
         model.bind()
     assert str(caught.value) == ("bind: input 's' sequence of f32[...] is no array: "
                                  "feed it to run()")
+
+
+@pytest.mark.parametrize("device", present())
+def test_arrays_of_the_callers(device):
+    """They are read as they are at each run, of models for one shape and for many."""
+    a, b = np.array(A), np.array(B)
+    fixed = difference(device=device).bind(inputs={"a": a, "b": b})
+    g = GraphBuilder()
+    x, y = (graph_input(n, TensorType("f32", (Sym("n"), 4))) for n in "ab")
+    model = jitcl.compile(Graph("difference", (x, y), (("y", g.sub(x, y)),)), device=device)
+    for rows in (2, 5, 7, 3):
+        model.run({n: np.ones((rows, 4), np.float32) for n in "ab"})
+    many = model.bind(inputs={"a": a, "b": b})
+    for bound in (fixed, many):
+        assert bound.inputs["a"] is a
+        a[...] = A
+        np.testing.assert_array_equal(bound.run()["y"], A - B)
+        a[1, 2] = 50
+        np.testing.assert_array_equal(bound.run()["y"], a - B)
+    assert many.in_place == (device == "cpu")
+
+
+@pytest.mark.parametrize(("array", "said"), [
+    (A.astype(np.float64), r"input 'a' f32\[3,4\]: got float64\[3, 4\], wanted a contiguous array"),
+    (A.T, "wanted a contiguous array"), (A[0], r"got float32\[4\]"), ([1.0], "got list"),
+    (np.zeros((2, 4), np.float32), "the model says 3")])
+def test_arrays_that_no_kernel_could_read(array, said):
+    with pytest.raises(jitcl.InputError, match=said):
+        difference().bind(inputs={"a": array})
