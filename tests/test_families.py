@@ -226,6 +226,10 @@ def test_guards_make_families_of_their_own(tmp_path: Path) -> None:
     for n in (5, 6, 7, 8, 19, 21, 22, 90, 9, 23):
         x = np.arange(n, dtype=np.float32)
         np.testing.assert_array_equal(model.run({"x": x})["y"], x[:20])
+        guards = model.report().guards
+        assert not guards if n == 5 else guards == (
+            ("n >= 20", "n != 20") if n > 20 else ("n <= 19",))
+    assert "\n  right while n >= 20, n != 20\n" in str(model.report())
     assert len(model._families.kept) == 2
 
 
@@ -387,6 +391,9 @@ def test_the_report_shows_the_family(tmp_path: Path) -> None:
     report = model.report()
     assert report.sizes == (("n", 12, 256),)
     assert "  one plan for many shapes: n = 12 (room for 256)\n" in str(report)
+    assert report.free == (("x", "[4, n]"), ("b", "[n]"))
+    assert "  free dimensions: 'x' [4, n], 'b' [n]\n" in str(report)
+    assert 0 < report.took < 1 and "\n  these shapes took " in str(report)
     model.run(feeds("softmax", 300))
     assert model.report().sizes == (("n", 300, 512),)
     model.run(feeds("softmax", 10))                     # compiled for it: a plan of its own

@@ -4,6 +4,7 @@ are no larger than some numbers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from jitcl.ir.sizes import (
     is_size,
     judged_by_hint,
 )
+
+NUMBERED = re.compile(r"\bsize(\d+)\b")
 
 
 def hints(x: Any) -> Any:
@@ -41,6 +44,33 @@ def halvings(n: int, spare: int = 0) -> int:
         steps += spare
         require(1 << steps, n)
     return steps
+
+
+def named(line: str, space: Space) -> str:
+    """A line of text with sizes by the names of their dimensions, quotients written out."""
+    def name(found: re.Match[str]) -> str:
+        atom = space.atoms[int(found[1])]
+        return atom.symbol or named(f"({atom.numerator} // {atom.denominator})", space)
+    return NUMBERED.sub(name, line)
+
+
+def conditions(space: Space) -> tuple[str, ...]:
+    """What was taken for granted, without negative terms: "n <= 64", "4 * n >= 65"."""
+    found = []
+    for relation, size in space.guards:
+        sides = [_side(size, 1), _side(size, -1)]
+        if relation == ">=" and sides[0].isdigit():
+            sides, relation = sides[::-1], "<="
+        found.append(named(f"{sides[0]} {relation} {sides[1]}", space))
+    return tuple(found)
+
+
+def _side(size: Size, sign: int) -> str:
+    """The terms of one sign."""
+    terms = {m: sign * k for m, k in size.terms.items() if sign * k > 0}
+    if not terms.keys() - {()}:
+        return str(terms.get((), 0))
+    return str(Size(size.space, terms, 0)).removeprefix("(").removesuffix(")")
 
 
 def grows(space: Space, size: Any) -> bool:
@@ -89,4 +119,4 @@ def _range(size: Any, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return low, high
 
 
-__all__ = ["grows", "halvings", "hints", "most", "require"]
+__all__ = ["conditions", "grows", "halvings", "hints", "most", "named", "require"]

@@ -20,7 +20,7 @@ says why.
 from __future__ import annotations
 
 import logging
-import re
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ from jitcl.errors import (
     OutOfMemoryError,
 )
 from jitcl.ir.indices import IndexCheck
-from jitcl.ir.size_ranges import grows, most
+from jitcl.ir.size_ranges import conditions, grows, most, named
 from jitcl.ir.sizes import Size, SizePinned, Space, at, everywhere, has_size, hint
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
@@ -71,7 +71,6 @@ FEW = 16                        # elements of an input by value that may be symb
 FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisations may do better
 # SizePinned in disguise: `array[n]` and `islice(x, n)` hide what n.__index__ raises
 DISGUISED = (IndexError, TypeError, ValueError)
-SIZE = re.compile(r"\bsize(\d+)\b")
 log = logging.getLogger("jitcl")
 
 
@@ -104,6 +103,7 @@ class Family:
                 [s.params for s in plan.steps], [s.global_size for s in plan.steps])
         self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
+        self.guards = conditions(self.space)
         self.work, self.flops = work_of_loops(plan), sum(s.flops for s in plan.steps)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
         self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
@@ -208,6 +208,7 @@ class Families:
     inputs: Sequence[Tensor]
     kept: OrderedDict[int, Family] = field(default_factory=OrderedDict)
     _last: Mapping[str, Dims] = field(default_factory=dict)
+    _asked: float = 0.0                         # when a member was last asked for
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
     _hopeless: dict[str, str] = field(default_factory=dict)         # pattern -> why
     vary: set[str] = field(default_factory=set)     # inputs whose values change from run to run
@@ -219,7 +220,7 @@ class Families:
         a family for them or it is time for one. `key`: of the specialisation for them, which
         `specialiser.no_family` says something of.
         """
-        self.specialiser.no_family = ""
+        self.specialiser.no_family, self._asked = "", time.perf_counter()
         if any(v.size > FEW for v in values.values()):
             return None
         with recording.span("guard", "shapes"):
@@ -411,7 +412,8 @@ class Families:
         sizes = tuple((a.symbol, v, room) for a, v, room in zip(
             family.space.atoms, values, family.capacity) if a.symbol)
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
-                  "from_cache": family.from_cache}
+                  "from_cache": family.from_cache,
+                  "guards": family.guards, "took": time.perf_counter() - self._asked}
         return Member(**fields, family=family, values=tuple(values))
 
 
@@ -432,10 +434,7 @@ def disguised(error: Exception, space: Space) -> bool:
 
 def said(error: Exception, space: Space) -> str:
     """What an error says, in one line, with sizes by the names of their dimensions."""
-    def name(found: re.Match[str]) -> str:
-        return space.atoms[int(found[1])].symbol or found[0]
-
-    line = SIZE.sub(name, (str(error).splitlines() or [""])[0])
+    line = named((str(error).splitlines() or [""])[0], space)
     return f"{type(error).__name__}: {line}" if isinstance(error, DISGUISED) else line
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jitcl.codegen.plan import Plan
 from jitcl.codegen.text import html_table
 from jitcl.devices.base import Device
+from jitcl.ir.types import Sym
 from jitcl.passes.options import Options
 from jitcl.runtime.calls import Calls
 from jitcl.runtime.program import Program
@@ -22,6 +24,7 @@ class Inspected(Calls):
     """Of a model, what was compiled for the last shapes."""
 
     source: Source
+    inputs: tuple[Tensor, ...]
     device: Device
     options: Options
     program: Program | None
@@ -34,10 +37,12 @@ class Inspected(Calls):
         host.
         """
         self._check_open()
-        if self.program is not None:
-            return report_of_program(self.source.name, self.device, self.program.last,
-                                     self.options)
-        return report_of(self.source.name, self.device, self._last, self.options)
+        name, device, options = self.source.name, self.device, self.options
+        report = (report_of(name, device, self._last, options) if self.program is None
+                  else report_of_program(name, device, self.program.last, options))
+        free = ((t.name, f"[{', '.join(map(str, t.shape))}]") for t in self.inputs
+                if any(isinstance(d, Sym) for d in t.shape))
+        return replace(report, free=tuple(free))
 
     def _repr_html_(self) -> str:
         """What notebooks show: inputs and outputs, and the report where it is open."""

@@ -17,6 +17,8 @@ from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.specialise import Specialisation
 from jitcl.tuning.found import Found
 
+SHOWN = 4                       # guards of a plan that are printed
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -76,7 +78,10 @@ class Report:
     precision_why: why that is less than was asked for. promoted: nodes that the guard has put into
     f32 since, "*" for all.
     sizes: (dimension, its value, room for) of a plan that serves many shapes. no_family: why it
-    does not, where shapes go on changing.
+    does not, where shapes go on changing. guards: conditions of shapes that the plan is right for;
+    others have another. free: the dimensions that the model leaves open, an input. took: seconds
+    that the last shapes cost before they ran, when they were new: to compile, to load, or to
+    evaluate a shared plan's sizes.
     tuned: (step, what a search found of its group), the costliest first; unsearched: groups that it
     had no time for.
     """
@@ -99,6 +104,9 @@ class Report:
     computes: str = ""
     precision_why: str = ""
     promoted: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    free: tuple[tuple[str, str], ...] = ()
+    took: float = 0.0
     tuned: tuple[tuple[str, Found], ...] = ()
     unsearched: int = 0
     chosen: Chosen | None = None
@@ -166,8 +174,16 @@ class Report:
                 f"step{'s' * (host != 1)}, ")
 
     def _sizes(self) -> list[str]:
-        said = shared_shapes(self.sizes, self.no_family)
-        return [f"  {said}"] if said else []
+        free = ", ".join(f"'{name}' {dims}" for name, dims in self.free)
+        lines = [f"free dimensions: {free}"] if free else []
+        lines += [said] if (said := shared_shapes(self.sizes, self.no_family)) else []
+        if self.guards:
+            more = len(self.guards) - SHOWN
+            lines.append(f"right while {', '.join(self.guards[:SHOWN])}"
+                         + (f" and {more} conditions more" if more > 0 else ""))
+        if free and self.took:
+            lines.append(f"these shapes took {1e3 * self.took:.3g} ms before their first run")
+        return [f"  {line}" for line in lines]
 
     def _memory(self) -> list[str]:
         if not self.memory:
@@ -219,9 +235,9 @@ def report_of(model: str, device: Device, special: Specialisation | None,
         model, special.device.name, steps, _host_rows(plan, special, own), compiled,
         plan.peak_bytes, special.from_cache, device.name, special.stepped, special.memory,
         fallback.why if fallback is not None else "", sizes=special.sizes,
-        no_family=special.no_family, precision=options.said, computes=got, precision_why=why,
-        promoted=options.promoted, tuned=special.tuned, unsearched=special.unsearched,
-        chosen=options.chosen)
+        no_family=special.no_family, guards=special.guards, took=special.took,
+        precision=options.said, computes=got, precision_why=why, promoted=options.promoted,
+        tuned=special.tuned, unsearched=special.unsearched, chosen=options.chosen)
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:

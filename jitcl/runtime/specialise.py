@@ -13,6 +13,7 @@ of its kernels.
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 import weakref
 from collections.abc import Mapping
@@ -116,6 +117,8 @@ class Specialisation:
     fallback: MemoryFallback | None = None      # why the plan is smaller, or on the CPU
     sizes: tuple[tuple[str, int, int], ...] = ()    # of a family: dimension, its value, room for
     no_family: str = ""                         # why no family serves shapes that go on changing
+    guards: tuple[str, ...] = ()                # of a family: for which shapes it is right
+    took: float = 0.0                           # seconds, from new shapes to what runs them
     tuned: tuple[tuple[str, Found], ...] = ()       # (step, what a search found of its group)
     unsearched: int = 0                         # groups that the search had no time for
 
@@ -161,13 +164,14 @@ class Specialiser:
             patience: Patience
     ) -> Specialisation:
         """The specialisation that the cache holds, or a new one, which it holds then."""
+        start = time.perf_counter()
         with recording.span("cache", "a plan"):
             known = self._stored(self.cache.get_mmap("plan", key), patience)
-        if known is not None:
-            return known
-        with self.cache.building("plan", key) as other:
-            known = self._stored(other, patience)       # another process may have built it
-            return known or self.compile(key, shapes, values, patience)
+        if known is None:
+            with self.cache.building("plan", key) as other:
+                known = self._stored(other, patience)       # another process may have built it
+                known = known or self.compile(key, shapes, values, patience)
+        return replace(known, took=time.perf_counter() - start)
 
     def _stored(self, stored: Any, patience: Patience) -> Specialisation | None:
         """What the cache holds, loaded; None where it can't be used any more."""
