@@ -24,7 +24,6 @@ class Inspected(Calls):
     """Of a model, what was compiled for the last shapes."""
 
     source: Source
-    inputs: tuple[Tensor, ...]
     device: Device
     options: Options
     program: Program | None

@@ -1,0 +1,67 @@
+"""Hundreds of shapes in any order: memory and the cache stay as they are after the first few."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import jitcl
+from benchmarks.free_dimensions import bert, resnet
+from tests.devices import present
+from tests.test_families_ops import CASES
+
+Feed = Callable[..., dict[str, np.ndarray]]
+DEVICES = [d for d in ("cpu", "opencl:pocl") if d in present()]
+SHAPES, BEGINNING = 300, 50
+GROWTH = 16 << 20               # bytes
+
+
+def text(batch: int, length: int) -> dict[str, np.ndarray]:
+    return {"ids": np.random.default_rng(length).integers(0, 1000, (batch, length))}
+
+
+def picture(batch: int, height: int, width: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones((batch, 3, height, width), np.float32)}
+
+
+# each model, what it is fed at a shape, and the shapes that there are; 1 is a shape of its own
+MODELS: tuple[tuple[onnx.ModelProto, Feed, tuple[range, ...]], ...] = (
+    (bert(layers=1, width=64, heads=2), text, (range(1, 9), range(2, 257))),
+    (resnet(width=16, stages=2), picture, (range(1, 4), range(64, 200), range(64, 200))),
+    (CASES["lstm"][0], CASES["lstm"][1], (range(2, 300),)))
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def held(folder: Path) -> dict[str, int]:
+    """Files of a cache and their bytes."""
+    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*.jitcl")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("device", DEVICES)
+def test_300_shapes_of_three_models_take_no_more_than_50(device: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    models = [jitcl.compile(m, device=device, cache_dir=tmp_path) for m, *_ in MODELS]
+    corners = [(k, shape) for k, (*_, ranges) in enumerate(MODELS)
+               for shape in itertools.product(*((r[0], r[1], r[-1]) for r in ranges))]
+    others = [(k, tuple(int(rng.choice(r)) for r in MODELS[k][2]))
+              for k in rng.integers(0, len(models), SHAPES)]
+    assert len(corners) < BEGINNING
+    for number, (k, shape) in enumerate([*corners, *others]):
+        (found,) = list(models[k].run(MODELS[k][1](*shape)).values())[:1]
+        assert np.isfinite(found).all()
+        if number == BEGINNING:
+            memory, files = resident(), held(tmp_path)
+    assert held(tmp_path) == files
+    assert resident() - memory < GROWTH
