@@ -104,6 +104,7 @@ CASES = {
     "gemm_opencl": (product, {}),
     "gemm_opencl as a Mali": (product, MALI),
     "gemm_tiled_opencl": (product, GPU),
+    "gemv_opencl": (lambda: product(m=3, n=76), GPU),
     "gemm_tiled_opencl of a conv": (lambda: convolution(k=40), GPU),
     "conv_opencl": (convolution, {}),
     "conv_opencl as a Mali": (convolution, MALI),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.scalar import SCALARS
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
-from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Scratch
+from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Place, Scratch
 from jitcl.templates.opencl.memory import alignment, read_vector
 from jitcl.templates.opencl.tiling import in_half
 
@@ -149,6 +150,31 @@ class OpenClGroupHooks(GroupHooks):
         operands = tuple((self.names[n], self.ctype(n.type.dtype)) for n in nodes)
         return Loader(tuple(lines), tuple(renderer.helpers), operands, nodes, fast)
 
+    def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:
+        """Where the element at `ix` of a node, seen in a `shape`, lies in a buffer of the node's
+        type; None where it is computed, or is 0 for some `ix`.
+        """
+        seen = node.type.with_(shape=shape)
+        loads = Loads(KernelBuilder(half=self.half), self.group, self.names,
+                      lambda n: seen if n is node else n.type)
+        value = NodeLoader(loads, node)(*ix)
+        while value.op == "cast":
+            value = value.args[0]
+        if value.op != "load" or value.guarded:
+            return None
+        (source,) = (n for n, name in self.names.items() if name == value.value)
+        if source.type.dtype != node.type.dtype:
+            return None
+        at = flat(loads.types(source).physical, value.indices)
+        store = Store("y", (E.index(0),), E.cast(at, "i32"))
+        kernel = share(Kernel("place", (Buffer("y", "i32", (1,), "out"),), (store,)),
+                       addresses=False)
+        renderer = OpenClRenderer(kernel, fp64=False)
+        *lets, last = kernel.body
+        assert isinstance(last, Store)
+        lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
+        return Place(tuple(lines), tuple(renderer.helpers), source, _runs(at))
+
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
         H*W], with what rows are padded with. None where something in it tells the axes apart."""
@@ -231,6 +257,18 @@ def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr
              and not e.guarded}
     moved = Store(y.name, (at,), exchanged(store.value, loads))
     return Kernel("epilogue", kernel.buffers, (moved,))
+
+
+def _runs(at: Expr) -> dict[str, int]:
+    """How many neighbours lie side by side and aligned along each variable that is a term of an
+    address, from its multiples of as many on: at most 8."""
+    terms, constant = E.linear(at)
+    found = {}
+    for atom, step in terms.items():
+        others = [a for a in terms if a is not atom]
+        if atom.op == "var" and step == 1 and not any(x is atom for a in others for x in E.walk(a)):
+            found[str(atom.value)] = math.gcd(8, constant, *(terms[a] for a in others))
+    return found
 
 
 def _stride(load: Expr, shape: tuple[int, ...], var: str) -> int:

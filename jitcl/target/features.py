@@ -41,11 +41,12 @@ PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile(pattern) for name, patt
     "int4": r"\bjitcl_u?int4\w*\s*\(",
     "int64": r"\bu?long(?:2|3|4|8|16)?\b|\bconvert_u?long",
     "subgroup": r"\bsub_group_\w+\s*\(",
+    "assembly": r"\basm\b",
 }.items()}
 
 # features that only a probe (or a build in another process) shows to work; the rest is C
 GATED = frozenset(("half", "half_storage", "fp64", "local", "barrier", "image", "vec16", "vec8",
-                   "int4", "subgroup"))
+                   "int4", "subgroup", "assembly"))
 
 _CALL = re.compile(r"\b(" + "|".join(_MATH) + r")\s*\(")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)

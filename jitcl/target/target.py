@@ -79,6 +79,7 @@ class Target:
     local_works: bool = True               # local memory and barriers give right results
     images: bool = False                   # weights are read faster through image1d_buffer
     image_pixels: int = 0                  # of the largest image1d_buffer
+    tensor_cores: bool = False             # mma.sync, ldmatrix and cp.async in inline PTX
     packed_weights: bool = True            # int4 and int8 weights are unpacked in kernels
     half_builtins: bool = True             # exp(half) and its like; else by way of a float
     soft_half: bool = False                # halves are read and written by integer arithmetic

@@ -14,7 +14,9 @@ from jitcl.templates.gemm_cpu.template import GemmCpu
 from jitcl.templates.gemm_integer_cpu.template import GemmIntegerCpu
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_packed_cpu.template import GemmPackedCpu
+from jitcl.templates.gemm_tensor_opencl.template import GemmTensorOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import GemmTiledOpenCl
+from jitcl.templates.gemv_opencl.template import GemvOpenCl
 from jitcl.templates.pool_cpu.template import PoolCpu
 from jitcl.templates.pool_opencl.template import PoolOpenCl
 from jitcl.templates.recurrent_cpu.template import RecurrentCpu
@@ -25,7 +27,8 @@ CPU_TEMPLATES: tuple[Writes[CpuHooks], ...] = (
     PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu())
 
 OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (
-    ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTiledOpenCl(), PoolOpenCl())
+    ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTensorOpenCl(), GemvOpenCl(),
+    GemmTiledOpenCl(), PoolOpenCl())
 
 CPU_CHAINS: tuple[WritesChain[CpuHooks], ...] = (AttentionCpu(),)      # of several groups
 

@@ -90,6 +90,16 @@ class Loader:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The body of a function that returns where an operand's element lies in its buffer."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[str, ...]                     # functions that the lines call
+    node: Node                                   # whose buffer it is
+    runs: Mapping[str, int]     # variable -> elements that are neighbours and aligned along it
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """The body of a function that stores one vector of the result, and what it reads."""
 
@@ -208,6 +218,11 @@ class OpenClHooks(Hooks, Protocol):
         """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`;
         as a half where `half` says so, else as a float.
         Its variables are those of `ix`, in which `k` counts terms.
+        """
+
+    def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:
+        """Where the element at `ix` of a node, seen in a `shape`, lies in a buffer of the node's
+        type; None where it is computed, or is 0 for some `ix`.
         """
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:

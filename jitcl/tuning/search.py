@@ -37,7 +37,7 @@ from jitcl.templates import OPENCL_TEMPLATES
 from jitcl.tuning.choices import Chosen, Only, described
 from jitcl.tuning.found import LOOPS, SECONDS, Choice, Found, deeper
 
-CANDIDATES = 4                  # of the first template, that "fast" looks at
+CANDIDATES = 3                  # of the first template, that "fast" looks at
 ROUNDS = {"fast": 2, "wide": 3, "heavy": 5}         # of a race
 RUNS = 5                        # of one turn
 SEED = 20261125                 # of the data that all candidates of a group are tried on

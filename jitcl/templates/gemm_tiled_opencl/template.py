@@ -17,7 +17,16 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Scratch, Template
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    Emitted,
+    Epilogue,
+    Match,
+    OpenClHooks,
+    Scratch,
+    Template,
+)
 from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
 from jitcl.templates.gemm_opencl.template import decoded
 
@@ -264,13 +273,7 @@ class _Writer:
         stem = f"gemm_tiled_{t.bm}x{t.bn}"
         product = Emitted(stem, body, (*nodes, y), (y,), {},
                           (self.splits * self.groups * t.items,), (t.items,))
-        if whole:
-            return [product]
-        body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue, **sizes)
-        group = min(JOIN, hooks.target.max_work_group)
-        joined = Emitted("join", body, (y, *epilogue.nodes, root), (root,), {},
-                         (-(-total // group) * group,), (group,))
-        return [product, joined]
+        return [product] if whole else [product, joined(hooks, epilogue, y, p, self.splits)]
 
     def at(self, side: str, count: int, tile: int) -> tuple[Expr, Expr, Expr]:
         """The variables of a loader: they run to the end of the last tile."""
@@ -281,3 +284,13 @@ class _Writer:
         """Whether an element of a tile exists."""
         _, i, k = self.at(side, count, tile)
         return (i < count) & (k < self.p.k)
+
+
+def joined(hooks: OpenClHooks, epilogue: Epilogue, part: Argument, p: Product, splits: int
+           ) -> Emitted:
+    """The kernel that adds the parts of sums, and writes the epilogue (of one element)."""
+    body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
+                        BATCH=p.batch, M=p.m, N=p.n, SPLITS=splits)
+    group, root = min(JOIN, hooks.target.max_work_group), hooks.group.root
+    items = -(-p.batch * p.m * p.n // group) * group
+    return Emitted("join", body, (part, *epilogue.nodes, root), (root,), {}, (items,), (group,))

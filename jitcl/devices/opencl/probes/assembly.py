@@ -51,6 +51,40 @@ __kernel void tensor_k16(__global const uint *a, __global const uint *b, __globa
     d[(g + 8) * 8 + 2 * t + 1] = d3;
 }
 """
+# A by asynchronous copies into local memory, B [k, 16 columns] too; both read as matrices of 8 x 8
+TILE = """
+__kernel void tensor_tile(__global const uint4 *a, __global const uint4 *b, __global float *d)
+{
+    __local uint4 tiles[64] __attribute__((aligned(128)));
+    uint base = (uint)(size_t)tiles;
+    int l = get_local_id(0), g = l >> 2, t = l & 3;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(base + l * 16), "l"((ulong)(a + l)), "r"(16) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 :: "r"(base + 512 + l * 16), "l"((ulong)(b + l)), "r"(8) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 :: "r"(base + 520 + l * 16), "l"((ulong)(b + l) + 8), "r"(8) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    barrier(CLK_LOCAL_MEM_FENCE);
+    uint a0, a1, a2, a3, b0, b1, b2, b3;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a0), "=r"(a1), "=r"(a2), "=r"(a3)
+                 : "r"(base + (l & 15) * 32 + (l >> 4) * 16) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(b0), "=r"(b1), "=r"(b2), "=r"(b3)
+                 : "r"(base + 512 + (l & 15) * 32 + (l >> 4) * 16) : "memory");
+    float d0 = 1.0f, d1 = 1.0f, d2 = 1.0f, d3 = 1.0f;
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    d[g * 8 + 2 * t] = d0;
+    d[g * 8 + 2 * t + 1] = d1;
+    d[(g + 8) * 8 + 2 * t] = d2;
+    d[(g + 8) * 8 + 2 * t + 1] = d3;
+}
+"""
 
 
 def _tensor_cores(bench: Bench, _: Any) -> Verdict:
@@ -62,7 +96,22 @@ def _tensor_cores(bench: Bench, _: Any) -> Verdict:
         except Refused as error:
             wrong = str(error)
         told.append(f"mma.sync m16n8k{k}: {wrong or 'exact'}")
-    return Verdict(not wrong, "; ".join(told))
+    try:
+        staged = _staged(bench)
+    except Refused as error:
+        staged = str(error)
+    told.append(f"cp.async and ldmatrix: {staged or 'exact'}")
+    return Verdict(not wrong and not staged, "; ".join(told))
+
+
+def _staged(bench: Bench) -> str:
+    """What is wrong with a product whose operands go through local memory; of B's 16 columns the
+    first 8 are used."""
+    random = np.random.default_rng(2)
+    a, b = (random.integers(-8, 9, (16, 16)).astype(np.float16) for _ in range(2))
+    (d,) = bench.run(bench.build(TILE), "tensor_tile", WARP, WARP, a.view(np.uint32),
+                     b.view(np.uint32), Out(M * N))
+    return first_wrong(d, (a.astype(np.float64) @ b + 1)[:, :N].reshape(-1))
 
 
 def _product(bench: Bench, k: int, source: str) -> str:
@@ -84,5 +133,5 @@ def _no_ptx(found: Found) -> str:
 
 ASSEMBLY = (
     Probe("tensor_cores", "products of halves by mma.sync in inline assembly", _tensor_cores,
-          skip=_no_ptx),
+          features=("assembly",), present={"tensor_cores": True}, skip=_no_ptx),
 )

@@ -1,0 +1,216 @@
+"""Matrix products and convolutions of halves on tensor cores, by inline PTX, where
+`Target.tensor_cores` says that it works.
+
+A warp multiplies 16 x 16 by 16 x 8 halves at once and adds in f32 (PTX ISA, mma.sync.m16n8k16);
+tiles come into local memory by asynchronous copies, several steps ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jitcl.ir import expr as E
+from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
+from jitcl.target import Target
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    Emitted,
+    Loader,
+    Match,
+    OpenClHooks,
+    Place,
+    Scratch,
+    Template,
+)
+from jitcl.templates.gemm_opencl.product import counter, unfused
+from jitcl.templates.gemm_tiled_opencl.template import (
+    GemmTiledOpenCl,
+    Product,
+    joined,
+    product_of,
+)
+
+WARP = 32
+LEAST_M = 3                    # rows: fewer are left to gemv_opencl
+LEAST_K = 128                  # terms of a part of a sum that is split
+MAX_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class Tiling(Match):
+    """Work-group tile, terms at a time, warps along m and n, steps in local memory at once; in how
+    many parts sums are split.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    stages: int
+    splits: int = 1
+
+    @property
+    def items(self) -> int:
+        """Work-items of a group."""
+        return WARP * self.wm * self.wn
+
+    @property
+    def local(self) -> int:
+        """Bytes."""
+        return self.stages * 2 * self.bk * (self.bm + self.bn)
+
+
+# the largest first
+TILINGS = (Tiling(128, 128, 32, 2, 2, 3), Tiling(128, 64, 32, 2, 2, 4), Tiling(64, 64, 64, 2, 2, 3),
+           Tiling(64, 64, 32, 2, 2, 4), Tiling(32, 64, 64, 2, 2, 4))
+
+
+class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
+    """matmul and conv whose operands are halves in buffers; sums in f32."""
+
+    name = "gemm_tensor_opencl"
+
+    def candidates(self, group: Group, target: Target) -> tuple[Tiling, ...]:
+        node = group.anchor
+        if not target.tensor_cores or node is None or not target.local_works:
+            return ()
+        if any(i.type.dtype != "f16" for i in node.inputs[:2]):
+            return ()
+        if not GemmTiledOpenCl().candidates(group, target):
+            return ()
+        product = product_of(node)
+        if product is None or product.m < LEAST_M or not _plain(group, product):
+            return ()
+        return choose(product, target)
+
+    def emit(self, match: Tiling, hooks: OpenClHooks) -> list[Emitted]:
+        return _Writer(match, hooks).emit()
+
+
+def _plain(group: Group, product: Product) -> bool:
+    """Whether both operands are read from buffers as they are: what is computed on the way would be
+    rounded to halves."""
+    for node in product.nodes:
+        while node in group.inlined and node.op in ("transpose", "reshape"):
+            node = node.inputs[0]
+        if node in group.inlined or node.type.dtype != "f16":
+            return False
+    return True
+
+
+def choose(p: Product, target: Target) -> tuple[Tiling, ...]:
+    """Best first by `cost`."""
+    fit = [t for t in TILINGS if t.local <= target.local_memory and t.items <=
+           target.max_work_group]
+    found = [Tiling(t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, n)
+             for t in fit for n in dict.fromkeys((splits(t, p, target), 1))]
+    return tuple(sorted(found, key=lambda t: cost(t, p, target)))
+
+
+def tiles(t: Tiling, p: Product) -> int:
+    """Tiles of the result."""
+    return p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
+
+
+def splits(t: Tiling, p: Product, target: Target) -> int:
+    """Parts that sums are split in: more groups where there are few."""
+    most = min(MAX_SPLITS, max(1, p.k // LEAST_K))
+    parts = max(1, min(most, target.compute_units // tiles(t, p)))
+    return -(-p.k // terms(t, p, parts))
+
+
+def terms(t: Tiling, p: Product, parts: int) -> int:
+    """Terms of one part: whole steps of a tile."""
+    return math.ceil(-(-p.k // parts) / t.bk) * t.bk
+
+
+def cost(t: Tiling, p: Product, target: Target) -> float:
+    """Nanoseconds on an H100, as measured: each term takes a group as long as its copies are under
+    way, or the core as long as the arithmetic of all its groups; sums that are split are written,
+    and read by another kernel.
+    """
+    groups, size = tiles(t, p) * t.splits, t.bm * t.bn
+    alone = 2.5 + 250 / t.bk + size / 1300
+    together = (1.2 + size / 1640) * groups / target.compute_units
+    join = 6000 + 0.002 * t.splits * p.batch * p.m * p.n if t.splits > 1 else 0
+    return terms(t, p, t.splits) * max(alone, together) + join
+
+
+class _Writer:
+    def __init__(self, match: Tiling, hooks: OpenClHooks) -> None:
+        product = product_of(hooks.anchor)
+        assert product is not None
+        self.p, self.t, self.hooks = product, match, hooks
+
+    def emit(self) -> list[Emitted]:
+        p, t, hooks = self.p, self.t, self.hooks
+        places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
+        whole, pair = t.splits == 1, 2 - p.n % 2
+        epilogue = hooks.epilogue_lines(p.c(*places), pair if whole else 1, None, {"n": pair})
+        if epilogue is None:
+            return unfused(hooks, lambda alone: _Writer(t, alone).emit())
+        a, b = self.side(0, "m", p.m, t.bm), self.side(1, "n", p.n, t.bn)
+        nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
+        sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
+        helpers = dict.fromkeys((*a.helpers, *b.helpers))
+        part = terms(t, p, t.splits)
+        body = hooks.render(
+            "gemm_tensor_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
+            helpers=list(helpers), a=a, b=b, K=p.k, K_PART=part, PAIR=pair, BM=t.bm, BN=t.bn,
+            BK=t.bk, WM=t.wm, WN=t.wn, STAGES=t.stages, T=t.items, HALF=hooks.half,
+            M_TILES=-(-p.m // t.bm), N_TILES=-(-p.n // t.bn), BATCH=p.batch, M=p.m, N=p.n,
+            SPLITS=t.splits)
+        y: Argument = hooks.group.root
+        if not whole:
+            y = Scratch(f"parts of {hooks.group.root.type}", "f32",
+                        (t.splits, p.batch * p.m * p.n))
+        product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), {},
+                          (t.splits * tiles(t, p) * t.items,), (t.items,))
+        return [product] if whole else [product, joined(hooks, epilogue, y, p, t.splits)]
+
+    def side(self, which: int, name: str, count: int, tile: int) -> Side:
+        """How the tiles of an operand are read."""
+        p, t, hooks = self.p, self.t, self.hooks
+        k = E.var("k", extent=-(-p.k // t.bk) * t.bk)
+        at = counter("image", p.batch), E.var(name, extent=-(-count // tile) * tile), k
+        ix, inside = (p.a, p.b)[which](*at)
+        node, shape = p.nodes[which], p.shapes[which]
+        place = hooks.place_lines(node, shape, ix) if inside.is_const else None
+        if place is not None:
+            runs = {"k": math.gcd(place.runs.get("k", 1), p.k),
+                    name: math.gcd(place.runs.get(name, 1), count)}
+            along = max(runs, key=lambda v: runs[v])
+            if runs[along] > 1:
+                return Side(name, count, tile, along == "k", runs[along],
+                            hooks.names[place.node], place, None)
+        load = hooks.load_lines(node, shape, ix, inside, (at[1] < count) & (k < p.k))
+        return Side(name, count, tile, load.fast_k, 1, "", None, load)
+
+
+@dataclass(frozen=True)
+class Side:
+    """How an operand's tiles come into local memory: `run` halves at a time, from their `place`; or
+    each by itself, from a function that loads it. by_k: terms are neighbours in a tile.
+    """
+
+    name: str                                    # "m" or "n"
+    count: int
+    tile: int
+    by_k: bool
+    run: int
+    buffer: str
+    place: Place | None
+    load: Loader | None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.place.node,) if self.place else self.load.nodes if self.load else ()
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        read = self.place or self.load
+        return read.helpers if read else ()
