@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from jitcl.accuracy.engines import Configuration
 from jitcl.accuracy.measures import bit_equal, difference
 from jitcl.cli.main import cli
 from jitcl.errors import InputError, OptionError, UnsupportedError
+from tests.browser import browser
 from tests.devices import present
 from tests.drivers import posing
 from tests.drivers.posing import POSES, run_python
+from tests.lacking import unless
 
 F = TensorProto.FLOAT
 LAYERS = 6
@@ -61,7 +64,10 @@ def feeds(seed=0, rows=3):
 # ---- planted faults
 
 
-@pytest.mark.parametrize("seed", range(6))
+SEEDS = [*range(6), *(pytest.param(k, marks=pytest.mark.slow) for k in range(6, 10))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_perturbed_weights_are_named(seed):
     """A tenth of the largest weight on one of them: the product is named, not its kernel."""
     rng = np.random.default_rng([seed, 1])
@@ -102,8 +108,9 @@ def quantised(seed, wrong=None, of="act"):
     return model_of(nodes, constants)
 
 
-@pytest.mark.parametrize(("seed", "of"), [(k, ("act", "w")[k % 2]) for k in range(6)])
-def test_a_wrong_scale_is_named(seed, of):
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wrong_scale_is_named(seed):
+    of = ("act", "w")[seed % 2]
     place = int(np.random.default_rng([seed, 2]).integers(LAYERS))
     found = jitcl.check(quantised(seed, place, of), feeds(seed), device="cpu", tolerance=1e-2,
                         against_model=quantised(seed))
@@ -128,10 +135,11 @@ print(json.dumps(found))
 
 @posing.needed()
 @pytest.mark.in_turn
-def test_a_miscompiled_kernel_is_named(tmp_path):
+@pytest.mark.parametrize("models", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_miscompiled_kernel_is_named(models, tmp_path):
     """exp() is wrong in one layer's kernel, and nothing checks kernels before."""
     rng = np.random.default_rng(3)
-    places = [(seed, int(rng.integers(LAYERS))) for seed in range(3)]
+    places = [(seed, int(rng.integers(LAYERS))) for seed in range(models)]
     outcome = run_python(
         MISCOMPILED.replace("PLACES", repr(places)), cache=tmp_path, pose=POSES["mali-g78:intel"],
         rules=[r"prelude /_[0-9a-f]{10}.*exp\(/ #define exp(x) (exp2(x))"],
@@ -382,6 +390,43 @@ def test_a_folder_of_inputs_and_json(command, tmp_path):
     status, out, _ = command("wrong.onnx", "--against-model", "right.onnx", "--tolerance", 0.5,
                              "-i", "inputs/small.npy", "--json", "-")
     assert status == 0 and json.loads(out)["tolerance"] == 0.5
+
+
+@pytest.mark.slow
+@unless(shutil.which("chromium") is not None, "Chromium is not installed here")
+def test_a_page(command, tmp_path):
+    """All layers along the chart and in the table, in both colour schemes; a click leads to one."""
+    status, _, err = command("wrong.onnx", "--against-model", "right.onnx", "--html", "found.html")
+    assert status == 1 and "wrote found.html" in err
+    text = (tmp_path / "found.html").read_text()
+    assert "http" not in text.replace("http://www.w3.org", "") and "<script" not in text
+    with browser() as at:
+        papers = []
+        for scheme in ("light", "dark"):
+            at.ask("Emulation.setEmulatedMedia",
+                   features=[{"name": "prefers-color-scheme", "value": scheme}])
+            at.open(tmp_path / "found.html", "", "document.querySelector('#chart .layer')")
+            papers.append(at.run("getComputedStyle(document.body).backgroundColor"))
+            rows = at.run("[...document.querySelectorAll('tbody tr')].map(r => r.innerText)")
+            assert len(rows) == at.run("document.querySelectorAll('#chart .layer').length") > LAYERS
+            wrong = [r for r in rows if "first most" in r]
+            assert len(wrong) == 1 and "product3" in wrong[0]
+            colours = at.run("[...document.querySelectorAll('#chart .layer rect')]"
+                             ".map(r => getComputedStyle(r).fill)")
+            assert len(set(colours)) > 1
+            bars = at.run("document.querySelectorAll('tbody tr:last-child svg rect').length")
+            assert bars > 1
+        at.run("document.querySelectorAll('#chart .layer')[3].dispatchEvent("
+               "new MouseEvent('click', {bubbles: true}))")
+        at.wait("location.hash === '#layer4' && document.querySelector('tr:target')")
+    assert papers[0] != papers[1]
+
+
+def test_markup_in_names_is_text():
+    made = chain(7, ("Tanh",))
+    made.graph.node[1].name = "<b>act</b>"
+    page = jitcl.check(made, feeds(), device="cpu").html()
+    assert "&lt;b&gt;act" in page and "<b>act" not in page
 
 
 @pytest.mark.parametrize(("args", "says"), [

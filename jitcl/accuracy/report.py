@@ -123,6 +123,12 @@ class Check:
                 "first": self.first.tensor if self.first else None,
                 "most": self.most.tensor if self.most else None}
 
+    def html(self) -> str:
+        """The text of a page for a browser, which needs nothing else."""
+        from jitcl.accuracy.page import page
+
+        return page(self)
+
     def __str__(self) -> str:
         name, error = self.worst
         lines = [f"{self.model}: {self.configuration} beside {self.against}: outputs "

@@ -33,6 +33,7 @@ Examples:
   jitcl check int8.onnx --against-model float.onnx         what did quantisation cost, where?
   jitcl check model.onnx --inputs photos --json x.json     the worst of a folder of .npz or .npy
   jitcl check model.onnx --precision low --cure            the fewest layers in f32 that cure it
+  jitcl check model.onnx --precision low --html low.html   a page to look at
   jitcl check model.onnx --repeat 20                       the same bits every time?
 
 The exit status is 1 where outputs differ by more than the tolerance, or runs that are repeated by
@@ -63,11 +64,13 @@ any bit.
                    "high.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, allow_dash=True),
               metavar="FILE", help="All measures as JSON; - for standard output.")
+@click.option("--html", "page_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="A page for a browser: errors along the model, and of each layer a histogram.")
 def check(model: Path, device: str, precision: str, memory: str, tuning: str,
           shapes: tuple[Shape, ...], cache_dir: Path | None, templates: str | None, against: str,
           against_model: Path | None, given: tuple[str, ...], folder: Path | None, seed: int,
           tolerance: float | None, repeat: int, cure: bool,
-          json_file: Path | None) -> None:
+          json_file: Path | None, page_file: Path | None) -> None:
     """Compare MODEL on a device with another configuration, layer by layer."""
     from jitcl.accuracy.checking import check as compare
     from jitcl.cli.console import progress_bar, write_json
@@ -82,10 +85,15 @@ def check(model: Path, device: str, precision: str, memory: str, tuning: str,
             cache_dir=cache_dir, progress=progress)
     if json_file is not None:
         write_json(json_file, found.as_dict())
+    if page_file is not None:
+        from jitcl.cli.console import write_text
+
+        write_text(page_file, found.html())
     if not to_stdout:
         _print(found)
-    if json_file is not None and not to_stdout:
-        click.echo(f"wrote {json_file}", err=True)
+    for file in (json_file, page_file):
+        if file is not None and not to_stdout:
+            click.echo(f"wrote {file}", err=True)
     if not found.ok:
         raise SystemExit(1)
 
