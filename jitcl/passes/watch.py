@@ -17,13 +17,29 @@ from dataclasses import replace
 from jitcl.ir.graph import Graph
 from jitcl.ir.group import Group, Watched
 from jitcl.ops.builder import GraphBuilder
-from jitcl.passes.precision import names_in
+from jitcl.passes.matching import kind
+from jitcl.passes.precision import names_in, overflows
+
+BOUNDED = ("sigmoid", "hard_sigmoid", "tanh", "softsign", "erf", "sin", "cos", "atan", "sign")
+CHOSEN = ("max_pool", "relu", "max", "min")
 
 
 def watchable(group: Group) -> bool:
     """Whether a group stores floats that f32 holds."""
     return group.root.type.dtype in ("f16", "f32") and group.root.type.rank > 0 and (
         0 not in group.root.type.shape)
+
+
+def may_spoil(group: Group) -> bool:
+    """Whether f16 may make an infinity of sound operands: not where values are bounded, nor where
+    halves are only moved or chosen from.
+    """
+    root = group.root
+    if root.op in BOUNDED or (root.op == "clip" and all(
+            i.op == "const" and not overflows(i) for i in root.inputs[1:])):
+        return False
+    return not all(n.type.dtype == "f16" for n in group.operands) or not all(
+        kind(n) == "movement" or n.op in CHOSEN for n in group.members)
 
 
 def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]

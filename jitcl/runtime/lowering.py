@@ -25,7 +25,7 @@ from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import WIDE, assign_precision
 from jitcl.passes.verify import check
-from jitcl.passes.watch import watch
+from jitcl.passes.watch import may_spoil, watch
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
 from jitcl.templates.base import FIRST, Chooser
@@ -72,7 +72,8 @@ class Lowering:
             self.graph, groups, device.target,
             WIDE if "*" in options.promoted else options.precision, layers)
         self.halves = {i for i, g in enumerate(self.groups) if g.root.type.dtype == "f16"}
-        watched = set(self.halves) if options.guard == "layers" else set[int]()
+        watched = {i for i in self.halves if options.guard == "layers"
+                   and may_spoil(self.groups[i])}
         if options.guard != "off" and self.halves and device.target.kind == "opencl":
             watched |= self._large_results()
         self.watch(watched)
