@@ -418,3 +418,17 @@ def test_the_page_and_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(found.stdout)["loss"] == pytest.approx(scope["score"].loss, abs=1e-6)
     found = CliRunner().invoke(cli, ["chat", *folder], input="hello\n")
     assert found.exit_code == 1 and "has no chat template" in found.stderr
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_while_a_text_grows(tmp_path: Path) -> None:
+    """Room for tokens grows five times; plans for the first two sizes serve the others."""
+    folder = lm_models.stored("qwen2", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    with jitcl.lm.load(folder, device="cpu", cache_dir=tmp_path / "cache") as model:
+        model.ends, built = frozenset(), []
+        for k, _ in enumerate(model.tokens(IDS, 1300, Sampling())):
+            if k in (300, 1299):
+                built.append(sum(m.cache.stats.writes for m in model._models.values()))
+        assert built[0] == built[1] and model._past.room == 1536

@@ -364,7 +364,8 @@ class Model(Inspected):
                     shapes = {n: a.shape for n, a in arrays.items()}
                     if isinstance(self._last, Member):
                         self._last = self._again = None     # its buffers make room for larger
-                    found = self._member(arrays, values, patience) if fed else None
+                    found = (self._member(arrays, values, patience)
+                             if fed or self._families.grows else None)
                     if found is not None:
                         break
                     found = self._kept[kept_as] = self._specialiser.specialise(
