@@ -35,7 +35,7 @@ __all__ = [
     "KernelFault", "Model",
     "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pipeline", "Pool", "Run",
     "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check",
-    "compile", "devices", "lm", "memory_stats", "parse", "profile",
+    "compile", "devices", "from_torch", "lm", "memory_stats", "parse", "profile",
 ]
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jitcl.runtime.source import parse
     from jitcl.runtime.submitted import Run
     from jitcl.runtime.tensors import DeviceTensor
+    from jitcl.torch import from_torch
 
 
 def __dir__() -> list[str]:
@@ -64,7 +65,8 @@ _HOMES = {
     "InferenceSession": "onnxruntime.session", "Model": "runtime.model",
     "Pipeline": "runtime.pipeline", "Pool": "runtime.pool", "Run": "runtime.submitted",
     "check": "accuracy.checking",
-    "compile": "compiling", "memory_stats": "runtime.memory_stats", "parse": "runtime.source",
+    "compile": "compiling", "from_torch": "torch", "memory_stats": "runtime.memory_stats",
+    "parse": "runtime.source",
     "profile": "profiling.profile",
 }
 
