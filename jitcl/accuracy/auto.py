@@ -52,7 +52,7 @@ log = logging.getLogger("jitcl")
 class Trial:
     """What outputs are held to, and on what. tolerance: of the largest error, in units of an
     output's largest element, or a function of (outputs, outputs in f32). feeds: checked. random:
-    they were made up. budget: seconds in which nothing more is tried.
+    they were made up. budget: seconds after which no search goes on.
     """
 
     tolerance: float | Judge
@@ -173,7 +173,8 @@ class _Search:
                  cache_dir: str | Path | None, tally: Tally) -> None:
         self.source, self.device, self.memory, self.trial = source, device, memory, trial
         self.open = (cache_dir, tally, None)
-        self.end, self.left = time.monotonic() + trial.budget, TRIALS
+        now = time.monotonic()
+        self.half, self.end, self.left = now + trial.budget / 2, now + trial.budget, TRIALS
         self.reasons: dict[str, str] = {}
         self.notes: list[str] = []
         self.wanted = self._ran(Options("high", memory, guard="off", promoted=(ALL,)))
@@ -182,7 +183,7 @@ class _Search:
     def run(self) -> Options:
         promoted = self._out_of_range()
         options = Options("low", self.memory, promoted=promoted)
-        if ALL not in promoted and not self._holds(options):
+        if ALL not in promoted and not self._holds(options, always=True):
             options = self._raised(options)
         return self._checked(options)
 
@@ -222,7 +223,7 @@ class _Search:
         def holds(up: Sequence[str]) -> bool:
             return self._holds(low([n for n in layers if n not in up]))
 
-        if not holds(list(layers)):
+        if not self._holds(low([]), always=True):
             self.notes.append("no set of layers was found that holds the tolerance")
             return Options("high", self.memory)
         parts = self._parts(list(layers), lambda names: self._effect(low(names)))
@@ -250,8 +251,8 @@ class _Search:
         found = {tuple(layers): float("inf")}
         for _ in range(SPLITS):
             most = max(found, key=lambda p: found[p] * (len(p) > 1))
-            if len(most) < 2 or not found[most] or time.monotonic() > self.end:
-                break
+            if len(most) < 2 or not found[most] or time.monotonic() > self.half:
+                break                   # the other half of the time is for sets of layers
             half = len(most) // 2
             del found[most]
             found |= {part: effect(part) for part in (most[:half], most[half:])}
@@ -274,10 +275,11 @@ class _Search:
         with self._model(dataclasses.replace(options, guard="off")) as model:
             return _error(model.run(self.trial.feeds[k]), self.wanted[k])
 
-    def _holds(self, options: Options) -> bool:
-        """Whether outputs are within the tolerance for all inputs; False when time is over."""
+    def _holds(self, options: Options, always: bool = False) -> bool:
+        """Whether outputs are within the tolerance for all inputs; False when time is over,
+        unless it is tried `always`."""
         self.left -= 1
-        if time.monotonic() > self.end or self.left < 0:
+        if not always and (time.monotonic() > self.end or self.left < 0):
             return False
         self._tell()
         with self._model(dataclasses.replace(options, guard="off")) as model:
