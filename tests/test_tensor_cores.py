@@ -1,0 +1,102 @@
+"""Kernels for tensor cores: which groups get them, and each candidate's text through clang to PTX.
+
+No driver here runs PTX: results are compared where a device has tensor cores, by the search that
+picks a candidate (tests/test_tuning.py) and by the op table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from jitcl.ir.graph import Graph, const, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from jitcl.target.profiles import PROFILES
+from jitcl.templates.gemm_tensor_opencl.template import GemmTensorOpenCl, Tiling
+from tests.compiling import compile_graph
+from tests.generated.clang import CLANG, needed
+from tests.test_candidates import Take, group_of
+
+b = GraphBuilder()
+TARGET = dataclasses.replace(
+    PROFILES["mali-g610"].target,
+    vector_width=4, max_vector_width=4, local_is_real=True, local_works=True, images=False,
+    local_memory=48 << 10, max_work_group=256, compute_units=132, fp16_arithmetic=True,
+    soft_half=False, tensor_cores=True, cl_std="CL1.2")
+FLAGS = ("-x", "cl", "-cl-std=CL1.2", "-target", "nvptx64-nvidia-cuda", "-Xclang", "-target-cpu",
+         "-Xclang", "sm_80", "-Xclang", "-target-feature", "-Xclang", "+ptx70", "-Xclang",
+         "-finclude-default-header", "-Xclang", "-cl-ext=+cl_khr_fp16", "-Dasm=__asm__", "-Wall",
+         "-Wextra", "-Werror", "-Wno-unused-parameter", "-O1", "-S", "-o", "-", "-")
+
+
+def halves(name, *dims):
+    return graph_input(name, TensorType("f16", dims))
+
+
+def product(m, k, n, batch=(), transposed=False):
+    a = halves("a", *batch, m, k)
+    w = halves("w", *batch, n, k) if transposed else halves("w", *batch, k, n)
+    turned = b.transpose(w, perm=(*range(len(batch)), len(batch) + 1, len(batch)))
+    y = b.relu(b.matmul(a, turned if transposed else w))
+    return Graph("t", (a, w), (("y", y),))
+
+
+def convolution(c, k, size, stride=1):
+    x = halves("x", 1, c, size, size)
+    w = const(np.random.default_rng(3).standard_normal((k, c, 3, 3)).astype("f2"))
+    y = b.conv(x, w, strides=(stride, stride), pads=(1,) * 4, dilations=(1, 1), group=1)
+    return Graph("t", (x,), (("y", b.relu(y)),))
+
+
+CASES = {
+    "even": lambda: product(128, 768, 3072), "odd": lambda: product(37, 299, 71),
+    "batched": lambda: product(40, 64, 96, batch=(3,)),
+    "transposed": lambda: product(37, 304, 70, transposed=True),
+    "conv": lambda: convolution(64, 64, 14), "conv of stride 2": lambda: convolution(13, 70, 9, 2)}
+
+
+@needed
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", CASES)
+def test_each_candidate_becomes_ptx(name):
+    graph = CASES[name]()
+    candidates = GemmTensorOpenCl().candidates(group_of(graph), TARGET)
+    assert len(candidates) > 3 and all(t.local <= TARGET.local_memory for t in candidates)
+    seen = set()
+    for k, tiling in enumerate(candidates):
+        kernels = compile_graph(graph, TARGET, passes=False, chooser=Take(k)).plan.kernels
+        (kernel,) = (x for x in kernels if x.entry.startswith("gemm_tensor"))
+        if kernel.entry in seen:
+            continue
+        seen.add(kernel.entry)
+        done = subprocess.run([str(CLANG), *FLAGS], input=kernel.body, text=True, check=False,
+                              capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        # Each warp multiplies its share of the tile, 16 x 8 x 16 at a time.
+        assert len(re.findall(r"mma\.sync", done.stdout)) == products(tiling)
+        assert "ldmatrix" in done.stdout and "cp.async.commit_group" in done.stdout
+
+
+def products(t: Tiling) -> int:
+    """mma.sync of a warp in one step."""
+    return (t.bm // t.wm // 16) * (t.bn // t.wn // 8) * (t.bk // 16)
+
+
+@pytest.mark.parametrize("changes", [
+    {"tensor_cores": False}, {"local_works": False}, {"max_work_group": 64}])
+def test_other_targets_get_none(changes):
+    target = dataclasses.replace(TARGET, **changes)
+    assert GemmTensorOpenCl().candidates(group_of(product(128, 256, 256)), target) == ()
+
+
+def test_other_operands_get_none():
+    a, w = (graph_input(n, TensorType("f32", (128, 128))) for n in "aw")
+    f32 = Graph("t", (a, w), (("y", b.matmul(a, w)),))
+    few = product(2, 256, 256)
+    for graph in (f32, few):
+        assert GemmTensorOpenCl().candidates(group_of(graph), TARGET) == ()
