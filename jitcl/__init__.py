@@ -79,4 +79,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'jitcl' has no attribute '{name}'")
     from importlib import import_module
+    if name == "from_torch":
+        from jitcl.lm.extra import library
+        library("torch", "jitcl.from_torch", "torch")
     return getattr(import_module(f"jitcl.{_HOMES[name]}"), name)

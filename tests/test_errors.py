@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -278,7 +279,12 @@ def test_the_api_is_listed():
     shown = [n for n in dir(jitcl) if not n.startswith("_")]
     assert shown == sorted(n for n in jitcl.__all__ if not n.startswith("_"))
     assert {"compile", "devices", "parse", "Model", "Bound"} <= set(shown)
-    assert all(getattr(jitcl, name) is not None for name in jitcl.__all__)
+    for name in jitcl.__all__:
+        if name == "from_torch" and find_spec("torch") is None:
+            with pytest.raises(jitcl.JitclError, match=r"needs the library 'torch'"):
+                getattr(jitcl, name)
+        else:
+            assert getattr(jitcl, name) is not None
 
 
 def test_a_device_is_a_line():

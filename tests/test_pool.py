@@ -179,7 +179,7 @@ def test_a_closed_model_holds_nothing(device):
         model = jitcl.compile(jitcl.parse(text), device=device)
         for rows in (3, 300):
             model.run({"x": np.ones((rows, 64), np.float32), "w": W})
-        place = model.last.executable.place if device in ("cpu", "reference") else (
+        place = beside.last.executable.place if device in ("cpu", "reference") else (
             beside.device.session.spec)
         during = jitcl.memory_stats().devices[place]
         held = before.devices[place]
@@ -215,10 +215,10 @@ def test_what_is_bound_while_the_model_is_closed():
     executable, thread = model.last.executable, threading.Thread(target=model.close)
     bind = executable.bind
 
-    def slow():
+    def slow(given):
         thread.start()
         thread.join(0.2)
-        return bind()
+        return bind(given)
 
     executable.bind = slow
     bound = model.bind()

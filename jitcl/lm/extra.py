@@ -1,4 +1,4 @@
-"""Libraries that only language models need: the optional extra `lm`."""
+"""Libraries of optional extras, such as `lm`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jitcl.errors import JitclError
 
 
-def library(name: str, why: str) -> Any:
+def library(name: str, why: str, extra: str = "lm") -> Any:
     """The module, or a JitclError that says which extra brings it."""
     try:
         return import_module(name)
@@ -16,4 +16,4 @@ def library(name: str, why: str) -> Any:
         if error.name != name.partition(".")[0]:
             raise
         raise JitclError(f"{why} needs the library '{error.name}', which is not installed\n"
-                         "  pip install 'jitcl[lm]'") from None
+                         f"  pip install 'jitcl[{extra}]'") from None

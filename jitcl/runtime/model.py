@@ -32,6 +32,7 @@ from jitcl.runtime.arguments import (
     check_searchable,
     device_of,
     isolation_of,
+    shapes_of,
     strict_of,
     tally_of,
 )
@@ -250,7 +251,7 @@ class Model(Inspected):
         contiguous and of the inputs' dtypes and ranks, else InputError.
         """
         given = given_arrays(self.inputs, inputs or {})
-        known = {**(shapes or {}), **{n: a.shape for n, a in given.items()}}
+        known = {**shapes_of(shapes), **{n: a.shape for n, a in given.items()}}
         with self._lock:                        # `close` finds nothing of it, or all
             arrays, special = self._compiled_for(self._all_shapes(known, "bind"))
             binding = special.executable.bind(given) if special else None
