@@ -59,6 +59,7 @@ def test_what_f16_cant_hold_is_in_f32(caplog):
     assert "since" not in said
 
 
+@pytest.mark.slow
 def test_the_fewest_layers_that_hold_a_tolerance():
     """No layer of the result can come back down; with half of its error, more go up."""
     case = fourier()
@@ -162,6 +163,7 @@ def test_what_has_no_names_or_shapes(tmp_path):
         jitcl.compile(made, device="reference", precision="auto")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     picture = np.random.default_rng(0).random((1, 3, 24, 24)).astype(np.float32)
     np.save(tmp_path / "x.npy", picture)

@@ -130,6 +130,7 @@ def opened(at: Page, page: Path) -> int:
     return min(took)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_page_is_used_by_keys_alone(tmp_path):
     page = explored(tmp_path, small(), "-d", "cpu")
@@ -179,6 +180,7 @@ def test_light_and_dark_have_contrast(tmp_path):
                 assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, pair)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_profile_and_errors_are_shown(tmp_path):
     model, run = tmp_path / "model.onnx", CliRunner().invoke
