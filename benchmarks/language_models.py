@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,7 @@ def ours(file: Path, prompt: list[int], count: int, precision: str, cache: str |
         model.ends = frozenset()
         assert len(list(model.tokens(ids, n, greedy))) == n
 
-    text(prompt[:1], 1)
-    load = clock()
-    text(prompt, 2)
-    text(prompt[:1], 8)
-    clock = _Clock()
-    text([p + 1 for p in prompt], 1)
-    prefill, clock = clock(), _Clock()
-    text(prompt[:1], count)
-    return {"load": load, "prefill": prefill, "decode": clock(), **memory()}
+    return _timed(text, clock, prompt, count)
 
 
 def theirs(file: Path, prompt: list[int], count: int) -> dict[str, Any]:
@@ -139,6 +132,12 @@ def theirs(file: Path, prompt: list[int], count: int) -> dict[str, Any]:
                 llama_cpp.llama_get_logits_ith(model._ctx.ctx, -1), (model.n_vocab(),))
             model.eval([int(logits.argmax())])
 
+    return _timed(text, clock, prompt, count)
+
+
+def _timed(text: Callable[[list[int], int], None], clock: _Clock, prompt: list[int], count: int
+           ) -> dict[str, Any]:
+    """What an engine takes that writes `text(ids, how many)`; the clock runs since it is opened."""
     text(prompt[:1], 1)
     load = clock()
     text(prompt, 2)
