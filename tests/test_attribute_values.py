@@ -45,6 +45,7 @@ def tried(ops: list[str]) -> collections.Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 def test_values_of_some_ops() -> None:
     assert tried(QUICK)["same"] > 60
 

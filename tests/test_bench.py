@@ -359,6 +359,7 @@ def checked_roofline(model: str, shape: str, folder: Path) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_the_command_with_a_roofline(small, tmp_path):
     told = checked_roofline(small, "2,4", tmp_path)
     assert told["inputs"] == {"x": {"dtype": "float32", "shape": [2, 4]}}

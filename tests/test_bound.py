@@ -283,3 +283,10 @@ def test_arrays_of_the_callers(device):
 def test_arrays_that_no_kernel_could_read(array, said):
     with pytest.raises(jitcl.InputError, match=said):
         difference().bind(inputs={"a": array})
+
+
+@pytest.mark.parametrize(("inputs", "said"), [
+    (3, "got int, wanted a dict"), ([A], "got list"), ({"c": A}, "no input 'c'; there are a, b")])
+def test_what_names_no_arrays(inputs, said):
+    with pytest.raises(jitcl.InputError, match=rf"bind\(inputs=\): .*{said}"):
+        difference().bind(inputs=inputs)

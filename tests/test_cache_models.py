@@ -89,6 +89,7 @@ def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert model.cache.stats.builds == 3
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(2)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("device", TWO)

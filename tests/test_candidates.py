@@ -115,6 +115,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @needs_pocl
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", CASES)

@@ -148,6 +148,7 @@ def test_a_picture_out(picture, tmp_path):
     assert "y.png (0..1)" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_superres_example_from_picture_to_picture(tmp_path):
     jitcl_command("run", SUPERRES, "-i", EXAMPLES / "chelsea-small.png", "--shape", "1,3,20,30",
                   "-o", tmp_path, "--save-pictures")

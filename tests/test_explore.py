@@ -20,7 +20,8 @@ from tests.browser import Page, browser
 from tests.lacking import unless
 from tests.real_models import MODELS, needs_models
 
-FOLDER = Path(__file__).resolve().parent.parent / "jitcl" / "cli" / "explorer"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER, SOURCES = ROOT / "jitcl" / "cli" / "explorer", ROOT / "explorer"
 needs_chromium = unless(shutil.which("chromium") is not None, "Chromium is not installed here")
 
 def small() -> onnx.ModelProto:
@@ -156,6 +157,7 @@ def test_the_page_is_used_by_keys_alone(tmp_path):
         assert at.run(SEARCH) == []
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_light_and_dark_have_contrast(tmp_path):
     """Text on its paper, at least 4.5 to 1 (WCAG 2, AA)."""
@@ -225,11 +227,14 @@ def test_real_models_open_within_three_seconds(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed here")
 def test_the_libraries_are_what_their_sources_make(tmp_path):
+    (tmp_path / "explorer").mkdir()
     for name in ("package.json", "package-lock.json", "libraries.mjs"):
-        shutil.copy(FOLDER / name, tmp_path)
+        shutil.copy(SOURCES / name, tmp_path / "explorer")
     for command in (["npm", "ci", "--ignore-scripts"], ["npm", "run", "build"]):
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=200)
-    assert (tmp_path / "libraries.js").read_bytes() == (FOLDER / "libraries.js").read_bytes()
+        subprocess.run(command, cwd=tmp_path / "explorer", check=True, capture_output=True,
+                       timeout=200)
+    made = tmp_path / "jitcl" / "cli" / "explorer" / "libraries.js"
+    assert made.read_bytes() == (FOLDER / "libraries.js").read_bytes()
 
 
 # ---- notebooks

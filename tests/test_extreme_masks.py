@@ -119,6 +119,7 @@ def test_attention(form: str, device: str) -> None:
     np.testing.assert_allclose(got, softmax(scores, guarded) @ v, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["MultiHeadAttention", "GroupQueryAttention"])
 def test_operators_of_onnxruntime(op: str) -> None:
     rng = np.random.default_rng(0)

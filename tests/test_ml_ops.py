@@ -189,6 +189,7 @@ def svm(rng: np.random.Generator, classes: int, kernel: str, proba: bool) -> dic
             "rho": rng.normal(size=pairs).tolist(), "kernel_params": [0.4, 0.3, 2.0], **more}
 
 
+@pytest.mark.slow
 def test_support_vector_machines() -> None:
     rng = np.random.default_rng(6)
     kernels = ("LINEAR", "POLY", "RBF", "SIGMOID")

@@ -462,6 +462,7 @@ def test_a_cache_of_another_user_is_not_run(shared, reader):
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
 
 
+@pytest.mark.slow
 @as_root
 def test_a_cache_of_root_is_read_by_others(shared):
     """As in an image: filled when it was built, used by whoever runs it."""

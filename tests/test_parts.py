@@ -121,6 +121,7 @@ def copies(plan) -> list[str]:
     return [s.name for s in plan.steps if "concat" in s.head.partition("\n")[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", IN_PLACE, ids=lambda c: c.__name__)
 def test_in_place(case, tmp_path, monkeypatch):

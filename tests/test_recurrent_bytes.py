@@ -51,6 +51,7 @@ def test_bytes_are_multiplied_with_bytes(batch: int, hidden: int) -> None:
         np.testing.assert_allclose(got[:, b], want[:, b], rtol=0, atol=step * max(1, largest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [np.int8, np.uint8])
 def test_an_lstm_of_bytes_is_that_of_the_floats_they_stand_for(kind: type) -> None:
     """Rows of the input that are large, tiny, 0 and NaN among others; every device."""

@@ -132,6 +132,7 @@ def test_corners_are_aligned_where_the_size_is_no_whole_number(old: int, scale: 
         assert got[0, -1] == pytest.approx(x[0, -1], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_expectation_of_aligned_corners_takes_a_fraction_for_the_length(mode: str) -> None:

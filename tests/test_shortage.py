@@ -367,6 +367,7 @@ def test_a_home_that_is_read_only(small, healthy, device):
         assert got["width"] == healthy["width"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("years", [-10, 10])
 def test_a_clock_that_is_wrong_for_a_while(tmp_path, years):
     """Right results, and entries are found before, then and after."""

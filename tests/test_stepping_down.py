@@ -185,6 +185,7 @@ def test_it_gives_up_in_the_end(tmp_path, monkeypatch):
 FEATURES = ["half", "local", "barrier", "vec4", "template:gemm_tiled_opencl", "call:exp"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.frozensets(st.sampled_from(FEATURES), min_size=1), max_size=4),
        st.lists(st.frozensets(st.sampled_from(FEATURES), min_size=1), max_size=3))
 @settings(deadline=None, max_examples=25,
@@ -475,6 +476,7 @@ def test_a_device_that_can_not_be_opened_again(tmp_path, monkeypatch):
 EVENTS = st.lists(st.sampled_from(["ok", "lost", "memory", "local", "vec4", "any"]), max_size=10)
 
 
+@pytest.mark.slow
 @given(EVENTS, EVENTS)
 @settings(deadline=None, max_examples=12)
 def test_anything_may_happen_at_any_time(tmp_path_factory, at_load, at_run):
@@ -531,6 +533,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 def test_processes_that_meet_a_crash_at_once_meet_it_once(tmp_path):
     started = [subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)], text=True, cwd=ROOT,
                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,

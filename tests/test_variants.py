@@ -338,6 +338,7 @@ def test_sources_of_every_variant_pass_clang(variant, target, monkeypatch):
 
 
 
+@pytest.mark.slow
 @oclgrind.needed
 def test_plain_kernels_access_what_is_theirs():
     check_simulated("graphs", "gpu/f32-simple", "conv-3x3", "gemm", "softmax", "elementwise-f16")

@@ -138,6 +138,7 @@ def test_a_hang_is_ended_at_the_deadline(pool):
     assert gone(pid)
 
 
+@pytest.mark.slow
 def test_each_stage_has_the_whole_deadline(pool):
     assert pool.call(("sleep", 1.5), 2.5) > 0
     found = fault(pool, "sleep", 1.2, seconds=1.0)

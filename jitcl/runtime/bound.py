@@ -210,14 +210,19 @@ class Inputs(Mapping[str, np.ndarray]):
         return len(self.arrays)
 
 
-def given_arrays(tensors: Sequence[Tensor], given: Mapping[str, np.ndarray]
-                 ) -> dict[str, np.ndarray]:
+def given_arrays(tensors: Sequence[Tensor], given: Any) -> dict[str, np.ndarray]:
     """What `bind` gets in place of arrays of its own, checked but for shapes that are open."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"bind(inputs=): got {type(given).__name__}, wanted a dict of input name "
+                         "-> array")
     known = {t.name: t for t in tensors}
     for name, array in given.items():
         tensor = known.get(name)
         if tensor is None:
-            raise InputError(f"there is no input '{name}'; there are {', '.join(known)}")
+            raise InputError(f"bind(inputs=): there is no input '{name}'; there are "
+                             f"{', '.join(known)}")
         right = isinstance(array, np.ndarray) and array.dtype == dtypes.to_numpy(tensor.dtype)
         if not right or not array.flags.c_contiguous or len(array.shape) != len(tensor.shape):
             got = (f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray)

@@ -250,7 +250,7 @@ class Model(Inspected):
         inputs: arrays of the caller's that are read where they lie, in place of new ones;
         contiguous and of the inputs' dtypes and ranks, else InputError.
         """
-        given = given_arrays(self.inputs, inputs or {})
+        given = given_arrays(self.inputs, inputs)
         known = {**shapes_of(shapes), **{n: a.shape for n, a in given.items()}}
         with self._lock:                        # `close` finds nothing of it, or all
             arrays, special = self._compiled_for(self._all_shapes(known, "bind"))
