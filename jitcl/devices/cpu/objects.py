@@ -112,8 +112,8 @@ class _Workers:
     as kernels come, and end after a pause.
     """
 
-    def __init__(self, most: int = _MOST_WORKERS) -> None:
-        self.most = most
+    def __init__(self) -> None:
+        self.most = _MOST_WORKERS
         self.lock = threading.Lock()
         self.jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self.known: dict[tuple[str, str, str], Future[bytes]] = {}      # until they are claimed
@@ -248,7 +248,6 @@ def compile_kernels(
     lanes: the target's vectors of f32, by which the CPU features are known that it does without
     (0: nothing).
     """
-    global _workers
     pending = tuple({s.entry: s for s in sources}.values())
     if not pending:
         return {}
@@ -257,8 +256,11 @@ def compile_kernels(
         return _built(pending, pool, progress, absent)
     except (_Died, CancelledError):     # of too little memory for all of them, most likely
         pool.close(kill=True)
-        _workers = _Workers(most=1)
-        return _built(pending, _workers, progress, absent)
+        pool.most = 1
+        try:
+            return _built(pending, pool, progress, absent)
+        finally:
+            pool.most = _MOST_WORKERS
 
 
 def _built(pending: Sequence[KernelSource], pool: _Workers, progress: Progress | Tally | None,
