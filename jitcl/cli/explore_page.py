@@ -1,8 +1,8 @@
 """The page of `jitcl explore`: what it is told of a model, and the text that a browser opens.
 
 The page holds its data as JSON, its script (explorer/explorer.js) and the two libraries that lay
-graphs out and move them (explorer/libraries.js, bundled by explorer/package.json); it asks for
-nothing else.
+graphs out and move them (explorer/libraries.js, which the repository's folder `explorer` makes); it
+asks for nothing else.
 """
 
 from __future__ import annotations
