@@ -87,6 +87,23 @@ def stored(name: str, folder: Path) -> Path:
     return write(folder, said["config"], weights(said["weights"]))
 
 
+def lettered(name: str, folder: Path) -> Path:
+    """The same with a tokenizer of which a token is a letter, and a chat template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {chr(32 + k): k for k in range(96)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({**letters, "?": 96}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    words.decoder = tokenizers.decoders.Fuse()
+    stored(name, folder)
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "eos_token": {"content": "~"}, "chat_template":
+        "{% for m in messages %}\n{{ m.role[0] }}:{{ m.content }}{{ eos_token }}\n{% endfor %}\n"
+        "{% if add_generation_prompt %}a:{% endif %}\n"
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"}))
+    return folder
+
+
 def by_references(decoder: Decoder, ids: list[int], splits: Sequence[int] = ()) -> np.ndarray:
     """Logits [ids, vocabulary] by the ops' NumPy references, in runs that end before `splits`."""
     shape = (0, decoder.shared, decoder.head_size)

@@ -149,18 +149,7 @@ class Script:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Script]:
-    tokenizers = pytest.importorskip("tokenizers")
-    letters = {chr(32 + k): k for k in range(96)}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({**letters, "?": 96}, "?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    words.decoder = tokenizers.decoders.Fuse()
-    folder = lm_models.stored("gpt2", tmp_path)
-    words.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "eos_token": {"content": "~"}, "chat_template":
-        "{% for m in messages %}\n{{ m.role[0] }}:{{ m.content }}{{ eos_token }}\n{% endfor %}\n"
-        "{% if add_generation_prompt %}a:{% endif %}\n"
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"}))
+    folder = lm_models.lettered("gpt2", tmp_path)
     with jitcl.lm.load(folder, device="cpu") as model:
         yield Script(model, "one STOP two")
 

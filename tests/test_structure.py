@@ -36,6 +36,8 @@ CONFINED = {
     "openvino": ("jitcl.bench.peers",),
     "safetensors": ("jitcl.lm.weights",),
     "gguf": ("jitcl.lm.gguf",),
+    "starlette": ("jitcl.lm.server",),
+    "uvicorn": ("jitcl.lm.server",),
     "torch": ("jitcl.torch",),
     "tokenizers": ("jitcl.lm.tokens", "jitcl.lm.gguf_tokens"),
 }

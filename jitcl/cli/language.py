@@ -1,7 +1,8 @@
-"""`jitcl generate`, `jitcl chat`, `jitcl perplexity`: language models on the command line."""
+"""`jitcl generate`, `chat`, `perplexity`, `serve`: language models on the command line."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitcl.cli.options import isolation_option, json_option, language_options
-from jitcl.errors import InputError
+from jitcl.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from jitcl.lm import LanguageModel
@@ -149,3 +150,49 @@ def perplexity(model: Path, text: Path, device: str, precision: str, memory: str
     click.echo(f"loss {score.loss:.4f} nats a token, perplexity {score.perplexity:.3f}, "
                f"{len(score.ids)} tokens, {len(score.ids) / seconds:.1f} tokens/s on "
                f"{figures['device']}")
+
+
+@click.command()
+@language_options
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Where to listen. All but this machine's own need an --api-key.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+              help="0: one that is free.")
+@click.option("--api-key", "keys", multiple=True, metavar="KEY",
+              help="What clients must know; repeatable. Other users of this machine can see it.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
+              help="The same, a key a line.")
+@click.option("--name", help="What clients call the model.  [default: the folder's or file's name]")
+@click.option("--max-clients", type=click.IntRange(1), default=64, show_default=True,
+              help="Requests that are under way or wait; others are told to try again.")
+@click.option("--max-body", type=click.IntRange(1), default=4 << 20, show_default=True,
+              metavar="BYTES", help="Of a request.")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(1),
+              help="Of an answer.  [default: the model's context]")
+@isolation_option
+def serve(model: Path, device: str, precision: str, memory: str, cache_dir: Path | None,
+          isolation: str | None, host: str, port: int, keys: tuple[str, ...],
+          api_key_file: Path | None, **options: Any) -> None:
+    """Serve the language model in the folder MODEL over HTTP to OpenAI's clients."""
+    from jitcl.lm.extra import library
+
+    for name in ("starlette", "uvicorn"):
+        library(name, "jitcl serve", "serve")
+    from jitcl.lm import server
+
+    if api_key_file is not None:
+        try:
+            keys += tuple(filter(None, map(str.strip, api_key_file.read_text().splitlines())))
+        except ValueError as error:
+            raise InputError(f"{api_key_file}: is no text: {error}") from None
+        if not keys:
+            raise InputError(f"{api_key_file}: has no key\n  Write one a line.")
+    if any(not key for key in keys):
+        raise OptionError("--api-key: wanted a key that is not empty")
+    if host not in server.LOOPBACK and not keys:
+        raise OptionError(f"--host {host}: other machines may reach it, and there is no key\n"
+                          "  Pass --api-key-file FILE.")
+    with _opened(model, device, precision, memory, cache_dir, isolation) as opened, \
+            contextlib.suppress(KeyboardInterrupt):
+        server.serve(opened, host, port, lambda told: click.echo(told, err=True), keys=keys,
+                     **options)

@@ -24,7 +24,7 @@ from jitcl.cli.devices import devices
 from jitcl.cli.doctor import doctor
 from jitcl.cli.dump import dump
 from jitcl.cli.explore import explore
-from jitcl.cli.language import chat, generate, perplexity
+from jitcl.cli.language import chat, generate, perplexity, serve
 from jitcl.cli.profile import profile
 from jitcl.cli.run import run
 from jitcl.cli.tune import tune
@@ -96,8 +96,8 @@ def _debug() -> int:
 def cli() -> None:
     """Run neural networks on any OpenCL device or CPU, with kernels written for it.
 
-    MODEL is an ONNX file, or a text graph (.jitcl) as `jitcl dump` writes it; of generate, chat
-    and perplexity a folder as Hugging Face has it.
+    MODEL is an ONNX file, or a text graph (.jitcl) as `jitcl dump` writes it; of generate, chat,
+    perplexity and serve a folder as Hugging Face has it, or a .gguf file.
     """
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     for name in config.unknown():
@@ -105,8 +105,8 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, generate, chat, perplexity, check, bench, profile, tune, dump, explore,
-                 devices, doctor, cache):
+for _command in (run, generate, chat, perplexity, serve, check, bench, profile, tune, dump,
+                 explore, devices, doctor, cache):
     cli.add_command(_command)
 
 
