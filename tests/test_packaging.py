@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tarfile
@@ -29,7 +30,8 @@ def packed(folder: Path) -> None:
     with zipfile.ZipFile(wheel) as found:
         inside = {n for n in found.namelist() if not n.split("/")[0].endswith(".dist-info")}
         assert inside == sources(), inside ^ sources()
-        assert any(n.endswith("licenses/LICENSE") for n in found.namelist())
+        for text in ("LICENSE", "explorer/LICENSE"):
+            assert any(n.endswith(f"licenses/{text}") for n in found.namelist()), text
     with tarfile.open(sdist) as found_there:
         names = {n.partition("/")[2] for n in found_there.getnames()}
     assert sources() - names == set()
@@ -46,6 +48,20 @@ def test_the_version_is_one():
     assert released == sorted(released, reverse=True)
 
 
+def test_licences_of_bundled_parts_are_named():
+    """Each package that esbuild bundles stands in explorer/LICENSE, each kind of licence in the
+    wheel's expression.
+    """
+    locked = json.loads((ROOT / "explorer" / "package-lock.json").read_text())["packages"]
+    text = (ROOT / "explorer" / "LICENSE").read_text()
+    said = re.search(r'^license = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    bundled = {name.removeprefix("node_modules/"): about["license"] for name, about in
+               locked.items() if name and "esbuild" not in name}
+    assert len(bundled) > 9
+    for name, licence in bundled.items():
+        assert name in text and f"SPDX: {licence})" in text and licence in said.split(" AND "), name
+
+
 def test_issue_templates_ask_for_doctor():
     pages = [p for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")
              if p.name != "config.yml"]
@@ -57,7 +73,8 @@ def test_issue_templates_ask_for_doctor():
 @pytest.mark.parametrize("lost", ["jitcl/py.typed", "jitcl/ir/grammar.lark"])
 def test_what_a_wheel_lacks_is_seen(lost, tmp_path):
     for name, skip in (("a.whl", lost), ("a.tar.gz", "")):
-        files = [*sources(), "a.dist-info/licenses/LICENSE"]
+        files = [*sources(), "a.dist-info/licenses/LICENSE",
+                 "a.dist-info/licenses/explorer/LICENSE"]
         if name.endswith("whl"):
             with zipfile.ZipFile(tmp_path / name, "w") as out:
                 for file in files:
