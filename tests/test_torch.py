@@ -179,6 +179,30 @@ def test_from_torch(tmp_path):
     assert [y.shape for y in model(torch.randn(2, 4)).values()] == [(2, 3)]
 
 
+def test_hugging_faces_pipeline(models, tmp_path, monkeypatch):
+    """examples/pipeline.py beside transformers' own."""
+    words = "[PAD] [UNK] [CLS] [SEP] the cat sat on a mat good bad film".split()
+    library = pytest.importorskip("tokenizers", reason="it writes the model's tokenizer")
+    tokenizer = library.Tokenizer(library.models.WordLevel(
+        {word: k for k, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]",
+        cls_token="[CLS]", sep_token="[SEP]").save_pretrained(tmp_path)
+    transformers.BertForSequenceClassification(transformers.BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, initializer_range=0.5)).eval().save_pretrained(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    example = __import__("pipeline")
+    ours = example.pipeline("text-classification", str(tmp_path), **OPTIONS)
+    theirs = transformers.pipeline("text-classification", model=str(tmp_path), device="cpu")
+    for text in ("the cat sat", "a good film on the mat", "bad film"):
+        (got,), (wanted,) = ours(text), theirs(text)
+        assert got["label"] == wanted["label"]
+        assert got["score"] == pytest.approx(wanted["score"], abs=1e-5)
+    one_model_for_many_shapes(models)
+
+
 def test_the_page_runs():
     """In a process of its own, as a reader would."""
     page = (ROOT / "docs" / "pytorch.md").read_text()
