@@ -41,7 +41,7 @@ def compile(
     else "cpu"), "cpu", "opencl[:platform[:device]]",
     "reference", one of `jitcl.devices()`, or a pyopencl.CommandQueue, in which everything is run.
     precision: "high" as the model says; "normal" f16 storage, f32 arithmetic; "low" f16 arithmetic
-    where possible. {"/head/*": "high", "*": "low"} says it for ONNX nodes by name or pattern
+    where possible. `{"/head/*": "high", "*": "low"}` says it for ONNX nodes by name or pattern
     (OptionError for one that matches none): see `Options`. "auto" is f16 wherever outputs stay
     within `tolerance` of f32 on the inputs of `calibrate`, which is tried once and kept in the
     cache: docs/precision.md.

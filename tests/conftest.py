@@ -30,6 +30,8 @@ def _random_data() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true",
                      help="write tests/golden/ anew instead of comparing with it")
+    parser.addoption("--every", type=int, default=1, metavar="N",
+                     help="of the tests that are chosen, run every N-th: a sample")
 
 
 @pytest.hookimpl(tryfirst=True)                 # before pytest's own, which leaves out slow ones
@@ -52,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for driver in drivers[:turn % len(drivers)] + drivers[turn % len(drivers) + 1:]:
             found[driver].add_marker(pytest.mark.slow)
     _thin(items)
+
+
+@pytest.hookimpl(wrapper=True)                  # behind -m and -k
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    session.items[:] = session.items[::session.config.getoption("--every")]
+    return (yield)
 
 
 def _thin(items: list[pytest.Item]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click import Context, Group
 
@@ -97,26 +97,29 @@ def test_commands_in_help_and_documents_parse():
         command.make_context(words[0], rest)
 
 
-def test_the_readmes_page_of_use_runs(monkeypatch, tmp_path, capsys):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert code is not None
-    monkeypatch.setenv("JITCL_DEVICE", "cpu")
-    text = code[1].replace("model.onnx", str(ROOT / "examples" / "superres-x3.onnx"))
-    scope = {"array": np.zeros((1, 3, 8, 8), np.float32)}
-    exec(compile(text, "README.md", "exec"), scope)
-    assert scope["result"]["upscaled"].shape == (1, 3, 24, 24)
-    assert "none on the host" in capsys.readouterr().out
+def site():
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    return hooks
 
 
-def test_the_page_on_drop_in_interfaces_runs(monkeypatch, capsys):
-    monkeypatch.setenv("JITCL_DEVICE", "cpu")
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "drop-in.md").read_text(),
-                           re.DOTALL):
-        text = code.replace("model.onnx", str(ROOT / "examples" / "superres-x3.onnx"))
-        scope = {"array": np.zeros((1, 3, 8, 8), np.float32)}
-        exec(compile(text, "drop-in.md", "exec"), scope)
-        assert scope["upscaled"].shape == (1, 3, 24, 24)
-        assert "none on the host" in capsys.readouterr().out
+@pytest.mark.parametrize(("page", "text", "wanted"), [
+    ("index.md", "[a](docs/cpu.md) [b](https://x.y/z.md)", "[a](cpu.md) [b](https://x.y/z.md)"),
+    ("index.md", "[a](docs/cpu.md#threads), [c](#status)", "[a](cpu.md#threads), [c](#status)"),
+    ("cpu.md", "[a](../ARCHITECTURE.md) ![b](x.svg)", "[a](architecture.md) ![b](x.svg)"),
+    ("examples/two_models.md", "![a](../docs/b.png) [c](README.md)",
+     "![a](../b.png) [c](index.md)"),
+    ("security.md", "[a](../SECURITY.md) [b](nowhere.md)", "[a](reporting.md) [b](nowhere.md)")])
+def test_links_of_the_site_follow_its_pages(page, text, wanted):
+    assert site().moved(text, page) == wanted
+
+
+def test_the_gallery_has_every_golden_kernel():
+    page = site().gallery()
+    for path in (ROOT / "tests" / "golden").iterdir():
+        assert all(line in page for line in path.read_text().splitlines()), path.name
+    assert "g.softmax(x('scores', 8, 100), axis=-1)" in page
 
 
 def parts(readme):
@@ -146,45 +149,6 @@ def test_a_readme_that_was_left_behind_is_seen(tmp_path):
         page = tmp_path / "page.md"
         page.write_text(text.replace(old, new), encoding="utf-8")
         assert old in text and parts(page) != parts(ROOT / "README.md"), old
-
-
-def test_the_page_of_submitted_runs_runs():
-    """All blocks, in order, in one scope."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "async.md").read_text(), re.DOTALL)
-    scope: dict[str, object] = {"__name__": "page"}
-    for block in blocks:
-        exec(compile(block, "async.md", "exec"), scope)
-    assert len(blocks) > 5 and "after" in scope
-
-
-def test_the_page_on_precision_runs(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "docs" / "precision.md").read_text()
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, "precision.md", "exec"), {})
-    assert "precision: low;/head/Conv=high;/body.?/*=normal, tensors" in capsys.readouterr().out
-
-
-def test_the_page_on_profiles_runs(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "profiling.md").read_text()
-    scope: dict[str, object] = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "profiling.md", "exec"), scope)
-    told = capsys.readouterr().out
-    assert "unexplained" in told and (tmp_path / "frames.html").stat().st_size > 1000
-
-
-def test_the_page_on_checks_runs(monkeypatch, capsys):
-    monkeypatch.setenv("JITCL_DEVICE", "cpu")
-    monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "check.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    scope = {"picture": np.random.default_rng(0).random((1, 3, 16, 16)).astype(np.float32)}
-    for block in blocks:
-        exec(compile(block, "check.md", "exec"), scope)
-    assert "2 more runs gave the same bits" in capsys.readouterr().out
-    assert scope["result"].keys() == {"upscaled", "/head/Conv_output_0", "/Relu_output_0"}
 
 
 def test_the_readme_tells_all_options_of_compile():
