@@ -15,6 +15,7 @@ import pytest
 import jitcl
 from jitcl.ir.size_ranges import grows, most, require
 from jitcl.ir.sizes import SizePinned, Space, at
+from tests.devices import opened
 
 PICTURES = """
 <ir_version: 8, opset_import: ["" : 18]>
@@ -111,6 +112,32 @@ def test_templates_write_plans_for_many_shapes(
     for shape in (*then, *then[:1] * 6):
         found, (wanted,) = model.run(feeds(*shape))["y"], exact.run(None, feeds(*shape))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+    assert list(model._families.kept.values()) == [family] and len(model._kept) == 1
+
+
+@pytest.mark.parametrize("precision", ["normal", "low"])
+@pytest.mark.parametrize("name, device", [
+    ("text", "cpu"),
+    *(pytest.param(n, d, marks=pytest.mark.slow) for n, d in (
+        ("pictures", "cpu"), ("text", "opencl:intel"), ("pictures", "opencl:intel"))),
+])
+def test_halves_in_plans_for_many_shapes(
+        name: str, device: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        ) -> None:
+    """Stored, and under "low" computed with where the device can: one plan, near f32."""
+    monkeypatch.setattr("jitcl.runtime.families.NOTABLE", 1 << 40)
+    opened(device)
+    proto, feeds, first, then = CASES[name]
+    model = jitcl.compile(proto, device=device, precision=precision, cache_dir=tmp_path)
+    exact = onnxruntime.InferenceSession(proto.SerializeToString())
+    for shape in first:
+        model.run(feeds(*shape))
+    assert model.report().sizes and not model.report().no_family
+    (family,) = model._families.kept.values()
+    assert family.plan.stores_f16
+    for shape in then:
+        found, (wanted,) = model.run(feeds(*shape))["y"], exact.run(None, feeds(*shape))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-2 * np.abs(wanted).max())
     assert list(model._families.kept.values()) == [family] and len(model._kept) == 1
 
 

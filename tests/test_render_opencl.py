@@ -205,8 +205,8 @@ def target_of(**fields: object) -> Target:
 def test_text_is_readable() -> None:
     text = text_of(G.mul(G.add(x(9), x(9, name="z")), x(9)), target_of())
     assert (f"__kernel {GROUP}void {ENTRY}(\n"
-            "    __global const float *restrict x0,    // f32[9]\n") in text
-    assert "    if (i0 >= 9) return;\n    y[i0] = x0[i0] * x1[i0];\n" in text
+            "    __global const float *restrict x0,    // f32\n") in text
+    assert "    if (i0 >= size0) return;\n    y[i0] = x0[i0] * x1[i0];\n" in text
 
 
 def test_sums_of_narrow_integers_wrap_whatever_they_are_sums_of() -> None:

@@ -20,7 +20,7 @@ from jitcl.codegen.parts import in_place
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
 from jitcl.codegen.variants import Faults, GroupVariant, VariantChooser
-from jitcl.codegen.writer import GroupKernels, Launch, Writer
+from jitcl.codegen.writer import DIGEST, GroupKernels, Launch, Writer
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
@@ -84,6 +84,7 @@ class _Generator:
     places: dict[object, int] = field(default_factory=dict)   # Node, (Node, pack key) -> buffer
     inner: dict[Node, int] = field(default_factory=dict)      # of nodes inside a group: their own
     whys: dict[int, str] = field(default_factory=dict)
+    same: dict[str, KernelSource] = field(default_factory=dict)     # by their texts' digests
 
     def run(self, groups: list[Group]) -> Generated:
         inputs = []
@@ -217,6 +218,7 @@ class _Generator:
         """One step. All FLOPs of a group are counted at its main step, not at those that arrange
         its operands."""
         kernel, emitted = launch.kernel, launch.emitted
+        kernel = self.same.setdefault(kernel.entry[-DIGEST:], kernel)
         if kernel.entry not in self.kernels:
             self.kernels[kernel.entry] = kernel
             if self.written is not None:

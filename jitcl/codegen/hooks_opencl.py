@@ -222,7 +222,7 @@ class OpenClGroupHooks(GroupHooks):
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
         done = schedule(kernel, self.target)
-        return Emitted("arranged", done.body, arguments, (copy,), {}, done.global_size,
+        return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
                        done.local_size)
 
     def separate_epilogue(self) -> tuple[Scratch, OpenClGroupHooks, Emitted]:

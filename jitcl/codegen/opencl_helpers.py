@@ -81,6 +81,10 @@ _TO_INT = """{narrow} jitcl_{name}({source} a)
     return a >= {low} && a < {high} ? convert_{wide}_rtz(a) : {lowest};
 }}"""
 _OTHER = {
+    "quotient_i32": """int jitcl_quotient_i32(int a, int factor, int shift)
+{
+    return (int)(mul_hi((uint)a, (uint)factor) >> shift);
+}""",
     "round_f16": """float jitcl_round_f16(float a)
 {
     float m = fabs(a);                      // to the nearest binary16, ties to even

@@ -31,6 +31,8 @@ from jitcl.templates.base import ENTRY, GROUP
 class OpenClRenderer(VectorRenderer):
     """Statements of one kernel as lines of OpenCL C."""
 
+    lifted = False                               # buffers' shapes are no part of the text
+
     # ---- statements
 
     def stmt(self, s: Stmt, indent: int) -> list[str]:
@@ -203,6 +205,7 @@ class OpenClRenderer(VectorRenderer):
             entry=ENTRY,
             group=GROUP,
             arguments=arguments,
+            lifted=self.lifted,
             lines=lines,
             sizes=list(self.sizes.params()),
             doubles=self.doubles,

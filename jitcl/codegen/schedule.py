@@ -35,7 +35,7 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
         return Emitted(stem, body, arguments, (group.root,))
     if target.kind == "opencl":
         done = schedule(lowered.kernel, target)
-        return Emitted(stem, done.body, arguments, (group.root,), {}, done.global_size,
+        return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,
                        done.local_size)
     raise JitclError(f"no renderer for devices of kind '{target.kind}'")
 

@@ -89,14 +89,22 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
         if not target.local_works:
             return elements(kernel, nest, inner, target)
         return chains(kernel, nest, inner, min(ROW_GROUP, target.max_work_group))
-    lanes = row_lanes(kernel, nest, inner, target) if target.local_works else 0
-    if lanes:
-        return rows(kernel, nest, inner, lanes)
     flattened = merged(kernel, guards=True)
     shorter, body = parallel_nest(flattened)
+    row = (kernel, nest, inner)
+    if loops_of(flattened) < loops_of(kernel):
+        row = flattened, shorter, body
+    lanes = row_lanes(*row, target) if target.local_works else 0
+    if lanes:
+        return rows(*row, lanes)
     if len(shorter) < len(nest):
         kernel, nest, inner = flattened, shorter, body
     return vectors(flattened, target) or elements(kernel, nest, inner, target)
+
+
+def loops_of(kernel: Kernel) -> int:
+    """How many loops a kernel has."""
+    return sum(isinstance(s, For) for s, _ in statements(kernel.body))
 
 
 def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Body]:
@@ -206,7 +214,7 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
         lanes //= 2
     while not target.local_is_real and lanes > FEWEST_SMALL and lanes * TERMS > longest and (
             count * lanes > ITEMS * target.compute_units):
-        lanes //= 2
+        lanes = max(FEWEST_SMALL, lanes // RADIX)     # one meeting less, where half saves none
     if any(s.kind == "parallel" for s in loops):
         return lanes if longest >= FEWEST or not nest else 0
     if longest < LONG:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jitcl.codegen.axes import STEP, group_of_items
+from jitcl.codegen.lift import lifted
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_gpu import schedule_gpu
 from jitcl.codegen.schedule_opencl_cpu import schedule_opencl_cpu
@@ -18,6 +19,9 @@ from jitcl.ir.lanes import work_loops
 from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
+
+ARGUMENTS = 1024               # bytes of a kernel's arguments that every OpenCL device takes
+POINTER, INT = 8, 4
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Scheduled:
 
 def schedule(kernel: Kernel, target: Target) -> Scheduled:
     """Spread a lowered kernel over the target's work-items and render it."""
-    return rendered(scheduled_kernel(kernel, target), target)
+    return rendered(scheduled_kernel(kernel, target), target, target.device_type != "cpu")
 
 
 def scheduled_kernel(kernel: Kernel, target: Target) -> Kernel:
@@ -43,8 +47,8 @@ def scheduled_kernel(kernel: Kernel, target: Target) -> Kernel:
     return kernel
 
 
-def rendered(kernel: Kernel, target: Target) -> Scheduled:
-    """A scheduled kernel's text and launch."""
+def rendered(kernel: Kernel, target: Target, lift: bool = False) -> Scheduled:
+    """A scheduled kernel's text and launch. `lift`: its numbers are parameters (`lift.py`)."""
     groups, lanes = work_loops(kernel)
     extents = tuple(f.extent for f in reversed(lanes))       # axis 0 is the innermost loop
     if lanes[0].kind == "lane":
@@ -59,6 +63,12 @@ def rendered(kernel: Kernel, target: Target) -> Scheduled:
         local = group_of_items(tuple(max(hint(n), STEP) if is_size(n) else n for n in extents),
                                target)
         sizes = tuple((n + m - 1) // m * m for n, m in zip(extents, local))
-    r = OpenClRenderer(kernel, target.fp64, target.soft_half, target.half_builtins)
-    r.aligned = target.device_type != "cpu"
-    return Scheduled(r.scheduled(local), sizes, local, r.sizes.params())
+    r = OpenClRenderer(lifted(kernel) if lift else kernel, target.fp64, target.soft_half,
+                       target.half_builtins)
+    r.aligned, r.lifted = target.device_type != "cpu", lift
+    body, params = r.scheduled(local), r.sizes.params()
+    if lift and POINTER * len(kernel.buffers) + INT * len(params) > ARGUMENTS:
+        return rendered(kernel, target)
+    if lift:
+        params = {name: hint(size) for name, size in params.items()}
+    return Scheduled(body, sizes, local, params)

@@ -32,6 +32,8 @@ from jitcl.templates.base import (
     WritesChain,
 )
 
+DIGEST = 10                     # characters at the end of a kernel's name, of all its text
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -138,7 +140,7 @@ class Writer:
     def _kernel(self, emitted: Emitted, options: tuple[str, ...], template: str) -> KernelSource:
         options = (*emitted.options, *options)
         text = emitted.body.replace(GROUP, declaration(emitted.local_size) if self.exact else "")
-        digest = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:10]
+        digest = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:DIGEST]
         entry = f"{self.target.kernel_prefix}{emitted.stem}_{digest}"
         body = text.replace(ENTRY, entry)
         return KernelSource(entry, body, self.language, options, template, tuple(emitted.params))

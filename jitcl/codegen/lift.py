@@ -1,0 +1,188 @@
+"""Numbers of a scheduled kernel as its integer parameters: one program for all layers of a form.
+
+    y[i * 3136 + j * 4] = x[i * 3136 + j * 4] * b[i]     for i < 96, j < 784
+    =>
+    y[i * size2 + j * 4] = x[i * size2 + j * 4] * b[i]   for i < size0, j < size1
+
+The schedule is made for the numbers, so that nothing has to hold for others. Numbers stay where
+they pay: lanes, vectors, kernel windows and other short loops, small steps. A quotient by a
+parameter is a product with its reciprocal, as compilers make it of a literal (Granlund and
+Montgomery, 1994, "Division by Invariant Integers using Multiplication"). Names are by position, and
+terms of addresses in the loops' order, so that equal forms are equal texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from jitcl.codegen.loops import rewrite, substitute
+from jitcl.codegen.render import flat
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.kernel import Buffer, For, Kernel, Let, Stmt, Store, mutated, statements
+from jitcl.ir.sizes import Space
+
+SMALL = 8                       # numbers up to here stay: steps, windows, loops that are unrolled
+LIMIT = 1 << 30                 # of what a reciprocal divides
+STEMS = {"item": "i", "group": "i", "loop": "r", "let": "j"}
+COMPARED = ("lt", "le", "gt", "ge", "eq", "ne", "min", "max")
+
+
+def lifted(kernel: Kernel) -> Kernel:
+    """The kernel with sizes in the place of its larger numbers, whose hints they are. The kernel
+    itself where its indices need 64 bits."""
+    if any(b.size > LIMIT for b in kernel.buffers):
+        return kernel
+    lift = _Lift(kernel)
+    buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
+    return replace(kernel, buffers=buffers, body=tuple(map(lift.statement, kernel.body)))
+
+
+def reciprocal(d: int) -> tuple[int, int]:
+    """(factor, shift) with x // d == x * factor >> 32 + shift for 0 <= x < LIMIT; both are at
+    least 2 and below 2**31 for d > SMALL.
+    """
+    shift = (d - 1).bit_length() - 2
+    return (1 << 32 + shift) // d + 1, shift
+
+
+class _Lift:
+    """One kernel's numbers. A number is a parameter for each place that it has among operands, so
+    that numbers which happen to be equal in one layer make no other program."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.shapes = {b.name: b.shape for b in kernel.buffers}
+        read = [b.name for b in kernel.buffers if b.role == "in"]
+        self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
+        body = [s for s, _ in statements(kernel.body)]
+        self.changing = {v.value for s in body for v in mutated(s)}
+        self.order: dict[str, int] = {}          # of loops and named values
+        self.variables: dict[str, str] = {}      # i: places of work-items, r: loops, j: indices
+        for s in body:
+            if isinstance(s, (For, Let)):
+                name = str(s.var.value)
+                self.order[name] = len(self.order)
+                kind = s.kind if isinstance(s, For) else self.named(s) and "let"
+                if stem := STEMS.get(kind or ""):
+                    taken = sum(n[0] == stem for n in self.variables.values())
+                    self.variables[name] = f"{stem}{taken}"
+        self.sizes: dict[Hashable, int] = {}
+        self.space = Space()
+        self.memo: dict[Expr, Expr] = {}
+        self.known: dict[str, Expr] = {}     # named values, as variables of their range
+        self.fixed: set[str] = set()         # variables whose quotients stay: lanes of vectors
+
+    def named(self, s: Let) -> bool:
+        """Whether it names an index that stays what it is."""
+        return s.var.dtype == "index" and s.var.value not in self.changing
+
+    def size(self, number: int, *place: Hashable) -> int:
+        """The parameter for a number at a place; small numbers themselves."""
+        return number if abs(number) <= SMALL else self.parameter(number, *place)
+
+    def parameter(self, number: int, *place: Hashable) -> int:
+        key = (number, *place)
+        if key not in self.sizes:
+            found = self.space.symbol(str(len(self.sizes)), abs(number))
+            self.sizes[key] = found if number > 0 else -found
+        return self.sizes[key]
+
+    # ---- statements
+
+    def statement(self, s: Stmt) -> Stmt:
+        if isinstance(s, For):
+            return self.loop(s)
+        if isinstance(s, Store):
+            guard = None if s.guard is None else self.expression(s.guard)
+            return Store(self.names.get(s.buffer, s.buffer), self.place(s.buffer, s.indices),
+                         self.expression(s.value), guard)
+        if isinstance(s, Let) and self.named(s):
+            low, high = self.bounds(s.value)
+            if 0 <= low and high < LIMIT:
+                self.known[str(s.var.value)] = E.var(s.var.value, extent=int(high) + 1)
+            return Let(self.expression(s.var), self.expression(s.value))
+        return rewrite(s, self.expression)
+
+    def loop(self, s: For) -> For:
+        extent, once = s.extent, s.first is not None and s.extent <= s.step
+        if s.kind == "vec":
+            self.fixed.add(str(s.var.value))
+        elif s.kind == "item" and extent > 1:
+            extent = self.parameter(extent, "extent", s.var)
+        elif s.kind == "loop" and not once:
+            extent = self.size(extent, "extent", s.var)
+        first, end = (None if e is None else self.expression(e) for e in (s.first, s.end))
+        var = E.var(self.variables.get(s.var.value, s.var.value), extent=extent)
+        return replace(s, var=var, first=first, end=end, body=tuple(map(self.statement, s.body)))
+
+    # ---- expressions
+
+    def expression(self, x: Expr) -> Expr:
+        stack = [x]
+        while stack:
+            e = stack[-1]
+            wanted = [a for a in self.operands(e) if a not in self.memo]
+            stack += reversed(wanted)
+            if not wanted:
+                stack.pop()
+                if e not in self.memo:
+                    self.memo[e] = self.lifted(e)
+        return self.memo[x]
+
+    def operands(self, e: Expr) -> tuple[Expr, ...]:
+        """Those that are lifted as they stand; a load's indices become one offset."""
+        return e.args[len(e.indices):] if e.op == "load" else e.args
+
+    def place(self, buffer: str, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The offset in a buffer; places in arrays are lanes', and stay."""
+        if buffer not in self.shapes:
+            return tuple(substitute(i, {n: E.var(self.variables.get(n, n)) for n in i.free})
+                         for i in indices)
+        terms, constant = E.linear(flat(self.shapes[buffer], indices))
+        last = {t: max((self.order.get(v, -1) for v in t.free), default=-1) for t in terms}
+        total = E.index(0)
+        for t in sorted(terms, key=lambda t: last[t]):
+            total += self.expression(t) * self.size(terms[t], t)
+        return (total + self.size(constant),)
+
+    def lifted(self, e: Expr) -> Expr:
+        """One operation, of operands that are lifted already."""
+        if e.op == "var":
+            return E.make("var", (), e.dtype, self.variables.get(e.value, e.value), e.extent)
+        args = [self.memo[a] for a in self.operands(e)]
+        if e.op == "load":
+            at = self.place(e.value, e.indices)
+            return E.make("load", (*at, *args), e.dtype, self.names.get(e.value, e.value), None,
+                          e.guarded)
+        if e.op in ("floordiv", "mod") and e.dtype == "index":
+            return self.quotient(e, *args)
+        if e.op == "div" and e.dtype == "f32" and e.args[1].is_const:
+            number = e.args[1].value         # of terms, of a mean
+            if number.is_integer() and SMALL < number < 1 << 24:
+                args[1] = E.const(self.size(int(number), "f32"), "f32")
+        elif e.op in ("add", "sub", "mul", *COMPARED) and e.args[0].dtype == "index":
+            args = [E.index(self.size(a.value, e.op, *e.args)) if a.is_const else b
+                    for a, b in zip(e.args, args)]
+        return E.make(e.op, args, e.dtype, e.value, e.extent, e.guarded)
+
+    def bounds(self, x: Expr) -> tuple[float, float]:
+        return E.bounds(substitute(x, self.known))
+
+    def quotient(self, e: Expr, x: Expr, divisor: Expr) -> Expr:
+        """x // d by d's reciprocal, x % d as what is left. Where x may be negative, or d is no
+        parameter, what C has.
+        """
+        low, high = self.bounds(e.args[0])
+        if not e.args[1].is_const or low < 0 or high >= LIMIT:
+            return E.make(e.op, (x, divisor), e.dtype)
+        d = e.args[1].value
+        if d <= SMALL or e.free & self.fixed:
+            return E.make("div" if e.op == "floordiv" else "fmod", (x, divisor), e.dtype)
+        factor, shift = reciprocal(d)
+        found = E.make("quotient", (x, E.index(self.parameter(factor, "factor", d)),
+                                    E.index(self.parameter(shift, "shift", d))), "index")
+        if e.op == "floordiv":
+            return found
+        times = E.make("mul", (found, E.index(self.parameter(d, "divisor"))), "index")
+        return E.make("sub", (x, times), "index")

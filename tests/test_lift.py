@@ -1,0 +1,97 @@
+"""Numbers of kernels as parameters: layers of one form are one program, with the right results
+(those are tests/test_render_opencl.py's, whose GPU forms are lifted)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jitcl.cli.lowered import lower_for_dump
+from jitcl.codegen.lift import LIMIT, SMALL, reciprocal
+from jitcl.codegen.lower import lower
+from jitcl.codegen.schedule_opencl import Scheduled, schedule
+from jitcl.ir.graph import Node, graph_input
+from jitcl.ir.group import Group
+from jitcl.ir.types import TensorType
+from jitcl.ops.builder import GraphBuilder
+from jitcl.runtime.model import open_model
+from jitcl.target import Target
+from tests.real_models import MODELS, needs_models
+
+G = GraphBuilder()
+GPU = Target("opencl", "a GPU", device_type="gpu", compute_units=4, max_work_group=256,
+             max_work_item_sizes=(256, 256, 256), vector_width=4, max_vector_width=4)
+
+
+def x(*shape: int, name: str = "x") -> Node:
+    return graph_input(name, TensorType("f32", shape))
+
+
+def written(node: Node) -> Scheduled:
+    return schedule(lower(Group(node, frozenset()), "k").kernel, GPU)
+
+
+FORMS = {
+    "scale": (lambda c, h, w: G.mul(x(1, c, h, w), x(1, c, 1, 1, name="s")),
+              (32, 112, 112), (96, 56, 56), (64, 64, 64)),
+    "transpose": (lambda h, w: G.transpose(x(h, w), perm=(1, 0)), (256, 64), (128, 96), (64, 64)),
+    "mean": (lambda n, c: G.reduce_mean(x(n, c), axes=(1,)), (24, 4000), (48, 5000)),
+    "tail": (lambda c, n: G.mul(x(c, n), x(c, 1, name="s")), (301, 19), (257, 21)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_a_form_are_one_program(form: str) -> None:
+    """Also where two numbers are equal by chance: 64 channels of 64 by 64."""
+    build, *sizes = FORMS[form]
+    first, *others = (written(build(*s)) for s in sizes)
+    for other in others:
+        assert other.body == first.body
+        assert list(other.params) == list(first.params) and other.params != first.params
+    assert all(type(n) is int for n in first.params.values())
+
+
+def test_numbers_stay_where_they_pay() -> None:
+    """Lanes, the windows of short loops, and what finds one's place in them."""
+    window = written(G.reduce_mean(x(600, 7, 7), axes=(1, 2)))
+    assert "< 49;" in window.body or "< 7;" in window.body
+    row = written(G.reduce_mean(x(24, 4000), axes=(1,)))
+    lanes = row.local_size[0]
+    assert f"+= {lanes})" in row.body and f"part_acc0[{lanes}]" in row.body
+    assert 4000 in row.params.values() and "4000" not in row.body
+
+
+def test_arguments_fit_every_device() -> None:
+    """A kernel whose parameters would be more than a device takes has its numbers written out."""
+    many = [x(30 + k, 50, name=f"x{k}") for k in range(60)]
+    done = written(G.concat(*many, axis=0))
+    assert not done.params and "size0" not in done.body
+
+
+def test_a_quotient_by_a_parameter_is_exact() -> None:
+    rng = np.random.default_rng(3)
+    divisors = [*range(SMALL + 1, 300), 1 << 16, (1 << 16) + 1, LIMIT - 1, *map(
+        int, rng.integers(SMALL + 1, LIMIT, 300))]
+    for d in divisors:
+        factor, shift = reciprocal(d)
+        assert 2 <= shift and 2 <= factor < 1 << 31
+        whole = np.arange(0, LIMIT, max(d, LIMIT // 50 // d * d or d), dtype=np.uint64)
+        near = np.concatenate([whole, whole[1:] - 1, whole + d - 1, [LIMIT - 1]]).astype(np.uint64)
+        near = near[near < LIMIT]
+        got = near * np.uint64(factor) >> np.uint64(32 + shift)
+        assert np.array_equal(got, near // np.uint64(d)), d
+
+
+# programs of whole models on a Mali, whose compiler takes a second for each
+PROGRAMS = {"squeezenet1.0_fp32": 20, "ultraface_rfb320": 25, "selfie_segmentation": 25,
+            "minilm_l6_v2": 20, "yolox_nano": 31}
+
+
+@needs_models
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name.startswith("selfie") else pytest.mark.slow)
+    for name in PROGRAMS])
+def test_a_model_has_few_programs_on_a_gpu(name: str) -> None:
+    model = open_model(MODELS / f"{name}.onnx", device="profile:mali-g610")
+    shapes = {i.name: (1, 128) for i in model.inputs} if name == "minilm_l6_v2" else {}
+    assert len(lower_for_dump(model, shapes, []).plan.kernels) <= PROGRAMS[name]
