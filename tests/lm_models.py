@@ -88,13 +88,16 @@ def stored(name: str, folder: Path) -> Path:
 
 
 def lettered(name: str, folder: Path) -> Path:
-    """The same with a tokenizer of which a token is a letter, and a chat template."""
+    """The same with a tokenizer of letters, and a chat template; "~" ends texts."""
     tokenizers = pytest.importorskip("tokenizers")
-    letters = {chr(32 + k): k for k in range(96)}
+    letters = {chr(32 + k).replace(" ", "\u0120"): k for k in range(96)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({**letters, "?": 96}, "?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    words.decoder = tokenizers.decoders.Fuse()
-    stored(name, folder)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        tokenizers.pre_tokenizers.Split("", "isolated")])
+    words.decoder = tokenizers.decoders.ByteLevel()
+    write(folder, {**references()[name]["config"], "eos_token_id": letters["~"]},
+          weights(references()[name]["weights"]))
     words.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "eos_token": {"content": "~"}, "chat_template":

@@ -26,6 +26,7 @@ from jitcl.errors import (
 )
 from jitcl.lm.architectures import ARCHITECTURES, decoder
 from jitcl.lm.decoder import Decoder
+from jitcl.lm.model import Generation
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Tokenizer
 from jitcl.lm.weights import safetensors
@@ -141,7 +142,7 @@ class Script:
         past.ids += ids
         done = len(past.ids) - self.first
         logits = np.zeros((1, 97), np.float32)
-        logits[0, ord(self.text[done]) - 32 if done < len(self.text) else 2] = 9
+        logits[0, ord(self.text[done]) - 32 if done < len(self.text) else 94] = 9
         return logits
 
     first = 0
@@ -375,8 +376,8 @@ def test_tokens_of_a_letter_come_when_it_is_whole(script: Script) -> None:
     words.decoder = tokenizers.decoders.ByteLevel()
     script.model.tokenizer = Tokenizer(words, None, {}, "here")
     ids = words.encode("a\u20acb\u20ac").ids
-    assert list(script.model._pieces(iter(ids), ())) == ["a", "\u20ac", "b", "\u20ac"]
-    assert "".join(script.model._pieces(iter(ids[:-1]), ())) == "a\u20acb\ufffd"
+    assert list(script.model._pieces(iter(ids), (), Generation())) == ["a", "\u20ac", "b", "\u20ac"]
+    assert "".join(script.model._pieces(iter(ids[:-1]), (), Generation())) == "a\u20acb\ufffd"
 
 
 # ---- on the command line, and as the documents have it

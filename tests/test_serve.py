@@ -146,6 +146,19 @@ def test_a_stream_is_the_text_is_what_the_model_says(pretended: Any, url: str) -
         assert [m.id for m in c.models.list()] == ["tiny"] == [c.models.retrieve("tiny").id]
 
 
+def test_json_that_was_asked_for(url: str) -> None:
+    schema = {"name": "answer", "schema": {"enum": ["yes", "no"]}}
+    for form, right in (({"type": "json_schema", "json_schema": schema}, ["yes", "no"]),
+                        ({"type": "json_object"}, None)):
+        with client(url) as c:
+            made = c.chat.completions.create(model="tiny", messages=MESSAGES, response_format=form,
+                                             max_tokens=100).choices[0]
+        if right is None:
+            assert made.message.content.lstrip()[0] == "{"
+        else:
+            assert json.loads(made.message.content) in right and made.finish_reason == "stop"
+
+
 def test_vectors(pretended: Any, url: str) -> None:
     model, pretence = pretended
     wanted = model.embed("ab")
@@ -177,6 +190,10 @@ CHAT, TEXT, VECTORS = "chat/completions", "completions", "embeddings"
      "this server reads parts of type 'text' only"),
     (CHAT, {"messages": MESSAGES, "tools": [{}]}, 400, "tools: this server can do [] only"),
     (CHAT, {"messages": MESSAGES, "prompt": "a"}, 400, "'prompt': this server knows no such field"),
+    (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 400,
+     "response_format: wanted {'type': 'text'}"),
+    (CHAT, {"messages": MESSAGES, "response_format": {
+        "type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, 400, "form="),
     (CHAT, {"messages": MESSAGES, "stream_options": 1}, 400, "stream_options: wanted an object"),
     (TEXT, {"prompt": "a" * 200}, 400, "the prompt has 200 tokens; the model takes 128"),
     (TEXT, {"prompt": ["a", "b"]}, 400, "prompt: wanted one string, or a list of token ids"),
@@ -331,7 +348,25 @@ def test_wrong_commands(folder: Path, options: list[str], message: str) -> None:
     assert found.exit_code == 1 and message in found.stderr
 
 
-@pytest.mark.parametrize("name", ["starlette", "uvicorn"])
+def test_what_was_done_is_counted(pretended: Any) -> None:
+    with serving(pretended[0], keys=["k"]) as url:
+        with client(url, "k") as c:
+            made = c.completions.create(model="tiny", prompt="ab", max_tokens=5)
+            list(c.completions.create(model="tiny", prompt="ab", max_tokens=5, stream=True))
+        raw(url, "/v1/completions", b"{", Authorization="Bearer k")
+        assert raw(url, "/metrics")[0] == 401
+        text = raw(url, "/metrics", Authorization="Bearer k")[2]
+    new = 2 * made.usage.completion_tokens
+    for line in ('jitcl_requests_total{path="/v1/completions",status="200"} 2.0',
+                 'jitcl_requests_total{path="/v1/completions",status="400"} 1.0',
+                 'jitcl_requests_total{path="/metrics",status="401"} 1.0',
+                 'jitcl_tokens_total{kind="prompt"} 4.0', 'jitcl_tokens_total{kind="reused"} 1.0',
+                 f'jitcl_tokens_total{{kind="new"}} {new}.0', "jitcl_clients 0.0"):
+        assert line in text.splitlines(), text
+    assert re.search(r'jitcl_seconds_total{kind="prefill"} (0\.\d+|\d\.\d+e-)', text)
+
+
+@pytest.mark.parametrize("name", ["starlette", "uvicorn", "prometheus_client"])
 def test_a_library_that_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     found = CliRunner().invoke(cli, ["serve", "folder"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,13 @@ _SAMPLING: tuple[Callable[[Any], Any], ...] = (
     click.option("--seed", type=click.IntRange(0), help="The same gives the same text."),
     click.option("--stop", multiple=True, metavar="TEXT",
                  help="End before this text; repeatable."),
+    click.option("--schema", type=click.Path(path_type=Path), metavar="FILE",
+                 help="The text is JSON of this JSON schema."),
+    click.option("--grammar", type=click.Path(path_type=Path), metavar="FILE",
+                 help="The text is what this grammar says, as Lark has them."),
+    click.option("--draft", metavar="lookup|MODEL", help="Who guesses tokens, so that one step "
+                 "looks at several: the text itself, or a smaller model on the same device. The "
+                 "text is the same."),
 )
 
 
@@ -45,8 +53,8 @@ def _sampling(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _opened(model: Path, device: str, precision: str, memory: str, cache_dir: Path | None,
-            isolation: str | None, quiet: bool = False) -> LanguageModel:
+def _opened(model: Path, device: str, precision: str, memory: str, adapter: Path | None,
+            cache_dir: Path | None, isolation: str | None, quiet: bool = False) -> LanguageModel:
     from jitcl.lm import load
 
     def said(done: int, total: int, what: str) -> None:
@@ -57,7 +65,29 @@ def _opened(model: Path, device: str, precision: str, memory: str, cache_dir: Pa
 
     watched = sys.stderr.isatty()
     return load(model, device=device, precision=precision, memory=memory, isolation=isolation,
-                cache_dir=cache_dir, progress=said if watched else None)
+                cache_dir=cache_dir, progress=said if watched else None, adapter=adapter)
+
+
+@contextlib.contextmanager
+def _writing(opened: LanguageModel, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What `LanguageModel.generate` takes for a command's options."""
+    schema, grammar = options.pop("schema"), options.pop("grammar")
+    if schema is not None and grammar is not None:
+        raise OptionError("--schema and --grammar: a text has one of them")
+    try:
+        if schema is not None:
+            options["form"] = json.loads(schema.read_text(encoding="utf-8"))
+        elif grammar is not None:
+            options["form"] = grammar.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise InputError(f"{schema or grammar}: cannot be read: {error}") from None
+    if options["draft"] in (None, "lookup"):
+        yield options
+        return
+    from jitcl.lm import load
+
+    with load(options["draft"], device=opened.device) as draft:
+        yield {**options, "draft": draft}
 
 
 def _told(pieces: Iterator[str]) -> str:
@@ -84,12 +114,14 @@ def _figures(model: LanguageModel) -> str:
 @isolation_option
 @json_option
 def generate(model: Path, prompt: str, device: str, precision: str, memory: str,
-             cache_dir: Path | None, isolation: str | None, as_json: bool, **options: Any) -> None:
+             adapter: Path | None, cache_dir: Path | None, isolation: str | None, as_json: bool,
+             **options: Any) -> None:
     """Write what follows PROMPT, by the language model in the folder MODEL. "-" reads the prompt
     from standard input. Speed and memory are told on standard error."""
     if prompt == "-":
         prompt = sys.stdin.read()
-    with _opened(model, device, precision, memory, cache_dir, isolation, as_json) as opened:
+    with _opened(model, device, precision, memory, adapter, cache_dir, isolation,
+                 as_json) as opened, _writing(opened, options) as options:
         if not as_json:
             _told(opened.generate(prompt, stream=True, **options))
             click.echo(_figures(opened), err=True)
@@ -105,11 +137,13 @@ def generate(model: Path, prompt: str, device: str, precision: str, memory: str,
 @_sampling
 @isolation_option
 def chat(model: Path, system: str | None, device: str, precision: str, memory: str,
-         cache_dir: Path | None, isolation: str | None, **options: Any) -> None:
+         adapter: Path | None, cache_dir: Path | None, isolation: str | None, **options: Any
+         ) -> None:
     """Talk with the language model in the folder MODEL: a line is a message, an empty one or the
     end of input ends. What was said is not computed again."""
     messages = [{"role": "system", "content": system}] if system else []
-    with _opened(model, device, precision, memory, cache_dir, isolation) as opened:
+    with _opened(model, device, precision, memory, adapter, cache_dir,
+                 isolation) as opened, _writing(opened, options) as options:
         while True:
             click.echo("> ", nl=False, err=True)
             line = sys.stdin.readline().rstrip("\n")
@@ -129,15 +163,16 @@ def chat(model: Path, system: str | None, device: str, precision: str, memory: s
 @isolation_option
 @json_option
 def perplexity(model: Path, text: Path, device: str, precision: str, memory: str,
-               cache_dir: Path | None, window: int | None, isolation: str | None, as_json: bool
-               ) -> None:
+               adapter: Path | None, cache_dir: Path | None, window: int | None,
+               isolation: str | None, as_json: bool) -> None:
     """How well the language model in the folder MODEL predicts the file TEXT: the loss in nats a
     token, and the perplexity."""
     try:
         content = text.read_text(encoding="utf-8")
     except ValueError as error:
         raise InputError(f"{text}: is no UTF-8 text: {error}") from None
-    with _opened(model, device, precision, memory, cache_dir, isolation, as_json) as opened:
+    with _opened(model, device, precision, memory, adapter, cache_dir, isolation,
+                 as_json) as opened:
         begin = time.perf_counter()
         score = opened.score(content, window=window)
         seconds = time.perf_counter() - begin
@@ -170,13 +205,13 @@ def perplexity(model: Path, text: Path, device: str, precision: str, memory: str
 @click.option("-n", "--max-new-tokens", type=click.IntRange(1),
               help="Of an answer.  [default: the model's context]")
 @isolation_option
-def serve(model: Path, device: str, precision: str, memory: str, cache_dir: Path | None,
-          isolation: str | None, host: str, port: int, keys: tuple[str, ...],
-          api_key_file: Path | None, **options: Any) -> None:
+def serve(model: Path, device: str, precision: str, memory: str, adapter: Path | None,
+          cache_dir: Path | None, isolation: str | None, host: str, port: int,
+          keys: tuple[str, ...], api_key_file: Path | None, **options: Any) -> None:
     """Serve the language model in the folder MODEL over HTTP to OpenAI's clients."""
     from jitcl.lm.extra import library
 
-    for name in ("starlette", "uvicorn"):
+    for name in ("starlette", "uvicorn", "prometheus_client"):
         library(name, "jitcl serve", "serve")
     from jitcl.lm import server
 
@@ -192,7 +227,7 @@ def serve(model: Path, device: str, precision: str, memory: str, cache_dir: Path
     if host not in server.LOOPBACK and not keys:
         raise OptionError(f"--host {host}: other machines may reach it, and there is no key\n"
                           "  Pass --api-key-file FILE.")
-    with _opened(model, device, precision, memory, cache_dir, isolation) as opened, \
+    with _opened(model, device, precision, memory, adapter, cache_dir, isolation) as opened, \
             contextlib.suppress(KeyboardInterrupt):
         server.serve(opened, host, port, lambda told: click.echo(told, err=True), keys=keys,
                      **options)

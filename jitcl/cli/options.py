@@ -151,7 +151,9 @@ def common_options(command: F) -> F:
 def language_options(command: F) -> F:
     """A folder and the options that `jitcl.lm.load` takes, but isolation."""
     precision, memory, *_, cache_dir = _SHARED
-    return _all(command, _MODEL, _DEVICE, precision, memory, cache_dir)
+    adapter = click.option("--adapter", type=click.Path(path_type=Path), metavar="FOLDER",
+                           help="A LoRA adapter, as peft saves it, which is added to the weights.")
+    return _all(command, _MODEL, _DEVICE, precision, memory, adapter, cache_dir)
 
 
 def picture_options(command: F) -> F:

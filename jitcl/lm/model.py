@@ -13,10 +13,12 @@ import numpy as np
 
 from jitcl import forking
 from jitcl.devices.base import Device, DeviceInfo, Progress
-from jitcl.errors import InputError, OptionError, closed_error
-from jitcl.lm import tokens
+from jitcl.errors import InputError, OptionError, UnsupportedError, closed_error
+from jitcl.lm import drafts, tokens
+from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder
 from jitcl.lm.decoder import Decoder, DecoderSource
+from jitcl.lm.forms import Form, Forms, Written
 from jitcl.lm.gguf import Gguf
 from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.sampling import Sampling, log_softmax
@@ -45,14 +47,18 @@ class Generation:
     prefill_seconds: float = 0.0            # until the first token
     decode_seconds: float = 0.0             # of the others
     cache_bytes: int = 0
+    guessed_tokens: int = 0                 # by a draft
+    right_guesses: int = 0
 
     def __str__(self) -> str:
         new, rest = self.prompt_tokens - self.reused_tokens, max(0, len(self.ids) - 1)
         decode = rest / self.decode_seconds if rest and self.decode_seconds else 0.0
         prefill = new / self.prefill_seconds if self.prefill_seconds else 0.0
+        drafts = (f"{self.right_guesses} of {self.guessed_tokens} guesses right; "
+                  if self.guessed_tokens else "")
         return (f"prompt {self.prompt_tokens} tokens ({self.reused_tokens} reused), "
                 f"{prefill:.1f} tokens/s; first token after {self.prefill_seconds:.3f} s; "
-                f"{len(self.ids)} new tokens, {decode:.1f} tokens/s; "
+                f"{len(self.ids)} new tokens, {decode:.1f} tokens/s; {drafts}"
                 f"cache {self.cache_bytes / 2**20:.1f} MiB")
 
 
@@ -146,6 +152,7 @@ class LanguageModel:
         self._lock = forking.rlock()
         self._past, self._other = self._empty(), self._empty()     # other: of no conversation
         self.closed, self.last = False, Generation()
+        self._forms: Forms | None = None
 
     def __repr__(self) -> str:
         d = self.decoder
@@ -199,7 +206,9 @@ class LanguageModel:
                  temperature: float | None = None, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None,
                  repetition_penalty: float | None = None, seed: int | None = None,
-                 stop: str | Sequence[str] = (), stream: bool = False) -> str | Iterator[str]:
+                 stop: str | Sequence[str] = (), form: Form | None = None,
+                 draft: LanguageModel | drafts.Draft | None = None, stream: bool = False
+                 ) -> str | Iterator[str]:
         """The text that follows; with `stream`, an iterator of its pieces as they are written.
 
         prompt: a str to go on from, messages ({"role": .., "content": ..}), or token ids. What of
@@ -207,6 +216,11 @@ class LanguageModel:
         temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; None: as
         generation_config.json says, else the likeliest token. seed: the same gives the same text on
         a device; None draws one. stop: strings before which the text ends.
+        form: what the text has to be: JSON of a schema (a dict; {} is any JSON), or what a grammar
+        says (a str as Lark has them); where `max_new_tokens` end it, it is the beginning of that.
+        draft: who guesses what follows, for the model to look at in one step: "lookup", the text
+        itself, or a smaller LanguageModel of the same tokens. The text is the same, but for ties
+        that rounding decides.
         Ends at a token that ends texts, too, and where the model's context is full.
 
         Raises InputError, OptionError, and what running a model raises.
@@ -220,25 +234,48 @@ class LanguageModel:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or (
                 max_new_tokens < 1):
             raise OptionError(f"max_new_tokens={max_new_tokens!r}: wanted a whole number above 0")
+        drafts.checked(draft, self)
         ids = self._ids(prompt)
         if len(ids) >= self.decoder.context:
             raise InputError(f"the prompt has {len(ids)} tokens; the model takes "
                              f"{self.decoder.context}, and one is to follow\n  Shorten it.")
-        found = self._pieces(self.tokens(ids, max_new_tokens, sampling, seed), stops)
+        written = None
+        if form is not None:
+            self._forms = self._forms or Forms(self._words, self.decoder.vocabulary, self.ends)
+            written = self._forms.begin(form)
+        done = Generation(len(ids))
+        found = self._pieces(
+            self._tokens(done, ids, max_new_tokens, sampling, seed, written, draft), stops, done)
         return found if stream else "".join(found)
 
     def tokens(self, ids: Sequence[int], count: int, sampling: Sampling, seed: int | None = None
                ) -> Iterator[int]:
         """Tokens that follow, up to `count` of them, without the one that ends the text."""
+        return self._tokens(Generation(len(ids)), ids, count, sampling, seed)
+
+    def _tokens(self, done: Generation, ids: Sequence[int], count: int, sampling: Sampling,
+                seed: int | None, form: Written | None = None,
+                draft: LanguageModel | drafts.Draft | None = None) -> Iterator[int]:
         random = np.random.default_rng(seed)
-        done = self.last = Generation(len(ids))
-        seen, begin = list(ids), time.perf_counter()
-        for step in range(count):
+        self.last, begin = done, time.perf_counter()
+        seen, guesses, known = list(ids), [], []    # known: logits behind seen, then behind guesses
+        while len(done.ids) < count and len(seen) < self.decoder.context:
             with self._lock:            # another text may have taken the cache meanwhile
-                logits = self._next(seen, done)
+                if not known:
+                    room = min(count - len(done.ids), self.decoder.context - len(seen)) - 1
+                    guesses = drafts.guesses(draft, seen, room) if done.ids else []
+                    done.guessed_tokens += len(guesses)
+                    known = list(self._next(seen, guesses, done))
+                logits = known.pop(0)
+                if form is not None:
+                    logits = np.where(form.allowed(), logits, -np.inf)
                 token = sampling.pick(logits, seen, random)
+                if known and guesses.pop(0) == token:
+                    done.right_guesses += 1
+                else:
+                    known = []
                 now = time.perf_counter()
-                if step == 0:
+                if not done.ids:
                     done.prefill_seconds, begin = now - begin, now
                 else:
                     done.decode_seconds = now - begin
@@ -249,21 +286,28 @@ class LanguageModel:
             done.ids.append(token)
             seen.append(token)
             yield token
-            if len(seen) >= self.decoder.context:
-                break
+            if form is not None:
+                form.take(token)
+                if form.whole:
+                    done.finish = "stop"
+                    return
         done.finish = "length"
 
-    def _next(self, ids: list[int], done: Generation) -> np.ndarray:
-        """Logits behind these tokens. What the cache shares with them stays in it."""
+    def _next(self, ids: list[int], guesses: list[int], done: Generation) -> np.ndarray:
+        """Logits behind these tokens, and behind each guess. What the cache shares with them stays
+        in it."""
         past = self._past.ids
         if past != ids[:-1]:
             self._past.shorten(next((k for k, (a, b) in enumerate(zip(past, ids[:-1])) if a != b),
                                     min(len(past), len(ids) - 1)))
         if not done.ids:
             done.reused_tokens = len(past)
-        return self._run(ids[len(past):], "next", self._past)[0]
+        if guesses and len(past) == len(ids) - 1:
+            return self._run([ids[-1], *guesses], "logits", self._past, (1 + drafts.GUESSES,))
+        return self._run(ids[len(past):], "next", self._past)
 
-    def _pieces(self, found: Iterator[int], stops: tuple[str, ...]) -> Iterator[str]:
+    def _pieces(self, found: Iterator[int], stops: tuple[str, ...], done: Generation
+                ) -> Iterator[str]:
         """Text of tokens, whole letters at a time; what may become a stop string waits."""
         words, held, ids, told = self._words, "", [], 0
         stream = words.stream()
@@ -274,7 +318,7 @@ class LanguageModel:
             held += piece
             at = min((k for k in map(held.find, stops) if k >= 0), default=-1)
             if at >= 0:
-                self.last.finish = "stop"
+                done.finish = "stop"
                 if held[:at]:
                     yield held[:at]
                 return
@@ -333,7 +377,8 @@ class LanguageModel:
             self._other.shorten(0)
             return self._run(ids, give, self._other)
 
-    def _run(self, ids: Sequence[int], give: str, past: _Past) -> np.ndarray:
+    def _run(self, ids: Sequence[int], give: str, past: _Past, sizes: Sequence[int] = ROWS
+             ) -> np.ndarray:
         """What `give` says for these tokens, behind those of `past`, which grows by them: the
         kernels' rows are filled from the front, a few numbers of rows for all lengths."""
         found = []
@@ -341,7 +386,7 @@ class LanguageModel:
             if self.closed:
                 raise closed_error(repr(self))
             while len(ids):
-                rows = next((r for r in ROWS if r >= len(ids)), ROWS[-1])
+                rows = next((r for r in sizes if r >= len(ids)), sizes[-1])
                 part, ids = list(ids[:rows]), ids[rows:]
                 past.make_room(len(part))
                 bound = past.bound.get((rows, give))
@@ -387,12 +432,14 @@ class LanguageModel:
 
 def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
          precision: str = "high", memory: str = "normal", isolation: str | None = None,
-         cache_dir: str | Path | None = None, progress: Progress | None = None) -> LanguageModel:
+         cache_dir: str | Path | None = None, progress: Progress | None = None,
+         adapter: str | Path | None = None) -> LanguageModel:
     """A language model of files that are there; nothing is downloaded.
 
     path: a folder as Hugging Face's save_pretrained() writes it, or a .gguf file. The other options
     are those of `jitcl.compile`; below "high" precision, keys and values are kept as f16. Kernels
-    are written when they are first needed.
+    are written when they are first needed. adapter: a folder as peft's save_pretrained() writes
+    LoRA's, which is added to the weights of a folder.
 
     Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
     library is missing (`pip install 'jitcl[lm]'`).
@@ -401,7 +448,7 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     if options.layers:
         raise OptionError(f"precision={precision!r}: language models have one for all layers")
     found, tokenizer, ends, configured = (
-        _gguf if str(path).endswith(".gguf") else _folder)(Path(path))
+        _gguf(Path(path), adapter) if str(path).endswith(".gguf") else _folder(Path(path), adapter))
     tally = tally_of(progress)
     return LanguageModel(found, tokenizer, ends, configured, device_of(device, tally), options,
                          cache_dir, tally, isolation)
@@ -410,16 +457,20 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
 _Parts = tuple[Decoder, Tokenizer | None, frozenset[int], Mapping[str, Any]]
 
 
-def _folder(path: Path) -> _Parts:
-    config = read_json(path / "config.json")
+def _folder(path: Path, adapter: str | Path | None) -> _Parts:
+    config, weights = read_json(path / "config.json"), safetensors(path)
     configured = read_json(path / "generation_config.json", {})
     ends = configured.get("eos_token_id", config.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return (decoder(config, safetensors(path)), tokens.of_folder(path), frozenset(ends),
-            configured)
+    adapted = weights if adapter is None else Adapted(weights, Path(adapter))
+    return decoder(config, adapted), tokens.of_folder(path), frozenset(ends), configured
 
 
-def _gguf(path: Path) -> _Parts:
+def _gguf(path: Path, adapter: str | Path | None) -> _Parts:
+    if adapter is not None:                 # heads lie otherwise there, weights are packed
+        raise UnsupportedError(f"{path}: adapter={str(adapter)!r}: adapters are for weights as "
+                               "Hugging Face's folders have them\n  Pass the folder that the file "
+                               "was made from.")
     file = Gguf(path)
     said = file.metadata
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))

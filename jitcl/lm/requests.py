@@ -24,7 +24,7 @@ _ASIDE = {"user", "metadata", "store", "service_tier", "safety_identifier", "pro
 _ONLY: dict[str, Any] = {       # the one value that these may have, which changes nothing
     "n": 1, "best_of": 1, "echo": False, "logprobs": False, "frequency_penalty": 0,
     "presence_penalty": 0, "logit_bias": {}, "suffix": "", "tools": [], "tool_choice": "none",
-    "functions": [], "response_format": {"type": "text"}, "modalities": ["text"]}
+    "functions": [], "modalities": ["text"]}
 _STOPS, _STOP_LETTERS = 16, 256         # each is looked for at each token
 _INPUTS = 2048                          # of one request for embeddings
 COMPLETION_TOKENS = 16                  # where /v1/completions is not told, as OpenAI has it
@@ -71,7 +71,8 @@ class Asked:
 def asked(said: Fields, chat: bool, most: int) -> Asked:
     """most: tokens that a text may have."""
     name = "messages" if chat else "prompt"
-    _known(said, {"model", name, "stop", "stream", "stream_options", *_NUMBERS, *_ONLY})
+    _known(said, {"model", name, "stop", "stream", "stream_options", "response_format",
+                  *_NUMBERS, *_ONLY})
     options = {key: _number(key, said[key]) for key in _NUMBERS if key in said}
     told = options.pop("max_tokens", None)
     count = options.pop("max_completion_tokens", told)
@@ -81,6 +82,8 @@ def asked(said: Fields, chat: bool, most: int) -> Asked:
     options["max_new_tokens"] = count or (most if chat else min(most, COMPLETION_TOKENS))
     if "stop" in said:
         options["stop"] = _stops(said["stop"])
+    if "response_format" in said:
+        options["form"] = _form(said["response_format"])
     follow = said.get("stream_options", {})
     if not isinstance(follow, dict):
         raise Refused(400, "stream_options: wanted an object", "stream_options")
@@ -135,6 +138,22 @@ def _stops(value: Any) -> list[str]:
         raise Refused(400, f"stop: wanted up to {_STOPS} strings of 1 to {_STOP_LETTERS} letters",
                       "stop")
     return found
+
+
+def _form(value: Any) -> dict[str, Any] | None:
+    """The JSON schema that a text is asked to have; None: any text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "json_schema" and isinstance(value.get("json_schema"), dict):
+        schema = value["json_schema"].get("schema")
+        if isinstance(schema, dict):
+            return schema
+    elif kind == "json_object":
+        return {"type": "object"}
+    elif kind == "text":
+        return None
+    raise Refused(400, "response_format: wanted {'type': 'text'}, {'type': 'json_object'}, or "
+                       "{'type': 'json_schema', 'json_schema': {'schema': {...}}}",
+                  "response_format")
 
 
 def _prompt(value: Any, name: str = "prompt") -> Prompt:

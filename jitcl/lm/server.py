@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -39,6 +40,28 @@ SHUTDOWN_SECONDS = 5            # that texts under way may still take when the s
 
 log = logging.getLogger("jitcl")
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Counts:
+    """What `/metrics` says, in Prometheus's form."""
+
+    def __init__(self, server: Server) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Answers", "path", "status")
+        self.tokens = self._counter("tokens", "Of prompts, of these reused, and new", "kind")
+        self.seconds = self._counter("seconds", "Until a first token, and for others", "kind")
+        Gauge("jitcl_clients", "Requests under way or waiting", registry=self.registry
+              ).set_function(lambda: server.clients)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"jitcl_{name}", what, labels, registry=self.registry)
+
+    def text(self, took: Generation) -> None:
+        for kind, count in (("prompt", took.prompt_tokens), ("reused", took.reused_tokens),
+                            ("new", len(took.ids))):
+            self.tokens.labels(kind).inc(count)
+        self.seconds.labels("prefill").inc(took.prefill_seconds)
+        self.seconds.labels("decode").inc(took.decode_seconds)
 
 
 class Server:
@@ -62,11 +85,13 @@ class Server:
         self._turn = asyncio.Lock()             # whoever waits longest is next
         self._device = ThreadPoolExecutor(1, "jitcl-serve")
         self._seconds = 1.0                     # that the last text took
+        self.counts = Counts(self)
         posts: dict[str, Handler] = {
             "/v1/chat/completions": partial(self._text, True),
             "/v1/completions": partial(self._text, False), "/v1/embeddings": self._embeddings}
         self.app = Starlette(
             routes=[Route("/health", self._health),
+                    Route("/metrics", self._for_known(self._metrics)),
                     Route("/v1/models", self._for_known(self._models)),
                     Route("/v1/models/{name:path}", self._for_known(self._models)),
                     *(Route(path, self._for_known(handler), methods=["POST"])
@@ -88,9 +113,12 @@ class Server:
                 if right and not any(right):
                     raise Refused(401, "wrong or no API key: send 'Authorization: Bearer KEY'",
                                   code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-                return await handler(request)
+                found = await handler(request)
             except Exception as failure:        # noqa: BLE001 - told, and logged
-                return await _failed(request, failure)
+                found = await _failed(request, failure)
+            path = request.scope["route"].path
+            self.counts.requests.labels(path, found.status_code).inc()
+            return found
         return answer
 
     async def _fields(self, request: Request) -> requests.Fields:
@@ -160,6 +188,7 @@ class Server:
                 return self.model.last
             finally:                            # behind the step of a client who has gone
                 self._device.submit(pieces.close)
+                self.counts.text(self.model.last)
                 self._seconds = time.monotonic() - begin
 
     # ---- answers
@@ -205,6 +234,9 @@ class Server:
             return _json({"object": "list", "data": [told]})
         self._known_model(request.path_params["name"])
         return _json(told)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self.counts.registry), media_type="text/plain")
 
     async def _health(self, request: Request) -> Response:
         return _json({"status": "ok"})

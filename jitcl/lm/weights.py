@@ -86,20 +86,20 @@ class Stored:
         return digest("".join(file_digest(f, root) for f in self.files).encode())
 
 
-def safetensors(folder: Path) -> Stored:
+def safetensors(folder: Path, name: str = "model") -> Stored:
     """The weights of a folder, in one file or several with an index. Raises ModelError."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / f"{name}.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"{index}: is no index of safetensors files: {error!r}") from None
-        files = tuple(folder / name for name in names)
+        files = tuple(folder / part for part in parts)
         outside = [f for f in files if f.resolve().parent != folder.resolve()]
         if outside:
             raise ModelError(f"{index}: names '{outside[0]}', which is outside of the folder")
     else:
-        files = (folder / "model.safetensors",)
+        files = (folder / f"{name}.safetensors",)
     arrays: dict[str, np.ndarray] = {}
     for file in files:
         if not file.is_file():
