@@ -1,15 +1,19 @@
-"""Predictors for batches, and Ray Data with workers that are killed."""
+"""Predictors for batches; Ray Data with workers that are killed; Dask and Spark."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -83,14 +87,20 @@ def test_misuse_is_told():
     assert predictor({"features": rows})["y"].shape == (2, 4)
 
 
+@pytest.fixture
+def workers_find_this(monkeypatch):
+    """Worker processes import this file and jitcl."""
+    root = Path(__file__).resolve().parent.parent
+    for folder in (root, root / "tests"):
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+
+
 @pytest.mark.slow
-def test_a_worker_that_is_killed_loses_nothing(tmp_path, monkeypatch):
+def test_a_worker_that_is_killed_loses_nothing(tmp_path, workers_find_this):
     """All rows, each once, to the last bit as in a single process; again, nothing is compiled."""
     ray = pytest.importorskip("ray", reason="ray is what is tried")
     pytest.importorskip("ray.data", reason="ray[data] is what is tried")
-    root = Path(__file__).resolve().parent.parent
-    for folder in (root, root / "tests"):               # workers import this file
-        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     cache = tmp_path / "cache"
     options = {"device": "cpu", "cache_dir": str(cache), "rows": 256}
     alone = Predictor(perceptron(), threads=1, **options)
@@ -123,10 +133,69 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path, monkeypatch):
 def test_the_page_runs(tmp_path):
     pytest.importorskip("ray.data", reason="ray[data] is what is tried")
     root = Path(__file__).resolve().parent.parent
-    code = re.search(r"```python\n(.*?)```", (root / "docs" / "ray.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code[1]], cwd=root, capture_output=True, text=True,
+    page = (root / "docs" / "ray.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(root)})
     assert done.returncode == 0 and "(3, 48, 48)" in done.stdout, done.stderr
+    assert "(6912,)" in done.stdout
+
+
+@functools.cache
+def predictor() -> Predictor:
+    """One in each worker process."""
+    return Predictor(perceptron(), columns={"x": "features"}, rows=64, device="cpu", threads=1)
+
+
+def predicted(frames: Iterator[Any]) -> Iterator[Any]:
+    """For pandas' frames, as docs/ray.md has it."""
+    for frame in frames:
+        done = predictor()({name: frame[name].to_numpy() for name in frame})
+        yield type(frame)({name: list(column) for name, column in done.items()})
+
+
+def table() -> tuple[Any, np.ndarray]:
+    """A frame of 1,000 rows, and what they are in one run."""
+    pandas = pytest.importorskip("pandas", reason="frames are pandas'")
+    x = features(np.arange(1000))
+    return pandas.DataFrame({"id": np.arange(1000), "features": list(x)}), predictor()(
+        {"features": x})["y"]
+
+
+def assert_equal(found: Any, wanted: np.ndarray) -> None:
+    found = found.sort_values("id")
+    assert list(found["id"]) == list(range(1000))
+    np.testing.assert_array_equal(np.stack(found["y"].to_numpy()).astype(np.float32), wanted)
+
+
+@pytest.mark.slow
+def test_dask(workers_find_this):
+    dask = pytest.importorskip("dask.dataframe", reason="Dask is what is tried")
+    config = pytest.importorskip("dask").config
+    frame, wanted = table()
+    with config.set({"dataframe.convert-string": False}):       # cells are arrays, not texts
+        parts = dask.from_pandas(frame, npartitions=4, sort=False)
+    found = parts.map_partitions(lambda part: next(predicted([part])),
+                                 meta={"id": int, "features": object, "y": object})
+    assert_equal(found.compute(scheduler="processes", num_workers=2), wanted)
+
+
+@pytest.mark.slow
+def test_spark(workers_find_this):
+    sql = pytest.importorskip("pyspark.sql", reason="Spark is what is tried")
+    if shutil.which("java") is None:
+        pytest.skip("no Java, which Spark runs in")
+    frame, wanted = table()
+    spark = (sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+             .config("spark.driver.host", "127.0.0.1").getOrCreate())
+    try:
+        parts = spark.createDataFrame(frame.assign(features=[list(map(float, row))
+                                                             for row in frame["features"]]),
+                                      "id long, features array<float>").repartition(4)
+        found = parts.mapInPandas(predicted, "id long, features array<float>, y array<float>")
+        assert_equal(found.toPandas(), wanted)
+    finally:
+        spark.stop()
 
 
 def kill_one(folder: Path, killed: list[int]) -> None:
