@@ -2,7 +2,6 @@
 """What precision="low" makes of kernels on a device: their source, their time, their error.
 
     precision.py [--device opencl:nvidia] [MODEL.onnx ...]
-    precision.py --table FOLDER [--device opencl:intel] [--budget SECONDS] [NAME ...]
 
 Times a long chain of multiplications and additions over 16 million numbers, which is bound by
 memory between kernels, and any models given (random inputs). Device time of one pass over the
@@ -20,8 +19,6 @@ from typing import Any
 import numpy as np
 
 import jitcl
-from jitcl.accuracy.engines import tensors_in
-from jitcl.accuracy.measures import difference
 from jitcl.devices.base import Device
 from jitcl.devices.select import open_device
 from jitcl.ir.graph import Graph, const, graph_input
@@ -77,58 +74,14 @@ def measure(name: str, model: Any, device: Device) -> None:
               f"kernels {len(kernels):3}, half {half:3}, stored {stored:3}  error {error:.1e}")
 
 
-def recorded(folder: Path, name: str) -> list[dict[str, np.ndarray]]:
-    found = []
-    for file in sorted((folder / "golden").glob(f"{name}.*.npz")):
-        with np.load(file) as arrays:
-            found.append({k.partition(":")[2]: arrays[k] for k in arrays.files
-                          if k.startswith("in")})
-    return found
-
-
-def same_best(got: dict[str, Any], want: dict[str, Any]) -> bool:
-    """Whether the largest element of every output's last axes lies at the same place."""
-    return all(np.argmax(got[n].reshape(len(got[n]) or 1, -1)[0]) == np.argmax(
-        want[n].reshape(len(want[n]) or 1, -1)[0]) for n in want if want[n].ndim)
-
-
-def table(folder: Path, names: list[str], device: Device, budget: float) -> None:
-    print("| model | normal | low | auto | FLOPs in f16 | layers raised | best element | s |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name in names or sorted(f.stem for f in folder.glob("*.onnx")):
-        path, runs = folder / f"{name}.onnx", recorded(folder, name)
-        exact = jitcl.compile(path, device=device)
-        wanted = [exact.run(feeds) for feeds in runs]
-        row, best = [], []
-        for p in (*PRECISIONS[1:], "auto"):
-            begin = time.perf_counter()
-            more = {"calibrate": runs, "budget": budget} if p == "auto" else {}
-            model = jitcl.compile(path, device=device, precision=p, **more)
-            took = time.perf_counter() - begin
-            got = [model.run(feeds) for feeds in runs]
-            row.append(max(difference(g[n], w[n]).relative for g, w in zip(got, wanted)
-                           for n in tensors_in(w, w)))
-            best.append("=" if all(map(same_best, got, wanted)) else "other")
-        chosen = model.report().chosen
-        assert chosen is not None
-        errors = " | ".join(f"{e:.1e}" for e in row)
-        print(f"| {name} | {errors} | {chosen.share:.0%} | {len(chosen.reasons)} | "
-              f"{', '.join(best)} | {took:.0f} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--device", default="opencl")
-    parser.add_argument("--table", type=Path, metavar="FOLDER")
-    parser.add_argument("--budget", type=float, default=300.0)
     options = parser.parse_args()
     device = open_device(options.device)
     target: Any = device.target
     print(f"{target.name}, {target.driver}: half arithmetic {target.fp16_arithmetic}")
-    if options.table is not None:
-        table(options.table, list(map(str, options.models)), device, options.budget)
-        return
     graph = chain()
     measure("chain", graph, device)
     low = jitcl.compile(graph, device=device, precision="low")

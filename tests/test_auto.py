@@ -211,3 +211,13 @@ def test_what_plain_f16_spoils_is_mostly_f16_on_intel(name):
     found = jitcl.compile(model, device="opencl:intel", precision="auto", calibrate=feeds)
     assert error(found.run(feeds)["y"], want) < 1e-2
     assert found.report().chosen.share >= 0.8
+
+
+def test_reports_say_what_stays_in_f32_by_itself():
+    case = Case([node("Exp", "x", "grown"), node("ReduceMean", "grown", "y", axes=[1])],
+                np.zeros((64, 64), np.float32), "grown")
+    for precision in ("normal", "high"):
+        model = jitcl.compile(model_of(case), device="reference", precision=precision)
+        model.run(feeds_of(case))
+        line = "f32, 100% of the FLOPs: a reduction: 'grown', 'y'"
+        assert (line in str(model.report())) == (precision == "normal")

@@ -117,6 +117,58 @@ def test_weights_take_two_bytes_an_element(target: str, make, images: bool) -> N
     assert size["normal"] == size["low"] == size["high"] // 2 > 0
 
 
+def recurrent() -> Graph:
+    y = g.lstm_states(x("x", 4, 2, 1, 128), weights(1, 128, 32), x("h", 1, 2, 32),
+                      x("c", 1, 2, 32), direction="forward", activations=((
+                          ("Sigmoid", 0.0, 0.0), ("Tanh", 0.0, 0.0), ("Tanh", 0.0, 0.0)),))
+    return graph_of(g.relu(y))
+
+
+def lookup() -> Graph:
+    """Rows of a table, as of words."""
+    rows = g.gather(weights(512, 64), x("i", 64, dtype="i64"), axis=0)
+    return graph_of(g.matmul(rows, weights(64, 64)))
+
+
+def tied() -> Graph:
+    """A table of which few rows are read, and which is multiplied with, too."""
+    table = weights(512, 64)
+    row = g.gather(table, x("i", 1, dtype="i64"), axis=0)
+    return graph_of(g.add(g.matmul(x("x", 1, 512), table), row))
+
+
+@pytest.mark.parametrize("make", [recurrent, lookup, tied])
+@pytest.mark.parametrize("target", ["gpu", "mali"])
+def test_so_do_weights_of_recurrences_and_tables(target: str, make) -> None:
+    size = {p: sum(a.nbytes for a in compile_graph(make(), TARGETS[target], p).plan.constants
+                   .values() if a.nbytes >= 2048) for p in ("high", "normal", "low")}
+    assert size["normal"] == size["low"] == size["high"] // 2 > 0
+
+
+@pytest.mark.parametrize("make", [recurrent, lookup, tied])
+@pytest.mark.parametrize("spec", [s for s in present() if s != "reference"])
+def test_their_results_are_those_of_high_precision(spec: str, make) -> None:
+    graph, rng = make(), np.random.default_rng(4)
+    feeds = {n.attr("name"): rng.integers(0, 512, n.type.shape) if n.type.dtype == "i64"
+             else rng.normal(size=n.type.shape).astype(np.float32) for n in graph.inputs}
+    want = run_graph(spec, graph, feeds)["y"]
+    for precision in ("normal", "low"):
+        got = run_graph(spec, graph, feeds, precision=precision)["y"]
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-3 * np.abs(want).max())
+
+
+def test_steps_say_why_nothing_is_f16() -> None:
+    """Only where that was asked for."""
+    y = g.matmul(x("x", 64, 64), weights(64, 64))
+    total = g.reduce_sum(g.exp(y), axes=[0, 1])
+    graph = graph_of(g.mul(g.sigmoid(total), x("z", 8)))
+    steps = compile_graph(graph, TARGETS["gpu"], "normal").plan.steps
+    assert [s.kept for s in steps] == ["", "no more than 4096 bytes"]
+    sums = compile_graph(graph_of(g.reduce_sum(y, axes=[1])), TARGETS["gpu"], "normal").plan.steps
+    assert sums[-1].kept == "a reduction"
+    assert not any(s.kept for s in compile_graph(graph, TARGETS["gpu"], "high").plan.steps)
+
+
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("target", ["gpu", "mali", "cpu"])
 def test_weights_of_an_f16_model_stay_f16(target: str, precision: str) -> None:

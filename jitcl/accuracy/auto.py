@@ -324,13 +324,13 @@ def _error(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 
 
 def _share(model: Model, raised: Mapping[str, str]) -> float:
-    """Of all FLOPs, those of kernels that read or write f16, and have none of these nodes."""
+    """Of all FLOPs, those of groups that read or write f16, and have none of these nodes."""
     half = total = 0
     for plan in model.plans:
-        for step in plan.steps:
-            total += step.flops
-            low = not any(name in raised for name, _ in step.origins)
-            half += step.flops * (low and any(plan.buffers[b].dtype == "f16" for b in step.buffers))
+        low = {s.group for s in plan.steps if any(plan.buffers[b].dtype == "f16" for b in s.buffers)
+               and not any(name in raised for name, _ in s.origins)}
+        total += sum(s.flops for s in plan.steps)
+        half += sum(s.flops for s in plan.steps if s.group in low)
     return half / total if total else 0.0
 
 

@@ -237,7 +237,7 @@ class _Generator:
         self.steps.append(Step(
             launch.name, kernel.entry, buffers, tuple(emitted.params.values()), emitted.global_size,
             emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
-            chosen.variant.name))
+            chosen.variant.name, group.kept))
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)

@@ -66,6 +66,7 @@ class Step:
     images: tuple[int, ...] = ()            # those of `buffers` bound as image1d_buffer of float4
     group: int = -1                         # of fuse: all steps of a group have its number
     variant: str = ""                       # of target/variants.py; "" = the first
+    kept: str = ""                          # why nothing is f16, where that was asked for
 
     def moved(self, places: Mapping[int, int]) -> Step:
         """The step in another plan: `places` has the number there of each of its buffers."""

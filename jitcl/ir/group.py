@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jitcl.forking import cached_property
 from jitcl.ir.graph import Node, toposort
@@ -16,6 +16,7 @@ class Group:
     `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there
     is one; what lies between it and the root is its epilogue. `compute`: the type, f32 or f16,
     that f16 values are computed in; sums of them are f32 (of FLUSHED of ir/enclosure.py: f16).
+    `kept`: why a group neither reads nor writes f16, where that was asked for.
     """
 
     root: Node
@@ -23,6 +24,7 @@ class Group:
     anchor: Node | None = None
     summed: bool = False                     # a reader sums its pixels, channel by channel
     compute: str = "f32"
+    kept: str = field(default="", compare=False)
 
     @cached_property
     def members(self) -> list[Node]:
@@ -58,7 +60,8 @@ class Chain(Group):
     def of(parts: tuple[Group, ...]) -> Chain:
         *_, last = parts
         nodes = {n for part in parts for n in (part.root, *part.inlined)}
-        return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts=parts)
+        return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts=parts,
+                     kept=last.kept if all(p.kept for p in parts) else "")
 
 
 @dataclass(frozen=True)

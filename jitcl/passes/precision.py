@@ -40,8 +40,10 @@ log = logging.getLogger("jitcl")
 
 TINY, HUGE = 2.0 ** -14, 65504.0           # f16's smallest normal and largest number
 SMALL = 4096                               # bytes: tensors up to here stay f32
+LITTLE = f"no more than {SMALL} bytes"
 UNSTORED = ("", "reduction", "sort", "recurrence", "creation")     # kinds whose results stay f32
 HALVED = ("elementwise", "movement", "contraction")                # kinds that f16 computes
+CELLS = ("lstm_states", "gru_states", "rnn_states")                # operand 1: weights
 LARGEST = ("reduce_max", "reduce_min")     # reductions that round nothing
 LISTED = 8                                 # nodes that an error names
 WIDE = "wide"                              # a precision: f32 even where the model says f16
@@ -122,6 +124,7 @@ class Survival:
         self.readers = graph.readers()
         self.wide: set[Node] = set()           # values that may leave f16's range
         self.held: set[Node] = set()           # f32 values that may be stored as f16
+        self.whys: dict[Node, str] = {}        # of all others, why not
         self.exact: set[Node] = set()          # values of which a reader wants all digits
         for node in reversed(graph.nodes):
             if any(self._wants_digits(r) for r in self.readers[node]):
@@ -129,13 +132,17 @@ class Survival:
         for node in graph.nodes:
             if node.type.dtype in ("f16", "f32") and self._widens(node):
                 self.wide.add(node)
-            if node.type.dtype == "f32" and self._holds(node):
-                self.held.add(node)
+            if node.type.dtype == "f32":
+                self.whys[node] = self._why_not(node)
+                if not self.whys[node]:
+                    self.held.add(node)
 
     def constant(self, node: Node) -> bool:
         """Whether all who read an f32 constant may read it as f16."""
         return fits(node) and all(
-            r in self.held or (kind(r) == "contraction" and lookup(r.op).range != "exact")
+            r in self.held or self.whys.get(r) == LITTLE
+            or (kind(r) == "contraction" and lookup(r.op).range != "exact")
+            or (r.op in CELLS and r.inputs[1] is node)      # recurrent weights
             for r in self.readers[node])
 
     def _widens(self, node: Node) -> bool:
@@ -159,22 +166,27 @@ class Survival:
             return True                        # powers of two from 2^-127 to 2^127
         return grown and fact != "bounds"
 
-    def _holds(self, node: Node) -> bool:
-        if kind(node) in UNSTORED or at_least_always(SMALL, node.type.nbytes):
-            return False
-        if lookup(node.op).range == "exact" or node in self.wide or node in self.exact:
-            return False
+    def _why_not(self, node: Node) -> str:
+        """Why an f32 value is not to be stored as f16; "" where it may be."""
+        if kind(node) in UNSTORED:
+            return f"a {kind(node) or node.op}"
+        if lookup(node.op).range == "exact" or node in self.exact:
+            return "positions, scales or what becomes integers"
+        if node in self.wide:
+            return "may leave f16's range"
         floats = [i for i in node.inputs if i.type.dtype == "f32"]
         if not all(fits(i) for i in floats if i.op == "const"):
-            return False
-        if kind(node) == "movement":
-            return any(i in self.held for i in floats)
-        if kind(node) == "elementwise":
-            readers = self.readers[node]
-            return not readers or any(kind(r) != "reduction" for r in readers)
-        # products of the graph's inputs alone: samples of sound may be as large as 32768
-        large = [i for i in floats if i.op != "const"]
-        return not large or not all(map(from_input, large))
+            return "a constant that f16 can't hold"
+        values = [i for i in floats if i.op != "const"]
+        if kind(node) == "movement":            # of values in f16, or of rows of a table
+            if values and not any(i in self.held for i in values):
+                return "moved as it is"
+        elif kind(node) == "elementwise":
+            if self.readers[node] and all(kind(r) == "reduction" for r in self.readers[node]):
+                return "only summed"
+        elif values and all(map(from_input, values)):   # samples of sound may be as large as 32768
+            return "of inputs, which may be large"
+        return LITTLE if at_least_always(SMALL, node.type.nbytes) else ""
 
     def _wants_digits(self, reader: Node) -> bool:
         """Whether a node wants all digits of what it reads: of positions, and of numbers that
@@ -225,9 +237,20 @@ class _Assigner:
             if node in self.graph.origins:
                 self.origins[new[node]] = self.graph.origins[node]
         self.stored[root] = new[root]
-        return replace(group, root=new[root], inlined=frozenset(new[n] for n in group.inlined),
+        made = replace(group, root=new[root], inlined=frozenset(new[n] for n in group.inlined),
                        anchor=None if group.anchor is None else new[group.anchor],
                        compute="f16" if computes else "f32")
+        if any(n.type.dtype == "f16" for n in (new[root], *made.operands)):
+            return made
+        return replace(made, kept="as asked" if whole else self._why_kept(root))
+
+    def _why_kept(self, root: Node) -> str:
+        """Why a result is no f16. Where it is one of the model's, that is so of what it is made
+        of, too."""
+        if root.type.dtype != "f32":
+            return f"{root.type.dtype} in the model"
+        why = self.survival.whys[root]
+        return why or ("a result of the model" if root in self.outputs else "a view of f32")
 
     def _root_dtype(self, group: Group, whole: bool, wide: bool) -> str:
         root = group.root

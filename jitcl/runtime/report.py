@@ -17,13 +17,14 @@ from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.specialise import Specialisation
 from jitcl.tuning.found import Found
 
-SHOWN = 4                       # guards of a plan that are printed
+SHOWN = 4                       # guards of a plan, and layers that stay f32, that are printed
+LEAST = 0.01                    # of the FLOPs, for a reason to stay f32 to be printed
 
 
 @dataclass(frozen=True)
 class StepReport:
     """One kernel launch: its name, its template ("" = generated loops), and the model's nodes
-    inside.
+    inside. kept: why it neither reads nor writes f16, where that was asked for.
     """
 
     name: str
@@ -32,6 +33,7 @@ class StepReport:
     nodes: tuple[tuple[str, str], ...]  # (node name, op type)
     flops: int
     bytes: int
+    kept: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,19 @@ class Report:
         return html_table(head, columns, rows) + (
             f"<pre>{html.escape(more)}</pre>" if more else "")
 
+    def kept(self) -> dict[str, tuple[float, list[str]]]:
+        """What neither reads nor writes f16 though that was asked for: why -> (share of the
+        model's FLOPs, nodes), the largest first.
+        """
+        found: dict[str, tuple[float, list[str]]] = {}
+        total = sum(s.flops for s in self.steps)
+        for step in sorted(self.steps, key=lambda s: -s.flops):
+            if not step.kept or not step.flops:
+                continue
+            share, nodes = found.get(step.kept, (0.0, []))
+            found[step.kept] = (share + step.flops / total, [*nodes, *(n for n, _ in step.nodes)])
+        return dict(sorted(found.items(), key=lambda row: -row[1][0]))
+
     def precision_line(self) -> str:
         """What was asked for, what was got, and why."""
         why = f": {self.precision_why}" if self.precision_why else ""
@@ -152,6 +167,8 @@ class Report:
             f"; in f32 since f16 could not hold them: {kept}" if kept else "",
             *(f"\n    {'all layers' if n == '*' else repr(n)} in more: {why}"
               for n, why in reasons.items()),
+            *(f"\n    f32, {share:.0%} of the FLOPs: {why}: {listed(nodes)}"
+              for why, (share, nodes) in self.kept().items() if share >= LEAST),
             *(f"\n    {note}" for note in (self.chosen.notes if self.chosen else ()))])
 
     def _sum(self) -> str:
@@ -206,6 +223,13 @@ class Report:
                 + (f": {s.why}" if s.why else "") for s in self.stepped_down]
 
 
+def listed(names: list[str]) -> str:
+    """Some of them, and how many more."""
+    names = list(dict.fromkeys(names))
+    more = len(names) - SHOWN
+    return ", ".join(map(repr, names[:SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
 def shared_shapes(sizes: tuple[tuple[str, int, int], ...], no_family: str) -> str:
     """What shapes a plan serves, "" where it was made for the only ones so far."""
     if no_family:
@@ -224,7 +248,7 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     plan = special.plan
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
-        StepReport(s.name, s.kernel, template[s.kernel], s.origins, s.flops, s.bytes)
+        StepReport(s.name, s.kernel, template[s.kernel], s.origins, s.flops, s.bytes, s.kept)
         for s in plan.steps
     )
     own = LANGUAGE[special.device.target.kind]
