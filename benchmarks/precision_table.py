@@ -248,18 +248,17 @@ def row_of(path: Path, feeds: list[Values], device: Any, budget: float) -> dict[
 
 
 def printed(rows: list[dict[str, Any]]) -> None:
-    print("| model | normal | low | auto | used for: normal, low, auto | FLOPs in f16 | "
-          "stays f32 | s |\n|---|---|---|---|---|---|---|---|")
+    print("| model | normal | low | auto | used for | FLOPs in f16 | stays f32 | s |\n"
+          "|---|---|---|---|---|---|---|---|")
     for row in rows:
         errors = " | ".join(f"{row[p]:.1e}" for p in PRECISIONS)
-        uses = ", ".join(row[f"{p} use"] if row[f"{p} same"] else f"**{row[f'{p} use']}**"
-                         for p in PRECISIONS)
-        why = Counter(re.sub(r"[0-9][0-9.e+-]*", "N", why) for _, why in row["reasons"])
-        kept = [*(f"{k} layers: {why}" for why, k in why.items()),
+        uses = [f"**{p}: {row[f'{p} use']}**" for p in PRECISIONS if not row[f"{p} same"]]
+        why = Counter("effect" if "moves outputs" in why else "range" for _, why in row["reasons"])
+        kept = [*(f"{k} layers by their {why}" for why, k in why.items()),
                 *(f"{share:.0%} {why}" for why, share in row["kept"]
                   if share >= 0.005 and why != "as asked")]
-        print(f"| {row['model']} | {errors} | {uses} | {row['share']:.0%} | "
-              f"{'; '.join(kept) or 'nothing'} | {row['auto s']:.0f} |")
+        print(f"| {row['model']} | {errors} | {', '.join(uses) or row['auto use']} | "
+              f"{row['share']:.0%} | {'; '.join(kept) or 'nothing'} | {row['auto s']:.0f} |")
 
 
 def main() -> None:

@@ -250,7 +250,9 @@ class _Assigner:
         if root.type.dtype != "f32":
             return f"{root.type.dtype} in the model"
         why = self.survival.whys[root]
-        return why or ("a result of the model" if root in self.outputs else "a view of f32")
+        if root in self.outputs and (not why or kind(root) == "movement"):
+            return "a result of the model"
+        return why or "a view of f32"
 
     def _root_dtype(self, group: Group, whole: bool, wide: bool) -> str:
         root = group.root
