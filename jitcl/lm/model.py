@@ -258,7 +258,8 @@ class LanguageModel:
                 draft: LanguageModel | drafts.Draft | None = None) -> Iterator[int]:
         random = np.random.default_rng(seed)
         self.last, begin = done, time.perf_counter()
-        seen, guesses, known = list(ids), [], []    # known: logits behind seen, then behind guesses
+        seen, guesses = list(ids), list[int]()
+        known: list[np.ndarray] = []                # logits behind seen, then behind guesses
         while len(done.ids) < count and len(seen) < self.decoder.context:
             with self._lock:            # another text may have taken the cache meanwhile
                 if not known:
