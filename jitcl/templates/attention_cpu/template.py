@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Chain, Group
-from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.size_ranges import hints
 from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.types import ROW
 from jitcl.passes.matching import scalar
@@ -82,10 +82,10 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
         if lines[0] is None or lines[1] is None:
             return None
         tile, v_tile = match.scores, match.result
-        require(a.scores.m, tile.columns)
+        clamped = is_size(a.scores.m)           # there may be fewer rows than a tile has
         keys, values = Writer(a.scores, before), Writer(a.result, hooks.part(last, "x", "y"))
         emitted: list[Emitted] = []
-        stored = stored_queries(keys, tile.columns)
+        stored = None if clamped else stored_queries(keys, tile.columns)
         if stored:
             q: Argument = stored.node
         else:
@@ -102,6 +102,7 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
             whole_lines=before.row_epilogue(width, "s", True), lines=lines[1], ROWS=tile.columns,
             NB=tile.blocks, VB=v_tile.blocks, W=width, N=n, NBS=-(-n // width),
             FULL=n // (tile.blocks * width), RAGGED=is_size(n) or n % width > 0,
+            clamped=clamped,
             WHOLE=is_size(n) or n // (tile.blocks * width) > 0,
             KP=panels, BLOCK=block, BLOCKS=blocks, SEVERAL=is_size(blocks) or blocks > 1,
             STRIDE=stride(block * tile.blocks * width, width),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jitcl.ir.sizes import LOWEST, hint, is_size
+from jitcl.ir.sizes import hint, is_size
 from jitcl.target import CpuCore, Target
 
 MOST_COLUMNS = 28
@@ -46,7 +46,7 @@ def lasting(extent: int) -> int:
     """The longest side of a tile along an extent: of one that is not known, so short that it fits
     extents down to an eighth of what that is now.
     """
-    return max(LOWEST, hint(extent) // 8) if is_size(extent) else extent
+    return max(2, hint(extent) // 8) if is_size(extent) else extent
 
 
 def choose_tile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.size_ranges import hints
 from jitcl.ir.sizes import hint, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
@@ -52,6 +52,8 @@ PARAMS = (
 FEWEST_TERMS = 256  # of a sum that are added in one go
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
+MANY = 512  # rows for which is chosen where their number is not known
+LOWER = (4, 1)  # rows of the tiles that serve then where there are fewer than the tile has
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Writer:
     def __init__(self, s: Shape, hooks: CpuHooks) -> None:
         self.s, self.hooks = s, hooks
         self.now: Shape = hints(s)         # what is fast is chosen for
+        if is_size(s.m):
+            self.now = replace(self.now, m=MANY)
         self.group = hooks.group
         self.a, self.b = hooks.anchor.inputs[:2]
         self.leading = hooks.anchor.type.dims[:-2]
@@ -183,7 +187,8 @@ class Writer:
         s, width = self.s, self.width
         nbs, rows, wide = -(-s.n // width), self.in_place(), self.wide()
         tile = self.tile(hint(nbs), rows)
-        require(s.m, tile.rows * tile.columns)
+        pixels = tile.rows * tile.columns
+        lower = [h for h in LOWER if h < pixels] if rows and is_size(s.m) else []
         before: list[Emitted] = []
         a: Argument
         if rows:
@@ -217,7 +222,9 @@ class Writer:
             params=PARAMS,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
-            PIXELS=tile.rows * tile.columns,
+            PIXELS=pixels,
+            LOWER=lower,
+            clamped=is_size(s.m) and not rows,
             NB=tile.blocks,
             W=width,
             vector_lines=vector or [],
@@ -225,7 +232,7 @@ class Writer:
         )
         sums = self.sums(tile, nbs) if deep else ()
         arguments: tuple[Argument, ...] = (a, b, *operands, *zero, *sums, self.group.root)
-        stem = f"{self.kind}_{tile.rows * tile.columns}x{tile.blocks}"
+        stem = f"{self.kind}_{pixels}x{tile.blocks}"
         params = self.params(tile, nbs, k_block, rows, wide)
         return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
 
@@ -235,7 +242,7 @@ class Writer:
         if rows and self.now.m > FEW:
             most = self.core.rows_in_l1(4 * rows.pitch)
         tile = choose_tile(
-            1, self.s.m, nbs, self.hooks.target, even=self.wide(), most_columns=most,
+            1, self.now.m, nbs, self.hooks.target, even=self.wide(), most_columns=most,
             fmas=self.hooks.target.fmas)
         return Tile(tile.columns, 1, tile.blocks) if rows and self.now.m <= FEW else tile
 
@@ -276,7 +283,8 @@ class Writer:
     def sums(self, tile: Tile, nbs: int) -> tuple[Scratch]:
         """Sums that wait for their other terms, [batch][m_tiles][panels][a tile's]."""
         s, pixels = self.s, tile.rows * tile.columns
-        counts = (s.batch, -(-s.m // pixels), -(-nbs // tile.blocks))
+        tiles = -(-s.m // pixels) + is_size(s.m)        # lower ones may take that much more
+        counts = (s.batch, tiles, -(-nbs // tile.blocks))
         shape = (*counts, tile.blocks * pixels * self.width)
         return (Scratch("sums of a part of the terms", self.arithmetic.dtype, shape),)
 
@@ -321,7 +329,11 @@ class Writer:
         shape = (s.batch, -(-s.m // height), s.k, height)
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
-            row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
+            row = E.call("min", at[1] * height, E.index(s.m - height))
+            if is_size(s.m):                # fewer rows than a tile: the last one again
+                row = E.call("min", E.call("max", row, E.index(0)) + at[3], E.index(s.m - 1))
+            else:
+                row = row + at[3]
             return (*self.operand_index(self.a, at[0] * s.m + row), at[2]), E.const(True, "bool")
 
         return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape, where)
@@ -336,7 +348,7 @@ class Writer:
             rest //= d
             ix.append((row // rest) % d)
         ix = ix[len(ix) - (node.type.rank - 1) :]
-        return [E.index(0) if d == 1 else i for i, d in zip(ix, node.type.dims[:-1])]
+        return [E.index(0) if same(d, 1) else i for i, d in zip(ix, node.type.dims[:-1])]
 
     def columns(self, blocks: int, before: list[Emitted]) -> Argument:
         """b in panels of `blocks` vectors, [batch or 1][panels][K][blocks * width]; constants are
