@@ -3,9 +3,12 @@
 
     free_dimensions.py [--device cpu] [--shapes 10] [--seed 0] [--alone] [NAME ...]
 
-Two models are made here, with seeded weights: `bert`, four layers with batch and length free, and
-`resnet`, a ResNet-18 with batch, height and width free. Each runs on shapes drawn at random.
-Printed for each: kernels that were built for it, the first result's time, and the time of a warm
+Models are made here, with seeded weights: `bert`, four layers with batch and length free, and
+`base` of BERT base's size; `resnet`, a ResNet-18, and `mobilenet`, a MobileNetV2, with batch,
+height and width free; `gpt2`, twelve layers of GPT-2's size, and `whisper`, a step of a small
+decoder with attention to 1500 places of a sound, with batch, new tokens and past free. Each runs on
+shapes drawn at random.
+Printed for each: plans that were built for it, the first result's time, and the time of a warm
 run; with --alone the warm run's time over that of a plan made for the shape alone; and over
 onnxruntime's. Warm times are medians of runs in turns, so that noise falls on all alike.
 """
@@ -51,10 +54,29 @@ class Builder:
         self.weights.append(numpy_helper.from_array(array, f"c{len(self.weights)}"))
         return self.weights[-1].name
 
-    def model(self, name: str, inputs: dict[str, tuple[int, list[int | str]]], output: str
+    def dense(self, x: str, n: int, m: int) -> str:
+        return self.op("Add", self.op("MatMul", x, self.weight(n, m, scale=1 / math.sqrt(n))),
+                       self.weight(m, scale=0.1))
+
+    def norm(self, x: str, width: int) -> str:
+        return self.op("LayerNormalization", x, self.weight(width, scale=1.0),
+                       self.weight(width, scale=0.1), axis=-1)
+
+    def gelu(self, x: str) -> str:
+        error = self.op("Erf", self.op("Div", x, self.constant(np.array(math.sqrt(2), np.float32))))
+        more = self.op("Add", error, self.constant(np.float32([1])))
+        return self.op("Mul", self.op("Mul", x, more), self.constant(np.float32([0.5])))
+
+    def attention(self, q: str, k: str, v: str, size: int) -> str:
+        """Of heads [batch, heads, rows, size]; keys [batch, heads, size, rows]."""
+        scores = self.op("Div", self.op("MatMul", q, k),
+                         self.constant(np.array(math.sqrt(size), np.float32)))
+        return self.op("MatMul", self.op("Softmax", scores, axis=-1), v)
+
+    def model(self, name: str, inputs: dict[str, tuple[int, list[int | str]]], *outputs: str
               ) -> onnx.ModelProto:
         fed = [helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()]
-        made = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+        made = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
         graph = helper.make_graph(self.nodes, name, fed, made, self.weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)],
                                  ir_version=8)
@@ -68,29 +90,16 @@ def bert(layers: int = 4, width: int = 256, heads: int = 4, words: int = 1000) -
     split = b.op("Concat", shape, b.constant(np.array([heads, width // heads])), axis=0)
     joined = b.op("Concat", shape, b.constant(np.array([width])), axis=0)
 
-    def dense(x: str, n: int, m: int) -> str:
-        return b.op("Add", b.op("MatMul", x, b.weight(n, m, scale=1 / math.sqrt(n))),
-                    b.weight(m, scale=0.1))
-
-    def norm(x: str) -> str:
-        return b.op("LayerNormalization", x, b.weight(width, scale=1.0),
-                    b.weight(width, scale=0.1), axis=-1)
-
     def headed(x: str, perm: list[int]) -> str:
-        return b.op("Transpose", b.op("Reshape", dense(x, width, width), split), perm=perm)
+        return b.op("Transpose", b.op("Reshape", b.dense(x, width, width), split), perm=perm)
 
     for _ in range(layers):
         q, k, v = headed(x, [0, 2, 1, 3]), headed(x, [0, 2, 3, 1]), headed(x, [0, 2, 1, 3])
-        scores = b.op("Div", b.op("MatMul", q, k),
-                      b.constant(np.array(math.sqrt(width // heads), np.float32)))
-        found = b.op("MatMul", b.op("Softmax", scores, axis=-1), v)
+        found = b.attention(q, k, v, width // heads)
         back = b.op("Reshape", b.op("Transpose", found, perm=[0, 2, 1, 3]), joined)
-        x = norm(b.op("Add", x, dense(back, width, width)))
-        inner = dense(x, width, 4 * width)
-        error = b.op("Erf", b.op("Div", inner, b.constant(np.array(math.sqrt(2), np.float32))))
-        gelu = b.op("Mul", b.op("Mul", inner, b.op("Add", error, b.constant(np.float32([1])))),
-                    b.constant(np.float32([0.5])))
-        x = norm(b.op("Add", x, dense(gelu, 4 * width, width)))
+        x = b.norm(b.op("Add", x, b.dense(back, width, width)), width)
+        x = b.norm(b.op("Add", x, b.dense(b.gelu(b.dense(x, width, 4 * width)), 4 * width, width)),
+                   width)
     return b.model("bert", {"ids": (TensorProto.INT64, ["batch", "length"])}, x)
 
 
@@ -118,15 +127,85 @@ def resnet(width: int = 64, stages: int = 4) -> onnx.ModelProto:
     return b.model("resnet", {"x": (TensorProto.FLOAT, ["batch", 3, "height", "width"])}, y)
 
 
-def shapes(name: str, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def mobilenet() -> onnx.ModelProto:
+    """Pictures [batch, 3, height, width] to 1000 logits."""
+    b = Builder(3)
+    ends = b.constant(np.array(0, np.float32)), b.constant(np.array(6, np.float32))
+
+    def conv(x: str, c: int, k: int, size: int = 1, stride: int = 1, group: int = 1) -> str:
+        return b.op("Conv", x, b.weight(k, c // group, size, size), b.weight(k, scale=0.1),
+                    strides=[stride] * 2, pads=[size // 2] * 4, group=group)
+
+    x, c = b.op("Clip", conv("x", 3, 32, 3, 2), *ends), 32
+    for times, k, blocks, stride in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2),
+                                     (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)):
+        for block in range(blocks):
+            inner = c * times
+            y = b.op("Clip", conv(x, c, inner), *ends) if times > 1 else x
+            y = b.op("Clip", conv(y, inner, inner, 3, 1 if block else stride, inner), *ends)
+            y = conv(y, inner, k)
+            x, c = b.op("Add", x, y) if block else y, k
+    x = b.op("Flatten", b.op("GlobalAveragePool", b.op("Clip", conv(x, c, 1280), *ends)))
+    y = b.op("Gemm", x, b.weight(1000, 1280), b.weight(1000, scale=0.1), transB=1)
+    return b.model("mobilenet", {"x": (TensorProto.FLOAT, ["batch", 3, "height", "width"])}, y)
+
+
+def decoder(layers: int, width: int, heads: int, words: int, sound: int = 0) -> onnx.ModelProto:
+    """Token numbers [batch, new] and keys and values [batch, heads, past, width / heads] to logits
+    and keys and values with the new ones; `sound`: places of a sound to attend to, too.
+    """
+    b, size = Builder(4), width // heads
+    shape = b.op("Shape", "ids")
+    inputs: dict[str, tuple[int, list[int | str]]] = {"ids": (TensorProto.INT64, ["batch", "new"])}
+    x, present = b.op("Gather", table := b.weight(words, width, scale=1.0), "ids"), []
+    split = b.op("Concat", shape, b.constant(np.array([heads, size])), axis=0)
+    joined = b.op("Concat", shape, b.constant(np.array([width])), axis=0)
+
+    def headed(x: str) -> str:
+        rows = b.op("Reshape", b.dense(x, width, width), split)
+        return b.op("Transpose", rows, perm=[0, 2, 1, 3])
+
+    def attended(x: str, q: str, k: str, v: str) -> str:
+        found = b.attention(q, b.op("Transpose", k, perm=[0, 1, 3, 2]), v, size)
+        back = b.op("Reshape", b.op("Transpose", found, perm=[0, 2, 1, 3]), joined)
+        return b.op("Add", x, b.dense(back, width, width))
+
+    for layer in range(layers):
+        y, rows = b.norm(x, width), []
+        for kind in ("key", "value"):
+            inputs[f"{kind}{layer}"] = TensorProto.FLOAT, ["batch", heads, "past", size]
+            rows.append(b.op("Concat", f"{kind}{layer}", headed(y), axis=2))
+        x, present = attended(x, headed(y), *rows), [*present, *rows]
+        if sound:
+            for kind in ("sound_key", "sound_value"):
+                inputs[f"{kind}{layer}"] = TensorProto.FLOAT, ["batch", heads, sound, size]
+            x = attended(x, headed(b.norm(x, width)), f"sound_key{layer}", f"sound_value{layer}")
+        y = b.gelu(b.dense(b.norm(x, width), width, 4 * width))
+        x = b.op("Add", x, b.dense(y, 4 * width, width))
+    logits = b.op("MatMul", b.norm(x, width), b.op("Transpose", table, perm=[1, 0]))
+    return b.model("decoder", inputs, logits, *present)
+
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "bert": bert, "base": partial(bert, 12, 768, 12, 30522), "resnet": resnet,
+    "mobilenet": mobilenet, "gpt2": partial(decoder, 12, 768, 12, 50257),
+    "whisper": partial(decoder, 4, 384, 6, 51865, 1500)}
+
+
+def feeds(model: onnx.ModelProto, rng: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
     """Inputs of a model at random shapes, without end."""
     while True:
-        batch = int(rng.integers(1, 9)) if name == "bert" else int(rng.integers(1, 4))
-        if name == "bert":
-            yield rng.integers(0, 1000, (batch, int(rng.integers(2, 257))))
-        else:
-            h, w = (int(n) for n in rng.integers(97, 400, 2))
-            yield rng.standard_normal((batch, 3, h, w)).astype(np.float32)
+        sizes = {"batch": int(rng.integers(1, 9)), "length": int(rng.integers(1, 513)),
+                 "past": int(rng.integers(1, 257)), "new": int(rng.choice([1, 1, 1, 4, 32])),
+                 "height": int(rng.integers(97, 641)), "width": int(rng.integers(97, 641))}
+        fed = {}
+        for value in model.graph.input:
+            dims = [sizes.get(d.dim_param, d.dim_value)
+                    for d in value.type.tensor_type.shape.dim]
+            whole = value.type.tensor_type.elem_type == TensorProto.INT64
+            fed[value.name] = rng.integers(0, 1000, dims) if whole else rng.standard_normal(
+                dims).astype(np.float32)
+        yield fed
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -150,15 +229,14 @@ def in_turns(runs: list[Callable[[], object]]) -> list[float]:
 def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
     import onnxruntime
 
-    proto = {"bert": bert, "resnet": resnet}[name]().SerializeToString()
+    made = MODELS[name]()
+    proto = made.SerializeToString()
     model = jitcl.compile(proto, device=device)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-    feed = session.get_inputs()[0].name
-    over_alone, over_peer, late = [], [], []
-    for x, _ in zip(shapes(name, np.random.default_rng(seed)), range(count)):
-        inputs = {feed: x}
+    over_alone, over_peer, late, builds = [], [], [], model.cache.stats.builds
+    for inputs, _ in zip(feeds(made, np.random.default_rng(seed)), range(count)):
         run, peer_run = partial(model.run, inputs), partial(session.run, None, inputs)
         start = time.perf_counter()
         found = next(iter(run().values()))
@@ -168,14 +246,17 @@ def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
         error = float(np.abs(found - want).max() / np.abs(want).max())
         runs: list[Callable[[], object]] = [run, peer_run]
         if alone:
-            own = jitcl.compile(proto, device=device, shapes={feed: x.shape})
+            own = jitcl.compile(proto, device=device,
+                                shapes={n: x.shape for n, x in inputs.items()})
             own.run(inputs)
             runs.append(partial(own.run, inputs))
         warm, peer, *rest = in_turns(runs)
         over_peer.append(warm / peer)
         late.append(first - 1.5 * warm)
-        line = (f"{name} {list(x.shape)}: first {first:.1f} ms, {report.kernels} kernels, warm "
-                f"{warm:.2f} ms, onnxruntime {peer:.2f} ms ({warm / peer:.2f}), error {error:.1e}")
+        built, builds = model.cache.stats.builds - builds, model.cache.stats.builds
+        line = (f"{name} {dict(s[:2] for s in report.sizes)}: {built} plans built, first "
+                f"{first:.1f} ms, warm {warm:.2f} ms, onnxruntime {peer:.2f} ms "
+                f"({warm / peer:.2f}), error {error:.1e}")
         if rest:
             over_alone.append(warm / rest[0])
             line += f", a plan of its own {rest[0]:.2f} ms ({warm / rest[0]:.2f})"
@@ -183,14 +264,14 @@ def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
     print(f"{name}: {statistics.geometric_mean(over_peer):.2f} of onnxruntime's time"
           + (f", {statistics.geometric_mean(over_alone):.2f} (at most {max(over_alone):.2f}) of a "
              "plan's own" if over_alone else "")
-          + f"; first results later than 1.5 warm runs by at most {max(late[3:], default=0):.0f} "
-          "ms after the third shape")
+          + f"; first results later than 1.5 warm runs by at most {max(late[1:], default=0):.0f} "
+          "ms after the first shape")
     print(model.report())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("names", nargs="*", default=["bert", "resnet"])
+    parser.add_argument("names", nargs="*", default=list(MODELS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--shapes", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
