@@ -72,9 +72,10 @@ def test_the_same_shapes_again_compile_nothing(device: str, tmp_path: Path) -> N
     check_layer(model, rows(3, seed=1))
     assert model.cache.stats.as_dict() == before
     check_layer(model, rows(4))
-    assert model.cache.stats.builds == 2
+    builds = 1 + (device != "cpu")                  # there the first shape makes a family
+    assert model.cache.stats.builds == builds
     check_layer(model, rows(3))
-    assert model.cache.stats.builds == 2
+    assert model.cache.stats.builds == builds
 
 
 def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +135,8 @@ def test_values_that_decide_shapes_specialise(device: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_threads_share_a_model(device: str, tmp_path: Path) -> None:
-    """Runs at once, of several shapes: each gets its own result; the first shape is compiled, and
-    one plan for the others."""
+    """Runs at once, of several shapes: each gets its own result, of one plan for all shapes (but
+    for the first, on devices without templates for such plans)."""
     model = jitcl.compile(layer(), device=device, cache_dir=tmp_path)
     wrong: list[object] = []
 
@@ -152,7 +153,7 @@ def test_threads_share_a_model(device: str, tmp_path: Path) -> None:
         thread.join(timeout=120)
         assert not thread.is_alive()
     assert wrong == []
-    assert model.cache.stats.builds == 2
+    assert model.cache.stats.builds == 1 + (device != "cpu")
 
 
 FORK = """

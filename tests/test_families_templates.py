@@ -14,7 +14,7 @@ import pytest
 
 import jitcl
 from jitcl.ir.size_ranges import grows, most, require
-from jitcl.ir.sizes import SizePinned, Space, at
+from jitcl.ir.sizes import SizeFixed, SizePinned, SizeUnfit, Space, at
 from tests.devices import opened
 
 PICTURES = """
@@ -96,8 +96,8 @@ CASES = {
 def test_templates_write_plans_for_many_shapes(
         name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And shapes that come again stay with them: loops do next to nothing."""
-    monkeypatch.setattr("jitcl.runtime.families.NOTABLE", 1)
-    monkeypatch.setattr("jitcl.runtime.families.SMALL_PART", 4)
+    monkeypatch.setattr("jitcl.runtime.family.NOTABLE", 1)
+    monkeypatch.setattr("jitcl.runtime.family.SMALL_PART", 4)
     proto, feeds, first, then = CASES[name]
     model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
     exact = onnxruntime.InferenceSession(proto.SerializeToString())
@@ -112,7 +112,32 @@ def test_templates_write_plans_for_many_shapes(
     for shape in (*then, *then[:1] * 6):
         found, (wanted,) = model.run(feeds(*shape))["y"], exact.run(None, feeds(*shape))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
-    assert list(model._families.kept.values()) == [family] and len(model._kept) == 1
+    assert list(model._families.kept.values()) == [family] and not model._kept
+
+
+def test_a_new_shape_builds_nothing_and_the_order_of_shapes_changes_no_bit(
+        tmp_path: Path) -> None:
+    """Fewer rows than a tile has, and a batch or a length of 1, too."""
+    proto, feeds, *_ = CASES["text"]
+    shapes = ((2, 40), (1, 40), (4, 1), (1, 1), (1, 3), (2, 3), (3, 130))
+    found = []
+    for folder, order in (("there", shapes), ("back", shapes[::-1])):
+        model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path / folder)
+        found.append({s: model.run(feeds(*s))["y"] for s in order})
+        assert model.cache.stats.builds == 1 and not model._kept
+    exact = onnxruntime.InferenceSession(proto.SerializeToString())
+    for s in shapes:
+        np.testing.assert_array_equal(found[0][s], found[1][s])
+        (wanted,) = exact.run(None, feeds(*s))
+        np.testing.assert_allclose(found[0][s], wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_a_square_is_no_reason_for_a_plan_of_squares(tmp_path: Path) -> None:
+    proto, feeds, *_ = CASES["pictures"]
+    model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
+    for shape in ((1, 64, 64), (3, 64, 90)):
+        model.run(feeds(*shape))
+    assert len(model._families.kept) == 1 and model.cache.stats.builds == 1
 
 
 @pytest.mark.parametrize("precision", ["normal", "low"])
@@ -125,7 +150,7 @@ def test_halves_in_plans_for_many_shapes(
         name: str, device: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ) -> None:
     """Stored, and under "low" computed with where the device can: one plan, near f32."""
-    monkeypatch.setattr("jitcl.runtime.families.NOTABLE", 1 << 40)
+    monkeypatch.setattr("jitcl.runtime.family.NOTABLE", 1 << 40)
     opened(device)
     proto, feeds, first, then = CASES[name]
     model = jitcl.compile(proto, device=device, precision=precision, cache_dir=tmp_path)
@@ -138,7 +163,8 @@ def test_halves_in_plans_for_many_shapes(
     for shape in then:
         found, (wanted,) = model.run(feeds(*shape))["y"], exact.run(None, feeds(*shape))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-2 * np.abs(wanted).max())
-    assert list(model._families.kept.values()) == [family] and len(model._kept) == 1
+    assert list(model._families.kept.values()) == [family] and (
+        len(model._kept) == (device != "cpu"))
 
 
 def test_what_a_tile_needs_is_a_guard() -> None:
@@ -146,6 +172,10 @@ def test_what_a_tile_needs_is_a_guard() -> None:
     n = space.symbol("n", 40)
     require(n, 14)
     assert space.holds([14]) and not space.holds([13])
+    with pytest.raises(SizeUnfit, match="is not so now"):
+        require(space.symbol("m", 40, now=3), 4)
+    with pytest.raises(SizeFixed, match="n"):
+        assert n == 40
     with pytest.raises(SizePinned, match="is less than '41'"):
         require(n, 41)
 

@@ -11,7 +11,8 @@ from jitcl.codegen.generate import Generated
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.ir.graph import Node, toposort
-from jitcl.ir.sizes import at, everywhere
+from jitcl.ir.size_ranges import everywhere
+from jitcl.ir.sizes import at
 
 
 def concrete(generated: Generated, values: Sequence[int]) -> Generated:

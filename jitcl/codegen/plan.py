@@ -17,7 +17,8 @@ import numpy as np
 from jitcl.forking import cached_property
 from jitcl.ir.group import Watched
 from jitcl.ir.indices import IndexCheck
-from jitcl.ir.sizes import Space, at, everywhere
+from jitcl.ir.size_ranges import everywhere
+from jitcl.ir.sizes import Space, at
 from jitcl.target.features import features_of
 
 BufferKind = Literal["input", "output", "const", "temp"]

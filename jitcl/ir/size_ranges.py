@@ -5,7 +5,8 @@ are no larger than some numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from jitcl.ir.sizes import (
@@ -14,7 +15,6 @@ from jitcl.ir.sizes import (
     SizePinned,
     Space,
     at_least,
-    everywhere,
     hint,
     is_size,
     judged_by_hint,
@@ -119,4 +119,23 @@ def _range(size: Any, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return low, high
 
 
-__all__ = ["conditions", "grows", "halvings", "hints", "most", "named", "require"]
+def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
+    """x with every size in it exchanged: in tuples, lists, dicts' values, dataclasses."""
+    if type(x) is Size:
+        return change(x)
+    if isinstance(x, tuple):
+        new = tuple(everywhere(v, change) for v in x)
+        return x if all(a is b for a, b in zip(x, new)) else new
+    if isinstance(x, list):
+        return [everywhere(v, change) for v in x]
+    if isinstance(x, dict):
+        return {k: everywhere(v, change) for k, v in x.items()}
+    if is_dataclass(x) and not isinstance(x, type):
+        changes = {f.name: new for f in fields(x)
+                   if (new := everywhere(old := getattr(x, f.name), change)) is not old}
+        return replace(x, **changes) if changes else x
+    return x
+
+
+__all__ = ["conditions", "everywhere", "grows", "halvings", "hints", "most", "named",
+           "require"]

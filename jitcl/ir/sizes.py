@@ -12,9 +12,7 @@ the space: what was derived holds wherever the guards do ("concolic" execution: 
 and Sen, 2005, "DART: Directed Automated Random Testing"). Where Python or NumPy want a number and
 nothing else (`range(n)`, `n & 7`, an array's element), SizePinned is raised, so that no size is
 ever taken for its hint silently.
-
-Sizes claim to be ints (`isinstance(n, int)`), since all of the compiler computes with sizes as
-ints; `type(n) is Size` tells them apart.
+Sizes claim to be ints, with which all of the compiler computes; `type(n) is Size` tells.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
-LOWEST = 2                      # symbols stand for values from here on: 0 and 1 are shapes apart
+LOWEST = 1                      # symbols stand for values from here on: 0 is a shape apart
 HIGHEST = (1 << 31) - 1
 Monomial = tuple[int, ...]      # numbers of atoms, sorted; () is 1
 Terms = dict[Monomial, int]     # without zeros
@@ -40,6 +38,14 @@ _judging = threading.local()
 
 class SizePinned(Exception):
     """Something needs the number that a size is now, and would not hold for another."""
+
+
+class SizeFixed(SizePinned):
+    """A symbol (the argument) has to equal a number: it had better be that number."""
+
+
+class SizeUnfit(Exception):
+    """What is derived from the hints doesn't hold for the sizes that are wanted now."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +68,21 @@ class Space:
     guards: dict[tuple[str, Size], None] = field(default_factory=dict)    # in the order met
     sealed: bool = False            # no more guards: what holds is known
     pinned_at: tuple[Any, ...] = ()     # lines of code that last asked for a number
+    now: dict[str, int] = field(default_factory=dict)   # what symbols are; hints may be others
 
     def __post_init__(self) -> None:
         self.number = next(_spaces)
         self._quotients: dict[tuple[Any, Any], Size] = {}
 
-    def symbol(self, name: str, hint: int) -> int:
-        """A size for a named dimension, LOWEST or more."""
+    def symbol(self, name: str, hint: int, now: int | None = None) -> int:
+        """A size for a named dimension, LOWEST or more. now: what it is, if that isn't the hint."""
         for number, atom in enumerate(self.atoms):
             if atom.symbol == name:
                 return self.atom(number)
-        if not LOWEST <= hint <= HIGHEST:
-            raise SizePinned(f"dimension '{name}' is {hint}")
+        now = hint if now is None else now
+        if not LOWEST <= now <= HIGHEST:
+            raise SizePinned(f"dimension '{name}' is {now}")
+        self.now[name] = now
         self.atoms.append(Atom(name, hint=hint))
         return self.atom(len(self.atoms) - 1)
 
@@ -93,9 +102,17 @@ class Space:
         return self._quotients[key]
 
     def guard(self, relation: str, size: Size) -> None:
-        """From here on `size relation 0` is taken for granted; relation is "==", "!=", ">="."""
-        if self.sealed and (relation, size) not in self.guards:
+        """Take `size relation 0` ("==", "!=", ">=") for granted; SizeUnfit if it isn't so now."""
+        if (relation, size) in self.guards:
+            return
+        if self.sealed:
             raise SizePinned(f"'{size} {relation} 0' is asked of a finished compilation")
+        *_, (monomial, _) = size.key
+        if relation == "==" and len(monomial) == 1 and size.terms.keys() <= {(), monomial} and (
+                symbol := self.atoms[monomial[0]].symbol):
+            raise SizeFixed(symbol)
+        if not _holds(relation, self.actual(size)):
+            raise SizeUnfit(f"'{size} {relation} 0' is not so now")
         self.guards[relation, size] = None
 
     def values(self, symbols: Mapping[str, int]) -> list[int]:
@@ -113,12 +130,15 @@ class Space:
         """Whether what was derived holds where atoms have these values."""
         if any(a.symbol and not LOWEST <= v <= HIGHEST for a, v in zip(self.atoms, values)):
             return False
-        for relation, size in self.guards:
-            value = at(size, values)
-            if not (value == 0 if relation == "==" else value != 0 if relation == "!="
-                    else value >= 0):
-                return False
-        return True
+        return all(_holds(relation, at(size, values)) for relation, size in self.guards)
+
+    def actual(self, size: Any) -> int:
+        """The number that a size is now."""
+        return at(size, self.values(self.now)) if type(size) is Size else size
+
+
+def _holds(relation: str, value: int) -> bool:
+    return value == 0 if relation == "==" else value != 0 if relation == "!=" else value >= 0
 
 
 class Size:
@@ -133,8 +153,6 @@ class Size:
     @property                                           # type: ignore[misc]
     def __class__(self) -> type:
         return int
-
-    # ---- as a number
 
     def __index__(self, *_: Any) -> int:
         """Stands for all that ints can do beyond arithmetic, too: `n / 2`, `n & 7`, `n.real`."""
@@ -155,8 +173,6 @@ class Size:
 
     def __format__(self, spec: str) -> str:
         return format(self.__index__(), spec) if spec else text(self)
-
-    # ---- arithmetic
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, float):
@@ -212,8 +228,6 @@ class Size:
 
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
-
-    # ---- comparisons
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, float) or not _whole(other):
@@ -472,24 +486,6 @@ def at(size: Any, values: Sequence[int]) -> int:
             k *= values[number]
         total += k
     return total
-
-
-def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
-    """x with every size in it exchanged: in tuples, lists, dicts' values, dataclasses."""
-    if type(x) is Size:
-        return change(x)
-    if isinstance(x, tuple):
-        new = tuple(everywhere(v, change) for v in x)
-        return x if all(a is b for a, b in zip(x, new)) else new
-    if isinstance(x, list):
-        return [everywhere(v, change) for v in x]
-    if isinstance(x, dict):
-        return {k: everywhere(v, change) for k, v in x.items()}
-    if is_dataclass(x) and not isinstance(x, type):
-        changes = {f.name: new for f in fields(x)
-                   if (new := everywhere(old := getattr(x, f.name), change)) is not old}
-        return replace(x, **changes) if changes else x
-    return x
 
 
 def has_size(x: Any) -> bool:

@@ -25,6 +25,7 @@ from jitcl.errors import JitclError, ShapeError, TypeError_, UnsupportedError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import same
 from jitcl.ir.types import Dim, TensorType
 
 Index = tuple[Expr, ...]
@@ -216,16 +217,18 @@ def onnx_dtype(code: int) -> str:
 # ---- inference helpers
 
 def broadcast(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """NumPy's broadcasting of shapes (symbolic dimensions match themselves and 1)."""
+    """NumPy's broadcasting of shapes (symbolic dimensions and sizes match themselves and 1)."""
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
     for axis in range(rank):
         dim: Dim = 1
         for shape in shapes:
             at = axis - rank + len(shape)
-            if at < 0 or shape[at] == 1 or shape[at] == dim:
+            if at < 0 or same(shape[at], 1):
                 continue
-            if dim != 1:
+            if not same(dim, 1):
+                if shape[at] == dim:
+                    continue
                 text = " and ".join(str([str(d) for d in s]).replace("'", "") for s in shapes)
                 raise ShapeError(f"shapes {text} do not broadcast: "
                                  f"axis {axis} is {dim} and {shape[at]}")
@@ -285,7 +288,7 @@ def aligned(ix: Index, shape: Sequence[int]) -> Index:
     """The index of a broadcast operand: trailing axes aligned, 0 where it has one element."""
     from jitcl.ir import expr as E
     tail = ix[len(ix) - len(shape):]
-    return tuple(E.index(0) if d == 1 else i for i, d in zip(tail, shape))
+    return tuple(E.index(0) if same(d, 1) else i for i, d in zip(tail, shape))
 
 
 def clamped(s: KernelBuilder, value: Expr, extent: int) -> Expr:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node, const
-from jitcl.ir.sizes import has_size
+from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import Dim
 from jitcl.ops.core import broadcast, norm_axis
 from jitcl.passes.base import RewritePass, Rewriter
@@ -78,7 +78,7 @@ def _transpose(node: Node, g: Rewriter) -> Node | None:
         return x
     if x.op == "transpose":
         return g.transpose(x.inputs[0], perm=[x.attr("perm")[p] for p in perm])
-    moved = [p for p in perm if x.type.shape[p] != 1]
+    moved = [p for p in perm if not same(x.type.shape[p], 1)]
     return g.reshape(x, shape=node.type.shape) if moved == sorted(moved) else None
 
 
@@ -95,7 +95,7 @@ def _tile(node: Node, g: Rewriter) -> Node | None:
     x = node.inputs[0]
     if x.type.shape == node.type.shape and x.type.size:
         return x
-    if all(r == 1 or d == 1 for r, d in zip(node.attr("repeats"), x.type.shape)):
+    if all(same(r, 1) or same(d, 1) for r, d in zip(node.attr("repeats"), x.type.shape)):
         return g.expand(x, shape=node.type.shape)
     return None
 
@@ -184,7 +184,7 @@ def _reduction(node: Node, g: Rewriter) -> Node | None:
     """Over axes of one element: another shape of the operand (of sums, means and extremes)."""
     x = node.inputs[0]
     axes = reduced_axes(node)
-    if all(x.type.shape[a] == 1 for a in axes):
+    if all(same(x.type.shape[a], 1) for a in axes):
         return x if x.type.shape == node.type.shape else g.reshape(x, shape=node.type.shape)
     if node.attr("axes") != axes:
         return g.op(node.op, x, axes=axes, keepdims=node.attr("keepdims", True))

@@ -1,16 +1,17 @@
 """Families: one plan for many shapes, for models whose shapes change from run to run.
 
-    run 1   past 0, 4 tokens     a specialisation, as for any shapes
-    run 2   past 4, 1 token      shapes change: a family, `past` its symbol
-    run 3.. past 5, 6, ..        members of the family: nothing is compiled
+    run 1   past 3, 4 tokens     a family, `past` and `tokens` its symbols
+    run 2.. past 7, 2 tokens     members of the family: nothing is compiled
 
-What has changed between runs becomes a symbol, what has not (and what is 0 or 1) stays a number.
-So do elements of inputs whose values decide shapes; those that a part of the model computed (how
-long a text will sound) are symbols from the first run on.
-The model is compiled once more with `ir/sizes.py` in place of these dimensions; the plan that comes
-out holds for all shapes that fulfil the guards met on the way. It is loaded for a capacity, a power
-of two above what is fed, and for a larger one when that is outgrown: the same kernels, larger
-buffers. A run then costs the evaluation of the plan's integers.
+Dimensions that the model leaves open are symbols from the first run on (of devices whose templates
+write such kernels: AT_ONCE), and so are those that a part of the model computed (how long a text
+will sound). Else what has changed between runs becomes a symbol, elements of inputs whose values
+decide shapes, too. What is 0, and what the model fixes (a dimension that has to equal a number),
+stays a number.
+The model is compiled with `ir/sizes.py` in place of these dimensions, in one Manner (`symbols.py`)
+after the other; the plan that comes out holds for all shapes that fulfil the guards met on the way.
+It is loaded for a capacity, a power of two above what is fed, and for a larger one when that is
+outgrown: the same kernels, larger buffers. A run then costs the evaluation of the plan's integers.
 
 Where a family can't be made (an op that needs to know a size, a device without parameters, kernels
 that had better be tuned for their shape), the model goes on with specialisations, and its report
@@ -23,14 +24,14 @@ import logging
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jitcl import config
-from jitcl.codegen.plan import Plan, Shapes
+from jitcl.codegen.plan import Plan
 from jitcl.devices import recording
 from jitcl.errors import (
     BuildError,
@@ -41,28 +42,21 @@ from jitcl.errors import (
     NeedsValue,
     OutOfMemoryError,
 )
-from jitcl.ir.indices import IndexCheck
-from jitcl.ir.size_ranges import conditions, grows, most, named
-from jitcl.ir.sizes import Size, SizePinned, Space, at, everywhere, has_size, hint
+from jitcl.ir.size_ranges import grows, named
+from jitcl.ir.sizes import SizeFixed, SizePinned, SizeUnfit, Space
+from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
+from jitcl.runtime.family import HEAVY, Family, Member, work_of_loops
 from jitcl.runtime.resized import Resized
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
-from jitcl.runtime.symbols import VALUE, Dims, elements, pattern_of, symbolic
+from jitcl.runtime.symbols import VALUE, Dims, Manner, elements, pattern_of, symbolic
 
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
 
-SMALLEST = 256                  # capacity of a symbol, where that is cheap
-MODEST = 64 << 20               # bytes that a capacity may take beyond what is needed,
-SHARE = 8                       # or this part of what is needed
-STEPS = 64                      # of the way to a capacity: how near the largest that is possible
-HEAVY = 1_000_000_000           # FLOPs of sized kernels that take longer than building tuned ones
-NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth having
-SMALL_PART = 16                 # of all FLOPs: where loops do less, tuned ones matter little
-REPEATS = 4                     # runs of one shape after which it gets them
-REMEMBERED = 64                 # shapes whose runs are counted
+AT_ONCE = ("cpu",)              # kinds of targets whose templates write kernels of sizes
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
 WORK_ENOUGH = "they are work enough for kernels of their own"
 VARIANTS = 4                    # families of one pattern: each has met other guards
@@ -72,132 +66,6 @@ FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisati
 # SizePinned in disguise: `array[n]` and `islice(x, n)` hide what n.__index__ raises
 DISGUISED = (IndexError, TypeError, ValueError)
 log = logging.getLogger("jitcl")
-
-
-@dataclass(frozen=True)
-class Member(Specialisation):
-    """A family's plan at the shapes of one run."""
-
-    family: Family | None = None
-    values: tuple[int, ...] = ()                # of the atoms
-
-    @property
-    def checks(self) -> tuple[IndexCheck, ...]:
-        assert self.family is not None
-        return self.family.checks(self.values)
-
-
-@dataclass(eq=False)
-class Family:
-    """A plan for many shapes, and the loaded plan of its capacity."""
-
-    plan: Plan                                  # its integers are sizes
-    shapes: Mapping[str, Dims]                  # of the inputs: numbers and sizes
-    from_cache: bool = False
-    loaded: Specialisation | None = None
-    capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
-
-    def __post_init__(self) -> None:
-        plan = self.plan
-        rows = ([t.shape for t in plan.inputs], [t.shape for t in plan.outputs],
-                [s.params for s in plan.steps], [s.global_size for s in plan.steps])
-        self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
-        self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
-        self.guards = conditions(self.space)
-        self.work, self.flops = work_of_loops(plan), sum(s.flops for s in plan.steps)
-        self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
-        self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
-
-    @property
-    def space(self) -> Space:
-        assert self.plan.space is not None
-        return self.plan.space
-
-    def values(self, shapes: Mapping[str, Dims]) -> list[int] | None:
-        """What the atoms are at the inputs' shapes; None where these are no member's."""
-        symbols: dict[str, int] = {}
-        pairs: list[tuple[Any, int]] = []
-        if shapes.keys() != self.shapes.keys():
-            return None
-        for name, dims in self.shapes.items():
-            if name in self._sized:
-                pairs += zip(dims, shapes[name])
-            elif dims != shapes[name]:
-                return None
-        for size, value in dict.fromkeys(pairs):
-            if type(size) is Size and len(size.key) == 1 and size.key[0][1] == 1 and (
-                    len(size.key[0][0]) == 1):
-                symbol = self.space.atoms[size.key[0][0][0]].symbol
-                if symbol:
-                    symbols.setdefault(symbol, value)
-        values = self.space.values(symbols)
-        fits = all(at(size, values) == value for size, value in dict.fromkeys(pairs))
-        light = at(self.work, values) <= HEAVY
-        return values if fits and light and self.space.holds(values) else None
-
-    def settled(self, values: Sequence[int]) -> bool:
-        """Whether these shapes come again and again, and are work enough for kernels of their own.
-        """
-        work = at(self.work, values)
-        if work < NOTABLE or work * SMALL_PART < at(self.flops, values):
-            return False
-        count = self._runs.pop(tuple(values), 0) + 1
-        self._runs[tuple(values)] = count
-        while len(self._runs) > REMEMBERED:
-            self._runs.popitem(last=False)
-        return count > REPEATS
-
-    def at(self, values: Sequence[int]) -> Shapes:
-        """The plan's integers where atoms have these values."""
-        found = []
-        for row, varying in self._rows:
-            row = list(row)
-            for k in varying:
-                row[k] = tuple([at(d, values) for d in row[k]])
-            found.append(tuple(row))
-        return Shapes(*found)
-
-    def checks(self, values: Sequence[int]) -> tuple[IndexCheck, ...]:
-        """Of indices, where atoms have these values."""
-        found = self.plan.checks
-        if self._sized_checks:
-            found = everywhere(found, lambda size: at(size, values))
-        return found
-
-    def roomy(self, values: Sequence[int]) -> list[int]:
-        """A capacity for these values and more: as far towards the next power of two, and towards
-        SMALLEST, as guards hold and the memory that it takes is little, or little beside the rest.
-        """
-        now = {a.symbol: v for a, v in zip(self.space.atoms, values) if a.symbol}
-        held = self._nbytes(values)
-        capacity = list(values)
-        for least in (1, SMALLEST):
-            far = {s: max(least, 1 << (v - 1).bit_length()) - v for s, v in now.items()}
-            fits, over = 0, STEPS + 1               # of so many steps on the way there
-            while over - fits > 1:
-                steps = STEPS if over > STEPS else (fits + over) // 2
-                larger = self.space.values({s: v + far[s] * steps // STEPS for s, v in now.items()})
-                more = self._nbytes(larger) - held
-                if more <= max(MODEST, held // SHARE) and self.space.holds(larger):
-                    fits, capacity = steps, larger
-                else:
-                    over = steps
-        return capacity
-
-    def largest(self) -> Plan:
-        """The plan at its capacity; buffers that may be larger for less have room for that."""
-        plan, sizes = self.plan.at(self.capacity), [b.nbytes for b in self.plan.buffers]
-        buffers = tuple(b if grows(self.space, size) else replace(
-            b, nbytes=max(b.nbytes, most(self.space, size, self.capacity)))
-            for b, size in zip(plan.buffers, sizes))
-        return replace(plan, buffers=buffers)
-
-    def _nbytes(self, values: Sequence[int]) -> int:
-        return sum(at(b.nbytes, values) for b in self.plan.buffers)
-
-    def outgrown(self, values: Sequence[int]) -> bool:
-        return not self.capacity or any(
-            v > c for a, v, c in zip(self.space.atoms, values, self.capacity) if a.symbol)
 
 
 @dataclass
@@ -210,9 +78,15 @@ class Families:
     _last: Mapping[str, Dims] = field(default_factory=dict)
     _asked: float = 0.0                         # when a member was last asked for
     _changed: set[tuple[str, int]] = field(default_factory=set)     # (input, axis)
-    _hopeless: dict[str, str] = field(default_factory=dict)         # pattern -> why
+    _hopeless: dict[str | tuple[str, Manner], str] = field(default_factory=dict)    # -> why
     vary: set[str] = field(default_factory=set)     # inputs whose values change from run to run
     grows: set[tuple[str, int]] = field(default_factory=set)    # (input, axis): known to change
+    free: frozenset[tuple[str, int]] = frozenset()              # that the model leaves open
+
+    def __post_init__(self) -> None:
+        if self.specialiser.source.whole:
+            self.free = frozenset((t.name, axis) for t in self.inputs
+                                  for axis, d in enumerate(t.shape) if isinstance(d, Sym))
 
     def member(self, shapes: Mapping[str, Dims], values: Mapping[str, np.ndarray],
                key: Callable[[], Key], patience: Patience) -> Member | None:
@@ -248,7 +122,12 @@ class Families:
             del self.kept[number]
             break
         self._see(shapes)
-        return self._grow(key(), shapes, patience) if self._due() else None
+        if not config.get("families") or self.specialiser.device.target.kind == "reference":
+            return None
+        due = bool(self._changed or self.grows or self._at_once())
+        if not due and self.specialiser.cache.touch("plan", key()):
+            return None
+        return self._grow(key(), shapes, patience, due)
 
     def _see(self, shapes: Mapping[str, Dims]) -> None:
         """Remember what was fed."""
@@ -259,55 +138,102 @@ class Families:
                 (name, a) for a, (d, e) in enumerate(zip(dims, before)) if d != e or vary)
         self._last = dict(shapes)
 
-    def _due(self) -> bool:
-        """Whether shapes change, and there can be families."""
-        return bool(self._changed or self.grows) and config.get("families") and (
-            self.specialiser.device.target.kind != "reference")
+    def _at_once(self) -> bool:
+        """Whether the first shape makes a family."""
+        kind = self.specialiser.device.target.kind
+        return bool(self.free) and bool(config.get("families")) and kind in AT_ONCE
 
-    def _symbolic(self, space: Space, shapes: Mapping[str, Dims]) -> dict[str, Dims]:
-        """Symbols for what has changed, of shapes and of values."""
+    def _symbolic(self, space: Space, shapes: Mapping[str, Dims], manner: Manner,
+                  fixed: Collection[str] = ()) -> dict[str, Dims]:
+        """Symbols for what is free or has changed, of shapes and of values; numbers for those of
+        these names.
+        """
         values = [elements(t, len(shapes[t.name + VALUE])) for t in self.inputs
                   if t.name + VALUE in shapes]
-        return symbolic(space, [*self.inputs, *values], shapes, self._changed | self.grows)
+        return symbolic(space, [*self.inputs, *values], shapes,
+                        self._changed | self.grows | self.free, fixed, manner)
 
-    def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
-        """A new family that these shapes belong to."""
-        space = Space()
-        try:
-            sized = self._symbolic(space, shapes)
-        except SizePinned:                      # larger than a size may be
-            return None
-        pattern = pattern_of(sized)
-        if not space.atoms:
-            return None
-        if pattern in self._hopeless:
-            self.specialiser.no_family = self._hopeless[pattern]
-            return None
-        why = f"there are {VARIANTS} plans for many shapes, and these fit none of them"
-        for variant in range(VARIANTS):
-            parts = {**key.parts, "shapes": pattern, "values": "", "family": str(variant)}
-            family_key = Key(parts, key.subject)
-            family = self._stored(self.specialiser.cache.get_mmap("plan", family_key), sized)
+    def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience, make: bool
+              ) -> Member | None:
+        """A new family that these shapes belong to; without `make`, from the cache."""
+        pattern, rows = "", [*self._keys(key, shapes)]
+        for now in (False, True)[:1 + make]:    # what the cache holds, before anything is made
+            for manner, pattern, keys in rows:
+                if pattern in self._hopeless or (pattern, manner) in self._hopeless:
+                    continue
+                found = self._found(keys, manner, shapes, patience, now)
+                if found is not None:
+                    return found
+        if make and pattern:
+            self.specialiser.no_family = self._hopeless.get((pattern, Manner.NOW)) or (
+                self._hopeless.get(pattern, ""))
+        return None
+
+    def _keys(self, key: Key, shapes: Mapping[str, Dims]
+              ) -> Iterator[tuple[Manner, str, Sequence[Key]]]:
+        """Of the families that shapes may belong to, those that are to be preferred first: (manner,
+        pattern, keys); `key`: of a plan for these shapes alone.
+        """
+        for manner in Manner if self.free else (Manner.ALIKE, Manner.NOW):
+            try:
+                sized = self._symbolic(space := Space(), shapes, manner)
+            except SizePinned:                  # larger than a size may be
+                return
+            if space.atoms:
+                pattern, hints = pattern_of(sized), str([a.hint for a in space.atoms])
+                variants = map(str, range(VARIANTS)) if manner is Manner.NOW else (hints,)
+                yield manner, pattern, [
+                    Key({**key.parts, "shapes": pattern, "values": "", "family": v}, key.subject)
+                    for v in variants]
+
+    def key(self, key: Key, shapes: Mapping[str, Dims]) -> Key:
+        """Of what the cache is asked for at these shapes: of the family that it holds for them, or
+        the first that would be made; `key`, where none would.
+        """
+        if not self._at_once():
+            return key
+        first = key
+        for _, _, keys in self._keys(key, shapes):
+            first = keys[0] if first is key else first
+            for k in keys:
+                family = self._stored(self.specialiser.cache.get_mmap("plan", k), shapes)
+                if family is not None and family.values(shapes) is not None:
+                    return k
+        return first
+
+    def _found(self, keys: Sequence[Key], manner: Manner, shapes: Mapping[str, Dims],
+               patience: Patience, make: bool) -> Member | None:
+        """What the cache holds under a key, or what is made then, if these shapes belong to it."""
+        cache = self.specialiser.cache
+        for key in keys:
+            with recording.span("cache", "a plan"):
+                stored = cache.get_mmap("plan", key) if cache.touch("plan", key) else None
+                family = self._stored(stored, shapes)
             if family is None:
-                with self.specialiser.cache.building("plan", family_key) as other:
-                    family = self._stored(other, sized)     # of another process
+                if not make:
+                    return None
+                with cache.building("plan", key) as other:
+                    family = self._stored(other, shapes)        # of another process
                     if family is None:
-                        return self._made(family_key, pattern, space, sized, shapes, patience)
+                        return self._made(key, manner, shapes, patience)
             try:
                 found = self._first(family, shapes, patience)
             except FAILED as error:
-                why = f"the plan for many does not load: {said(error, space)}"
+                why = f"the plan for many does not load: {said(error, family.space)}"
+                self._refuse((key.parts["shapes"], manner), why)
                 free_frames(error)
-                break
+                return None
             if found is not None:
                 return found
-        self._refuse(pattern, why)
+        if manner is Manner.NOW:
+            self._refuse((keys[0].parts["shapes"], manner),
+                         f"there are {VARIANTS} plans for many shapes, and these fit none of them")
         return None
 
-    def _refuse(self, pattern: str, why: str) -> None:
-        """From now on, shapes of a pattern have plans of their own."""
-        self._hopeless[pattern] = self.specialiser.no_family = why
-        log.info("model %s: a plan for each set of shapes: %s", self.specialiser.source.name, why)
+    def _refuse(self, what: str | tuple[str, Manner], why: str) -> None:
+        """From now on, no family of a pattern is made (in a manner)."""
+        self._hopeless[what] = self.specialiser.no_family = why
+        log.info("model %s: no plan for many shapes: %s", self.specialiser.source.name, why)
 
     def drop(self, special: Specialisation) -> bool:
         """Forget the family of a member that failed; False where that was done."""
@@ -333,12 +259,14 @@ class Families:
 
     # ---- made, or from the cache
 
-    def _made(self, key: Key, pattern: str, space: Space, sized: Mapping[str, Dims],
-              shapes: Mapping[str, Dims], patience: Patience) -> Member | None:
-        """Compiled for sizes; None, once and for all, where that can't be."""
-        specialiser, why = self.specialiser, (
-            f"the driver failed on {ATTEMPTS} variants of the plan for many")
-        for _ in range(ATTEMPTS):
+    def _made(self, key: Key, manner: Manner, shapes: Mapping[str, Dims], patience: Patience
+              ) -> Member | None:
+        """Compiled for sizes; None where that can't be, or isn't right for these shapes."""
+        specialiser, fixed, faults = self.specialiser, set[str](), 0
+        while faults < ATTEMPTS:
+            sized = self._symbolic(space := Space(), shapes, manner, fixed)
+            if not space.atoms:
+                return None                             # it is a plan for these shapes
             try:
                 what = "generating kernels for many shapes"
                 with recording.span("compile", what), specialiser.tally.part(1, what):
@@ -347,27 +275,32 @@ class Families:
                 found = self._first(Family(plan, sized), shapes, patience, tried)
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels
-                space = Space()
-                sized = self._symbolic(space, shapes)
-                continue
+                faults += 1
+            except SizeFixed as error:
+                free_frames(error)
+                fixed.add(error.args[0])
             except (DeviceLostError, NeedsValue):
                 raise
-            except (SizePinned, JitclError, *DISGUISED) as error:
+            except (SizePinned, SizeUnfit, JitclError, *DISGUISED) as error:
                 if isinstance(error, DISGUISED) and not disguised(error, space):
                     raise
                 why = said(error, space)
                 free_frames(error)
-                break
-            if found is not None:
-                specialiser.store(key, plan, {
-                    n: [*map(serial.size_row, dims)] for n, dims in sized.items()})
+                if not isinstance(error, SizeUnfit):
+                    self._refuse((key.parts["shapes"], manner), why)
+                return None
+            else:
+                if found is None:
+                    self._refuse((key.parts["shapes"], manner), WORK_ENOUGH)
+                else:
+                    specialiser.store(key, plan, {
+                        n: [*map(serial.size_row, dims)] for n, dims in sized.items()})
                 return found
-            why = WORK_ENOUGH
-            break
-        self._refuse(pattern, why)
+        self._refuse((key.parts["shapes"], manner),
+                     f"the driver failed on {ATTEMPTS} variants of the plan for many")
         return None
 
-    def _stored(self, stored: Any, sized: Mapping[str, Dims]) -> Family | None:
+    def _stored(self, stored: Any, fed: Mapping[str, Dims]) -> Family | None:
         """What the cache holds; None where it can't be used."""
         try:
             plan, rows = (serial.decode(stored, self.specialiser.weights.find) if stored
@@ -378,7 +311,7 @@ class Families:
                       for n, row in rows.items()}
         except CacheError:
             return None
-        return Family(plan, shapes, True) if shapes.keys() == sized.keys() else None
+        return Family(plan, shapes, True) if shapes.keys() == fed.keys() else None
 
     def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience,
                tried: Generated | None = None) -> Member | None:
@@ -417,12 +350,6 @@ class Families:
         return Member(**fields, family=family, values=tuple(values))
 
 
-def work_of_loops(plan: Plan) -> int:
-    """FLOPs of sized kernels that no template wrote."""
-    loops = {k.entry for k in plan.kernels if not k.template}
-    return sum(s.flops for s in plan.steps if s.kernel in loops and has_size(s.params))
-
-
 def disguised(error: Exception, space: Space) -> bool:
     """Whether the line of this package that failed is the one that last asked a size for its
     number: a library hides the SizePinned behind an error of its own. Others are mistakes.
@@ -451,9 +378,10 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     shapes = {n: dims for n, dims in sized.items() if not n.endswith(VALUE)}
     values = {n: array_of(sized[n + VALUE]).reshape(dims) for n, dims in shapes.items()
               if n + VALUE in sized}
-    lowering = Lowering(specialiser.source, shapes, values, device, specialiser.options)
+    lowering = Lowering(specialiser.source, shapes, values, device, specialiser.options,
+                        written=device.ahead(specialiser.cache))
     generated = lowering.generate(host=False)
-    if hint(work_of_loops(generated.plan)) > HEAVY:
+    if space.actual(work_of_loops(generated.plan)) > HEAVY:
         raise SizePinned(WORK_ENOUGH)
     plan = replace(generated.plan, space=space)
     space.sealed = True

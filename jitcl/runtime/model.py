@@ -41,7 +41,8 @@ from jitcl.runtime.bound import Bound, given_arrays
 from jitcl.runtime.cache import DeviceCache, Key, Why, kernel_cache
 from jitcl.runtime.calls import Shapes
 from jitcl.runtime.fallbacks import MemoryFallback
-from jitcl.runtime.families import Families, Member
+from jitcl.runtime.families import Families
+from jitcl.runtime.family import Member
 from jitcl.runtime.guard import Guard
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, feeds_of
@@ -167,6 +168,7 @@ class Model(Inspected):
         again = self._again
         if again is not None and not keep_on_device and again.matches(feeds):
             return self._run(feeds, again.special)[0]
+        again = None                                # what it holds makes room for larger shapes
         self._check_open()
         results = self._checked_run(check_feeds(self.inputs, feeds), keep_on_device)
         if keep_on_device:
@@ -301,7 +303,12 @@ class Model(Inspected):
             if part is not None:
                 return part.why(inputs)
         values = {n: feeds[n] for n in self._by_value if n in feeds}
-        return self.cache.why("plan", self._key(feeds, values))
+        own = self._key(feeds, values)
+        found = self.cache.why("plan", own)
+        if found.hit or values:
+            return found
+        shapes = {n: a.shape for n, a in feeds.items()}
+        return self.cache.why("plan", self._families.key(own, shapes))
 
     def decides(self, name: str) -> None:
         """The value of this input decides shapes: it is known without trying."""
@@ -386,7 +393,7 @@ class Model(Inspected):
 
     def _expect_again(self, special: Specialisation, arrays: Mapping[str, np.ndarray]) -> None:
         """The next run may be like this one: it then costs a comparison of names and shapes."""
-        if self.program is not None or self._by_value or isinstance(special, Member):
+        if self.program is not None or self._by_value or not special.stays:
             return
         again = Again(special, tuple((n, a.dtype, a.shape) for n, a in arrays.items()))
         with self._lock:

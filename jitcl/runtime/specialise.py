@@ -128,6 +128,11 @@ class Specialisation:
         return self.plan.checks
 
     @property
+    def stays(self) -> bool:
+        """Whether it is what runs its shapes from now on."""
+        return True
+
+    @property
     def stale(self) -> bool:
         """Whether its device was lost since."""
         return bool(_opened) and self.opening != opening(self.device)

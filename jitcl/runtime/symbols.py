@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jitcl import dtypes
-from jitcl.ir.sizes import HIGHEST, LOWEST, Space, hint
+from jitcl.ir.sizes import HIGHEST, LOWEST, Space
 from jitcl.ir.types import Sym
 from jitcl.runtime.source import Tensor
 
+FIRST = (3, 5, 7, 11, 13, 17, 19, 23)                       # hints of leading dimensions,
+OTHERS = (211, 223, 227, 229, 233, 239, 241, 251)           # of others: like no number of a model
 PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
 VALUE = "\0value"               # ends the key under which an input's elements stand among shapes
 
@@ -30,12 +33,40 @@ def elements(t: Tensor, count: int) -> Tensor:
     return Tensor(t.name + VALUE, t.dtype, dims)
 
 
+class Manner(enum.Enum):
+    """Which hints symbols have. What is made of hints that are always the same is so, too, in
+    whatever order shapes come."""
+
+    APART = enum.auto()         # one of its own for each symbol; 1 is a symbol
+    ALIKE = enum.auto()         # one for each number: what is equal now may have to be
+    NOW = enum.auto()           # the number that it is now
+
+    def hint(self, space: Space, value: int, leading: bool) -> int:
+        """Of the next symbol of a space."""
+        if self is Manner.NOW:
+            return value
+        taken = {a.hint: space.now[a.symbol] for a in space.atoms if a.symbol}
+        alike = [h for h, v in taken.items() if v == value and self is Manner.ALIKE]
+        free = [h for h in (FIRST if leading else OTHERS) if h not in taken]
+        return (alike or free or [value])[0]
+
+
 def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
-             changed: set[tuple[str, int]]) -> dict[str, Dims]:
-    """The shapes with symbols for what has changed between runs: one for each name that the model
+             changed: Collection[tuple[str, int]], fixed: Collection[str] = (),
+             manner: Manner = Manner.NOW) -> dict[str, Dims]:
+    """The shapes with symbols for what changes between runs: one for each name that the model
     has for a dimension, sums of these for names that are sums ("past + new"). Names are hints:
-    dimensions of one name that differ are symbols of their own.
+    dimensions of one name that differ are symbols of their own. fixed: symbols that are numbers.
     """
+    def least(name: str) -> int:
+        return LOWEST if manner is Manner.APART and not name.endswith(VALUE) else LOWEST + 1
+
+    def size(symbol: str, value: int, name: str, axis: int) -> int:
+        if symbol in fixed:
+            return value
+        leading = axis == 0 and len(shapes[name]) > 1 and not name.endswith(VALUE)
+        return space.symbol(symbol, manner.hint(space, value, leading), value)
+
     known: dict[str, int] = {}
     found: dict[tuple[str, int], int] = {}
     places = [(t.name, axis, dim) for t in inputs if t.name in shapes
@@ -47,19 +78,21 @@ def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
         value = shapes[name][axis]
         if isinstance(dim, Sym) and dim.name.isidentifier() and len(sizes[dim]) == 1:
             moves = any((n, a) in changed for n, a, d in places if d == dim)
-            fixed = not moves or value < LOWEST
-            found[name, axis] = known[dim.name] = value if fixed else space.symbol(dim.name, value)
+            stays = not moves or value < least(name)
+            found[name, axis] = known[dim.name] = value if stays else size(
+                dim.name, value, name, axis)
     for name, axis, dim in places:
         value = shapes[name][axis]
         if (name, axis) in found:
             continue
         found[name, axis] = value
-        if isinstance(dim, Sym) and (name, axis) in changed and LOWEST <= value <= HIGHEST:
+        if isinstance(dim, Sym) and (name, axis) in changed and (
+                least(name) <= value <= HIGHEST):
             total = expression(dim.name, known)
-            agrees = total is not None and hint(total) == value
+            agrees = total is not None and space.actual(total) == value
             alone = dim.name if len(sizes[dim]) == 1 else f"{dim.name} of {name}.{axis}"
             found[name, axis] = (
-                total if agrees and total is not None else space.symbol(alone, value))
+                total if agrees and total is not None else size(alone, value, name, axis))
     return {n: tuple(found.get((n, a), d) for a, d in enumerate(dims))
             for n, dims in shapes.items()}
 
@@ -85,4 +118,4 @@ def expression(text: str, known: Mapping[str, int]) -> int | None:
     return total + term * sign if place else None
 
 
-__all__ = ["VALUE", "Dims", "elements", "expression", "pattern_of", "symbolic"]
+__all__ = ["VALUE", "Dims", "Manner", "elements", "expression", "pattern_of", "symbolic"]

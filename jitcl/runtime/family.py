@@ -1,0 +1,173 @@
+"""A family: one plan for many shapes, loaded for a capacity; a member: that plan at the shapes of a
+run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jitcl.codegen.plan import Plan, Shapes
+from jitcl.ir.indices import IndexCheck
+from jitcl.ir.size_ranges import conditions, everywhere, grows, most
+from jitcl.ir.sizes import Size, Space, at, has_size
+from jitcl.runtime.specialise import Specialisation
+from jitcl.runtime.symbols import Dims
+
+SMALLEST = 256                  # capacity of a symbol, where that is cheap
+MODEST = 64 << 20               # bytes that a capacity may take beyond what is needed,
+SHARE = 8                       # or this part of what is needed
+STEPS = 64                      # of the way to a capacity: how near the largest that is possible
+HEAVY = 1_000_000_000           # FLOPs of sized kernels that take longer than building tuned ones
+NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth having
+SMALL_PART = 16                 # of all FLOPs: where loops do less, tuned ones matter little
+REPEATS = 4                     # runs of one shape after which it gets them
+REMEMBERED = 64                 # shapes whose runs are counted
+
+
+@dataclass(frozen=True)
+class Member(Specialisation):
+    """A family's plan at the shapes of one run."""
+
+    family: Family | None = None
+    values: tuple[int, ...] = ()                # of the atoms
+
+    @property
+    def checks(self) -> tuple[IndexCheck, ...]:
+        assert self.family is not None
+        return self.family.checks(self.values)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is what runs these shapes however often they come."""
+        assert self.family is not None
+        return not self.family.worth(self.values)
+
+
+@dataclass(eq=False)
+class Family:
+    """A plan for many shapes, and the loaded plan of its capacity."""
+
+    plan: Plan                                  # its integers are sizes
+    shapes: Mapping[str, Dims]                  # of the inputs: numbers and sizes
+    from_cache: bool = False
+    loaded: Specialisation | None = None
+    capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        rows = ([t.shape for t in plan.inputs], [t.shape for t in plan.outputs],
+                [s.params for s in plan.steps], [s.global_size for s in plan.steps])
+        self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
+        self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
+        self.guards = conditions(self.space)
+        self.work, self.flops = work_of_loops(plan), sum(s.flops for s in plan.steps)
+        self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
+        self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
+
+    @property
+    def space(self) -> Space:
+        assert self.plan.space is not None
+        return self.plan.space
+
+    def values(self, shapes: Mapping[str, Dims]) -> list[int] | None:
+        """What the atoms are at the inputs' shapes; None where these are no member's."""
+        symbols: dict[str, int] = {}
+        pairs: list[tuple[Any, int]] = []
+        if shapes.keys() != self.shapes.keys():
+            return None
+        for name, dims in self.shapes.items():
+            if name in self._sized:
+                pairs += zip(dims, shapes[name])
+            elif dims != shapes[name]:
+                return None
+        for size, value in dict.fromkeys(pairs):
+            if type(size) is Size and len(size.key) == 1 and size.key[0][1] == 1 and (
+                    len(size.key[0][0]) == 1):
+                symbol = self.space.atoms[size.key[0][0][0]].symbol
+                if symbol:
+                    symbols.setdefault(symbol, value)
+        values = self.space.values(symbols)
+        fits = all(at(size, values) == value for size, value in dict.fromkeys(pairs))
+        light = at(self.work, values) <= HEAVY
+        return values if fits and light and self.space.holds(values) else None
+
+    def worth(self, values: Sequence[int]) -> bool:
+        """Whether these shapes are work enough for kernels of their own."""
+        work = at(self.work, values)
+        return NOTABLE <= work and at(self.flops, values) <= work * SMALL_PART
+
+    def settled(self, values: Sequence[int]) -> bool:
+        """Whether these shapes come again and again, and are worth kernels of their own."""
+        if not self.worth(values):
+            return False
+        count = self._runs.pop(tuple(values), 0) + 1
+        self._runs[tuple(values)] = count
+        while len(self._runs) > REMEMBERED:
+            self._runs.popitem(last=False)
+        return count > REPEATS
+
+    def at(self, values: Sequence[int]) -> Shapes:
+        """The plan's integers where atoms have these values."""
+        found = []
+        for row, varying in self._rows:
+            row = list(row)
+            for k in varying:
+                row[k] = tuple([at(d, values) for d in row[k]])
+            found.append(tuple(row))
+        return Shapes(*found)
+
+    def checks(self, values: Sequence[int]) -> tuple[IndexCheck, ...]:
+        """Of indices, where atoms have these values."""
+        found = self.plan.checks
+        if self._sized_checks:
+            found = everywhere(found, lambda size: at(size, values))
+        return found
+
+    def roomy(self, values: Sequence[int]) -> list[int]:
+        """A capacity for these values and more: as far towards the next power of two, and towards
+        SMALLEST, as guards hold and the memory that it takes is little, or little beside the rest;
+        what is 1 stays 1.
+        """
+        now = {a.symbol: v for a, v in zip(self.space.atoms, values) if a.symbol}
+        held = self._nbytes(values)
+        capacity = list(values)
+        for least in (1, SMALLEST):
+            far = {s: max(least, 1 << (v - 1).bit_length()) - v if v > 1 else 0
+                   for s, v in now.items()}
+            fits, over = 0, STEPS + 1               # of so many steps on the way there
+            while over - fits > 1:
+                steps = STEPS if over > STEPS else (fits + over) // 2
+                larger = self.space.values({s: v + far[s] * steps // STEPS for s, v in now.items()})
+                more = self._nbytes(larger) - held
+                if more <= max(MODEST, held // SHARE) and self.space.holds(larger):
+                    fits, capacity = steps, larger
+                else:
+                    over = steps
+        return capacity
+
+    def largest(self) -> Plan:
+        """The plan at its capacity; buffers that may be larger for less have room for that."""
+        plan, sizes = self.plan.at(self.capacity), [b.nbytes for b in self.plan.buffers]
+        buffers = tuple(b if grows(self.space, size) else replace(
+            b, nbytes=max(b.nbytes, most(self.space, size, self.capacity)))
+            for b, size in zip(plan.buffers, sizes))
+        return replace(plan, buffers=buffers)
+
+    def _nbytes(self, values: Sequence[int]) -> int:
+        return sum(at(b.nbytes, values) for b in self.plan.buffers)
+
+    def outgrown(self, values: Sequence[int]) -> bool:
+        return not self.capacity or any(
+            v > c for a, v, c in zip(self.space.atoms, values, self.capacity) if a.symbol)
+
+
+def work_of_loops(plan: Plan) -> int:
+    """FLOPs of sized kernels that no template wrote."""
+    loops = {k.entry for k in plan.kernels if not k.template}
+    return sum(s.flops for s in plan.steps if s.kernel in loops and has_size(s.params))
+
+
+__all__ = ["Family", "Member", "work_of_loops"]
