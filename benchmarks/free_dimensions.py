@@ -235,12 +235,13 @@ def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-    over_alone, over_peer, late, builds = [], [], [], model.cache.stats.builds
+    over_alone, over_peer, late = [], [], []
     for inputs, _ in zip(feeds(made, np.random.default_rng(seed)), range(count)):
         run, peer_run = partial(model.run, inputs), partial(session.run, None, inputs)
-        start = time.perf_counter()
+        built, start = model.cache.stats.builds, time.perf_counter()
         found = next(iter(run().values()))
         first = 1e3 * (time.perf_counter() - start)
+        built = model.cache.stats.builds - built
         report = model.report()
         want = peer_run()[0]
         error = float(np.abs(found - want).max() / np.abs(want).max())
@@ -253,7 +254,6 @@ def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
         warm, peer, *rest = in_turns(runs)
         over_peer.append(warm / peer)
         late.append(first - 1.5 * warm)
-        built, builds = model.cache.stats.builds - builds, model.cache.stats.builds
         line = (f"{name} {dict(s[:2] for s in report.sizes)}: {built} plans built, first "
                 f"{first:.1f} ms, warm {warm:.2f} ms, onnxruntime {peer:.2f} ms "
                 f"({warm / peer:.2f}), error {error:.1e}")
