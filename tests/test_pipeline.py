@@ -138,16 +138,39 @@ def test_an_error_of_the_source_and_of_a_models_input():
         assert raised.value.__notes__ == ["item 0, stage 0 (model first)"]
 
 
-def test_leaving_early_ends_its_threads_soon():
-    pipeline = jitcl.Pipeline([lambda v: time.sleep(0.02) or v] * 3)
+def stage_threads() -> set[int | None]:
+    return {t.ident for t in threading.enumerate() if t.name.startswith("jitcl-stage")}
+
+
+def test_leaving_early_ends_what_is_under_way_and_its_threads_serve_the_next():
+    before, at_work = stage_threads(), []
+
+    def stage(value):
+        at_work.append(value)
+        time.sleep(0.02)
+        at_work.remove(value)
+        return value
+
+    pipeline = jitcl.Pipeline([stage] * 3)
     for value in pipeline.map(range(1000)):
         if value == 2:
             break
-    del value
-    deadline = time.monotonic() + 30
-    while any(t.name.startswith("jitcl-stage") for t in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert not at_work
+    threads = stage_threads() - before
+    assert len(threads) == 3
+    for _ in range(5):
+        assert list(pipeline.map(range(4))) == [0, 1, 2, 3]
+        assert stage_threads() - before == threads
+    both = zip(pipeline.map(range(3)), pipeline.map(range(3)))
+    assert list(both) == [(0, 0), (1, 1), (2, 2)]           # at the same time: threads of its own
+    pipeline.close()
+    assert not stage_threads() - before
+
+
+def test_a_stage_that_closes_its_pipeline():
+    pipeline = jitcl.Pipeline([lambda v: pipeline.close() or v, lambda v: v])
+    with pytest.raises(jitcl.ClosedError):
+        list(pipeline.map(range(3)))
 
 
 def test_closing_while_it_is_mapped():

@@ -11,16 +11,19 @@ with jitcl.Pipeline([detect, crop, classify], devices=["opencl", None, "cpu"]) a
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal
 
 from jitcl import forking
 from jitcl.errors import DeviceError, InputError, OptionError, closed_error
 from jitcl.runtime.calls import Calls
 
+_here = threading.local()       # .threads: what this thread works for
 AHEAD = 2                       # items a stage that are under way, the one at work among them
 
 
@@ -48,6 +51,8 @@ class Pipeline:
         self.closed = False
         self._own: list[Calls] = []
         self._running: weakref.WeakSet[_Threads] = weakref.WeakSet()
+        self._idle: list[_Workers] = []             # of maps that have ended, for those to come
+        self._lending = forking.lock()
         self.stages: tuple[Any, ...] = ()
         try:
             for number, stage in enumerate(stages):
@@ -138,13 +143,35 @@ class Pipeline:
         finally:
             threads.end()
 
+    def workers(self) -> _Workers:
+        """A thread a stage, for one map. Drivers keep memory for each thread that ever called them
+        (Intel's CPU runtime 4 KiB): they are used again.
+        """
+        with self._lending:
+            while self._idle:
+                found = self._idle.pop()
+                if found.made_in == forking.generation:
+                    return found
+        return _Workers(len(self.stages))
+
+    def give_back(self, workers: _Workers) -> None:
+        """They have nothing to do any more."""
+        with self._lending:
+            if not self.closed:
+                self._idle.append(workers)
+                return
+        workers.end()
+
     def close(self) -> None:
         """End what is mapped, behind the items that stages are at work on, and close the models
         that this compiled. Twice is fine.
         """
-        self.closed = True
+        with self._lending:
+            self.closed, idle, self._idle = True, self._idle, []
         for threads in list(self._running):
             threads.end()
+        for workers in idle:
+            workers.end()
         for model in self._own:
             model.close()
 
@@ -157,13 +184,27 @@ class Pipeline:
         self.close()
 
 
+class _Workers:
+    """A thread a stage."""
+
+    def __init__(self, count: int) -> None:
+        self.made_in = forking.generation
+        self.stages = [ThreadPoolExecutor(1, f"jitcl-stage-{n}") for n in range(count)]
+
+    def end(self, wait: bool = True) -> None:
+        if self.made_in == forking.generation:
+            for stage in self.stages:
+                stage.shutdown(wait, cancel_futures=not wait)
+
+
 class _Threads:
-    """Of one `map`: a thread a stage."""
+    """What one `map` has under way."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self._workers = pipeline, pipeline.workers()
         self._steps, self._called = pipeline._steps, pipeline._called
-        self._workers = [ThreadPoolExecutor(1, f"jitcl-stage-{n}") for n in range(len(self._steps))]
-        self._begun, self._ended, self._made_in = 0, False, forking.generation
+        self._begun, self._ended, self._left = 0, False, False
+        self._ending = forking.lock()
         self._unfinished: set[Future[Any]] = set()
 
     def begin(self, item: Any) -> Future[Any]:
@@ -177,13 +218,13 @@ class _Threads:
         return result
 
     def check(self) -> None:
-        if self._made_in != forking.generation:
+        if self._workers.made_in != forking.generation:
             raise DeviceError("this process was forked while a pipeline was at work: its threads "
                               "are its parent's\n  Call map() in this process.")
 
     def _pass_on(self, stage: int, number: int, value: Any, result: Future[Any]) -> None:
         try:
-            self._workers[stage].submit(self._work, stage, number, value, result)
+            self._workers.stages[stage].submit(self._work, stage, number, value, result)
         except RuntimeError:                        # it was ended, or the process ends
             result.cancel()
 
@@ -191,6 +232,7 @@ class _Threads:
         if self._ended:
             result.cancel()
             return
+        _here.threads = self
         try:
             value = self._steps[stage](value)
         except BaseException as error:  # noqa: BLE001  it is raised where its item is asked for
@@ -204,14 +246,27 @@ class _Threads:
             result.set_result(value)
 
     def end(self) -> None:
-        """Stages end the item that they are at work on; results of others are cancelled."""
+        """Stages end the item that they are at work on; results of others are cancelled. Twice is
+        fine.
+        """
         self._ended = True
-        if self._made_in != forking.generation:
+        workers = self._workers
+        if workers.made_in != forking.generation or self._left:
             return
-        for worker in self._workers:                # the first first: then none gets more
-            worker.shutdown(wait=True, cancel_futures=True)
+        if getattr(_here, "threads", None) is self:     # a stage ends its own map: nobody waits
+            self._left = True
+            workers.end(wait=False)
+            return
+        with self._ending:
+            first, self._left = not self._left, True
+            if not first:
+                return
+            for stage in workers.stages:            # the first first: then none gets more
+                with suppress(RuntimeError):        # the process ends, and they with it
+                    stage.submit(lambda: None).result()
         for result in list(self._unfinished):
             result.cancel()
+        self._pipeline.give_back(workers)
 
 
 def _stays(stage: Any, behind: Sequence[Any]) -> bool:
