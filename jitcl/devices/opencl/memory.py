@@ -101,7 +101,9 @@ class Memory:
         return self._weights[index].buffer
 
     def _upload(self, index: int) -> Any:
-        """A constant in an allocation of its own."""
+        """A constant in an allocation of its own; on a CPU, where it lies: the mapped file that all
+        plans use is not copied.
+        """
         spec = self.plan.buffers[index]
         data = np.ascontiguousarray(self.plan.constants[index]).reshape(-1).view(np.uint8)
         if data.nbytes != spec.nbytes:
@@ -110,7 +112,9 @@ class Memory:
             )
         if data.nbytes < SMALLEST:
             data = np.concatenate([data, np.zeros(SMALLEST - data.nbytes, np.uint8)])
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        cpu = self.session.target.device_type == "cpu"
+        flags = cl.mem_flags.READ_ONLY | (
+            cl.mem_flags.USE_HOST_PTR if cpu else cl.mem_flags.COPY_HOST_PTR)
         doing = f"{self.session.name}: uploading constant '{spec.name}' ({data.nbytes} bytes)"
         with translated(doing, allocating=True):
             return cl.Buffer(self.session.context, flags, hostbuf=data)
