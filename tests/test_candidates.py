@@ -22,8 +22,8 @@ from jitcl.templates.depthwise_opencl.template import DepthwiseOpenCl
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import (
     LARGE,
-    MIDDLE,
     SMALL,
+    TALL,
     GemmTiledOpenCl,
     Split,
 )
@@ -190,8 +190,8 @@ def gpu() -> Target:
 
 @pytest.mark.parametrize("shape, first", [
     ((2048, 256, 2048), Split(LARGE, 1)),        # enough large tiles to keep the device busy
-    ((256, 64, 256), Split(MIDDLE, 1)),          # too few; terms too few to share
-    ((64, 4096, 64), Split(MIDDLE, 16)),         # one tile: its sums are shared
+    ((256, 64, 256), Split(TALL, 1)),            # too few; terms too few to share
+    ((64, 4096, 64), Split(TALL, 16)),           # one tile: its sums are shared
     ((8, 1024, 4096), Split(SMALL, 1)),          # rows fill no half of a larger tile
 ])
 def test_tiles_of_products(shape, first):

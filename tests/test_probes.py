@@ -133,7 +133,8 @@ def test_repaired_pocl_keeps_its_widest_vectors(surveys):
 # ---- wrong results
 
 COMPUTING = [n for n in PROBES if n not in ("fma", "mad", "events", "command_buffers",
-                                            "tensor_cores", "local_worth", "integer_dot")]
+                                            "tensor_cores", "register_limit", "local_worth",
+                                            "integer_dot")]
 
 
 @needs_driver

@@ -59,6 +59,7 @@ class Target:
     build_options: tuple[str, ...] = ()
     exact_division: bool = False           # quotients are rounded correctly where that is asked for
     unoptimised_ops: tuple[str, ...] = ()  # kernels with these are built with -cl-opt-disable
+    register_limit: str = ""               # option that keeps a kernel to {} registers
     program_kernels: int = 32              # kernels built as one program
     cached_binaries: bool = True           # the driver may be given binaries that it made
 

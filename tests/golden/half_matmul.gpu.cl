@@ -2,40 +2,48 @@
 // from the graph
 // x0 f16[64,96], x1 f16[96,40] -> y f16[64,40]
 // 494 kFLOP, 25.1 kB; template gemm_tiled_opencl
-// launch: 256 by 256
+// launch: 128 by 128
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
-#ifndef JITCL_MAX_F32
-#define JITCL_MAX_F32
-float jitcl_max_f32(float a, float b)
+#ifndef JITCL_MAX_F32X4
+#define JITCL_MAX_F32X4
+float4 jitcl_max_f32x4(float4 a, float4 b)
 {
-    return (a > b || a != a) ? a : b;
+    return select(b, a, isgreater(a, b) | isnan(a));
 }
 #endif
 
-void gemm_tiled_64x64_7d75eae03c_store(float v, int image, int m, int n, int at,
+#ifndef JITCL_TO_HALFX4
+#define JITCL_TO_HALFX4
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+half4 jitcl_to_halfx4(float4 a)
+{
+    return (half4)((half)a.s0, (half)a.s1, (half)a.s2, (half)a.s3);
+}
+#endif
+
+void gemm_tiled_64x64_2c1ee533d3_store(float4 v, int image, int m, int n, int at,
     __global half *restrict y)
 {
-    vstore_half_rte(jitcl_max_f32(v, 0.0f), at, y);
+    *(__global half4 *)(y + at) = jitcl_to_halfx4(jitcl_max_f32x4(v, (float4)(0.0f)));
 }
 
-void gemm_tiled_64x64_7d75eae03c_put(float v, int image, int m, int n, __global half *restrict y)
+void gemm_tiled_64x64_2c1ee533d3_put(float4 v, int image, int m, int n, __global half *restrict y)
 {
     if (m < 64 && n < 40)
-        gemm_tiled_64x64_7d75eae03c_store(v, image, m, n, (image * 64 + m) * 40 + n, y);
+        gemm_tiled_64x64_2c1ee533d3_store(v, image, m, n, (image * 64 + m) * 40 + n, y);
 }
-half gemm_tiled_64x64_7d75eae03c_a(int image, int m, int k, __global const half *restrict x0)
+int gemm_tiled_64x64_2c1ee533d3_a(int image, int m, int k)
 {
-    return x0[m * 96 + k];
+    return m * 96 + k;
 }
 
-half gemm_tiled_64x64_7d75eae03c_b(int image, int n, int k, __global const half *restrict x1)
+int gemm_tiled_64x64_2c1ee533d3_b(int image, int n, int k)
 {
-    return n < 40 ? x1[k * 40 + n] : (half)0.0f;
+    return k * 40 + n;
 }
 
-__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void gemm_tiled_64x64_7d75eae03c(
+__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_64x64_2c1ee533d3(
     __global const half *restrict x0,
     __global const half *restrict x1,
     __global half *restrict y)
@@ -48,82 +56,62 @@ void gemm_tiled_64x64_7d75eae03c(
     int m0 = rest % 1 * 64;
     rest /= 1;
     int image = rest % 1, split = rest / 1;
-    int tn = lid % 16 * 4, tm = lid / 16 * 4;
+    int tn = lid % 16, tm = lid / 16;       // in quads
     float c00 = 0.0f, c01 = 0.0f, c02 = 0.0f, c03 = 0.0f;
     float c10 = 0.0f, c11 = 0.0f, c12 = 0.0f, c13 = 0.0f;
     float c20 = 0.0f, c21 = 0.0f, c22 = 0.0f, c23 = 0.0f;
     float c30 = 0.0f, c31 = 0.0f, c32 = 0.0f, c33 = 0.0f;
+    float c40 = 0.0f, c41 = 0.0f, c42 = 0.0f, c43 = 0.0f;
+    float c50 = 0.0f, c51 = 0.0f, c52 = 0.0f, c53 = 0.0f;
+    float c60 = 0.0f, c61 = 0.0f, c62 = 0.0f, c63 = 0.0f;
+    float c70 = 0.0f, c71 = 0.0f, c72 = 0.0f, c73 = 0.0f;
+    int a_step = 0, b_step = 0;      // where the step begins that is in use
     int end = min((split + 1) * 96, 96);
     int k0 = split * 96;
-    half a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7;
-        a0 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
-        a1 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
-        a2 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
-        a3 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
-        a4 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
-        a5 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
-        a6 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
-        a7 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
-        b0 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
-        b1 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
-        b2 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
-        b3 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
-        b4 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
-        b5 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
-        b6 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
-        b7 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
+    half4 a0, a1;
+    half4 b0, b1;
+        a0 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 0) / 4, k0 + (lid + 0) % 4 * 4));
+        a1 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 128) / 4, k0 + (lid + 128) % 4 * 4));
+        b0 = n0 + (lid + 0) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 0) % 16 * 4, k0 + (lid + 0) / 16)) : (half4)(0.0f);
+        b1 = n0 + (lid + 128) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 128) % 16 * 4, k0 + (lid + 128) / 16)) : (half4)(0.0f);
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4) * 68 + (lid + 0) / 4] = a0.s0;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 1) * 68 + (lid + 0) / 4] = a0.s1;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 2) * 68 + (lid + 0) / 4] = a0.s2;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 3) * 68 + (lid + 0) / 4] = a0.s3;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4) * 68 + (lid + 128) / 4] = a1.s0;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 1) * 68 + (lid + 128) / 4] = a1.s1;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 2) * 68 + (lid + 128) / 4] = a1.s2;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 3) * 68 + (lid + 128) / 4] = a1.s3;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 0) / 16 * 68 + (lid + 0) % 16 * 4) = b0;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 128) / 16 * 68 + (lid + 128) % 16 * 4) = b1;
 
-    while (k0 < end) {
-        a_tile[(lid + 0) % 32 * 68 + (lid + 0) / 32] = a0;
-        a_tile[(lid + 256) % 32 * 68 + (lid + 256) / 32] = a1;
-        a_tile[(lid + 512) % 32 * 68 + (lid + 512) / 32] = a2;
-        a_tile[(lid + 768) % 32 * 68 + (lid + 768) / 32] = a3;
-        a_tile[(lid + 1024) % 32 * 68 + (lid + 1024) / 32] = a4;
-        a_tile[(lid + 1280) % 32 * 68 + (lid + 1280) / 32] = a5;
-        a_tile[(lid + 1536) % 32 * 68 + (lid + 1536) / 32] = a6;
-        a_tile[(lid + 1792) % 32 * 68 + (lid + 1792) / 32] = a7;
-        b_tile[(lid + 0) / 64 * 68 + (lid + 0) % 64] = b0;
-        b_tile[(lid + 256) / 64 * 68 + (lid + 256) % 64] = b1;
-        b_tile[(lid + 512) / 64 * 68 + (lid + 512) % 64] = b2;
-        b_tile[(lid + 768) / 64 * 68 + (lid + 768) % 64] = b3;
-        b_tile[(lid + 1024) / 64 * 68 + (lid + 1024) % 64] = b4;
-        b_tile[(lid + 1280) / 64 * 68 + (lid + 1280) % 64] = b5;
-        b_tile[(lid + 1536) / 64 * 68 + (lid + 1536) % 64] = b6;
-        b_tile[(lid + 1792) / 64 * 68 + (lid + 1792) % 64] = b7;
-
-        barrier(CLK_LOCAL_MEM_FENCE);
-        k0 += 32;
-        if (k0 < end) {
-        a0 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
-        a1 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
-        a2 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
-        a3 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
-        a4 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
-        a5 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
-        a6 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
-        a7 = gemm_tiled_64x64_7d75eae03c_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
-        b0 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
-        b1 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
-        b2 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
-        b3 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
-        b4 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
-        b5 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
-        b6 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
-        b7 = gemm_tiled_64x64_7d75eae03c_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
-
-        }
-        for (int kk = 0; kk < 32; kk += 16) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (k0 += 16; k0 < end; k0 += 16) {
+        a0 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 0) / 4, k0 + (lid + 0) % 4 * 4));
+        a1 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 128) / 4, k0 + (lid + 128) % 4 * 4));
+        b0 = n0 + (lid + 0) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 0) % 16 * 4, k0 + (lid + 0) / 16)) : (half4)(0.0f);
+        b1 = n0 + (lid + 128) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 128) % 16 * 4, k0 + (lid + 128) / 16)) : (half4)(0.0f);
+        for (int kk = 0; kk < 16; kk += 16) {
             half4 h00 = (half4)((half)0.0f);
             half4 h10 = (half4)((half)0.0f);
             half4 h20 = (half4)((half)0.0f);
             half4 h30 = (half4)((half)0.0f);
+            half4 h40 = (half4)((half)0.0f);
+            half4 h50 = (half4)((half)0.0f);
+            half4 h60 = (half4)((half)0.0f);
+            half4 h70 = (half4)((half)0.0f);
             for (int ks = kk; ks < kk + 16; ++ks) {
-                half4 p0 = a_quads[(ks * 68 + tm) / 4 + 0];
-                half4 q0 = b_quads[(ks * 68 + tn) / 4 + 0];
+                half4 p0 = a_quads[a_step + ks * 17 + tm + 0];
+                half4 p1 = a_quads[a_step + ks * 17 + tm + 8];
+                half4 q0 = b_quads[b_step + ks * 17 + tn + 0];
                 h00 += p0.s0 * q0;
                 h10 += p0.s1 * q0;
                 h20 += p0.s2 * q0;
                 h30 += p0.s3 * q0;
+                h40 += p1.s0 * q0;
+                h50 += p1.s1 * q0;
+                h60 += p1.s2 * q0;
+                h70 += p1.s3 * q0;
             }
             c00 += (float)h00.s0;
             c01 += (float)h00.s1;
@@ -141,25 +129,102 @@ void gemm_tiled_64x64_7d75eae03c(
             c31 += (float)h30.s1;
             c32 += (float)h30.s2;
             c33 += (float)h30.s3;
+            c40 += (float)h40.s0;
+            c41 += (float)h40.s1;
+            c42 += (float)h40.s2;
+            c43 += (float)h40.s3;
+            c50 += (float)h50.s0;
+            c51 += (float)h50.s1;
+            c52 += (float)h50.s2;
+            c53 += (float)h50.s3;
+            c60 += (float)h60.s0;
+            c61 += (float)h60.s1;
+            c62 += (float)h60.s2;
+            c63 += (float)h60.s3;
+            c70 += (float)h70.s0;
+            c71 += (float)h70.s1;
+            c72 += (float)h70.s2;
+            c73 += (float)h70.s3;
         }
+
+        a_step = 272 - a_step, b_step = 272 - b_step;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4) * 68 + (lid + 0) / 4] = a0.s0;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 1) * 68 + (lid + 0) / 4] = a0.s1;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 2) * 68 + (lid + 0) / 4] = a0.s2;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 3) * 68 + (lid + 0) / 4] = a0.s3;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4) * 68 + (lid + 128) / 4] = a1.s0;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 1) * 68 + (lid + 128) / 4] = a1.s1;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 2) * 68 + (lid + 128) / 4] = a1.s2;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 3) * 68 + (lid + 128) / 4] = a1.s3;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 0) / 16 * 68 + (lid + 0) % 16 * 4) = b0;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 128) / 16 * 68 + (lid + 128) % 16 * 4) = b1;
+
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    m0 += tm;
-    n0 += tn;
-    gemm_tiled_64x64_7d75eae03c_put(c00, image, m0 + 0, n0 + 0, y);
-    gemm_tiled_64x64_7d75eae03c_put(c01, image, m0 + 0, n0 + 1, y);
-    gemm_tiled_64x64_7d75eae03c_put(c02, image, m0 + 0, n0 + 2, y);
-    gemm_tiled_64x64_7d75eae03c_put(c03, image, m0 + 0, n0 + 3, y);
-    gemm_tiled_64x64_7d75eae03c_put(c10, image, m0 + 1, n0 + 0, y);
-    gemm_tiled_64x64_7d75eae03c_put(c11, image, m0 + 1, n0 + 1, y);
-    gemm_tiled_64x64_7d75eae03c_put(c12, image, m0 + 1, n0 + 2, y);
-    gemm_tiled_64x64_7d75eae03c_put(c13, image, m0 + 1, n0 + 3, y);
-    gemm_tiled_64x64_7d75eae03c_put(c20, image, m0 + 2, n0 + 0, y);
-    gemm_tiled_64x64_7d75eae03c_put(c21, image, m0 + 2, n0 + 1, y);
-    gemm_tiled_64x64_7d75eae03c_put(c22, image, m0 + 2, n0 + 2, y);
-    gemm_tiled_64x64_7d75eae03c_put(c23, image, m0 + 2, n0 + 3, y);
-    gemm_tiled_64x64_7d75eae03c_put(c30, image, m0 + 3, n0 + 0, y);
-    gemm_tiled_64x64_7d75eae03c_put(c31, image, m0 + 3, n0 + 1, y);
-    gemm_tiled_64x64_7d75eae03c_put(c32, image, m0 + 3, n0 + 2, y);
-    gemm_tiled_64x64_7d75eae03c_put(c33, image, m0 + 3, n0 + 3, y);
+        for (int kk = 0; kk < 16; kk += 16) {
+            half4 h00 = (half4)((half)0.0f);
+            half4 h10 = (half4)((half)0.0f);
+            half4 h20 = (half4)((half)0.0f);
+            half4 h30 = (half4)((half)0.0f);
+            half4 h40 = (half4)((half)0.0f);
+            half4 h50 = (half4)((half)0.0f);
+            half4 h60 = (half4)((half)0.0f);
+            half4 h70 = (half4)((half)0.0f);
+            for (int ks = kk; ks < kk + 16; ++ks) {
+                half4 p0 = a_quads[a_step + ks * 17 + tm + 0];
+                half4 p1 = a_quads[a_step + ks * 17 + tm + 8];
+                half4 q0 = b_quads[b_step + ks * 17 + tn + 0];
+                h00 += p0.s0 * q0;
+                h10 += p0.s1 * q0;
+                h20 += p0.s2 * q0;
+                h30 += p0.s3 * q0;
+                h40 += p1.s0 * q0;
+                h50 += p1.s1 * q0;
+                h60 += p1.s2 * q0;
+                h70 += p1.s3 * q0;
+            }
+            c00 += (float)h00.s0;
+            c01 += (float)h00.s1;
+            c02 += (float)h00.s2;
+            c03 += (float)h00.s3;
+            c10 += (float)h10.s0;
+            c11 += (float)h10.s1;
+            c12 += (float)h10.s2;
+            c13 += (float)h10.s3;
+            c20 += (float)h20.s0;
+            c21 += (float)h20.s1;
+            c22 += (float)h20.s2;
+            c23 += (float)h20.s3;
+            c30 += (float)h30.s0;
+            c31 += (float)h30.s1;
+            c32 += (float)h30.s2;
+            c33 += (float)h30.s3;
+            c40 += (float)h40.s0;
+            c41 += (float)h40.s1;
+            c42 += (float)h40.s2;
+            c43 += (float)h40.s3;
+            c50 += (float)h50.s0;
+            c51 += (float)h50.s1;
+            c52 += (float)h50.s2;
+            c53 += (float)h50.s3;
+            c60 += (float)h60.s0;
+            c61 += (float)h60.s1;
+            c62 += (float)h60.s2;
+            c63 += (float)h60.s3;
+            c70 += (float)h70.s0;
+            c71 += (float)h70.s1;
+            c72 += (float)h70.s2;
+            c73 += (float)h70.s3;
+        }
+
+    m0 += tm * 4;
+    n0 += tn * 4;
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c40, c41, c42, c43), image, m0 + 32, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c50, c51, c52, c53), image, m0 + 33, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c60, c61, c62, c63), image, m0 + 34, n0 + 0, y);
+    gemm_tiled_64x64_2c1ee533d3_put((float4)(c70, c71, c72, c73), image, m0 + 35, n0 + 0, y);
 }

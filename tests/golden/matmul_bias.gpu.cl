@@ -2,32 +2,31 @@
 // from the graph
 // x0 f32[64,96], x1 f32[96,40], x2 f32[40] -> y f32[64,40]
 // 494 kFLOP, 50.3 kB; template gemm_tiled_opencl
-// launch: 256 by 256
+// launch: 128 by 128
 
-void gemm_tiled_64x64_8fa3ee4e22_store(float v, int image, int m, int n, int at,
+void gemm_tiled_64x64_86b7bdeec5_store(float4 v, int image, int m, int n, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
-    y[at] = v + x2[n];
+    *(__global float4 *)(y + at) = v + *(__global const float4 *)(x2 + n);
 }
 
-void gemm_tiled_64x64_8fa3ee4e22_put(float v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y)
+void gemm_tiled_64x64_86b7bdeec5_put(float4 v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y)
 {
     if (m < 64 && n < 40)
-        gemm_tiled_64x64_8fa3ee4e22_store(v, image, m, n, (image * 64 + m) * 40 + n, x2, y);
+        gemm_tiled_64x64_86b7bdeec5_store(v, image, m, n, (image * 64 + m) * 40 + n, x2, y);
 }
-float gemm_tiled_64x64_8fa3ee4e22_a(int image, int m, int k, __global const float *restrict x0)
+int gemm_tiled_64x64_86b7bdeec5_a(int image, int m, int k)
 {
-    return x0[m * 96 + k];
+    return m * 96 + k;
 }
 
-float gemm_tiled_64x64_8fa3ee4e22_b(int image, int n, int k, __global const float *restrict x1)
+int gemm_tiled_64x64_86b7bdeec5_b(int image, int n, int k)
 {
-    return n < 40 ? x1[k * 40 + n] : 0.0f;
+    return k * 40 + n;
 }
 
-__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void gemm_tiled_64x64_8fa3ee4e22(
+__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_64x64_86b7bdeec5(
     __global const float *restrict x0,
     __global const float *restrict x1,
     __global const float *restrict x2,
@@ -41,73 +40,46 @@ void gemm_tiled_64x64_8fa3ee4e22(
     int m0 = rest % 1 * 64;
     rest /= 1;
     int image = rest % 1, split = rest / 1;
-    int tn = lid % 16 * 4, tm = lid / 16 * 4;
+    int tn = lid % 16, tm = lid / 16;       // in quads
     float c00 = 0.0f, c01 = 0.0f, c02 = 0.0f, c03 = 0.0f;
     float c10 = 0.0f, c11 = 0.0f, c12 = 0.0f, c13 = 0.0f;
     float c20 = 0.0f, c21 = 0.0f, c22 = 0.0f, c23 = 0.0f;
     float c30 = 0.0f, c31 = 0.0f, c32 = 0.0f, c33 = 0.0f;
+    float c40 = 0.0f, c41 = 0.0f, c42 = 0.0f, c43 = 0.0f;
+    float c50 = 0.0f, c51 = 0.0f, c52 = 0.0f, c53 = 0.0f;
+    float c60 = 0.0f, c61 = 0.0f, c62 = 0.0f, c63 = 0.0f;
+    float c70 = 0.0f, c71 = 0.0f, c72 = 0.0f, c73 = 0.0f;
+    int a_step = 0, b_step = 0;      // where the step begins that is in use
     int end = min((split + 1) * 96, 96);
     int k0 = split * 96;
-    float a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7;
-        a0 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
-        a1 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
-        a2 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
-        a3 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
-        a4 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
-        a5 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
-        a6 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
-        a7 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
-        b0 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
-        b1 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
-        b2 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
-        b3 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
-        b4 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
-        b5 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
-        b6 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
-        b7 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
+    float4 a0, a1;
+    float4 b0, b1;
+        a0 = *(__global const float4 *)(x0 + gemm_tiled_64x64_86b7bdeec5_a(image, m0 + (lid + 0) / 4, k0 + (lid + 0) % 4 * 4));
+        a1 = *(__global const float4 *)(x0 + gemm_tiled_64x64_86b7bdeec5_a(image, m0 + (lid + 128) / 4, k0 + (lid + 128) % 4 * 4));
+        b0 = n0 + (lid + 0) % 16 * 4 < 40 ? *(__global const float4 *)(x1 + gemm_tiled_64x64_86b7bdeec5_b(image, n0 + (lid + 0) % 16 * 4, k0 + (lid + 0) / 16)) : (float4)(0.0f);
+        b1 = n0 + (lid + 128) % 16 * 4 < 40 ? *(__global const float4 *)(x1 + gemm_tiled_64x64_86b7bdeec5_b(image, n0 + (lid + 128) % 16 * 4, k0 + (lid + 128) / 16)) : (float4)(0.0f);
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4) * 68 + (lid + 0) / 4] = a0.s0;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 1) * 68 + (lid + 0) / 4] = a0.s1;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 2) * 68 + (lid + 0) / 4] = a0.s2;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 3) * 68 + (lid + 0) / 4] = a0.s3;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4) * 68 + (lid + 128) / 4] = a1.s0;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 1) * 68 + (lid + 128) / 4] = a1.s1;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 2) * 68 + (lid + 128) / 4] = a1.s2;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 3) * 68 + (lid + 128) / 4] = a1.s3;
+        *(__local float4 *)(b_tile + b_step * 4 + (lid + 0) / 16 * 68 + (lid + 0) % 16 * 4) = b0;
+        *(__local float4 *)(b_tile + b_step * 4 + (lid + 128) / 16 * 68 + (lid + 128) % 16 * 4) = b1;
 
-    while (k0 < end) {
-        a_tile[(lid + 0) % 32 * 68 + (lid + 0) / 32] = a0;
-        a_tile[(lid + 256) % 32 * 68 + (lid + 256) / 32] = a1;
-        a_tile[(lid + 512) % 32 * 68 + (lid + 512) / 32] = a2;
-        a_tile[(lid + 768) % 32 * 68 + (lid + 768) / 32] = a3;
-        a_tile[(lid + 1024) % 32 * 68 + (lid + 1024) / 32] = a4;
-        a_tile[(lid + 1280) % 32 * 68 + (lid + 1280) / 32] = a5;
-        a_tile[(lid + 1536) % 32 * 68 + (lid + 1536) / 32] = a6;
-        a_tile[(lid + 1792) % 32 * 68 + (lid + 1792) / 32] = a7;
-        b_tile[(lid + 0) / 64 * 68 + (lid + 0) % 64] = b0;
-        b_tile[(lid + 256) / 64 * 68 + (lid + 256) % 64] = b1;
-        b_tile[(lid + 512) / 64 * 68 + (lid + 512) % 64] = b2;
-        b_tile[(lid + 768) / 64 * 68 + (lid + 768) % 64] = b3;
-        b_tile[(lid + 1024) / 64 * 68 + (lid + 1024) % 64] = b4;
-        b_tile[(lid + 1280) / 64 * 68 + (lid + 1280) % 64] = b5;
-        b_tile[(lid + 1536) / 64 * 68 + (lid + 1536) % 64] = b6;
-        b_tile[(lid + 1792) / 64 * 68 + (lid + 1792) % 64] = b7;
-
-        barrier(CLK_LOCAL_MEM_FENCE);
-        k0 += 32;
-        if (k0 < end) {
-        a0 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 0) / 32, k0 + (lid + 0) % 32, x0);
-        a1 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 256) / 32, k0 + (lid + 256) % 32, x0);
-        a2 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 512) / 32, k0 + (lid + 512) % 32, x0);
-        a3 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 768) / 32, k0 + (lid + 768) % 32, x0);
-        a4 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1024) / 32, k0 + (lid + 1024) % 32, x0);
-        a5 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1280) / 32, k0 + (lid + 1280) % 32, x0);
-        a6 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1536) / 32, k0 + (lid + 1536) % 32, x0);
-        a7 = gemm_tiled_64x64_8fa3ee4e22_a(image, m0 + (lid + 1792) / 32, k0 + (lid + 1792) % 32, x0);
-        b0 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 0) % 64, k0 + (lid + 0) / 64, x1);
-        b1 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 256) % 64, k0 + (lid + 256) / 64, x1);
-        b2 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 512) % 64, k0 + (lid + 512) / 64, x1);
-        b3 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 768) % 64, k0 + (lid + 768) / 64, x1);
-        b4 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1024) % 64, k0 + (lid + 1024) / 64, x1);
-        b5 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1280) % 64, k0 + (lid + 1280) / 64, x1);
-        b6 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1536) % 64, k0 + (lid + 1536) / 64, x1);
-        b7 = gemm_tiled_64x64_8fa3ee4e22_b(image, n0 + (lid + 1792) % 64, k0 + (lid + 1792) / 64, x1);
-
-        }
-        for (int kk = 0; kk < 32; ++kk) {
-            float4 p0 = a_quads[(kk * 68 + tm) / 4 + 0];
-            float4 q0 = b_quads[(kk * 68 + tn) / 4 + 0];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (k0 += 16; k0 < end; k0 += 16) {
+        a0 = *(__global const float4 *)(x0 + gemm_tiled_64x64_86b7bdeec5_a(image, m0 + (lid + 0) / 4, k0 + (lid + 0) % 4 * 4));
+        a1 = *(__global const float4 *)(x0 + gemm_tiled_64x64_86b7bdeec5_a(image, m0 + (lid + 128) / 4, k0 + (lid + 128) % 4 * 4));
+        b0 = n0 + (lid + 0) % 16 * 4 < 40 ? *(__global const float4 *)(x1 + gemm_tiled_64x64_86b7bdeec5_b(image, n0 + (lid + 0) % 16 * 4, k0 + (lid + 0) / 16)) : (float4)(0.0f);
+        b1 = n0 + (lid + 128) % 16 * 4 < 40 ? *(__global const float4 *)(x1 + gemm_tiled_64x64_86b7bdeec5_b(image, n0 + (lid + 128) % 16 * 4, k0 + (lid + 128) / 16)) : (float4)(0.0f);
+#pragma unroll
+        for (int kk = 0; kk < 16; ++kk) {
+            float4 p0 = a_quads[a_step + kk * 17 + tm + 0];
+            float4 p1 = a_quads[a_step + kk * 17 + tm + 8];
+            float4 q0 = b_quads[b_step + kk * 17 + tn + 0];
             c00 += p0.s0 * q0.s0;
             c01 += p0.s0 * q0.s1;
             c02 += p0.s0 * q0.s2;
@@ -124,25 +96,85 @@ void gemm_tiled_64x64_8fa3ee4e22(
             c31 += p0.s3 * q0.s1;
             c32 += p0.s3 * q0.s2;
             c33 += p0.s3 * q0.s3;
+            c40 += p1.s0 * q0.s0;
+            c41 += p1.s0 * q0.s1;
+            c42 += p1.s0 * q0.s2;
+            c43 += p1.s0 * q0.s3;
+            c50 += p1.s1 * q0.s0;
+            c51 += p1.s1 * q0.s1;
+            c52 += p1.s1 * q0.s2;
+            c53 += p1.s1 * q0.s3;
+            c60 += p1.s2 * q0.s0;
+            c61 += p1.s2 * q0.s1;
+            c62 += p1.s2 * q0.s2;
+            c63 += p1.s2 * q0.s3;
+            c70 += p1.s3 * q0.s0;
+            c71 += p1.s3 * q0.s1;
+            c72 += p1.s3 * q0.s2;
+            c73 += p1.s3 * q0.s3;
         }
+
+        a_step = 272 - a_step, b_step = 272 - b_step;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4) * 68 + (lid + 0) / 4] = a0.s0;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 1) * 68 + (lid + 0) / 4] = a0.s1;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 2) * 68 + (lid + 0) / 4] = a0.s2;
+        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 3) * 68 + (lid + 0) / 4] = a0.s3;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4) * 68 + (lid + 128) / 4] = a1.s0;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 1) * 68 + (lid + 128) / 4] = a1.s1;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 2) * 68 + (lid + 128) / 4] = a1.s2;
+        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 3) * 68 + (lid + 128) / 4] = a1.s3;
+        *(__local float4 *)(b_tile + b_step * 4 + (lid + 0) / 16 * 68 + (lid + 0) % 16 * 4) = b0;
+        *(__local float4 *)(b_tile + b_step * 4 + (lid + 128) / 16 * 68 + (lid + 128) % 16 * 4) = b1;
+
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    m0 += tm;
-    n0 += tn;
-    gemm_tiled_64x64_8fa3ee4e22_put(c00, image, m0 + 0, n0 + 0, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c01, image, m0 + 0, n0 + 1, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c02, image, m0 + 0, n0 + 2, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c03, image, m0 + 0, n0 + 3, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c10, image, m0 + 1, n0 + 0, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c11, image, m0 + 1, n0 + 1, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c12, image, m0 + 1, n0 + 2, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c13, image, m0 + 1, n0 + 3, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c20, image, m0 + 2, n0 + 0, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c21, image, m0 + 2, n0 + 1, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c22, image, m0 + 2, n0 + 2, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c23, image, m0 + 2, n0 + 3, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c30, image, m0 + 3, n0 + 0, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c31, image, m0 + 3, n0 + 1, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c32, image, m0 + 3, n0 + 2, x2, y);
-    gemm_tiled_64x64_8fa3ee4e22_put(c33, image, m0 + 3, n0 + 3, x2, y);
+#pragma unroll
+        for (int kk = 0; kk < 16; ++kk) {
+            float4 p0 = a_quads[a_step + kk * 17 + tm + 0];
+            float4 p1 = a_quads[a_step + kk * 17 + tm + 8];
+            float4 q0 = b_quads[b_step + kk * 17 + tn + 0];
+            c00 += p0.s0 * q0.s0;
+            c01 += p0.s0 * q0.s1;
+            c02 += p0.s0 * q0.s2;
+            c03 += p0.s0 * q0.s3;
+            c10 += p0.s1 * q0.s0;
+            c11 += p0.s1 * q0.s1;
+            c12 += p0.s1 * q0.s2;
+            c13 += p0.s1 * q0.s3;
+            c20 += p0.s2 * q0.s0;
+            c21 += p0.s2 * q0.s1;
+            c22 += p0.s2 * q0.s2;
+            c23 += p0.s2 * q0.s3;
+            c30 += p0.s3 * q0.s0;
+            c31 += p0.s3 * q0.s1;
+            c32 += p0.s3 * q0.s2;
+            c33 += p0.s3 * q0.s3;
+            c40 += p1.s0 * q0.s0;
+            c41 += p1.s0 * q0.s1;
+            c42 += p1.s0 * q0.s2;
+            c43 += p1.s0 * q0.s3;
+            c50 += p1.s1 * q0.s0;
+            c51 += p1.s1 * q0.s1;
+            c52 += p1.s1 * q0.s2;
+            c53 += p1.s1 * q0.s3;
+            c60 += p1.s2 * q0.s0;
+            c61 += p1.s2 * q0.s1;
+            c62 += p1.s2 * q0.s2;
+            c63 += p1.s2 * q0.s3;
+            c70 += p1.s3 * q0.s0;
+            c71 += p1.s3 * q0.s1;
+            c72 += p1.s3 * q0.s2;
+            c73 += p1.s3 * q0.s3;
+        }
+
+    m0 += tm * 4;
+    n0 += tn * 4;
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c40, c41, c42, c43), image, m0 + 32, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c50, c51, c52, c53), image, m0 + 33, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c60, c61, c62, c63), image, m0 + 34, n0 + 0, x2, y);
+    gemm_tiled_64x64_86b7bdeec5_put((float4)(c70, c71, c72, c73), image, m0 + 35, n0 + 0, x2, y);
 }

@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jitcl.ir import expr as E
-from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
     Argument,
     Emitted,
-    Loader,
     Match,
     OpenClHooks,
-    Place,
     Scratch,
     Template,
 )
@@ -31,9 +27,11 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     Product,
     joined,
     product_of,
+    side,
 )
 
 WARP = 32
+RUN = 8                        # halves of a piece of 16 bytes
 LEAST_M = 3                    # rows: fewer are left to gemv_opencl
 LEAST_K = 128                  # terms of a part of a sum that is split
 MAX_SPLITS = 16
@@ -153,7 +151,8 @@ class _Writer:
         epilogue = hooks.epilogue_lines(p.c(*places), pair if whole else 1, None, {"n": pair})
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(t, alone).emit())
-        a, b = self.side(0, "m", p.m, t.bm), self.side(1, "n", p.n, t.bn)
+        a, b = (side(p, hooks, which, tile, t.bk, RUN, t.items)
+                for which, tile in enumerate((t.bm, t.bn)))
         nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
         helpers = dict.fromkeys((*a.helpers, *b.helpers))
@@ -171,46 +170,3 @@ class _Writer:
         product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), {},
                           (t.splits * tiles(t, p) * t.items,), (t.items,))
         return [product] if whole else [product, joined(hooks, epilogue, y, p, t.splits)]
-
-    def side(self, which: int, name: str, count: int, tile: int) -> Side:
-        """How the tiles of an operand are read."""
-        p, t, hooks = self.p, self.t, self.hooks
-        k = E.var("k", extent=-(-p.k // t.bk) * t.bk)
-        at = counter("image", p.batch), E.var(name, extent=-(-count // tile) * tile), k
-        ix, inside = (p.a, p.b)[which](*at)
-        node, shape = p.nodes[which], p.shapes[which]
-        place = hooks.place_lines(node, shape, ix) if inside.is_const else None
-        if place is not None:
-            runs = {"k": math.gcd(place.runs.get("k", 1), p.k),
-                    name: math.gcd(place.runs.get(name, 1), count)}
-            along = max(runs, key=lambda v: runs[v])
-            if runs[along] > 1:
-                return Side(name, count, tile, along == "k", runs[along],
-                            hooks.names[place.node], place, None)
-        load = hooks.load_lines(node, shape, ix, inside, (at[1] < count) & (k < p.k))
-        return Side(name, count, tile, load.fast_k, 1, "", None, load)
-
-
-@dataclass(frozen=True)
-class Side:
-    """How an operand's tiles come into local memory: `run` halves at a time, from their `place`; or
-    each by itself, from a function that loads it. by_k: terms are neighbours in a tile.
-    """
-
-    name: str                                    # "m" or "n"
-    count: int
-    tile: int
-    by_k: bool
-    run: int
-    buffer: str
-    place: Place | None
-    load: Loader | None
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.place.node,) if self.place else self.load.nodes if self.load else ()
-
-    @property
-    def helpers(self) -> tuple[str, ...]:
-        read = self.place or self.load
-        return read.helpers if read else ()

@@ -22,22 +22,26 @@ from jitcl.templates.base import (
     Argument,
     Emitted,
     Epilogue,
+    Loader,
     Match,
     OpenClHooks,
+    Place,
     Scratch,
     Template,
 )
 from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
 from jitcl.templates.gemm_opencl.template import decoded
 
+QUAD = 4                       # elements of a vector in local memory
 GROUPS = 2                     # work-groups a core that keep it busy
 LEAST_K = 128                  # terms of a part of a sum that is split
+REGISTERS = 128                # of a work-item: a core has 65536
 MAX_SPLITS = 16
 READ = 8                       # multiply-adds in the time of an element from memory
 JOIN = 128                     # work-items a group of the kernel that joins the parts
 TRUE = E.const(True, "bool")
 
-Place = tuple[list[Expr], Expr]                  # an operand's index, and whether it is inside
+At = tuple[list[Expr], Expr]                     # an operand's index, and whether it is inside
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,30 @@ class Tiling(Match):
     bk: int
     tm: int
     tn: int
+    slices: int = 1                              # of the terms, summed by other work-items
 
     @property
     def items(self) -> int:
         """Work-items of a group."""
-        return self.bm // self.tm * (self.bn // self.tn)
+        return self.bm // self.tm * (self.bn // self.tn) * self.slices
+
+    @property
+    def step(self) -> int:
+        """Bytes of a step in local memory, at most."""
+        return 4 * self.bk * (self.bm + self.bn + 8)
+
+    @property
+    def sums(self) -> int:
+        """Bytes that the slices' sums pass through."""
+        return 4 * (self.items - self.items // self.slices) * self.tm
 
 
 LARGE = Tiling(128, 128, 16, 8, 8)
+TALL = Tiling(64, 64, 16, 8, 4)
 MIDDLE = Tiling(64, 64, 32, 4, 4)
+SLICED = Tiling(32, 32, 64, 4, 4, 4)
 SMALL = Tiling(32, 32, 32, 4, 4)
+TILINGS = (LARGE, TALL, MIDDLE, SLICED, SMALL)
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,8 @@ class Product:
     k: int
     nodes: tuple[Node, Node]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    a: Callable[[Expr, Expr, Expr], Place]
-    b: Callable[[Expr, Expr, Expr], Place]
+    a: Callable[[Expr, Expr, Expr], At]
+    b: Callable[[Expr, Expr, Expr], At]
     c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
 
 
@@ -117,7 +135,7 @@ def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
     """First the largest tile of which there are enough to keep the device busy, with sums split as
     far as that makes too few groups enough; then the others, by what they take.
     """
-    suitable = [t for t in (LARGE, MIDDLE, SMALL) if t is SMALL or fits(t, p, target)]
+    suitable = [t for t in TILINGS if t is SMALL or fits(t, p, target)]
     busy = GROUPS * target.compute_units
     first = next(t for t in suitable if t is not LARGE or tiles(t, p) >= busy)
     best = Split(first, splits(first, p, target))
@@ -133,8 +151,7 @@ def tiles(t: Tiling, p: Product) -> int:
 
 def fits(t: Tiling, p: Product, target: Target) -> bool:
     """Whether the target has room for a tile, and the product as much as fills half of it."""
-    local = 4 * t.bk * (t.bm + t.bn + 8)
-    room = t.items <= target.max_work_group and local <= target.local_memory
+    room = t.items <= target.max_work_group and t.step + t.sums <= target.local_memory
     return room and 2 * min(p.m, p.n) > min(t.bm, t.bn)
 
 
@@ -183,11 +200,11 @@ def matmul(node: Node) -> Product | None:
         ix = ix[len(ix) - len(dims):]
         return [E.index(0) if d == 1 else i for i, d in zip(ix, dims)]
 
-    def left(image: Expr, m: Expr, k: Expr) -> Place:
+    def left(image: Expr, m: Expr, k: Expr) -> At:
         *outer, row = rows(image, m)
         return [*fitted(a, outer), row, k], TRUE
 
-    def right(image: Expr, n: Expr, k: Expr) -> Place:
+    def right(image: Expr, n: Expr, k: Expr) -> At:
         outer = decoded(image, tuple(leading)) if not merged else [E.index(0)] * len(leading)
         return [*fitted(b, outer), k, n], TRUE
 
@@ -211,13 +228,13 @@ def conv(node: Node) -> Product | None:
             return [image, offset]
         return [image // groups, image % groups * size + offset]
 
-    def left(image: Expr, m_: Expr, k: Expr) -> Place:
+    def left(image: Expr, m_: Expr, k: Expr) -> At:
         row = m_ if groups == 1 else image % groups * m + m_
         return [row, k], TRUE
 
     plain = math.prod((*kernel, *strides)) == 1 and not any(pads)     # pixels are one axis
 
-    def right(image: Expr, n: Expr, k: Expr) -> Place:
+    def right(image: Expr, n: Expr, k: Expr) -> At:
         if plain:
             return [*channel(image, k, c), n], TRUE
         tap, *ks = decoded(k, (c, *kernel))
@@ -246,44 +263,101 @@ class _Writer:
 
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.tiling, self.hooks
-        places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
-        epilogue = hooks.epilogue_lines(p.c(*places), 1)
+        root, whole = hooks.group.root, self.splits == 1
+        rows = root.type.dims[-1] if whole else p.n
+        found = [self.epilogue(v) for v in ((QUAD, 1) if rows % QUAD == 0 else (1,))]
+        epilogue, v = next((pair for pair in found if pair[0] is not None), (None, 1))
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
-        a_node, b_node = p.nodes
-        left = hooks.load_lines(a_node, p.shapes[0], *p.a(*self.at("m", p.m, t.bm)),
-                                self.inside("m", p.m, t.bm))
-        right = hooks.load_lines(b_node, p.shapes[1],
-                                 *p.b(*self.at("n", p.n, t.bn)), self.inside("n", p.n, t.bn))
-        whole = self.splits == 1
-        nodes = dict.fromkeys((*left.nodes, *right.nodes, *(epilogue.nodes if whole else ())))
+        a, b = (side(p, hooks, which, tile, t.bk, QUAD, t.items)
+                for which, tile in enumerate((t.bm, t.bn)))
+        nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
-        helpers = dict.fromkeys((*left.helpers, *right.helpers))
+        helpers = dict.fromkeys((*a.helpers, *b.helpers))
         sizes = dict(BATCH=p.batch, M=p.m, N=p.n, SPLITS=self.splits)
         body = hooks.render(
             "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
-            helpers=list(helpers), a_load=left, b_load=right, K=p.k, K_PART=self.part,
+            helpers=list(helpers), a=a, b=b, K=p.k, K_PART=self.part, V=v, SLICES=t.slices,
             HALF=hooks.half, FLUSHED=FLUSHED, BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn,
-            M_TILES=-(-p.m // t.bm),
-            N_TILES=-(-p.n // t.bn), **sizes)
-        root = hooks.group.root
+            BUFFERS=buffers(t, hooks.target), M_TILES=-(-p.m // t.bm), N_TILES=-(-p.n // t.bn),
+            LIMITED=bool(hooks.target.register_limit), **sizes)
         total = p.batch * p.m * p.n
         y: Argument = root if whole else Scratch(
             f"parts of {root.type}", "f32", (self.splits, total))
         stem = f"gemm_tiled_{t.bm}x{t.bn}"
         product = Emitted(stem, body, (*nodes, y), (y,), {},
-                          (self.splits * self.groups * t.items,), (t.items,))
-        return [product] if whole else [product, joined(hooks, epilogue, y, p, self.splits)]
+                          (self.splits * self.groups * t.items,), (t.items,), limit(hooks.target))
+        if whole:
+            return [product]
+        joins = hooks.epilogue_lines(p.c(*self.places()), 1)
+        assert joins is not None
+        return [product, joined(hooks, joins, y, p, self.splits)]
 
-    def at(self, side: str, count: int, tile: int) -> tuple[Expr, Expr, Expr]:
-        """The variables of a loader: they run to the end of the last tile."""
-        k = E.var("k", extent=-(-self.p.k // self.tiling.bk) * self.tiling.bk)
-        return counter("image", self.p.batch), E.var(side, extent=-(-count // tile) * tile), k
+    def places(self) -> tuple[Expr, Expr, Expr]:
+        """The variables of an element of C."""
+        return counter("image", self.p.batch), counter("m", self.p.m), counter("n", self.p.n)
 
-    def inside(self, side: str, count: int, tile: int) -> Expr:
-        """Whether an element of a tile exists."""
-        _, i, k = self.at(side, count, tile)
-        return (i < count) & (k < self.p.k)
+    def epilogue(self, width: int) -> tuple[Epilogue | None, int]:
+        """(what stores so many elements of a row, or None; how many)"""
+        return self.hooks.epilogue_lines(self.p.c(*self.places()), width, None, {"n": width}), width
+
+
+@dataclass(frozen=True)
+class Side:
+    """How an operand's tiles come into local memory: `run` neighbours at a time, from their
+    `place`; or each by itself, from a function that loads it. by_k:
+    terms are neighbours in a tile.
+    """
+
+    name: str                                    # "m" or "n"
+    count: int
+    tile: int
+    by_k: bool
+    run: int
+    buffer: str
+    ctype: str
+    place: Place | None
+    load: Loader | None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.place.node,) if self.place else self.load.nodes if self.load else ()
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        read = self.place or self.load
+        return read.helpers if read else ()
+
+
+def side(p: Product, hooks: OpenClHooks, which: int, tile: int, step: int, most: int, items: int
+         ) -> Side:
+    """How `items` work-items bring tiles of A (which = 0) or B, `step` terms each: up to `most`
+    neighbours at a time."""
+    name, count = ("m", p.m) if which == 0 else ("n", p.n)
+    k = E.var("k", extent=-(-p.k // step) * step)
+    at = counter("image", p.batch), E.var(name, extent=-(-count // tile) * tile), k
+    ix, inside = (p.a, p.b)[which](*at)
+    node, shape = p.nodes[which], p.shapes[which]
+    place = hooks.place_lines(node, shape, ix) if inside.is_const else None
+    if place is not None:
+        runs = {v: math.gcd(place.runs.get(v, 1), extent, most)
+                for v, extent in (("k", p.k), (name, count))}
+        along = max(runs, key=lambda v: runs[v])
+        if runs[along] > 1 and tile * step // runs[along] % items == 0:
+            return Side(name, count, tile, along == "k", runs[along], hooks.names[place.node],
+                        hooks.ctype(place.node.type.dtype), place, None)
+    load = hooks.load_lines(node, shape, ix, inside, (at[1] < count) & (k < p.k))
+    return Side(name, count, tile, load.fast_k, 1, "", "", None, load)
+
+
+def limit(target: Target) -> tuple[str, ...]:
+    """Build options that let two groups of 256 work-items share a core's registers."""
+    return (target.register_limit.format(REGISTERS),) if target.register_limit else ()
+
+
+def buffers(t: Tiling, target: Target) -> int:
+    """Steps in local memory at once: two, where there is room."""
+    return 2 if 2 * t.step + t.sums <= target.local_memory else 1
 
 
 def joined(hooks: OpenClHooks, epilogue: Epilogue, part: Argument, p: Product, splits: int

@@ -87,6 +87,15 @@ __kernel void tensor_tile(__global const uint4 *a, __global const uint4 *b, __gl
 """
 
 
+LIMIT_OPTION = "-cl-nv-maxrregcount={}"
+LIMITED = """
+__kernel void limited(__global const float *x, __global float *y)
+{
+    y[get_global_id(0)] = x[get_global_id(0)] * 3.0f + 1.0f;
+}
+"""
+
+
 def _tensor_cores(bench: Bench, _: Any) -> Verdict:
     """The wider form (compute capability 8.0) is what fast kernels use; the other is told."""
     told = []
@@ -131,7 +140,23 @@ def _no_ptx(found: Found) -> str:
     return "" if listed else "no extension of a driver that takes PTX is listed"
 
 
+def _register_limit(bench: Bench, _: Any) -> Verdict:
+    """Whether the compiler takes the option, and computes the same with it."""
+    program = bench.build(LIMITED, f"-cl-std=CL1.2 {LIMIT_OPTION.format(128)}")
+    x = np.arange(WARP, dtype=np.float32)
+    (y,) = bench.run(program, "limited", WARP, WARP, x, Out(WARP))
+    wrong = first_wrong(y, x * 3 + 1)
+    return Verdict(not wrong, wrong or "a kernel of at most 128 registers is right")
+
+
+def _no_nv_options(found: Found) -> str:
+    listed = "cl_nv_compiler_options" in extensions(found)
+    return "" if listed else "no options of NVIDIA's compiler are listed"
+
+
 ASSEMBLY = (
+    Probe("register_limit", "kernels of at most 128 registers", _register_limit,
+          present={"register_limit": LIMIT_OPTION}, skip=_no_nv_options),
     Probe("tensor_cores", "products of halves by mma.sync in inline assembly", _tensor_cores,
           features=("assembly",), present={"tensor_cores": True}, skip=_no_ptx),
 )
