@@ -172,7 +172,7 @@ kernel @k(in x: f32[300,1200], in b: f32[1200], in c: f32[300], out y: f16[300,1
 @pytest.mark.parametrize(("why", "statement"), {
     "unaligned": "y[i, j] = x[i, j + 1]",
     "backwards": "y[i, j] = x[i, 1199 - j]",
-    "a column": "y[i, j] = x[j, i]",
+    "a column of few": "y[i, j] = x[j, i % 8]",
     "a guard that differs": "y[i, j] = x[i, j] if j < 1199",
     "integers": "z[i, j] = 1",
 }.items())
@@ -183,6 +183,93 @@ kernel @k(in x: f32[1200,1204], {out}[300,1200]) {{
   for i < 300 @parallel {{ for j < 1200 @parallel {{ {statement} }} }}
 }}""")
     assert "@vec" not in text and "@item" in text
+
+
+TURNED = """
+kernel @k(in x: f32[B,N,M], out y: f32[B,M,N]) {
+  for n < B @parallel { for i < M @parallel { for j < N @parallel {
+    y[n, i, j] = x[n, j, i] * 2.0
+  } } }
+}"""
+
+
+def turned(batch: int, m: int, n: int, dtype: str = "f32") -> str:
+    text = TURNED.replace("B", str(batch)).replace("M", str(m)).replace("N", str(n))
+    return text.replace("f32", dtype).replace(" * 2.0", "" if dtype != "f32" else " * 2.0")
+
+
+def test_a_transpose_goes_through_a_tile() -> None:
+    assert scheduled(turned(3, 128, 64), TARGETS["vectors"]) == """\
+  for n < 3 @group {
+    for i_tile < 2 @group {
+      for j_tile < 1 @group {
+        for lane < 256 @lane {
+          let r: index = floordiv(lane, 16)
+          let c: index = lane % 16 * 4
+          for t < 4 @loop {
+            for quad < 4 @vec {
+              tile[r + t * 16, c + quad] = \
+x[n * 8192 + j_tile * 8192 + r * 128 + t * 2048 + i_tile * 64 + c + quad]
+            }
+          }
+          barrier
+          for t < 4 @loop {
+            for quad < 4 @vec {
+              y[n * 8192 + i_tile * 4096 + r * 64 + t * 1024 + j_tile * 64 + c + quad] = \
+tile[c + quad, r + t * 16] * 2.0
+            }
+          }
+        }
+      }
+    }
+  }"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "u8"])
+@pytest.mark.parametrize("shape", [(1, 128, 64), (2, 68, 100), (3, 33, 45)])
+def test_tiles_of_any_shape_are_turned(shape: tuple[int, int, int], dtype: str) -> None:
+    target = dataclasses.replace(TARGETS["vectors"], fp16_arithmetic=False)
+    text = turned(*shape, dtype)
+    assert "tile[" in scheduled(text, target)
+    batch, m, n = shape
+    x = np.random.default_rng(0).integers(0, 99, (batch, n, m)).astype(dtypes.to_numpy(dtype))
+    compare(parse_kernel(text), {"x": x}, target)
+    for small in (dataclasses.replace(target, local_memory=4096),
+                  dataclasses.replace(target, local_works=False),
+                  dataclasses.replace(target, compute_units=132)):
+        assert "tile[" not in scheduled(text, small)
+
+
+KEPT = """
+kernel @k(in x: f32[8,N], in b: f32[N], out y: f32[8,N]) {
+  for i < 8 @parallel {
+    let acc: f32 = 0.0
+    for r < N @loop { acc add= x[i, r] }
+    let top: f32 = -inf
+    for s < N @loop { top max= x[i, s] * acc }
+    for j < N @parallel { y[i, j] = (x[i, j] - top) * b[j] }
+  }
+}"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize(("length", "lanes"), [(128, 32), (768, 64), (4096, 256)])
+def test_a_row_of_vectors_is_read_once(length: int, lanes: int, dtype: str) -> None:
+    text = KEPT.replace("N", str(length))
+    if dtype == "f16":
+        text = text.replace("in x: f32", "in x: f16").replace("x[i, r]", "f32(x[i, r])").replace(
+            "x[i, s]", "f32(x[i, s])").replace("x[i, j]", "f32(x[i, j])")
+    target = dataclasses.replace(H200, fp16_arithmetic=False)
+    found = scheduled(text, target)
+    assert f"for lane < {lanes} @lane" in found and found.count("x[") == 1 and "row0[" in found
+    x = np.random.default_rng(1).standard_normal((8, length)).astype(dtypes.to_numpy(dtype))
+    b = np.random.default_rng(2).random(length, np.float32)
+    compare(parse_kernel(text), {"x": x, "b": b}, target)
+
+
+@pytest.mark.parametrize("change", [("N", "100"), ("N", "65536"), ("x[i, s]", "x[i, s % 7]")])
+def test_what_is_no_row_of_vectors(change: tuple[str, str]) -> None:
+    assert "@vec" not in scheduled(KEPT.replace(*change).replace("N", "768"))
 
 
 def test_too_few_are_no_vectors() -> None:

@@ -137,8 +137,8 @@ class _Lift:
     def place(self, buffer: str, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The offset in a buffer; places in arrays are lanes', and stay."""
         if buffer not in self.shapes:
-            return tuple(substitute(i, {n: E.var(self.variables.get(n, n)) for n in i.free})
-                         for i in indices)
+            return tuple(substitute(i, {n: E.var(self.variables[n]) for n in i.free
+                                        if n in self.variables}) for i in indices)
         terms, constant = E.linear(flat(self.shapes[buffer], indices))
         last = {t: max((self.order.get(v, -1) for v in t.free), default=-1) for t in terms}
         total = E.index(0)

@@ -188,7 +188,7 @@ class VectorRenderer(ExpressionRenderer):
         first = self._lane0(at)
         if stride == 1:
             text = self.read_vector(x.value, self.operand(first, ADD + 1), self._piece(x.value, at))
-        elif abs(stride) > GATHERED:
+        elif abs(stride) > GATHERED and not self._local(x.value):
             raise NotVectorisable("lanes do not lie side by side")
         else:
             each = (self._element(x.value, self.expr(first + stride * k))
@@ -244,6 +244,10 @@ class VectorRenderer(ExpressionRenderer):
             return self.width if self.aligned else 1
         assert self.lane is not None
         return piece(self.width, self.target, alignment(at, self.lane, self.multiples))
+
+    def _local(self, buffer: str) -> bool:
+        """Whether it lies in local memory, where lanes may be anywhere."""
+        return any(b.name == buffer and b.role == "local" for b in self.kernel.arrays)
 
     def _checked(self, buffer: str) -> str:
         dtype = self.stored[buffer]

@@ -11,6 +11,8 @@ vectors    where all that is touched lies side by side and is aligned, and there
     for i < 4000 @parallel { y[i] = x[i] * 2.0 }
     =>  for i < 1000 @item { for lane < 4 @vec { y[i * 4 + lane] = x[i * 4 + lane] * 2.0 } }
 
+tiles      transposes, through local memory: schedule_tiles.py
+
 rows       one row a work-group: its lanes share reductions, and the loops over the row's elements
 
     for i < 64 @parallel { let acc = 0.0  for r < 100 @loop { acc add= x[i, r] }  y[i] = acc }
@@ -43,6 +45,8 @@ from jitcl import dtypes
 from jitcl.codegen.axes import fewest_idle, merge, spread
 from jitcl.codegen.loops import Body, inline_lets, merged, nest_of, rebuild, renamed, rewrite
 from jitcl.codegen.render import flat
+from jitcl.codegen.schedule_rows import Quads, quads
+from jitcl.codegen.schedule_tiles import turned
 from jitcl.codegen.share import share
 from jitcl.codegen.vectorise import has_form
 from jitcl.errors import VerifyError
@@ -96,10 +100,12 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
         row = flattened, shorter, body
     lanes = row_lanes(*row, target) if target.local_works else 0
     if lanes:
-        return rows(*row, lanes)
+        in_quads = quads(row[0], row[2], lanes, target)
+        return rows(*row, in_quads.lanes if in_quads else lanes, in_quads)
     if len(shorter) < len(nest):
         kernel, nest, inner = flattened, shorter, body
-    return vectors(flattened, target) or elements(kernel, nest, inner, target)
+    return turned(flattened, target) or vectors(flattened, target) or elements(
+        kernel, nest, inner, target)
 
 
 def loops_of(kernel: Kernel) -> int:
@@ -222,7 +228,8 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
     return lanes if count < ROWS or along_rows(kernel, nest, shared) else 0
 
 
-def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int) -> Kernel:
+def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Quads | None = None
+         ) -> Kernel:
     """One work-group a row: reductions and inner parallel loops are shared by its lanes."""
     lane = E.var(LANE, extent=lanes)
     combines = {s.var.value: s.combine for s, _ in statements(inner) if isinstance(s, Accum)}
@@ -235,7 +242,7 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int) -> Kernel:
         if isinstance(s, Let) and s.var.value in reduced:
             body.append(Let(s.var, _start(s, combines[s.var.value], lane)))
         elif isinstance(s, For):
-            body.append(deal(s, lane, lanes))
+            body += in_quads.dealt(s) if in_quads else [deal(s, lane, lanes)]
             if _is_reduction(s):
                 own = accumulators(s)
                 arrays += [Buffer(f"part_{v.value}", _held(v.dtype), (lanes,), "local")
@@ -250,6 +257,7 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int) -> Kernel:
         else:
             body.append(s)
     lanes_loop = For(lane, "lane", tuple(body))
+    arrays += in_quads.arrays if in_quads else []
     return Kernel(kernel.name, kernel.buffers, spread(nest, "group", (lanes_loop,)) if nest else
                   (lanes_loop,), tuple(arrays))
 

@@ -40,6 +40,15 @@ def has_form(kernel: Kernel, loop: For, target: Target, aligned: bool) -> bool:
     return True
 
 
+def vectors_of(body: Body) -> list[For]:
+    """The `vec` loops in it."""
+    found: list[For] = []
+    for s in body:
+        if isinstance(s, For):
+            found += [s] if s.kind == "vec" else vectors_of(s.body)
+    return found
+
+
 class _Vectors:
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.old, self.target = kernel, target

@@ -240,8 +240,8 @@ class _ScheduleCheck:
             for buffer, indices in places:
                 at = _flat(self.buffers[buffer], indices)
                 stride = lane_stride(at, lane)
-                if stride == 0:
-                    continue
+                if stride == 0 or self.buffers[buffer].role == "local":
+                    continue                     # local memory is read and written by elements
                 if stride != 1:
                     self.fail(f"lanes of 'for {lane.value} @vec' do not lie side by side in "
                               f"'{buffer}'", stmt)
