@@ -20,7 +20,7 @@ from jitcl.passes.matching import scalar
 from jitcl.target import CpuCore, Target
 from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
-from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, step_cycles
+from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
 from jitcl.templates.gemm_cpu.template import Writer, product_of
 from jitcl.templates.matmul import Shape
 
@@ -193,10 +193,7 @@ def key_blocks(a: Attention, tile: Tile, width: int, most: int) -> tuple[int, in
 
 def choose_tiles(a: Attention, target: Target) -> Tiles:
     """Tiles of equally many rows for both products, with the fewest cycles together."""
-    width, rows_at_most = target.vector_width, a.scores.m
-    if is_size(rows_at_most):               # few cost as much as a tile, and many little more by it
-        rows_at_most = FEWEST_ROWS
-    a = hints(a)
+    width, rows_at_most, a = target.vector_width, lasting(a.scores.m), hints(a)
     counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
     best, least = Tiles(Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
     most = min(MOST_COLUMNS, rows_at_most, target.core.stack // (4 * a.result.n))
