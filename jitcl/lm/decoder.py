@@ -281,6 +281,8 @@ class Layer:
 class DecoderSource:
     """A decoder for a number of rows, as `Model` compiles it; `past` may be any length."""
 
+    whole = True
+
     def __init__(self, decoder: Decoder, rows: int, give: str, kind: str, root: Path) -> None:
         self.decoder, self.rows, self.give, self.kind = decoder, rows, give, kind
         self.name = Path(decoder.weights.place).name
