@@ -116,6 +116,20 @@ def halves(target: Target) -> bool:
     return "cl_khr_fp16" in source(plan(y, target, "low"))
 
 
+def events(target: Target) -> int:
+    """Of a run of 200 launches."""
+    ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
+    ex.session = SimpleNamespace(name="fake", target=target)
+    kernel = SimpleNamespace(int_ptr=1)
+    launch = running.Launch(SimpleNamespace(name="s", kernel="k"), kernel, (1,), (1,))
+    ex._launches = [launch] * 200
+    one = SimpleNamespace(wait=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running.cl, "enqueue_nd_range_kernel", lambda *args: one)
+        patch.setattr(running.Series, "start", lambda *args: one)
+        return len(ex._enqueue(SimpleNamespace(flush=lambda: None)))
+
+
 def queue(target: Target) -> tuple[int, int]:
     """(launches between flushes, most launches that nobody waited for) of a plan of 2000."""
     events: list[Any] = []
@@ -139,10 +153,12 @@ def queue(target: Target) -> tuple[int, int]:
 
     ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
     ex.session = SimpleNamespace(name="fake", target=target)
-    launch = running.Launch(SimpleNamespace(name="s", kernel="k"), None, (1,), (1,))
+    launch = running.Launch(SimpleNamespace(name="s", kernel="k"),
+                            SimpleNamespace(int_ptr=1), (1,), (1,))
     ex._launches = [launch] * 2000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running.cl, "enqueue_nd_range_kernel", lambda *args: Event())
+        patch.setattr(running.Series, "start", lambda it, _: [Event() for _ in it.launches][-1])
         ex._enqueue(Queue())
     return 2000 // flushes, most
 
@@ -244,6 +260,7 @@ SEEN: dict[str, Callable[[Target], Any]] = {
     "fp16_arithmetic": halves,
     "queue_depth": lambda t: queue(t)[1],
     "flush_every": lambda t: queue(t)[0],
+    "failures_last": events,
     "trusted_events": profiling,
     "cached_binaries": kept,
     "reloadable": reloads,
@@ -273,6 +290,8 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-queue-depth", "queue_depth"): (984, 120),
     ("mali-queue-wait", "queue_depth"): (984, 36),
     ("mali-queue-wait", "flush_every"): (24, 12),
+    ("nvidia-failures-last", "flush_every"): (24, 64),
+    ("nvidia-failures-last", "failures_last"): (200, 4),
     ("mali-event-times", "trusted_events"): (["events"], ["clock"]),
     ("mali-t6xx-profiling-queue", "trusted_events"): (["events"], ["clock"]),
     ("mali-binary-crash", "cached_binaries"): (True, False),
@@ -375,6 +394,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
     "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "intel-cpu-fork-safe": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "nvidia-known-good": NVIDIA,
+    "nvidia-failures-last": NVIDIA,
 }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -63,6 +64,10 @@ def test_a_chain_on_one_device(pair):
     a.run({"x": X + 1}, keep_on_device=True)
     assert t.numpy().tobytes() == want.tobytes()
     assert np.asarray(t).tobytes() == want.tobytes()
+    view = t.__buffer__(0) if sys.version_info < (3, 12) else memoryview(t)
+    assert (view.tobytes(), view.shape, view.format) == (want.tobytes(), want.shape, "f")
+    np.asarray(view)[...] = 0                       # a copy
+    assert t.numpy().tobytes() == want.tobytes()
 
 
 def test_reading_and_writing_in_a_mapping(pair):

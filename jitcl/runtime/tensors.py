@@ -133,6 +133,12 @@ class DeviceTensor:
         found = self.numpy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """`memoryview(tensor)`, `bytes(tensor)`, `file.write(tensor)` from Python 3.12 on: a copy.
+        Without one, what was written behind a block of `map` would be seen, or not.
+        """
+        return self.numpy().data
+
     @contextmanager
     def map(self, write: bool = True) -> Iterator[np.ndarray]:
         """An array of the elements, in the block alone. write=False: for reading, also while runs

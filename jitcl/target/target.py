@@ -66,6 +66,7 @@ class Target:
     # how kernels are launched
     flush_every: int = 24                  # launches
     queue_depth: int = 960                 # launches in flight
+    failures_last: bool = False            # a kernel that fails fails whatever comes behind it
     trusted_events: bool = True            # a profiling queue works, and its times are right
     dependable: bool = True                # device "auto" takes it
     fork_safe: bool = False                # its driver works in a child that was forked after use

@@ -24,6 +24,7 @@ from jitcl.devices.opencl.loaded import Action, LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import ResidentMemory
 from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
+from jitcl.devices.opencl.series import Series, in_series
 from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.watched import Command, told
 from jitcl.devices.recording import Recorder, Span, now
@@ -38,6 +39,7 @@ class OpenClExecutable(LoadedPlan):
     """A loaded specialisation of a model."""
 
     memory: ResidentMemory
+    _series: list[Series | HostSection] | None = None   # of the launches as they are now
 
     def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
@@ -46,6 +48,7 @@ class OpenClExecutable(LoadedPlan):
             *(b for action in self._launches for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
         self._lending = Lending(plan, self._launches)
+        self._profiling: Any = None                 # the queue of profiled runs
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
         self._bind()
 
@@ -117,20 +120,33 @@ class OpenClExecutable(LoadedPlan):
         return copied
 
     def _enqueue(self, queue: Any) -> list[Any]:
-        """Launch every step in order; returns their events, None for steps on the host."""
+        """Launch every step in order; returns their events, None for steps on the host. Where one
+        event tells of all before it, there is one a series of launches.
+        """
+        if not self.session.target.failures_last:
+            return self._enqueue_all(queue, self._launches)
+        if self._series is None:
+            self._series = list(in_series(self._launches, self.session.target.flush_every))
+        return self._enqueue_all(queue, self._series)
+
+    def _enqueue_all(self, queue: Any, actions: Sequence[Action | Series]) -> list[Any]:
         events: list[Any] = []
         marks: list[Any] = []
         every, depth = self.session.target.flush_every, self.session.target.queue_depth
-        for n, action in enumerate(self._launches, 1):
+        unflushed = 0
+        for action in actions:
             try:
                 event = action.start(queue)
             except StepFailed as failed:
                 raise self._refused(failed, queue) from failed.error
             events.append(event)
+            unflushed += len(action.launches) if isinstance(action, Series) else 1
             if event is None:
                 marks.clear()  # it waited for all before
-            elif n % every == 0:
+                unflushed = 0
+            elif unflushed >= every:
                 queue.flush()
+                unflushed = 0
                 marks.append(event)
                 if len(marks) * every > depth:
                     marks.pop(0).wait()
@@ -170,6 +186,10 @@ class OpenClExecutable(LoadedPlan):
             if shapes is not None:
                 self._resize(shapes)
             return self._run_on(self._check(inputs), self._fresh() if keep else None)
+
+    def _resize(self, shapes: Shapes) -> None:
+        super()._resize(shapes)
+        self._series = None
 
     def _fresh(self) -> list[OpenClArray]:
         """Room for results."""
@@ -241,11 +261,13 @@ class OpenClExecutable(LoadedPlan):
         with recording.span("profile", "a queue that profiles"):
             if self.session.queue is not None:          # what the caller has enqueued comes before
                 self.queue.finish()
-            usual, self.queue = self.queue, self._profiling_queue()
+            usual, self.queue = self.queue, self._profiling or self._profiling_queue()
+            self._profiling = None
         try:
-            return self._recorded_by_events(sources, recorder)
+            results, self._profiling = self._recorded_by_events(sources, recorder), self.queue
         finally:
             self.queue = usual
+        return results
 
     def _profiling_queue(self) -> Any:
         properties = cl.command_queue_properties.PROFILING_ENABLE
@@ -255,7 +277,8 @@ class OpenClExecutable(LoadedPlan):
                             ) -> list[np.ndarray]:
         called, place = now(), self.session.name
         with recording.span("host", "enqueueing"):
-            inputs, started = self._upload(sources), self._enqueue(self.queue)
+            inputs = self._upload(sources)
+            started = self._enqueue_all(self.queue, self._launches)
             results = self._results()
             outputs = self._read(results)
         with recording.span("wait", "the device"):
@@ -271,6 +294,7 @@ class OpenClExecutable(LoadedPlan):
                 found = [Span("kernel", "all steps and copies, not told apart", called, end, place)]
             if run is not None:
                 run.spans += found
+            del commands, inputs, outputs, started      # events: giving them back takes time, too
         return results
 
     def _recorded_by_steps(self, sources: list[np.ndarray]) -> list[np.ndarray]:
@@ -307,7 +331,7 @@ class OpenClExecutable(LoadedPlan):
 
         times = []
         for _ in range(runs + 1):  # the first warms the queue up
-            events = self._enqueue(queue)
+            events = self._enqueue_all(queue, self._launches)
             ended(queue, events)
             times.append([seconds(*pair) for pair in zip(self._launches, events)])
         return times[1:]

@@ -94,7 +94,8 @@ class LoadedPlan(Executable):
         with self._turn("running a model"):
             if shapes is not None:
                 self._resize(shapes)
-            sources = self._check(arrays)
+            with recording.span("guard", "arrays"):
+                sources = self._check(arrays)
             return self._ran(sources)
 
     @property
