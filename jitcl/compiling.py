@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl.devices.base import Device, DeviceInfo, Progress
 from jitcl.errors import OptionError
-from jitcl.passes.options import Options, Precision
+from jitcl.passes.options import Memory, Options, Precision
+from jitcl.passes.packing import Packing
 from jitcl.runtime.arguments import tally_of
 from jitcl.runtime.calls import Shapes
+from jitcl.runtime.inputs import check_feeds
 from jitcl.runtime.model import Model, compile_now, open_model
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ def compile(
     *,
     device: str | Device | DeviceInfo | None = "auto",
     precision: Precision = "high",
-    memory: str = "normal",
+    memory: Memory = "normal",
     tuning: str = "none",
     guard: str | None = None,
     tolerance: float | Judge | None = None,
@@ -45,15 +47,17 @@ def compile(
     (OptionError for one that matches none): see `Options`. "auto" is f16 wherever outputs stay
     within `tolerance` of f32 on the inputs of `calibrate`, which is tried once and kept in the
     cache: docs/precision.md.
-    memory: "low", "normal" or "high". tuning: "none", "fast", "wide" or "heavy": how long to
-    search for faster kernels of an OpenCL device (docs/tuning.md).
+    memory: "low", "normal" or "high"; {"bits": 4, "block": 64, "skip": ["/head/*"]} stores weights
+    in few bits, rounded for the inputs of `calibrate` where these are given:
+    docs/quantisation.md. tuning: "none", "fast", "wide" or "heavy": how long to search for faster
+    kernels of an OpenCL device (docs/tuning.md).
     guard: "outputs" or "layers": these are looked at behind each run for infinity, NaN and zeros
     alone that f16 caused; the run is repeated, and goes on, with f32 where it is needed. "off".
     None: "outputs" where precision is below "high".
     tolerance: of "auto": the largest error of an output, in units of its largest element (1e-2), or
     a function of (outputs, outputs in f32) -> whether they are fine. calibrate: inputs to try: a
-    dict, an iterable of dicts (64 at most), a folder of .npz; None: random ones. budget: seconds,
-    after which the best so far is taken (300).
+    dict, an iterable of dicts (64 at most), a folder of .npz; None: random ones for "auto". budget:
+    seconds, after which the best so far is taken (300).
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.
     strict: raise rather than run any op on the host.
@@ -70,11 +74,31 @@ def compile(
         "device": device, "precision": precision, "memory": memory, "tuning": tuning,
         "guard": guard, "strict": strict, "isolation": isolation, "cache_dir": cache_dir,
         "progress": progress}
-    if isinstance(precision, str) and precision == "auto":
+    auto = isinstance(precision, str) and precision == "auto"
+    weights = Options("high", memory).weights
+    if weights is not None:
+        options["memory"] = weights
+        if calibrate is not None:
+            options["memory"], calibrate = packed(model, options, weights, calibrate)
+    if auto:
         options["precision"] = chosen(model, options, tolerance, calibrate, budget, shapes)
-    elif not (tolerance is None and calibrate is None and budget is None):
-        raise OptionError("tolerance, calibrate and budget are of precision='auto'")
+    elif tolerance is not None or budget is not None or (calibrate is not None and weights is None):
+        raise OptionError("tolerance, calibrate and budget are of precision='auto', calibrate of "
+                          "memory={'bits': 4}, too")
     return compile_now(model, shapes, **options)
+
+
+def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: Any
+           ) -> tuple[Packing, list[Any]]:
+    """Weights rounded for inputs, and these."""
+    from jitcl.accuracy.auto import feeds_of_calibration
+    from jitcl.runtime.calibrated import calibrated
+
+    with open_model(model, **{**options, "precision": "high", "device": "cpu"}) as opened:
+        feeds = [check_feeds(opened.inputs, f)
+                 for f in feeds_of_calibration(calibrate, opened.inputs)]
+        tally = tally_of(options["progress"])
+        return calibrated(opened.source, weights, feeds, opened.cache, tally), feeds
 
 
 def chosen(model: Any, options: Mapping[str, Any], tolerance: float | Judge | None, calibrate: Any,
@@ -89,4 +113,4 @@ def chosen(model: Any, options: Mapping[str, Any], tolerance: float | Judge | No
                       tally_of(options["progress"]))
 
 
-__all__ = ["chosen", "compile"]
+__all__ = ["chosen", "compile", "packed"]

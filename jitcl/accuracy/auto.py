@@ -33,7 +33,7 @@ from jitcl.accuracy.measures import bit_equal, difference
 from jitcl.devices.base import Device
 from jitcl.devices.progress import Tally
 from jitcl.errors import InputError, OptionError, UnsupportedError
-from jitcl.passes.options import ALL, Chosen, Options
+from jitcl.passes.options import ALL, Chosen, Memory, Options
 from jitcl.runtime.arguments import shown
 from jitcl.runtime.cache import Key, code_version, kernel_cache
 from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
@@ -70,7 +70,7 @@ class Trial:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
                     0 <= value < np.inf):
                 raise OptionError(f"{name}: got {shown(value)}, wanted a number from 0 up")
-        given = _calibration(calibrate, inputs)
+        given = feeds_of_calibration(calibrate, inputs)
         random = not given
         if random:
             fixed = fixed_shapes(inputs, shapes)
@@ -104,7 +104,7 @@ class Trial:
         return {"tolerance": self.said, "inputs": digest.hexdigest()}
 
 
-def _calibration(given: Any, inputs: Sequence[Tensor]) -> list[Feeds]:
+def feeds_of_calibration(given: Any, inputs: Sequence[Tensor]) -> list[Feeds]:
     """Feeds to try: of a dict, an iterable of dicts, or a folder of .npz and .npy files."""
     if given is None or (isinstance(given, Mapping) and given):
         return [] if given is None else [given]
@@ -136,7 +136,7 @@ def _of_folder(folder: Path, inputs: Sequence[Tensor]) -> list[Feeds]:
     return found
 
 
-def choose(source: Source, device: Device, memory: str, trial: Trial,
+def choose(source: Source, device: Device, memory: Memory, trial: Trial,
            cache_dir: str | Path | None, tally: Tally) -> Options:
     """Options with the precision of each layer, and in `chosen` why. Raises what compiling and
     running raise, and UnsupportedError for a model that keeps no names of layers.
@@ -146,7 +146,8 @@ def choose(source: Source, device: Device, memory: str, trial: Trial,
                                "names of layers\n  Give the ONNX model that it was made of.")
     cache, parts = kernel_cache(cache_dir).for_target(device.target), trial.key()
     key = None if parts is None else Key(
-        {"model": source.digest, "code": code_version(), "of": "auto", "memory": memory, **parts},
+        {"model": source.digest, "code": code_version(), "of": "auto", "memory": str(memory),
+         **parts},
         f"precisions of {source.name}")
     stored = cache.get("model", key) if key is not None else None
     if stored is not None:
@@ -159,7 +160,7 @@ def choose(source: Source, device: Device, memory: str, trial: Trial,
     return found
 
 
-def _read(row: Any, memory: str) -> Options:
+def _read(row: Any, memory: Memory) -> Options:
     said, promoted, chosen = row
     chosen = {**chosen, "reasons": tuple(map(tuple, chosen["reasons"])),
               "notes": tuple(chosen["notes"])}
@@ -169,7 +170,7 @@ def _read(row: Any, memory: str) -> Options:
 class _Search:
     """One model's layers, tried on one device."""
 
-    def __init__(self, source: OnnxSource, device: Device, memory: str, trial: Trial,
+    def __init__(self, source: OnnxSource, device: Device, memory: Memory, trial: Trial,
                  cache_dir: str | Path | None, tally: Tally) -> None:
         self.source, self.device, self.memory, self.trial = source, device, memory, trial
         self.open = (cache_dir, tally, None)
@@ -334,4 +335,4 @@ def _share(model: Model, raised: Mapping[str, str]) -> float:
     return half / total if total else 0.0
 
 
-__all__ = ["BUDGET", "TOLERANCE", "Trial", "choose"]
+__all__ = ["BUDGET", "TOLERANCE", "Trial", "choose", "feeds_of_calibration"]

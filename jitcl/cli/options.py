@@ -49,6 +49,20 @@ class Precision(click.Choice):
             self.fail(str(error), param, ctx)
 
 
+class Memory(click.Choice):
+    """Of buffers; or `bits=4;block=64;..`, of weights, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None,
+                ctx: click.Context | None) -> str:
+        if "=" not in value:
+            return str(super().convert(value, param, ctx))
+        try:
+            Options("high", value)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 class Numbers(click.ParamType):
     """Comma-separated numbers, one a channel."""
 
@@ -75,8 +89,9 @@ _PRECISION = ("high: as the model says; normal: f16 storage; low: f16 arithmetic
 _SHARED = (
     click.option("--precision", type=Precision(CHOICES["precision"]), default="high",
                  show_default=True, help=_PRECISION),
-    click.option("--memory", type=click.Choice(CHOICES["memory"]), default="normal",
-                 show_default=True, help="low: pack buffers tightest; high: share none."),
+    click.option("--memory", type=Memory(CHOICES["memory"]), default="normal",
+                 show_default=True, help="low: pack buffers tightest; high: share none. Weights in "
+                 "few bits: 'bits=4;block=64;skip=/head/*'."),
     _TUNING,
     click.option("--shape", "shapes", type=ShapeType(), multiple=True,
                  help="An input's shape, where the model leaves it open; repeatable."),

@@ -153,6 +153,17 @@ class Decoder(ABC):
         keys[room:] = positions
         return found
 
+    def pieces(self, ids: Sequence[int], most: int, root: Path
+               ) -> tuple[Any, list[dict[str, np.ndarray]]]:
+        """A source that takes pieces of a text of up to `most` tokens, without a past, and what it
+        is fed: all pieces are of one length, so that the last one may begin in the one before."""
+        rows = min(len(ids), most, self.context)
+        source = DecoderSource(self, rows, "logits", "f32", root)
+        past = {t.name: np.zeros([0 if isinstance(d, Sym) else d for d in t.shape], np.float32)
+                for t in source.signature()[0] if t.name.startswith("past_")}
+        starts = [min(first, len(ids) - rows) for first in range(0, len(ids), rows)]
+        return source, [{**self.feeds(ids[s:s + rows], 0, rows), **past} for s in starts]
+
     def check(self) -> None:
         """ModelError or ShapeError where weights and configuration do not fit: a weight that is
         missing, of another shape, or that nothing reads (it would be another model)."""

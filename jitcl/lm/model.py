@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from jitcl import forking
 from jitcl.devices.base import Device, DeviceInfo, Progress
+from jitcl.devices.select import open_device
 from jitcl.errors import InputError, OptionError, UnsupportedError, closed_error
 from jitcl.lm import drafts, tokens
 from jitcl.lm.adapters import Adapted
@@ -24,10 +25,11 @@ from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
-from jitcl.passes.options import Options
+from jitcl.passes.options import Memory, Options
 from jitcl.runtime.arguments import device_of, isolation_of, tally_of
 from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import kernel_cache
+from jitcl.runtime.calibrated import calibrated
 from jitcl.runtime.model import Model
 
 ROWS = (1, 16, 64, 256)                     # tokens that are computed at once, by kernels of each
@@ -367,6 +369,17 @@ class LanguageModel:
         """[tokens, vocabulary], float32: what the model says behind each token."""
         return self._alone(self._ids(ids), "logits")
 
+    def _calibrate(self, text: Prompt) -> None:
+        """Round packed weights for this text, in pieces of 256 tokens at most."""
+        if self.options.weights is None:
+            raise OptionError("calibrate: weights are rounded for a text where memory= says in how "
+                              "many bits, such as {'bits': 4}")
+        cache = kernel_cache(self._cache_dir)
+        source, feeds = self.decoder.pieces(self._ids(text), ROWS[-1], cache.root)
+        self.options = replace(self.options, memory=calibrated(
+            source, self.options.weights, feeds, cache.for_target(open_device("cpu").target),
+            self._progress))
+
     # ---- running
 
     def _empty(self) -> _Past:
@@ -432,15 +445,16 @@ class LanguageModel:
 
 
 def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
-         precision: str = "high", memory: str = "normal", isolation: str | None = None,
+         precision: str = "high", memory: Memory = "normal", isolation: str | None = None,
          cache_dir: str | Path | None = None, progress: Progress | None = None,
-         adapter: str | Path | None = None) -> LanguageModel:
+         adapter: str | Path | None = None, calibrate: Prompt | None = None) -> LanguageModel:
     """A language model of files that are there; nothing is downloaded.
 
     path: a folder as Hugging Face's save_pretrained() writes it, or a .gguf file. The other options
     are those of `jitcl.compile`; below "high" precision, keys and values are kept as f16. Kernels
     are written when they are first needed. adapter: a folder as peft's save_pretrained() writes
-    LoRA's, which is added to the weights of a folder.
+    LoRA's, which is added to the weights of a folder. calibrate: of memory={"bits": 4}, a text, or
+    tokens, that weights are rounded for.
 
     Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
     library is missing (`pip install 'jitcl[lm]'`).
@@ -448,11 +462,16 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     options, isolation = Options(precision, memory, "none"), isolation_of(isolation)
     if options.layers:
         raise OptionError(f"precision={precision!r}: language models have one for all layers")
+    if options.weights is not None and options.weights.skip:
+        raise OptionError("memory: skip names nodes of ONNX models; language models have none")
     found, tokenizer, ends, configured = (
         _gguf(Path(path), adapter) if str(path).endswith(".gguf") else _folder(Path(path), adapter))
     tally = tally_of(progress)
-    return LanguageModel(found, tokenizer, ends, configured, device_of(device, tally), options,
-                         cache_dir, tally, isolation)
+    model = LanguageModel(found, tokenizer, ends, configured, device_of(device, tally), options,
+                          cache_dir, tally, isolation)
+    if calibrate is not None:
+        model._calibrate(calibrate)
+    return model
 
 
 _Parts = tuple[Decoder, Tokenizer | None, frozenset[int], Mapping[str, Any]]

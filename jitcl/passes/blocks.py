@@ -12,6 +12,7 @@ import math
 from jitcl.ir.graph import Graph, Node, rebuild
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
+from jitcl.passes.regions import decoded_weights
 from jitcl.target import Target
 
 SPATIAL = ("resize_nearest", "interpolate")  # they move pixels, never channels
@@ -40,6 +41,7 @@ class _Blocks:
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
         self.readers = graph.readers()
         self.outputs = {n for _, n in graph.outputs}
+        self.decoded = decoded_weights(self.order)
 
     def chosen(self) -> dict[Node, Layout]:
         """Node -> its blocked layout."""
@@ -86,7 +88,7 @@ class _Blocks:
         if node.op == "conv_integer" and not self.bytes:
             return False
         group, k, c = node.attr("group"), node.type.dims[1], x.type.dims[1]
-        if w.op != "const":
+        if w.op != "const" and not (node.op == "conv" and w in self.decoded):
             return False
         if group == 1 or (group == c == k and node.op == "conv"):
             return True

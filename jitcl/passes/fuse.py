@@ -37,7 +37,8 @@ MAX_REDUCTIONS = 4             # in one row-wise group
 def fuse(graph: Graph, target: Target | None = None) -> list[Group]:
     """The graph's groups, each after those that it reads; small GPUs get small kernels."""
     limits = target or Target
-    return _Fuser(graph, limits.max_operands, limits.max_members, limits.gated_weights).run()
+    return _Fuser(graph, limits.max_operands, limits.max_members, limits.gated_weights,
+                  target is not None and target.kind == "opencl").run()
 
 
 @dataclass
@@ -69,8 +70,11 @@ class _Home:
 
 class _Fuser:
     def __init__(self, graph: Graph, max_operands: int, max_members: int,
-                 gated_weights: bool) -> None:
+                 gated_weights: bool, stores_weights: bool) -> None:
+        """stores_weights: templates of convolutions read weights from memory; those that lie packed
+        are decoded before."""
         self.max_operands, self.max_members = max_operands, max_members
+        self.stores_weights = stores_weights
         self.regions = Regions(graph)
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
         self.readers = self.regions.readers
@@ -159,6 +163,8 @@ class _Fuser:
             return reader in self.gates
         if self.kind[reader] == "contraction" or reader in self.addresses:
             by_address = reader in self.addresses or reader.op in BY_ADDRESS
+            if node in self.regions.decoded and reader.op == "conv" and self.stores_weights:
+                return True
             view = by_address and self.regions.is_view(node)
             if not view and node not in self.regions.decoded:
                 return True

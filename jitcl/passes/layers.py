@@ -9,20 +9,36 @@ from fnmatch import fnmatchcase
 from jitcl.errors import OptionError
 from jitcl.ir.graph import ModelNode
 from jitcl.passes.options import Options, strictest
+from jitcl.passes.packing import Packing
 
 NEAREST = 3                     # names that an error proposes
 
 
 def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -> None:
     """OptionError for a name that no node has, and for a pattern that matches none."""
-    for given, _ in options.layers:
+    asked = [("precision", name) for name, _ in options.layers]
+    asked += [("memory: skip", name) for name in (options.weights.skip if options.weights else ())]
+    for option, given in asked:
         if given in names or any(fnmatchcase(name, given) for name in names):
             continue
         near = difflib.get_close_matches(given, names, NEAREST, 0.0)
         pattern = any(c in given for c in "*?[")
         what = f"no node of {model} matches" if pattern else f"{model} has no node"
-        raise OptionError(f"precision: {what} '{given}'\n  The nearest names are: "
+        raise OptionError(f"{option}: {what} '{given}'\n  The nearest names are: "
                           f"{', '.join(map(repr, near)) or 'none'}.")
+
+
+def skipped_nodes(names: Mapping[str, ModelNode], packing: Packing) -> frozenset[str]:
+    """The nodes whose weights stay as they are: by their own name, or that of a node which has them
+    in a body."""
+    def skipped(name: str) -> bool:
+        while name in names:
+            if packing.skips(name):
+                return True
+            name = names[name].inside
+        return False
+
+    return frozenset(filter(skipped, names))
 
 
 def layer_precisions(names: Mapping[str, ModelNode], options: Options, kept: Iterable[str],
@@ -63,4 +79,4 @@ def _followers(names: Mapping[str, ModelNode], name: str, present: set[str]) -> 
     return found
 
 
-__all__ = ["check_layers", "layer_precisions"]
+__all__ = ["check_layers", "layer_precisions", "skipped_nodes"]

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jitcl.errors import OptionError
+from jitcl.passes.packing import Packing
 
 CHOICES = {
     "precision": ("high", "normal", "low"),         # the strictest first
@@ -18,6 +19,7 @@ CHOICES = {
 }
 ALL = "*"
 Precision = str | Mapping[str, str]     # for all layers; or by names and patterns of layers
+Memory = str | Mapping[str, Any] | Packing      # of buffers; or of weights, too
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Options:
     arithmetic. memory: low packs buffers tightest, high never shares them. tuning: how long to
     search for faster kernels (docs/tuning.md).
 
+    memory may say how weights are stored, too: {"bits": 4, "block": 64, "skip": ["/head/*"]}, or
+    as text, "bits=4;block=64;skip=/head/*" (docs/quantisation.md). That stands in `weights`.
+
     precision may be given for layers: {"/head/Conv": "high", "/body/*": "normal", "*": "low"}, by
     names of ONNX nodes or glob patterns of them, or as text, "low;/head/Conv=high;/body/*=normal".
     A name is more than a pattern, an earlier pattern more than a later one, "*" the rest ("high"
@@ -62,12 +67,13 @@ class Options:
     """
 
     precision: Any = "high"
-    memory: str = "normal"
+    memory: Any = "normal"
     tuning: str = "none"
     guard: str | None = None
     layers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     promoted: tuple[str, ...] = field(default=(), kw_only=True)
     chosen: Chosen | None = field(default=None, kw_only=True, compare=False)
+    weights: Packing | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         given = self.precision
@@ -78,6 +84,12 @@ class Options:
             rest, layers = _split(given)
             object.__setattr__(self, "precision", rest)
             object.__setattr__(self, "layers", layers)
+        memory = self.memory
+        if isinstance(memory, Mapping) or isinstance(memory, str) and "=" in memory:
+            memory = Packing.of(memory)
+        if isinstance(memory, Packing):
+            object.__setattr__(self, "memory", memory.plan)
+            object.__setattr__(self, "weights", memory)
         for f in fields(self):
             value: Any = getattr(self, f.name)
             if f.name == "guard" and value is None:         # behind precision, which is checked
@@ -115,6 +127,7 @@ class Options:
         """Parts of keys: of what plans are made of, as far as it is said."""
         parts = {name: str(getattr(self, name)) for name in CHOICES if name != "guard"}
         more = {"layers": self.layers, "promoted": self.promoted,
+                "weights": self.weights and [self.weights.said, self.weights.calibration],
                 "guard": "" if self.guard == "off" else self.guard}
         return {**parts, **{name: json.dumps(value) for name, value in more.items() if value}}
 
@@ -152,4 +165,4 @@ def _split(given: Mapping[Any, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
     return given.get(ALL, "high"), tuple((n, p) for n, p in given.items() if n != ALL)
 
 
-__all__ = ["ALL", "CHOICES", "Chosen", "Options", "Precision", "strictest"]
+__all__ = ["ALL", "CHOICES", "Chosen", "Memory", "Options", "Precision", "strictest"]

@@ -10,6 +10,7 @@ from jitcl.passes.fold import FoldConstants
 from jitcl.passes.integer_products import FloatProducts, IntegerProducts, UnsignedBytes
 from jitcl.passes.layout import AssignLayouts
 from jitcl.passes.options import Options
+from jitcl.passes.pack_weights import PackWeights
 from jitcl.passes.pointwise import ConvolveSmall, MergeProducts, PixelProducts
 from jitcl.passes.precision import CheckTypes
 from jitcl.passes.projected_bytes import ProjectedBytes
@@ -27,9 +28,11 @@ from jitcl.passes.wide_softmax import WidenSoftmax
 from jitcl.target import Target
 
 
-def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
+def pipeline(target: Target, options: Options, skipped: frozenset[str] = frozenset()
+             ) -> tuple[Pass, ...]:
     """The passes for a target. `fuse` follows them, which makes groups of the graph that they
-    leave, and `assign_precision`, which says what is stored and computed as f16.
+    leave, and `assign_precision`, which says what is stored and computed as f16. skipped: nodes of
+    the model whose weights are not to be packed.
     """
     packed = target.packed_weights
     return (
@@ -46,6 +49,7 @@ def pipeline(target: Target, options: Options) -> tuple[Pass, ...]:
         FoldScale(),
         FoldScaleBefore(),
         FoldPad(),
+        *((PackWeights(options.weights, skipped),) if options.weights is not None else ()),
         PixelProducts(),
         ConvolveSmall(),
         MergeProducts(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.types import ROW
 from jitcl.ops.builder import lookup
@@ -37,6 +39,22 @@ def row_count(node: Node) -> int | None:
     return first if all(a in axes or dims[a] == 1 for a in range(first, len(dims))) else None
 
 
+def decoded_weights(order: Sequence[Node]) -> set[Node]:
+    """What is made of constants alone by decoding: weights that are stored in few bits, which
+    whoever reads them decodes. order: nodes, each after what it reads.
+    """
+    constant: set[Node] = set()
+    found: set[Node] = set()
+    for node in order:
+        if not all(i.op == "const" or i in constant for i in node.inputs):
+            continue
+        if node.op in (*DECODERS, *VIEWS, "cast"):
+            constant.add(node)
+            if node.op in DECODERS or any(i in found for i in node.inputs):
+                found.add(node)
+    return found
+
+
 class Regions:
     """Facts on a graph's nodes, each computed in one sweep.
 
@@ -51,7 +69,7 @@ class Regions:
         self.readers = graph.readers()
         self.outputs = {n for _, n in graph.outputs}
         self.kind = {n: lookup(n.op).kind for n in self.order}
-        self.decoded = self._decoded()
+        self.decoded = decoded_weights(self.order)
         self.place = {n: k for k, n in enumerate(self.order)}
         self.cost = self._costs()
         self.rows = self._rows()
@@ -67,21 +85,6 @@ class Regions:
     def is_view(self, node: Node) -> bool:
         """One buffer at another index: costs no more than an address."""
         return node.op in VIEWS
-
-    def _decoded(self) -> set[Node]:
-        """What is made of constants alone by decoding: weights that are stored in few bits, which
-        whoever reads them decodes.
-        """
-        constant: set[Node] = set()
-        found: set[Node] = set()
-        for node in self.order:
-            if not all(i.op == "const" or i in constant for i in node.inputs):
-                continue
-            if node.op in (*DECODERS, *VIEWS, "cast"):
-                constant.add(node)
-                if node.op in DECODERS or any(i in found for i in node.inputs):
-                    found.add(node)
-        return found
 
     def _costs(self) -> dict[Node, int]:
         found: dict[Node, int] = {}

@@ -139,7 +139,8 @@ class _Repair:
             newest = model._specialise(self.arrays, Patience())
             if newest.plan is not special.plan:         # another thread has caught it
                 special, values = newest, self.compute(newest)
-            wide = self._lowering(Options("high", guard.options.memory, promoted=("*",)))
+            wide = self._lowering(Options("high", guard.options.weights or guard.options.memory,
+                                           promoted=("*",)))
             wide.watch(range(len(wide.groups)))
             exact, magnitudes = self._computed(wide)
             for _ in range(ROUNDS):

@@ -26,7 +26,7 @@ from jitcl.errors import (
     NotOneGraph,
     OutOfMemoryError,
 )
-from jitcl.passes.options import Options, Precision
+from jitcl.passes.options import Memory, Options, Precision
 from jitcl.runtime import placement, signature, tensors
 from jitcl.runtime.arguments import (
     check_searchable,
@@ -62,7 +62,7 @@ def open_model(
     *,
     device: str | Device | DeviceInfo | None = "auto",
     precision: Precision | Options = "high",
-    memory: str = "normal",
+    memory: Memory = "normal",
     tuning: str = "none",
     guard: str | None = None,
     strict: bool = False,

@@ -44,14 +44,15 @@ def store(source: Source, cache: DeviceCache, found: Mapping[str, Any]) -> None:
 
 
 def check_layers(source: Source, options: Options, cache: DeviceCache) -> None:
-    """OptionError where precision is asked for layers that the model has not. What was checked once
+    """OptionError where options name layers that the model has not. What was checked once
     is not parsed for it again.
     """
-    if not options.layers:
+    skip = options.weights.skip if options.weights is not None else ()
+    if not options.layers and not skip:
         return
     from jitcl.passes.layers import check_layers as check
 
-    key = Key({**_key(source).parts, "layers": json.dumps(options.layers)},
+    key = Key({**_key(source).parts, "layers": json.dumps([options.layers, skip])},
               f"layers of {source.name}")
     if cache.get("model", key) is None:
         check(f"model {source.name}", source.nodes(), options)

@@ -196,8 +196,8 @@ class GraphSource:
         return specialise(self._graph, bound)
 
     def nodes(self) -> Mapping[str, ModelNode]:
-        raise OptionError(f"precision: graph '{self.name}' keeps no names of layers\n"
-                          "  They are known of ONNX models; of a graph, say one precision for all.")
+        raise OptionError(f"graph '{self.name}' keeps no names of layers\n  They are known of "
+                          "ONNX models; of a graph, say one precision for all, and skip none.")
 
 
 def parse(text: str) -> Graph:

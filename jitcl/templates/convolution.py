@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
+from jitcl.ir.group import Group
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,15 @@ class ConvShape:
     groups: int
 
 
-def packable(node: Node | None, op: str) -> Node | None:
+def packable(node: Node | None, op: str, group: Group | None = None) -> Node | None:
     """The node where it is a convolution `op` of 1 or 2 spatial axes, f32 or f16, that computes
-    something and whose weight is constant.
+    something and whose weight is constant, or decoded of constants by the group.
     """
     if node is None or node.op != op or node.type.rank not in (3, 4):
         return None
     x, w = node.inputs
-    stored = w.op == "const" and x.type.dtype in ("f32", "f16")
+    constant = w.op == "const" or (group is not None and group.decodes(w))
+    stored = constant and x.type.dtype in ("f32", "f16")
     return node if stored and node.type.size and x.type.size else None
 
 

@@ -11,12 +11,23 @@ from functools import partial
 import numpy as np
 
 from jitcl import dtypes
+from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import require
 from jitcl.passes.gates import gated
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Packed, Template
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    CpuHooks,
+    Emitted,
+    Lines,
+    Match,
+    Packed,
+    Scratch,
+    Template,
+)
 from jitcl.templates.convolution import ConvShape, packable, shape_of
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
@@ -90,12 +101,15 @@ class ConvCpu(Template[Match, CpuHooks]):
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
-        node = packable(group.anchor, "conv")
+        node = packable(group.anchor, "conv", group)
         if node is None or target.kind != "cpu":
             return ()
         s, width = shape_of(node), target.vector_width
-        if s.groups > 1 and (s.c // s.groups % width or s.k // s.groups % width):
+        channels = s.c // s.groups
+        if s.groups > 1 and (channels % width or s.k // s.groups % width):
             return ()
+        if node.inputs[1].op != "const" and channels > width and channels % width:
+            return ()                            # packed weights come in equal blocks
         return (Match(),)
 
     def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
@@ -105,7 +119,9 @@ class ConvCpu(Template[Match, CpuHooks]):
         if found is not None and all(n in hooks.names for n in found):     # else it is copied
             node, gate = found
         before, a, physical, inset = padded_input(s, node, hooks, planes=s.c < FEW_CHANNELS)
-        return [*before, Writer(s, hooks, gate=gate).write(a, physical, inset)]
+        writer = Writer(s, hooks, gate=gate)
+        conv = writer.write(a, physical, inset)
+        return [*before, *writer.before, conv]
 
 
 @dataclass(frozen=True)
@@ -142,6 +158,7 @@ class Writer:
         self.lanes = 1 if self.planes else self.width // self.arithmetic.together
         self.depth = -(-s.c // s.groups // self.arithmetic.together)
         self.halo = self.root.layout.halo if self.root.layout.kind == "NCHWc" else 0
+        self.before: list[Emitted] = []          # decode packed weights
 
     def write(self, a: Argument, physical: tuple[int, ...], inset: tuple[int, int]) -> Emitted:
         """`a`: the padded input, of blocks (or planes) [N, blocks, H, W], with pixel (0, 0) at
@@ -246,12 +263,32 @@ class Writer:
             and s.out[0] > 1
         )
 
-    def packed(self, tile: Tile) -> Packed:
+    def packed(self, tile: Tile) -> Argument:
         s = self.s
+        if self.w.op != "const":
+            return self.decoded(tile)
         pack = partial(
             pack_weights, width=self.width, blocks=tile.blocks, groups=s.groups, c_block=self.lanes)
         key = f"conv {self.width} {tile.blocks} {s.groups} {self.lanes} {self.phase or ''}"
         return Packed(self.w, key, lambda w: pack(self.weights(w)))
+
+    def decoded(self, tile: Tile) -> Scratch:
+        """Packed weights as `pack_weights` has them, decoded in each run: a layer's at a time are
+        in memory."""
+        s, lanes = self.s, tile.blocks * self.width
+        c, k = s.c // s.groups, s.k // s.groups
+        per_group, c_block = -(-k // lanes), min(c, self.lanes)
+        shape = (s.groups * per_group, c // c_block, *s.kernel, c_block, lanes)
+
+        def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+            output = at[0] % per_group * lanes + at[5]
+            taps = at[2:4] if self.w.type.rank == 4 else at[3:4]
+            return (at[0] // per_group * k + output, at[1] * c_block + at[4], *taps), output < k
+
+        copy, emitted = self.hooks.arranged(
+            self.w, f"weights {lanes} {self.lanes} {self.w.type}", "f32", shape, where)
+        self.before.append(emitted)
+        return copy
 
     def weights(self, w: np.ndarray) -> np.ndarray:
         """The filters as [K, C, kh, kw]."""

@@ -1,0 +1,140 @@
+"""Weights that are packed for what they are multiplied with: the model runs on inputs to try, and
+each layer's weights are rounded for the layer's inputs there.
+
+All that layers read is asked for as outputs of the graph in which weights are packed, on the CPU
+path, so that all devices get the same weights; they are kept in the cache, by model and inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitcl.devices.base import Tally
+from jitcl.devices.select import open_device
+from jitcl.errors import InputError, NeedsValue, NotOneGraph, UnsupportedError
+from jitcl.ir.graph import Graph, Node
+from jitcl.passes.base import run_passes
+from jitcl.passes.indices import take_checks
+from jitcl.passes.layers import skipped_nodes
+from jitcl.passes.options import Options
+from jitcl.passes.pack_weights import PackWeights, Weight
+from jitcl.passes.packing import Array, Packing, Rows, gptq
+from jitcl.passes.pipeline import pipeline
+from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.model import Model
+from jitcl.runtime.source import GraphSource, Source
+
+SUMS = 2048                     # of each layer, that its weights are rounded for
+Feeds = Mapping[str, Any]
+
+
+def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: DeviceCache,
+               tally: Tally) -> Packing:
+    """The packing with rows that were rounded for these inputs (`gptq`). Look-ups are rounded to
+    the nearest, and so are weights of several matrices in one.
+
+    Raises what running the model raises, and UnsupportedError for one that is no single graph.
+    """
+    inputs = _digest(feeds)
+    key = Key({"model": source.digest, "code": code_version(), "of": "packed weights",
+               "weights": packing.said, "inputs": inputs}, f"packed weights of {source.name}")
+    stored = cache.get("model", key)
+    if stored is not None:
+        return packing.calibrated(inputs, _read(stored, packing.bits))
+    skipped = skipped_nodes(source.nodes(), packing) if packing.skip else frozenset()
+    step = PackWeights(packing, skipped)
+    seen: dict[str, tuple[Weight, list[list[Array]]]] = {}
+    models: dict[Any, tuple[Model, Mapping[str, Weight]]] = {}
+    try:
+        for arrays in feeds:
+            shapes = tuple((n, np.shape(a)) for n, a in sorted(arrays.items()))
+            if shapes not in models:
+                models[shapes] = _tapped(source, arrays, step, cache, tally)
+            model, weights = models[shapes]
+            tally.now(f"running {source.name} for what its layers read")
+            given = model.run({t.name: arrays[t.name] for t in model.inputs})
+            for name, weight in weights.items():
+                sums = list(weight.sums(np.asarray(given[name], np.float32),
+                                        max(1, SUMS // len(feeds))))
+                seen.setdefault(name, (weight, []))[1].append(sums)
+    finally:
+        for model, _ in models.values():
+            model.close()
+    found: dict[str, Rows] = {}
+    for name, (weight, parts) in seen.items():
+        tally.now(f"rounding weights: {len(found) + 1} of {len(seen)}")
+        found[name] = _rounded(weight, parts, packing)
+    cache.put("model", key, _written(found))
+    return packing.calibrated(inputs, found)
+
+
+def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache, tally: Tally
+            ) -> tuple[Model, Mapping[str, Weight]]:
+    """A model that gives what each layer reads, by the identity of its weights."""
+    device = open_device("cpu")
+    shapes = {name: np.shape(value) for name, value in feeds.items()}
+    values: dict[str, Array] = {}
+    while True:
+        try:
+            graph, _ = take_checks(source.graph(shapes, values), False)
+            break
+        except NeedsValue as error:
+            values[error.input_name] = np.asarray(feeds[error.input_name])
+        except NotOneGraph as error:
+            raise UnsupportedError(
+                f"calibrate: model {source.name} is computed in several parts: {error}\n"
+                "  Leave calibrate= out: weights are then rounded to the nearest.") from None
+    options = Options("high", step.packing)
+    passes = pipeline(device.target, options, step.skipped)
+    graph = run_passes(graph, passes[:passes.index(step)])
+    weights = step.weights(graph)
+    read: dict[str, Node] = {n: x for n, w in weights.items() if (x := w.source) is not None}
+    if not read:
+        raise InputError(f"calibrate: model {source.name} has no weights that would be packed")
+    tapped = Graph(graph.name, graph.inputs, tuple(read.items()), graph.origins)
+    part = GraphSource(tapped, source.name, hashlib.sha256(
+        repr([source.digest, shapes, sorted(values.items()), sorted(read)]).encode()).hexdigest())
+    return Model(part, device, Options("high"), False, cache.cache.root, tally), weights
+
+
+def _rounded(weight: Weight, parts: Sequence[Sequence[Array]], packing: Packing) -> Rows:
+    """parts: of each input, the sums' terms by groups of outputs."""
+    rows = weight.rows(weight.node.inputs[weight.slot].data)
+    groups = [np.concatenate(terms) for terms in zip(*parts)]
+    found = [gptq(w, x, packing) for w, x in zip(np.split(rows, len(groups)), groups)]
+    zeros = [f.zeros for f in found if f.zeros is not None]
+    return Rows(packing.bits, np.concatenate([f.codes for f in found]),
+                np.concatenate([f.scales for f in found]), np.concatenate(zeros) if zeros else None)
+
+
+def _digest(feeds: Sequence[Feeds]) -> str:
+    digest = hashlib.sha256()
+    for one in feeds:
+        for name, value in sorted(one.items()):
+            array = np.asarray(value)
+            digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _written(found: Mapping[str, Rows]) -> bytes:
+    file = io.BytesIO()
+    arrays = {f"{name} {part}": a for name, r in found.items()
+              for part in ("codes", "scales", "zeros") if (a := getattr(r, part)) is not None}
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def _read(data: bytes, bits: int) -> dict[str, Rows]:
+    with np.load(io.BytesIO(data)) as arrays:
+        names = dict.fromkeys(n.split()[0] for n in arrays)
+        return {n: Rows(bits, arrays[f"{n} codes"], arrays[f"{n} scales"],
+                        arrays[f"{n} zeros"] if f"{n} zeros" in arrays else None) for n in names}
+
+
+__all__ = ["calibrated"]

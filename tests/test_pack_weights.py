@@ -1,0 +1,308 @@
+"""memory={"bits": 4}: which weights are packed, how they are rounded, what devices make of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import jitcl
+from jitcl.errors import InputError, OptionError
+from jitcl.ir.graph import Graph, const, graph_input
+from jitcl.ir.types import TensorType
+from jitcl.lm.decoder import DecoderSource
+from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.passes.options import Options
+from jitcl.passes.pack_weights import PackWeights, Weight
+from jitcl.passes.packing import Packing, gptq, nearest
+from tests.devices import present
+from tests.lm_models import IDS, stored
+from tests.real_models import MODELS, needs_models
+
+g = GraphBuilder()
+KINDS = [Packing(4, 32), Packing(4, 64, False), Packing(8, 64), Packing(8, 128, False)]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def net() -> onnx.ModelProto:
+    """A look-up, a product, a Gemm and two convolutions."""
+    def tensor(name: str, *dims: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(0.1 * normal(*dims, seed=len(name)), name)
+
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="/embed"),
+        helper.make_node("MatMul", ["e", "w1"], ["h"], name="/first"),
+        helper.make_node("Relu", ["h"], ["r"], name="/relu"),
+        helper.make_node("Gemm", ["r", "w_two", "b"], ["m"], name="/second", transB=1),
+        helper.make_node("Reshape", ["m", "dims"], ["p"], name="/image"),
+        helper.make_node("Conv", ["p", "filters"], ["c"], name="/conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["d"], name="/relu2"),
+        helper.make_node("Conv", ["d", "pointwise"], ["y"], name="/last"),
+    ]
+    weights = [tensor("table", 40, 64), tensor("w1", 64, 96), tensor("w_two", 48, 96),
+               tensor("b", 48), tensor("filters", 32, 16, 3, 3), tensor("pointwise", 32, 32, 1, 1),
+               numpy_helper.from_array(np.array([1, 16, 4, 9], np.int64), "dims")]
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("ids", TensorProto.INT64, [12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+IDS12 = {"ids": np.arange(12) * 3}
+
+
+# ---- rounding
+
+@pytest.mark.parametrize("packing", KINDS, ids=lambda p: p.said)
+def test_nearest_is_off_by_half_a_scale_at_most(packing: Packing) -> None:
+    rows = normal(7, 100) * np.logspace(-3, 3, 7, dtype=np.float32)[:, None]
+    rows[0] = 0
+    rows[1, :40] = np.abs(rows[1, :40])
+    rows[2, 3] = 50 * np.abs(rows[2]).max()
+    found = nearest(rows, packing)
+    assert found.codes.shape[2] == packing.block_of(100) and found.scales.dtype == np.float16
+    scale = np.repeat(found.scales[..., 0].astype("f4"), found.codes.shape[2], axis=1)[:, :100]
+    off = np.abs(rows - found.numbers(100))
+    assert (off <= 0.5 * scale * (1 + 1e-4)).all() and (off > 0.4 * scale)[2:].any()
+    assert not found.numbers(100)[0].any()
+
+
+def test_blocks_divide_sums_where_they_can() -> None:
+    assert [Packing(4, 128).block_of(k) for k in (256, 64, 96, 100)] == [128, 64, 32, 32]
+
+
+@pytest.mark.parametrize("packing", KINDS, ids=lambda p: p.said)
+def test_gptq_loses_less_than_rounding(packing: Packing) -> None:
+    """On other inputs of the same kind: a few causes, mixed."""
+    mix, rows = normal(12, 160, seed=1), normal(24, 160, seed=2)
+    seen, fresh = (normal(600, 12, seed=s) @ mix + 0.1 * normal(600, 160, seed=s + 9)
+                   for s in (3, 4))
+
+    def lost(numbers: np.ndarray) -> float:
+        return float(np.linalg.norm(fresh @ (rows - numbers).T))
+
+    found = gptq(rows, seen, packing)
+    assert lost(found.numbers(160)) < 0.5 * lost(nearest(rows, packing).numbers(160))
+    assert found.codes.max() < 1 << packing.bits and found.codes.dtype == np.uint8
+    zeros = gptq(rows, 0 * seen, packing)
+    assert (zeros.codes == nearest(rows, packing).codes).all()
+
+
+# ---- the pass
+
+def test_text_in_and_out() -> None:
+    w = normal(64, 32)
+    graph = Graph("g", (x := graph_input("x", TensorType("f32", (3, 64))),),
+                  (("y", g.matmul(x, const(w))),))
+    made = PackWeights(Packing(4, 32)).run(graph)
+    assert [n.op for n in made.nodes if n.op not in ("const", "input")] == [
+        "unpack_uint4", "dequantize", "reshape", "transpose", "matmul"]
+    codes, scales = (n for n in made.nodes if n.op == "const" and n.type.size > 1)
+    rows = nearest(np.ascontiguousarray(w.T), Packing(4, 32))
+    low, high = codes.data & 15, codes.data >> 4
+    assert (np.stack([low, high], -1).reshape(32, 2, 32) == rows.codes).all()
+    assert (scales.data == rows.scales).all() and scales.type == TensorType("f16", (32, 2, 1))
+    assert (evaluate(made.outputs[0][1].inputs[1], {}) == rows.numbers(64).T).all()
+
+
+@pytest.mark.parametrize("packing", KINDS, ids=lambda p: p.said)
+def test_each_order_decodes_to_what_was_rounded(packing: Packing) -> None:
+    """Bit for bit, of all that is packed: also of sums that no block divides."""
+    x = graph_input("x", TensorType("f32", (1, 40, 5, 6)))
+    rows = graph_input("r", TensorType("f32", (2, 7, 72)))
+    ids = graph_input("i", TensorType("i32", (3,)))
+    for node in (
+            g.matmul(rows, const(normal(72, 48))), g.matmul(rows, const(normal(2, 72, 24))),
+            g.matmul(const(normal(33, 40)), g.reshape(x, shape=(40, 30))),
+            g.gather(const(normal(30, 40)), ids, axis=0),
+            g.op("conv", x, const(normal(24, 20, 3, 2)), strides=(1, 1), pads=(0, 0, 1, 1),
+                 dilations=(1, 1), group=2)):
+        weight = Weight.of(node, node.inputs)
+        assert weight is not None
+        w = node.inputs[weight.slot]
+        found = weight.rows(w.data)
+        numbers = nearest(found, packing).numbers(found.shape[1])
+        decoded = weight.decoded(g, w, nearest(found, packing))
+        assert decoded.type == w.type
+        again = weight.rows(np.asarray(evaluate(decoded, {})))
+        assert (again == numbers).all()
+
+
+def test_what_stays() -> None:
+    """Small weights, depthwise filters, what scales of f16 don't reach."""
+    x = graph_input("x", TensorType("f32", (2, 64)))
+    image = graph_input("i", TensorType("f32", (1, 32, 9, 9)))
+    huge = normal(64, 32)
+    huge[3, 3] = 1e9
+    for y in (g.matmul(x, const(normal(64, 8))), g.matmul(x, const(huge)),
+              g.op("conv", image, const(normal(32, 1, 7, 7)), strides=(1, 1), pads=(0,) * 4,
+                   dilations=(1, 1), group=32)):
+        graph = Graph("g", (x, image), (("y", y),))
+        assert PackWeights(Packing(4, 32)).run(graph) == graph
+
+
+# ---- models
+
+def plain(model: onnx.ModelProto, packing: Packing) -> np.ndarray:
+    """The model's answer with weights that are numbers: those which the codes stand for."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    orders = {"table": ("rows", 0), "w1": ("columns", 1), "w_two": ("rows", 0),
+              "filters": ("window", 1), "pointwise": ("window", 1)}
+    for t in changed.graph.initializer:
+        if t.name in orders:
+            w = numpy_helper.to_array(t)
+            rows = {"rows": w, "columns": w.T, "window": np.moveaxis(w, 1, -1).reshape(
+                len(w), -1)}[orders[t.name][0]]
+            numbers = nearest(np.ascontiguousarray(rows), packing).numbers(rows.shape[1])
+            if orders[t.name][0] == "columns":
+                numbers = numbers.T
+            if orders[t.name][0] == "window":
+                numbers = np.moveaxis(numbers.reshape(len(w), *w.shape[2:], w.shape[1]), -1, 1)
+            t.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(numbers), t.name))
+    with jitcl.compile(changed, device="reference") as made:
+        return np.asarray(made.run(IDS12)["y"])
+
+
+@pytest.mark.parametrize("device", [s for s in present() if s != "reference"])
+@pytest.mark.parametrize("packing", KINDS[:3], ids=lambda p: p.said)
+def test_devices_agree_with_weights_as_numbers(device: str, packing: Packing) -> None:
+    want = plain(net(), packing)
+    with jitcl.compile(net(), device=device, memory=packing.said) as made:
+        got = made.run(IDS12)["y"]
+        plan, = made.plans
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+    count = sum(numpy_helper.to_array(t).size for t in net().graph.initializer)
+    most = (packing.bits + 16 / 32 + (0 if packing.symmetric else packing.bits / 32)) / 8
+    nbytes = sum(c.nbytes for c in plan.constants.values())
+    assert nbytes < 1.12 * most * count                 # sums of 144 have blocks for 160
+
+
+def test_names_that_are_skipped() -> None:
+    sizes = {}
+    for skip in ([], ["/first"], ["/con*"]):
+        with jitcl.compile(net(), device="cpu", memory={"bits": 4, "skip": skip}) as made:
+            plan, = made.plans
+            sizes[str(skip)] = sum(c.nbytes for c in plan.constants.values())
+    assert sizes["['/first']"] - sizes["[]"] > 64 * 96 * 3
+    assert sizes["['/con*']"] - sizes["[]"] > 32 * 16 * 9 * 3
+
+
+@pytest.mark.parametrize(("given", "wanted"), [
+    ({"bits": 3}, "memory: bits is 3: use one of 4, 8"),
+    ({"bits": True}, "memory: bits is True: use one of 4, 8"),
+    ({"bits": 4, "block": 48}, "memory: block is 48: use one of 32, 64, 128"),
+    ({"bit": 4}, "memory: got 'bit', wanted bits, block, symmetric, skip, plan"),
+    ({"skip": 3}, "memory: skip is 3: use a list of names or patterns of nodes"),
+    ("bits=4;bits=8", "memory='bits=4;bits=8' says twice what 'bits' is"),
+    ("bits=five", "memory: bits is 'five': use one of 4, 8"),
+    ({"skip": ["/frst"]}, "memory: skip: model net has no node '/frst'\n"
+                          "  The nearest names are: '/first', "),
+    ({"skip": ["/x/*"]}, "memory: skip: no node of model net matches '/x/*'\n"),
+    ("tight", "memory='tight' is not known: use one of low, normal, high"),
+])
+def test_what_is_wrong_is_said(given, wanted) -> None:
+    with pytest.raises(OptionError) as error:
+        jitcl.compile(net(), device="reference", memory=given)
+    assert wanted in str(error.value)
+
+
+def test_text_says_the_same() -> None:
+    packing = Packing.of({"bits": 4, "block": 32, "symmetric": False, "skip": ["/a", "/b*"],
+                          "plan": "low"})
+    assert Packing.of(packing.said) == packing
+    options = Options("high", packing.said)
+    assert (options.memory, options.weights) == ("low", packing)
+    assert options.key_parts() != Options("high", "bits=4;block=32").key_parts()
+
+
+def test_calibration_is_kept_and_brings_outputs_nearer(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tried = [{"ids": rng.integers(0, 40, 12)} for _ in range(8)]
+    with jitcl.compile(net(), device="reference") as made:
+        want = made.run(IDS12)["y"]
+    memory = {"bits": 4, "block": 32, "skip": ["/embed"]}
+
+    def off(**more) -> float:
+        with jitcl.compile(net(), device="reference", memory=memory, cache_dir=tmp_path,
+                           **more) as made:
+            return float(np.linalg.norm(made.run(IDS12)["y"] - want))
+
+    nearer = off(calibrate=tried)
+    assert nearer < 0.8 * off()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jitcl.runtime.calibrated.gptq", lambda *_: pytest.fail("rounded again"))
+        assert off(calibrate=tried) == nearer
+
+
+def test_calibration_wants_packed_weights() -> None:
+    with pytest.raises(OptionError, match="calibrate of memory="):
+        jitcl.compile(net(), device="reference", calibrate=IDS12)
+    with pytest.raises(InputError, match="has no weights that would be packed"):
+        jitcl.compile(net(), device="reference", memory={"bits": 4, "skip": ["*"]},
+                      calibrate=IDS12)
+
+
+# ---- language models
+
+def test_a_language_model_of_packed_weights(tmp_path: Path) -> None:
+    folder = stored("llama", tmp_path)
+    want = jitcl.lm.load(folder, device="cpu").logits(IDS)
+    off = {}
+    for calibrate in (None, IDS):
+        with jitcl.lm.load(folder, device="cpu", memory={"bits": 8, "block": 32},
+                           calibrate=calibrate) as model:
+            got = model.logits(IDS)
+            off[calibrate is None] = float(np.abs(got - want).max() / np.abs(want).max())
+    assert 0 < off[False] < 0.7 * off[True] < 0.07
+    with pytest.raises(OptionError, match="language models have none"):
+        jitcl.lm.load(folder, device="cpu", memory={"bits": 8, "skip": ["*"]})
+    with pytest.raises(OptionError, match="calibrate: weights are rounded for a text where"):
+        jitcl.lm.load(folder, device="cpu", calibrate=IDS)
+
+
+def written(model: jitcl.lm.LanguageModel, seeds: range) -> list[int]:
+    """What the model itself writes, by chance."""
+    from jitcl.lm.sampling import Sampling
+
+    found: list[int] = []
+    for seed in seeds:
+        start = model.tokenize(("ROMEO:\n", "KING:\n")[seed % 2])
+        found += [*start, *model.tokens(start, 250, Sampling(temperature=1.0), seed)]
+    return found
+
+
+@needs_models
+@pytest.mark.slow
+def test_the_loss_of_shakespeare() -> None:
+    """On the 256 held tokens that are there; calibrated on what the model writes itself."""
+    folder = MODELS / "shakespeare-llama"
+    held = json.loads((folder / "expected.json").read_text())["val_tokens_first_256"]
+    with jitcl.lm.load(folder, device="cpu") as model:
+        want, text = model.score(held).loss, written(model, range(8))
+        count = weights_of(model)
+    assert abs(want - 3.1636) < 1e-3
+    with jitcl.lm.load(folder, device="cpu", precision="normal") as model:
+        assert model.score(held).loss < 1.002 * want
+    for memory, worse, part in (({"bits": 8}, 1.005, 0.56), ({"bits": 4, "block": 32}, 1.04, 0.31)):
+        with jitcl.lm.load(folder, device="cpu", memory=memory, calibrate=text) as model:
+            assert model.score(held).loss < worse * want
+            (plan,) = model._model(256, "logits").plans
+            nbytes = sum(c.nbytes for c in plan.constants.values())
+            assert nbytes < part * 2 * count
+
+
+def weights_of(model: jitcl.lm.LanguageModel) -> int:
+    """How many numbers the graph's constants have."""
+    source = DecoderSource(model.decoder, 1, "logits", "f32", Path())
+    shapes = {t.name: tuple(d if isinstance(d, int) else 0 for d in t.shape)
+              for t in source.signature()[0]}
+    shapes["keys"] = (1,)
+    return sum(n.type.size for n in source.graph(shapes, {}).nodes if n.op == "const")
