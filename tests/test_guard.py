@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_the_range_of_the_input_decides(warnings):
 
 @needs("opencl:pocl")
 def test_large_results_are_looked_at_on_the_device(warnings, monkeypatch):
-    """Their magnitude is a result that the caller never sees; the host reads what that accuses."""
+    """Their flags are a result that the caller never sees; the host reads what these accuse."""
     case = Case([node("MatMul", "x w", "a"), node("MatMul", "a big", "b", "grows"),
                  node("MatMul", "b tiny", "c"), node("MatMul", "c w", "d"),
                  node("MatMul", "d w", "y")], normal(1024, 64, scale=30), "grows",
@@ -137,17 +138,22 @@ def test_large_results_are_looked_at_on_the_device(warnings, monkeypatch):
 
     monkeypatch.setattr(np, "add", SimpleNamespace(reduce=reduce))
     model.run(feeds_of(case))
-    assert read == [1]                              # the magnitude
+    assert read == []
 
 
 def test_a_result_is_accused_once():
-    """Not as itself and as its magnitude; one that its magnitude calls sound is not read."""
-    guard = jitcl.compile(model_of(squared_sum()), device="reference", precision="low").guard
-    watched = [Watched("magnitude 3", 3, (), 0)]
-    spoilt_result = np.array([1, np.inf], np.float32)
-    assert [n for n, _ in guard.signs([spoilt_result, np.float32([np.inf])], watched)] == [0]
-    assert guard.signs([spoilt_result, np.float32([1])], watched) == []
-    assert guard.signs([np.zeros(2, np.float32), np.float32([0])], watched) == [(0, "zeros")]
+    """Not as itself and by its flag; one that its flag calls finite is not read, but for zeros."""
+    model = jitcl.compile(model_of(squared_sum()), device="reference", precision="low")
+    plan = replace(model.plan, watched=(Watched("flags", 3, (), 0), Watched("flags", 1, (), -1, 1)))
+
+    def accused(result, *flags):
+        values = [np.array(result, np.float32), np.array(flags, np.int32)]
+        return [n for n, _ in model.guard.signs(values, plan)]
+
+    assert accused([1, np.inf], 1, 0) == [0]
+    assert accused([1, np.inf], 0, 0) == []
+    assert accused([0, 0], 0, 0) == [0] and accused([0, 1], 0, 0) == []
+    assert accused([1, 2], 0, 1) == [~1]
 
 
 def some_rows_vanish() -> Case:

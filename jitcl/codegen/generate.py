@@ -69,7 +69,8 @@ def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | 
     """The plan of one group of a graph, as `generate` gave it: what it reads and no constant is, is
     fed. Raises BuildError where the faults leave no variant.
     """
-    return _Generator(graph, VariantChooser(target, True, faults, None, chooser)).alone(group)
+    alone = replace(group, flag=None)
+    return _Generator(graph, VariantChooser(target, True, faults, None, chooser)).alone(alone)
 
 
 @dataclass
@@ -92,19 +93,18 @@ class _Generator:
             self.places[node] = self.buffer(str(node.attr("name")), node, "input")
             inputs.append(self.output(str(node.attr("name")), node))
         outputs = {n for _, n in self.graph.outputs}
-        lowered: list[Lowered | None] = []
-        for number, group in enumerate(groups):
+        flags = {g.flag.flags for g in groups if g.flag is not None}
+        lowered: list[Lowered | None] = [None] * len(groups)
+        for number in sorted(range(len(groups)), key=lambda n: groups[n].root not in flags):
+            group = groups[number]
             if group.root not in outputs and self.view(group):
-                lowered.append(None)
                 continue
             kind: BufferKind = "output" if group.root in outputs else "temp"
             self.places[group.root] = self.buffer(self.name(group, number), group.root, kind)
             if isinstance(group, Join):
                 self.join(group)
-                lowered.append(None)
-                continue
-            empty = group.root.type.size == 0                 # nothing to launch
-            lowered.append(None if empty else self.write(group, number))
+            elif group.root.type.size:                        # else nothing to launch
+                lowered[number] = self.write(group, number)
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
         plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps),
                     tuple(self.buffers), (), self.constants)

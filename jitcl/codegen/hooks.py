@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from jitcl.codegen.flags import buffers_of, flag_names, flagging_of
 from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
 from jitcl.codegen.render import SizesWritten, render
 from jitcl.codegen.render_cell import CellRenderer
-from jitcl.codegen.render_numba import NumbaRenderer, render_kernel
+from jitcl.codegen.render_numba import NumbaRenderer, flag_lines, render_kernel
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
 from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.schedule_sized import sized_for_cpu, sizes_of
@@ -23,7 +24,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read
+from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read, read_by
 from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Arrangement, Emitted, Lines, Scratch
@@ -37,6 +38,7 @@ class GroupHooks(ABC):
     def __init__(self, group: Group, target: Target, prefix: str = "x", result: str = "y") -> None:
         self.group, self.target, self.result = group, target, result
         self.names = {node: f"{prefix}{i}" for i, node in enumerate(group.operands)}
+        self.names |= flag_names(group)
         self.builder = KernelBuilder()
         self.loads = Loads(self.builder, group, self.names)
 
@@ -95,13 +97,17 @@ class CpuGroupHooks(GroupHooks):
         self.sizes = SizesWritten()
 
     def render(self, template: str, **values: Any) -> str:
-        """As everywhere; sizes that the text names are parameters behind the template's own."""
+        """As everywhere; sizes that the text names are parameters behind the template's own. A
+        kernel that has flags among its operands ends with them."""
         for value in values.values():
             if is_size(value):
                 self.sizes.write(value)
         if self.sizes.found:
             values["params"] = (*values["params"], *self.sizes.params())
-        return super().render(template, **values)
+        text = super().render(template, **values)
+        *_, y = self._buffers(self.group.root)
+        flagging = flagging_of(Buffer(*operand, ()) for operand in values.get("operands", ()))
+        return text if flagging is None else "\n".join([text, *flag_lines(flagging, y), ""])
 
     def part(self, group: Group, prefix: str, result: str) -> CpuGroupHooks:
         """The hooks of a part of a chain, whose operands and root have names of their own."""
@@ -187,9 +193,8 @@ class CpuGroupHooks(GroupHooks):
         return (batch, channel, *pixel)
 
     def _buffers(self, root: Node) -> tuple[Buffer, ...]:
-        operands = (
-            Buffer(name, node.type.dtype, node.type.physical) for node, name in self.names.items())
-        return (*operands, Buffer(self.result, root.type.dtype, root.type.physical, "out"))
+        y = Buffer(self.result, root.type.dtype, root.type.physical, "out")
+        return (*buffers_of(self.names), y)
 
     def row_epilogue(self, width: int, into: str = "", whole: bool = False) -> Lines | None:
         """Lines that store the root at address `yo` from the vector `v` of columns nb * width +
@@ -285,6 +290,6 @@ class CpuGroupHooks(GroupHooks):
 def _scalar_lines(name: str, buffers: tuple[Buffer, ...], sizes: SizesWritten, *stores: Store
                   ) -> Lines:
     """Stores element by element."""
-    kernel = share(Kernel(name, buffers, stores))
+    kernel = share(Kernel(name, buffers, stores, flagging=flagging_of(buffers)))
     renderer = NumbaRenderer(kernel, sizes=sizes)
-    return Lines(renderer.block(kernel.body, 0), buffers_read(kernel.body))
+    return Lines(renderer.block(kernel.body, 0), read_by(kernel))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
+from jitcl.codegen.flags import buffers_of, flag_names, flagging_of
 from jitcl.codegen.hooks import GroupHooks
 from jitcl.codegen.language import OPENCL_C
 from jitcl.codegen.loops import flatten
@@ -85,9 +86,9 @@ class OpenClGroupHooks(GroupHooks):
         inside = self._inside(ix, lane, multiples)
         if not inside.is_const:
             value = E.call("select", inside, value, E.const(0, value.dtype))
-        nodes = self._outside()
+        nodes, flag = self._outside(), flag_names(self.group)
         buffers = (*(Buffer(self.names[n], n.type.dtype, seen(n).physical) for n in nodes),
-                   Buffer("y", root.type.dtype, seen(root).physical, "out"))
+                   *buffers_of(flag), Buffer("y", root.type.dtype, seen(root).physical, "out"))
         kernel = share(at_place(buffers, ix, value, lane), addresses=False)
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half)
         try:
@@ -100,7 +101,7 @@ class OpenClGroupHooks(GroupHooks):
             return None
         if renderer.doubles:
             return None
-        used = tuple(n for n in nodes if self.names[n] in renderer.read)
+        used = (*(n for n in nodes if self.names[n] in renderer.read), *flag)
         functions = any(x.op in SCALARS and SCALARS[x.op].cost >= FUNCTION for x in E.walk(value))
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
@@ -236,7 +237,8 @@ class OpenClGroupHooks(GroupHooks):
         emitted = generic_kernel(lower(rest, "epilogue"), rest, self.target)
         value = Scratch(f"{anchor.op} {anchor.type}", anchor.type.dtype, anchor.type.physical)
         arguments = tuple(value if a is anchor else a for a in emitted.arguments)
-        alone = dataclasses.replace(group, root=anchor, inlined=group.inlined - behind - {anchor})
+        alone = dataclasses.replace(group, root=anchor, inlined=group.inlined - behind - {anchor},
+                                    flag=None)
         return value, OpenClGroupHooks(alone, self.target), dataclasses.replace(
             emitted, arguments=arguments)
 
@@ -248,7 +250,7 @@ def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr
     """
     y = buffers[-1]
     store = Store(y.name, indices, E.cast(value, y.dtype))
-    kernel = flatten(Kernel("epilogue", buffers, (store,)))
+    kernel = flatten(Kernel("epilogue", buffers, (store,), flagging=flagging_of(buffers)))
     (store,) = (s for s in kernel.body if isinstance(s, Store))
     at = E.var("at") if lane.extent == 1 else E.var("at") + lane
     same = {b.name for b in buffers if b.shape == y.shape}
@@ -256,7 +258,7 @@ def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr
              if e.op == "load" and e.value in same and e.indices == store.indices
              and not e.guarded}
     moved = Store(y.name, (at,), exchanged(store.value, loads))
-    return Kernel("epilogue", kernel.buffers, (moved,))
+    return dataclasses.replace(kernel, body=(moved,))
 
 
 def _runs(at: Expr) -> dict[str, int]:

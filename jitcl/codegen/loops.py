@@ -209,7 +209,7 @@ def flatten(kernel: Kernel) -> Kernel:
             return Store(stmt.buffer, (at,), offsets(stmt.value), guard)
         return rewrite(stmt, offsets)
     buffers = tuple(changed(b, shape=(b.size,)) for b in kernel.buffers)
-    return Kernel(kernel.name, buffers, tuple(map(statement, kernel.body)))
+    return changed(kernel, buffers=buffers, body=tuple(map(statement, kernel.body)))
 
 
 def rebuild_load(x: Expr, indices: tuple[Expr, ...], tail: tuple[Expr, ...]) -> Expr:
@@ -284,7 +284,7 @@ def merged(kernel: Kernel, guards: bool = False) -> Kernel:
     """One axis a buffer, neighbouring loops merged."""
     kernel = flatten(kernel)
     body = merge_loops(inline_lets(kernel.body), itertools.count(), guards)
-    return Kernel(kernel.name, kernel.buffers, body)
+    return changed(kernel, body=body)
 
 
 def distribute(body: Body, enough: int = 16) -> Body:

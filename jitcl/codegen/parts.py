@@ -56,7 +56,7 @@ def _operands(group: Group, roots: dict[Node, Group], taken: set[Node]) -> list[
             return None
         if x in group.inlined:
             inlined = {n for n in toposort([x]) if n in group.inlined}
-            made.append(Group(x, frozenset(inlined - {x})))
+            made.append(Group(x, frozenset(inlined - {x}), flag=group.flag))
         elif x not in roots:            # an input or a constant
             return None
         if _is_view(made[-1] if x in group.inlined else roots[x]):

@@ -126,13 +126,18 @@ class Plan:
     weights: dict[int, str] = field(default_factory=dict)   # of constants that plans share: digest
     streamed: bool = False                  # a buffer lives from its first to its last use
     checks: tuple[IndexCheck, ...] = ()     # of indices, by the runtime
-    watched: tuple[Watched, ...] = ()       # the last outputs, by the runtime
+    watched: tuple[Watched, ...] = ()       # in the last outputs, by the runtime
     space: Space | None = None              # of a plan for many shapes: its integers are sizes
 
     @cached_property
     def stores_f16(self) -> bool:
         """Whether kernels exchange halves, or read constants of them."""
         return any(b.dtype == "f16" for b in self.buffers)
+
+    @cached_property
+    def looked_at(self) -> tuple[str, ...]:
+        """The outputs, the last ones, that the guard of f16 looks at."""
+        return tuple(dict.fromkeys(w.output for w in self.watched))
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:

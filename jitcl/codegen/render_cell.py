@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitcl.codegen.flags import flagging_of
 from jitcl.codegen.render import flat
 from jitcl.codegen.render_vector import VectorRenderer
 from jitcl.codegen.share import share
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Buffer, Kernel, Store, buffers_read
+from jitcl.ir.kernel import Buffer, Kernel, Store, read_by
 from jitcl.templates.base import Lines
 
 
@@ -22,11 +23,12 @@ class CellRenderer(VectorRenderer):
     def __init__(self, buffers: tuple[Buffer, ...], stores: Sequence[Store], lane: Expr, width: int,
                  wide: tuple[str, ...], left: str) -> None:
         self.left = left
-        cell = share(Kernel("cell", buffers, tuple(stores)), addresses=False)
+        cell = share(Kernel("cell", buffers, tuple(stores), flagging=flagging_of(buffers)),
+                     addresses=False)
         super().__init__(cell, lane, width, wide)
 
     def lines(self) -> Lines:
-        return Lines(self.block(self.kernel.body, 0), buffers_read(self.kernel.body))
+        return Lines(self.block(self.kernel.body, 0), read_by(self.kernel))
 
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         if not self.left:
@@ -38,4 +40,9 @@ class CellRenderer(VectorRenderer):
         if not self.left:
             return super().store(s, pad)
         base = self.base(flat(self.shapes[s.buffer], s.indices))
-        return [f"{pad}vstore_part({s.buffer}, {base}, {self.splat(s.value)}, {self.left})"]
+        value = self.splat(s.value)
+        if not self.kernel.flags(s.buffer):
+            return [f"{pad}vstore_part({s.buffer}, {base}, {value}, {self.left})"]
+        value = self.some_lanes(value, s.value.dtype, self.left)
+        store = f"vstore_part({s.buffer}, {base}, {self.lanes}, {self.left})"
+        return [pad + line for line in (f"{self.lanes} = {value}", store, f"keep({self.lanes})")]

@@ -164,9 +164,14 @@ class NumbaRenderer:
         if bits is not None:
             unsigned = f"u{8 * dtypes.itemsize(s.value.dtype)}"
             line = f"store(bits({s.buffer}), {at}, {self.reinterpreted(bits, unsigned)})"
+        lines = [line]
+        if self.kernel.flags(s.buffer):
+            lines = [f"stored = {self.expr(looked_at(s.value))}",
+                     f"store({s.buffer}, {at}, stored)", "keep(stored)"]
         if s.guard is None:
-            return [pad + line]
-        return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]
+            return [pad + line for line in lines]
+        return [f"{pad}if {self.expr(s.guard)}:", *(f"{pad}    {line}" for line in lines)]
+
 
     def block(self, body: tuple[Stmt, ...], indent: int) -> list[str]:
         return [line for s in body for line in self.stmt(s, indent)] or ["    " * indent + "pass"]
@@ -190,6 +195,9 @@ class NumbaRenderer:
                 lines += self.stmt(s, 1)
         if last + 1 < len(stmts):
             lines += ["    if tid == 0:", *self.block(stmts[last + 1:], 2)]
+        if self.kernel.flagging is not None:
+            y = next(b for b in self.kernel.buffers if self.kernel.flags(b.name))
+            lines += flag_lines(self.kernel.flagging, y)
         return lines
 
     def split(self, loop: For) -> list[str]:
@@ -277,6 +285,17 @@ def stored_value(value: Expr) -> Expr:
     """What to give to a store, which itself rounds: a value before its cast to a type that is only
     stored."""
     return value.args[0] if value.op == "cast" and only_stored(value.dtype) else value
+
+
+def flag_lines(flagging: Store, y: Buffer) -> list[str]:
+    """The end of a kernel that has kept the magnitudes of what it stores in y."""
+    flags = Kernel("flags", (Buffer("flag", "i32", (1,)), Buffer("flags", "i32", (1,), "out")), ())
+    return [f"    if kept_overflows('{y.dtype}'):", *NumbaRenderer(flags).store(flagging, " " * 8)]
+
+
+def looked_at(value: Expr) -> Expr:
+    """What a store of `value` rounds, as f32."""
+    return E.cast(stored_value(value), "f32")
 
 
 # ---- guards that are ranges

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from jitcl import dtypes
 from jitcl.codegen.loops import renamed
 from jitcl.codegen.opencl_expressions import LOGIC, RELATION
@@ -12,6 +15,7 @@ from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
+    OVERFLOW,
     Accum,
     Assign,
     Barrier,
@@ -122,14 +126,43 @@ class OpenClRenderer(VectorRenderer):
         return now + last
 
     def store(self, s: Store, pad: str) -> list[str]:
-        if self.lane is not None:
+        if self.kernel.flags(s.buffer):
+            lines = self.flagged(s)
+        elif self.lane is not None:
             lines = [self.wide_store(s)]
         else:
-            at = self.expr(flat(self.shapes[s.buffer], s.indices))
-            lines = [f"{self.put(s.buffer, at, s.value)};"]
+            lines = [self.store_one(s)]
         if s.guard is None:
-            return [pad + lines[0]]
-        return [f"{pad}if ({self.expr(s.guard)})", f"{pad}    {lines[0]}"]
+            return [pad + line for line in lines]
+        return [f"{pad}if ({self.expr(s.guard)})", *(
+            pad + ("" if len(lines) > 1 else "    ") + line for line in lines)]
+
+    def flagged(self, s: Store) -> list[str]:
+        """A store, and the flag where it is not finite."""
+        dtype, value = s.value.dtype, s.value
+        if only_stored(dtype) and value.op == "cast" and not self.half:
+            value = E.cast(value.args[0], dtypes.compute(dtype))    # storing rounds by itself
+        wide = self.lane is not None and self.is_wide(value)
+        stored, text = E.var("stored", value.dtype), self.expr(value)
+        before, self.wide = self.wide, self.wide | {"stored"} if wide else self.wide
+        inner = replace(s, value=E.cast(stored, dtype), guard=None)
+        store = f"{self.wide_store(inner)}" if self.lane is not None else self.store_one(inner)
+        self.wide = before
+        assert self.kernel.flagging is not None
+        flag = self.store_one(self.kernel.flagging)
+        kind = self.vector_type(value.dtype) if wide else self.ctype(value.dtype)
+        held = "stored"
+        if value.dtype != "f32" and self.half:
+            to = self.language.vector.format(type="float", width=self.width) if wide else "float"
+            held = self.language.convert.format(type=to, value=held)
+        limit = "INFINITY" if math.isinf(OVERFLOW[dtype]) else f"{OVERFLOW[dtype]}f"
+        finite = f"fabs({held}) < {limit}"
+        return ["{", f"    {kind} stored = {text};", f"    {store}",
+                f"    if (!{f'all({finite})' if wide else f'({finite})'}) {flag}", "}"]
+
+    def store_one(self, s: Store) -> str:
+        at = self.expr(flat(self.shapes[s.buffer], s.indices))
+        return f"{self.put(s.buffer, at, s.value)};"
 
     def put(self, buffer: str, at: str, value: Expr) -> str:
         dtype = self.stored[buffer]

@@ -8,8 +8,9 @@ it scalars that are broadcast.
 from __future__ import annotations
 
 from jitcl import dtypes
+from jitcl.codegen.flags import flagging_of
 from jitcl.codegen.render import SizesWritten, flat, render
-from jitcl.codegen.render_numba import NumbaRenderer, bits_of, only_stored, stored_value
+from jitcl.codegen.render_numba import NumbaRenderer, bits_of, looked_at, only_stored, stored_value
 from jitcl.codegen.share import share
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
@@ -23,7 +24,7 @@ from jitcl.ir.kernel import (
     Let,
     Stmt,
     Store,
-    buffers_read,
+    read_by,
     statements,
 )
 from jitcl.ir.sizes import at_least_always, same
@@ -171,9 +172,23 @@ class VectorRenderer(NumbaRenderer):
         if bits is not None and self.is_wide(bits):
             unsigned = f"u{8 * dtypes.itemsize(s.value.dtype)}"
             line = f"store(bits({s.buffer}), {base}, {self.reinterpreted(bits, unsigned)})"
+        lines = [line]
+        if self.kernel.flags(s.buffer):
+            lines = [f"{self.lanes} = {self.splat(looked_at(s.value))}",
+                     f"store({s.buffer}, {base}, {self.lanes})", f"keep({self.lanes})"]
         if s.guard is None:
-            return [pad + line]
-        return [f"{pad}if {self.expr(s.guard)}:", f"{pad}    {line}"]
+            return [pad + line for line in lines]
+        return [f"{pad}if {self.expr(s.guard)}:", *(f"{pad}    {line}" for line in lines)]
+
+    @property
+    def lanes(self) -> str:
+        """What a vector is called that is stored and looked at."""
+        return f"stored{self.width}"
+
+    def some_lanes(self, value: str, dtype: str, count: str) -> str:
+        """The first `count` lanes, 0 behind them."""
+        zero = self.literal(E.const(0, dtype))      # of its type: f32 rounds large i32
+        return f"select(lt(lane_index({self.width}), {count}), {value}, {zero})"
 
     def split(self, loop: For) -> list[str]:
         """Split the loops around the lanes."""
@@ -226,14 +241,15 @@ class EpilogueRenderer(VectorRenderer):
         self.partial, self.into = partial, into
         body = (Store(self.y.name, indices, E.cast(value, self.y.dtype)),)
         # addresses are left whole: a named one would not be seen to be a vector's
-        kernel = share(Kernel("epilogue", buffers, body), addresses=False)
+        kernel = share(Kernel("epilogue", buffers, body, flagging=None if into else flagging_of(
+            buffers)), addresses=False)
         self.indices = next(s.indices for s in kernel.body if isinstance(s, Store))
         super().__init__(kernel, lane, width, ("v",), sizes)
         self.beside: set[str] = set()            # buffers that are read where the result is stored
 
     def lines(self) -> Lines:
         lines = self.block(self.kernel.body, 0)
-        return Lines(lines, buffers_read(self.kernel.body), self.beside)
+        return Lines(lines, read_by(self.kernel), self.beside)
 
     def load(self, x: Expr) -> str:
         if self.is_same(x) and self.partial and self.channels_left:
@@ -264,9 +280,12 @@ class EpilogueRenderer(VectorRenderer):
         text = self.splat(value)
         if self.into:
             return [f"{pad}{self.into} = {text}"]
-        if self.channels_left and self.partial:
-            return [f"{pad}vstore_part({s.buffer}, {self.at}, {text}, {self.channels_left})"]
-        if self.channels_left:
-            zero = self.literal(E.const(0, value.dtype))      # of its type: f32 rounds large i32
-            text = f"select(lt(lane_index({self.width}), {self.channels_left}), {text}, {zero})"
-        return [f"{pad}store({s.buffer}, {self.at}, {text})"]
+        flags, partial = self.kernel.flags(s.buffer), self.partial and self.channels_left
+        if self.channels_left and (flags or not partial):
+            text = self.some_lanes(text, value.dtype, self.channels_left)
+        stored = self.lanes if flags else text
+        line = f"store({s.buffer}, {self.at}, {stored})"
+        if partial:
+            line = f"vstore_part({s.buffer}, {self.at}, {stored}, {self.channels_left})"
+        lines = [f"{self.lanes} = {text}", line, f"keep({self.lanes})"] if flags else [line]
+        return [pad + line for line in lines]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jitcl.codegen.flags import flag_names, flagged
 from jitcl.codegen.lower import Lowered
 from jitcl.codegen.render_vector import vector_kernel
 from jitcl.codegen.schedule_cpu import loops_for_cpu
@@ -12,7 +13,7 @@ from jitcl.codegen.schedule_sized import sized_for_cpu, sized_for_opencl, sizes_
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import scanned
+from jitcl.ir.kernel import Kernel, scanned
 from jitcl.ir.printer import print_kernel
 from jitcl.ir.sizes import SizePinned
 from jitcl.target import Target
@@ -21,32 +22,31 @@ from jitcl.templates.base import ENTRY, Emitted
 
 def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
     """The kernel's text and launch on a target."""
-    stem = kernel_stem(group)
-    arguments = (*lowered.operands, group.root)
+    stem, kernel = kernel_stem(group), flagged(lowered.kernel, group)
+    arguments = (*lowered.operands, *flag_names(group), group.root)
     if target.kind == "reference":           # unscheduled, as text IR
-        text = print_kernel(replace(lowered.kernel, name=ENTRY))
+        text = print_kernel(replace(kernel, name=ENTRY))
         return Emitted(stem, text, arguments, (group.root,))
-    if sizes_of(lowered.kernel):
-        return _sized(lowered, stem, target, arguments, group)
+    if sizes_of(kernel):
+        return _sized(kernel, stem, target, arguments, group)
     if target.kind == "cpu":
-        vectors = None if scanned(lowered.kernel) else vector_kernel(
-            lowered.kernel, ENTRY, target.vector_width)
-        body = vectors or loops_for_cpu(lowered.kernel, ENTRY)
+        vectors = None if scanned(kernel) else vector_kernel(kernel, ENTRY, target.vector_width)
+        body = vectors or loops_for_cpu(kernel, ENTRY)
         return Emitted(stem, body, arguments, (group.root,))
     if target.kind == "opencl":
-        done = schedule(lowered.kernel, target)
+        done = schedule(kernel, target)
         return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,
                        done.local_size)
     raise JitclError(f"no renderer for devices of kind '{target.kind}'")
 
 
-def _sized(lowered: Lowered, stem: str, target: Target, arguments: tuple[Node, ...],
+def _sized(kernel: Kernel, stem: str, target: Target, arguments: tuple[Node, ...],
            group: Group) -> Emitted:
     """One kernel for many sizes."""
     if target.kind == "cpu":
-        done = sized_for_cpu(lowered.kernel, ENTRY)
+        done = sized_for_cpu(kernel, ENTRY)
     elif target.kind == "opencl":
-        done = sized_for_opencl(lowered.kernel, target)
+        done = sized_for_opencl(kernel, target)
     else:
         raise SizePinned(f"kernels of '{stem}' have fixed sizes here")
     return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitcl.codegen.interchange import Rows, interchange, keep_rows, reciprocals
 from jitcl.codegen.jam import jam_folds
@@ -55,7 +55,7 @@ def schedule_cpu(kernel: Kernel, short: bool = True) -> Scheduled:
     kernel = flatten(kernel)
     body = inline_lets(kernel.body)
     if scanned(kernel):                      # loops stay as they are: the order of stores matters
-        done = share(Kernel(kernel.name, kernel.buffers, body), addresses=False)
+        done = share(replace(kernel, body=body), addresses=False)
         return Scheduled(done, ())
     body = split_at_conditions(body, names)
     body = drop_unused(distribute(body))
@@ -70,7 +70,7 @@ def schedule_cpu(kernel: Kernel, short: bool = True) -> Scheduled:
     body = short_vectors(body, names) if short else body
     scratch = tuple(rows.buffers)
     changing = frozenset(b.name for b in scratch)
-    done = share(Kernel(kernel.name, kernel.buffers, body), changing, addresses=False)
+    done = share(replace(kernel, body=body), changing, addresses=False)
     return Scheduled(done, scratch)
 
 
@@ -119,7 +119,8 @@ class LoopRenderer(NumbaRenderer):
     def loop(self, s: For, indent: int) -> list[str]:
         if s.kind != "vec":
             return super().loop(s, indent)
-        alone = Kernel("lanes", (*self.kernel.buffers, *self.rows), (s,))
+        alone = Kernel("lanes", (*self.kernel.buffers, *self.rows), (s,),
+                       flagging=self.kernel.flagging)
         try:
             return LanesRenderer(alone, s.var, s.extent).stmt(s, indent)
         except NotVectorisable:

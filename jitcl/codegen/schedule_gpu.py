@@ -258,8 +258,8 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Qua
             body.append(s)
     lanes_loop = For(lane, "lane", tuple(body))
     arrays += in_quads.arrays if in_quads else []
-    return Kernel(kernel.name, kernel.buffers, spread(nest, "group", (lanes_loop,)) if nest else
-                  (lanes_loop,), tuple(arrays))
+    return replace(kernel, body=spread(nest, "group", (lanes_loop,)) if nest else (lanes_loop,),
+                   arrays=tuple(arrays))
 
 
 def _start(s: Let, combine: str, lane: Expr) -> Expr:

@@ -9,6 +9,7 @@ the first use.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from functools import partial
 
@@ -36,7 +37,7 @@ def share(kernel: Kernel, changing: frozenset[str] = frozenset(), addresses: boo
     compilers do that themselves, and guards stay what they are.
     """
     sharer = _Sharer(kernel, changing, addresses)
-    return Kernel(kernel.name, kernel.buffers, sharer.block(kernel.body))
+    return dataclasses.replace(kernel, body=sharer.block(kernel.body))
 
 
 _CHEAP = ("add", "sub", "mul", "const", "var", "lt", "le", "gt", "ge", "and")

@@ -111,7 +111,8 @@ class VariantChooser:
             return
         for k, node in enumerate(group.members):
             whole = dataclasses.replace(group, root=node, inlined=frozenset(),
-                                        anchor=node if node is group.anchor else None)
+                                        anchor=node if node is group.anchor else None,
+                                        flag=group.flag if node is group.root else None)
             if node is group.root or node.type.size:
                 part = name if node is group.root else f"{name}_{node.op}_{k}"
                 yield from writer.write(whole, part, memo)
@@ -146,7 +147,8 @@ def unpack(group: Group, values: dict[Node, Node]) -> Group:
     root, anchor = new[group.root], new.get(group.anchor or group.root)
     if root.op == "const":                       # stored for several readers: a copy
         dtype = group.root.type.dtype
-        return Group(Node.make("cast", (root,), {"to": dtype}, type=group.root.type), frozenset())
+        return Group(Node.make("cast", (root,), {"to": dtype}, type=group.root.type), frozenset(),
+                     flag=group.flag)
     members = {n for n in new.values() if n.op != "const"}
     keeps_anchor = group.anchor is not None and anchor in members
     return dataclasses.replace(group, root=root, inlined=frozenset(_below(root, members)),

@@ -15,6 +15,7 @@ from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized, space_of
+from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.group import Chain, Group
 from jitcl.ir.kernel import Kernel, expressions, statements
@@ -129,7 +130,10 @@ class Writer:
 
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:
-        *before, last = kernels
+        *before, last = (_with_flags_written(e, group) for e in kernels)
+        if group.flag is not None and group.flag.flags not in last.writes:
+            raise JitclError(f"template '{template}' doesn't tell where a result of '{name}' is "
+                             "infinite: its stores are not those of its hooks")
         options = self._options(group, name, memo)
         found = []
         for k, emitted in enumerate(before):
@@ -158,6 +162,13 @@ class Writer:
         if any(n.op in self.target.unoptimised_ops for n in group.members):
             options += ("-cl-opt-disable",)
         return options
+
+
+def _with_flags_written(emitted: Emitted, group: Group) -> Emitted:
+    """A kernel that has flags among its arguments writes them."""
+    if group.flag is None or group.flag.flags not in emitted.arguments:
+        return emitted
+    return replace(emitted, writes=(group.flag.flags, *emitted.writes))
 
 
 def sized_or_not(template: Writes[Any] | WritesChain[Any], group: Group,

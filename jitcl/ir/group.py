@@ -10,6 +10,14 @@ from jitcl.ir.graph import Node, toposort
 
 
 @dataclass(frozen=True)
+class Flag:
+    """Where a group tells that what it stores is infinite or NaN: flags[number] is 1 then."""
+
+    flags: Node                              # i32, zeros before the first group runs
+    number: Node                             # i32[1]: a constant, so that equal kernels are one
+
+
+@dataclass(frozen=True)
 class Group:
     """`root` is stored, `inlined` nodes are computed where they are read.
 
@@ -25,6 +33,7 @@ class Group:
     summed: bool = False                     # a reader sums its pixels, channel by channel
     compute: str = "f32"
     kept: str = field(default="", compare=False)
+    flag: Flag | None = None
 
     @cached_property
     def members(self) -> list[Node]:
@@ -61,7 +70,7 @@ class Chain(Group):
         *_, last = parts
         nodes = {n for part in parts for n in (part.root, *part.inlined)}
         return Chain(last.root, frozenset(nodes - {last.root}), last.anchor, parts=parts,
-                     kept=last.kept if all(p.kept for p in parts) else "")
+                     kept=last.kept if all(p.kept for p in parts) else "", flag=last.flag)
 
 
 @dataclass(frozen=True)
@@ -71,15 +80,17 @@ class Join(Group):
 
 @dataclass(frozen=True)
 class Watched:
-    """An output that is there for the guard: the largest magnitude of what a group stores, inf
-    where an element is not finite. group: its number; nodes: of the model, in it, with op types;
-    result: which of the graph's outputs the group stores, or -1.
+    """What an output that is there for the guard says of what a group stores, in its element
+    `place`: a flag, or the largest magnitude, inf where an element is not finite. group: its
+    number; nodes: of the model, in it, with op types; result: which of the graph's outputs the
+    group stores, or -1.
     """
 
     output: str
     group: int
     nodes: tuple[tuple[str, str], ...]
     result: int = -1
+    place: int = 0
 
 
 def with_sums_marked(groups: Sequence[Group]) -> list[Group]:

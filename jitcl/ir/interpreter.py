@@ -235,6 +235,9 @@ class _Run:
         else:
             chosen = arrays[2]
             target[arrays[0][chosen]] = arrays[1][chosen]
+        if self.kernel.flagging is not None and self.kernel.flags(stmt.buffer) and (
+                ~np.isfinite(arrays[1]) & arrays[2]).any():
+            self.store(self.kernel.flagging)
 
     # ---- values
 

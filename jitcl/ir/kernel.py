@@ -42,10 +42,17 @@ once, from what they were.
       set state0 = select(x[i, feature[now0]] <= threshold[now0], left[now0], right[now0])
     }
     y[i] = leaf[state0]
+
+A kernel may tell that a result of its own is infinite or NaN as it is stored, by a store of its
+head. All that do so store the same number, so their order says nothing:
+
+    kernel @relu_3(in x: f32[64], in flag: i32[1], out flags: i32[7], out y: f16[64])
+        flagging flags[index(flag[0])] = 1 { .. }
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -54,6 +61,7 @@ from jitcl.ir.expr import Expr, walk
 
 Role = Literal["in", "out", "scan", "local", "private"]
 OPERANDS, ARRAYS = ("in", "out", "scan"), ("local", "private")     # of a caller, of the kernel
+OVERFLOW = {"f16": 65520.0, "f32": math.inf}       # what is stored as infinity begins there
 LoopKind = Literal["group", "lane", "loop", "vec", "parallel", "item"]
 
 
@@ -152,12 +160,19 @@ Stmt = For | Let | Accum | Assign | Store | Barrier
 @dataclass(frozen=True)
 class Kernel:
     """A whole kernel: what it reads and writes, what it does, and the arrays that it needs for it.
+    `flagging`: done where what it stores in another `out` or `scan` buffer is infinite or NaN.
     """
 
     name: str
     buffers: tuple[Buffer, ...]
     body: tuple[Stmt, ...]
     arrays: tuple[Buffer, ...] = ()
+    flagging: Store | None = None
+
+    def flags(self, stored: str) -> bool:
+        """Whether a store to this buffer is looked at."""
+        return self.flagging is not None and stored != self.flagging.buffer and any(
+            b.name == stored and b.role in ("out", "scan") for b in self.buffers)
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in (*self.buffers, *self.arrays) if b.name == name)
@@ -193,6 +208,12 @@ def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
     """Names of the buffers that statements and those inside them load from."""
     return {e.value for stmt, _ in statements(body) for x in expressions(stmt)
             for e in walk(x) if e.op == "load"}
+
+
+def read_by(kernel: Kernel) -> set[str]:
+    """Names of the buffers that a kernel loads from, or flags in."""
+    flagging = () if kernel.flagging is None else (kernel.flagging,)
+    return buffers_read((*kernel.body, *flagging)) | {s.buffer for s in flagging}
 
 
 def mutated(stmt: Stmt) -> tuple[Expr, ...]:

@@ -71,14 +71,14 @@ class KernelReader(WordReader):
         self.buffers[str(name)] = Buffer(str(name), type.dtype, type.dims,
                                          cast(Role, str(role)))
 
-    def kernel_head(self, name: lark.Token, *_: None) -> str:
+    def kernel_head(self, name: lark.Token, *rest: Store | None) -> tuple[str, Store | None]:
         self.scopes = [{}]
-        return str(self.unquote(name, "@"))
+        return str(self.unquote(name, "@")), next((s for s in rest if s is not None), None)
 
-    def kernel(self, name: str, *body: Stmt) -> Kernel:
-        declared = self.buffers.values()
+    def kernel(self, head: tuple[str, Store | None], *body: Stmt) -> Kernel:
+        declared, (name, flagging) = self.buffers.values(), head
         kernel = Kernel(name, tuple(b for b in declared if b.role not in ARRAYS), body,
-                        tuple(b for b in declared if b.role in ARRAYS))
+                        tuple(b for b in declared if b.role in ARRAYS), flagging)
         self.buffers.clear()
         return kernel
 

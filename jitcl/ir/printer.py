@@ -217,8 +217,10 @@ def print_kernel(kernel: Kernel) -> str:
     """The kernel as text that reads back to an equal kernel."""
     buffers = ", ".join(f"{b.role} {name_text(b.name)}: {b.dtype}[{','.join(map(str, b.shape))}]"
                         for b in (*kernel.buffers, *kernel.arrays))
-    lines = [f"kernel @{name_text(kernel.name)}({buffers}) {{"]
     stored = {b.name: b.dtype for b in (*kernel.buffers, *kernel.arrays)}
+    flagging = "" if kernel.flagging is None else (
+        f"flagging {statement_text(kernel.flagging, stored)} ")
+    lines = [f"kernel @{name_text(kernel.name)}({buffers}) {flagging}{{"]
     stack: list[tuple[int, Stmt | None]] = [(1, s) for s in reversed(kernel.body)]
     while stack:
         depth, stmt = stack.pop()

@@ -19,6 +19,7 @@ from jitcl.ir.interpreter import index_values
 from jitcl.ir.kernel import (
     ARRAYS,
     OPERANDS,
+    OVERFLOW,
     Accum,
     Assign,
     Barrier,
@@ -73,14 +74,32 @@ class _KernelCheck:
             if any(not isinstance(d, int) or d < 0 for d in b.shape):
                 self.fail(f"buffer '{b.name}' has shape {b.shape}, wanted ints >= 0")
             self.buffers[b.name] = b
+        if self.kernel.flagging is not None:
+            self.flagging(self.kernel.flagging)
         self.block(self.kernel.body)
         self.stmt = None
-        stored = {s.buffer for s in _all(self.kernel.body) if isinstance(s, Store)}
+        flagging = () if self.kernel.flagging is None else (self.kernel.flagging,)
+        stored = {s.buffer for s in (*_all(self.kernel.body), *flagging) if isinstance(s, Store)}
         for b in self.kernel.buffers:
             if b.role != "in" and b.name not in stored:
                 self.fail(f"out buffer '{b.name}' is never stored to")
 
     # ---- statements
+
+    def flagging(self, stmt: Store) -> None:
+        """What is done where a result is not finite: a constant, so that no order can show."""
+        self.stmt = stmt
+        for e in expressions(stmt):
+            self.expression(e)
+        self.store(stmt)
+        if not stmt.value.is_const or stmt.guard is not None:
+            self.fail("several iterations flag at once: wanted a constant, and no guard")
+        for s in _all(self.kernel.body):
+            self.stmt = s
+            if isinstance(s, Store) and (s.buffer == stmt.buffer or self.kernel.flags(
+                    s.buffer) and self.buffers[s.buffer].dtype not in OVERFLOW):
+                self.fail(f"is flagged in '{stmt.buffer}': wanted a store to another buffer, of "
+                          f"{' or '.join(OVERFLOW)}")
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         declared: list[str] = []

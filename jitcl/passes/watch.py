@@ -1,4 +1,10 @@
-"""The largest magnitude of what groups store, as further outputs: what the guard of f16 looks at.
+"""What the guard of f16 looks at, as further outputs.
+
+Flags: one output, of an element for each of some groups, which is 1 where the group has stored an
+infinity or NaN. Kernels write it beside their results (codegen/flags.py): behind each run.
+
+Magnitudes: the largest of what each group stores, by reductions of their own, where layers are
+looked for:
 
     %1 = relu(%0) : f16[1,64,56,56]        %1 = relu(%0) : f16[1,64,56,56]
     return %1                         =>   %2 = where(isnan(%1), inf, abs(%1))
@@ -14,13 +20,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from jitcl.ir.graph import Graph
-from jitcl.ir.group import Group, Watched
+import numpy as np
+
+from jitcl.ir.graph import Graph, Node, const
+from jitcl.ir.group import Flag, Group, Watched
+from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.passes.matching import kind
 from jitcl.passes.precision import names_in, overflows
 
 BOUNDED = ("sigmoid", "hard_sigmoid", "tanh", "softsign", "erf", "sin", "cos", "atan", "sign")
+FLAGS = "flags of what is stored"         # an output's name
 CHOSEN = ("max_pool", "relu", "max", "min")
 
 
@@ -40,6 +50,28 @@ def may_spoil(group: Group) -> bool:
         return False
     return not all(n.type.dtype == "f16" for n in group.operands) or not all(
         kind(n) == "movement" or n.op in CHOSEN for n in group.members)
+
+
+def flag(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
+         ) -> tuple[Graph, list[Group], tuple[Watched, ...]]:
+    """The graph and its groups, of which `chosen` ones tell in an output that what they store is
+    not finite. The last group is the flags' own: their zeros, which are written first.
+    """
+    numbers = [n for n in sorted(chosen) if watchable(groups[n])]
+    if not numbers:
+        return graph, list(groups), ()
+    zero = const(np.zeros((), np.int32), "i32")
+    flags = Node.make("expand", (zero,), {"shape": (len(numbers),)},
+                      type=TensorType("i32", (len(numbers),)))
+    made, watched = list(groups), []
+    place = {node: k for k, (_, node) in enumerate(graph.outputs)}
+    for k, n in enumerate(numbers):
+        number = const(np.array([k], np.int32), "i32")
+        made[n] = replace(groups[n], flag=Flag(flags, number))
+        watched.append(Watched(FLAGS, n, tuple(names_in(groups[n], graph).items()),
+                               place.get(groups[n].root, -1), k))
+    made.append(Group(flags, frozenset()))
+    return replace(graph, outputs=(*graph.outputs, (FLAGS, flags))), made, tuple(watched)
 
 
 def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
@@ -71,4 +103,4 @@ def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
     return replace(graph, outputs=tuple(outputs)), made, tuple(watched)
 
 
-__all__ = ["watch", "watchable"]
+__all__ = ["flag", "may_spoil", "watch", "watchable"]

@@ -23,7 +23,6 @@ from jitcl.errors import (
     OutOfMemoryError,
     closed_error,
 )
-from jitcl.ir.group import Watched
 from jitcl.ir.types import Sym
 from jitcl.runtime.arrays import as_array, plain
 from jitcl.runtime.indices import check_computed, check_indices
@@ -62,7 +61,6 @@ class Bound:
     ) -> None:
         self.model, self.in_place = model, binding is not None and binding.in_place
         checks = special.checks if special is not None else ()
-        watched = special.plan.watched if special is not None and binding is not None else ()
         bound = binding.inputs if binding else {}
         self.inputs = Inputs(model.inputs, {
             n: bound[n] if n in bound else a if n in given else np.array(a)
@@ -70,8 +68,8 @@ class Bound:
         self._results = _Results(binding.outputs if binding else {})
         self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
                           if n in self._results}
-        self._magnitudes = [self._results.pop(w.output) for w in watched]
-        self._watched: Sequence[Watched] = watched
+        self._plan = special.plan if special is not None and binding is not None else None
+        self._flags = [self._results.pop(n) for n in self._plan.looked_at] if self._plan else []
         self._options, self._promoted = model.options, False    # True: the guard changed them
         self._checks = checks if binding else ()            # else `Model.run` checks
         self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
@@ -104,7 +102,8 @@ class Bound:
         """Through the model, where its guard finds that f16 spoilt the results; for good, where it
         has put layers into f32.
         """
-        if self.model.guard.signs([*self._results.values(), *self._magnitudes], self._watched):
+        assert self._plan is not None
+        if self.model.guard.signs([*self._results.values(), *self._flags], self._plan):
             self._results.take(self.model.run(self.inputs.arrays))
             if self.model.options is not self._options:
                 self._compute, self._checks, self._extremes = None, (), {}

@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl.errors import OutOfMemoryError
-from jitcl.ir.group import Watched
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.source import Source
 from jitcl.runtime.specialise import Patience, Specialisation, free_frames, opening
 
 if TYPE_CHECKING:
+    from jitcl.codegen.plan import Plan
     from jitcl.ir.group import Group
     from jitcl.runtime.lowering import Lowering
     from jitcl.runtime.model import Model
 
 HUGE, LEAST = 65504.0, 2.0 ** -25       # beyond these, halves are infinite and zero
 IN_VAIN = 8                             # repeats of one result that f32 made no better
+FEW = 256                               # elements that show that a result is not zeros alone
 ROUNDS = 8                              # of finding layers, before all are computed in f32
 
 Compute = Callable[[Specialisation], list[np.ndarray]]
@@ -56,39 +57,32 @@ class Guard:
         if stored is not None:
             self._promote(json.loads(bytes(stored)))
 
-    def signs(self, values: Sequence[Any], watched: Sequence[Watched] = ()) -> list[Sign]:
-        """What is suspicious of results, the last of which are magnitudes of inner tensors."""
-        if self.options.guard == "off":
+    def signs(self, values: Sequence[Any], plan: Plan) -> list[Sign]:
+        """What is suspicious of a run's results, behind which stand the plan's flags."""
+        if self.options.guard == "off" or not plan.stores_f16:
             return []
-        found, results = [], len(values) - len(watched)
-        sound = {w.result for w, v in zip(watched, values[results:]) if 0 < np.max(v) < np.inf}
-        for place, value in enumerate(values):
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or place in sound:
+        count = len(values) - len(plan.looked_at)
+        flags = values[-1].tolist() if plan.watched else []
+        finite = {w.result for w in plan.watched if not flags[w.place]}
+        found = [(~w.group, "") for w in plan.watched if flags[w.place] and w.result < 0]
+        for place, value in enumerate(values[:count]):
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
                 continue
-            with np.errstate(all="ignore"):
-                total = np.add.reduce(value, axis=None, dtype=np.float32 if (
-                    value.dtype.itemsize == 2) else None)
-            if total != 0 and np.isfinite(total):
+            if _any(value) if place in finite else _fine(value):
                 continue
-            if place >= results and (watched[place - results].result >= 0
-                                     or np.isfinite(value).all()):
-                continue                        # a layer may be all zeros: of ReLU, say
-            number = place if place < results else ~watched[place - results].group
             sign = _sign(value)
-            if sign and (number, sign) not in self.known and self.vain[number] < IN_VAIN:
-                found.append((number, sign))
-        return found
+            if sign:
+                found.append((place, sign))
+        return [s for s in found if s not in self.known and self.vain[s[0]] < IN_VAIN]
 
     def after(self, model: Model, arrays: Mapping[str, np.ndarray], compute: Compute,
               special: Specialisation, values: list[np.ndarray]
               ) -> tuple[list[np.ndarray], Specialisation]:
-        """The results of a run, less magnitudes, and what computed them; or of a better one."""
-        flags = len(special.plan.watched)
-        signs = self.signs(values, special.plan.watched) if special.plan.stores_f16 else []
+        """The results of a run, less flags, and what computed them; or of a better one."""
+        signs = self.signs(values, special.plan)
         if signs:
             try:
                 values, special = _Repair(self, model, arrays, compute).run(special, values)
-                flags = len(special.plan.watched)
             except OutOfMemoryError as error:   # as f16 it fits
                 free_frames(error)
                 self.known.update(signs)
@@ -96,7 +90,7 @@ class Guard:
                             "hold them: there is no memory to compute them in f32, too\n  Compile "
                             "with precision='high', or on a device with more memory.",
                             self.source.name)
-        return values[:len(values) - flags], special
+        return values[:len(values) - len(special.plan.looked_at)], special
 
     def not_ours(self, signs: Sequence[Sign]) -> None:
         """f32 gives them, too."""
@@ -144,7 +138,7 @@ class _Repair:
             wide.watch(range(len(wide.groups)))
             exact, magnitudes = self._computed(wide)
             for _ in range(ROUNDS):
-                signs = guard.signs(values, special.plan.watched)
+                signs = guard.signs(values, special.plan)
                 wrong = [s for s in signs if self._differs(s[0], values, exact, magnitudes)]
                 guard.not_ours([s for s in signs if s not in wrong])
                 if not wrong or "*" in guard.options.promoted:
@@ -156,7 +150,7 @@ class _Repair:
     def _differs(self, number: int, values: Sequence[np.ndarray], exact: Sequence[np.ndarray],
                  magnitudes: Mapping[int, float]) -> bool:
         """Whether f32 gives a better result."""
-        if number < 0:                          # a layer's magnitude, which is not finite
+        if number < 0:                          # a layer, which is not finite
             return bool(np.isfinite(magnitudes.get(~number, np.inf)))
         got, want = values[number], exact[number]
         if (np.isfinite(want) & ~np.isfinite(got)).any():
@@ -224,6 +218,19 @@ class _Repair:
         log.warning("%s: %s the range of f16%s for inputs %s; from now on %s: "
                     "see guard= of jitcl.compile", self.model.source.name, where, reach, ranges,
                     f"it is {now}" if not now.startswith("the") else now)
+
+
+def _fine(value: np.ndarray) -> bool:
+    """Whether a sum shows that a result is finite, and not zeros alone."""
+    with np.errstate(all="ignore"):
+        total = np.add.reduce(value, axis=None,
+                              dtype=np.float32 if value.dtype.itemsize == 2 else None)
+    return bool(total != 0 and np.isfinite(total))
+
+
+def _any(value: np.ndarray) -> bool:
+    """Whether the beginning of a result, which is finite, is not zeros alone."""
+    return bool(value.reshape(-1)[:FEW].any())
 
 
 def _sign(value: np.ndarray) -> str:

@@ -25,12 +25,12 @@ from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import WIDE, assign_precision
 from jitcl.passes.verify import check
-from jitcl.passes.watch import may_spoil, watch
+from jitcl.passes.watch import flag, may_spoil, watch
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
 from jitcl.templates.base import FIRST, Chooser
 
-LARGE = 1 << 16                 # elements that the host takes longer to read than two launches take
+LARGE = 1 << 16                 # elements that the host takes longer to read than flags take
 
 
 class Lowering:
@@ -76,15 +76,14 @@ class Lowering:
             self.graph, groups, device.target,
             WIDE if "*" in options.promoted else options.precision, layers)
         self.halves = {i for i, g in enumerate(self.groups) if g.root.type.dtype == "f16"}
-        watched = {i for i in self.halves if options.guard == "layers"
-                   and may_spoil(self.groups[i])}
-        if options.guard != "off" and self.halves and device.target.kind == "opencl":
-            watched |= self._large_results()
-        self.watch(watched)
+        if options.guard != "off" and self.halves:
+            looked_at = self._large_results() | {i for i in self.halves if options.guard == "layers"
+                                                 and may_spoil(self.groups[i])}
+            self.graph, self.groups, self._watched = flag(self.graph, self.groups, looked_at)
         _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
 
     def _large_results(self) -> set[int]:
-        """The groups whose results the device looks at sooner than the host reads them again."""
+        """The groups whose results kernels look at sooner than the host reads them again."""
         outputs = {node for _, node in self.graph.outputs}
         with judged_by_hint():
             return {i for i, g in enumerate(self.groups)

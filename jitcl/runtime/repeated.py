@@ -84,7 +84,7 @@ def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
         check_indices(checks, arrays, called)
         ends = [name for check in checks if check.computed for name in check.outputs]
         indices = _computed_indices(checks, {plan.input_names[i] for i, _ in repeat.carried})
-        flags = [plan.output_names.index(w.output) for w in plan.watched]
+        flags = map(plan.output_names.index, plan.looked_at)
         more = (*map(plan.output_names.index, ends), *(~place[check.source] for check in indices),
                 *flags)
         found = special.executable.repeat(

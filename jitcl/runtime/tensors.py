@@ -378,7 +378,7 @@ def compute(special: Specialisation, inputs: Iterable[Any], keep: bool) -> Seque
             else:
                 given.append(x)
         found = list(executable.run_on_device(given, keep))
-    flags = len(special.plan.watched)               # of f16's guard: a number each
+    flags = len(special.plan.looked_at)             # by f16's guard, on the host
     return [*found[:len(found) - flags], *(x if isinstance(x, np.ndarray) else x.read()
                                            for x in found[len(found) - flags:])]
 

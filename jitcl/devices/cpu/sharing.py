@@ -28,13 +28,15 @@ def is_short(plan: Plan, lanes: int = 16) -> bool:
 
 def step_flags(plan: Plan, lanes: int = 16) -> list[int]:
     """ALONE for steps too short to split; MEET behind a step where a later one depends on what came
-    since. lanes: of the CPU's vectors."""
+    since: not for flags, which all steps may write once they are zeros. lanes: of the CPU's
+    vectors."""
+    flagged = {t.buffer for t in plan.outputs if t.name in plan.looked_at}
     least = CpuCore.split_awake if is_short(plan, lanes) else CpuCore.split
     flags = [ALONE if t < least else 0 for t in _seconds(plan, lanes)]
     since: list[tuple[int, list, list]] = []  # (flags, ranges read, ranges written)
     for i, step in enumerate(plan.steps):
-        touched = [_range(plan, b) for b in step.buffers]
-        written = [_range(plan, b) for b in step.writes] or touched
+        touched = [_range(plan, b) for b in step.buffers if b not in flagged]
+        written = [_range(plan, b) for b in step.writes if b not in flagged] or touched
         if any(
             not (old & flags[i] & ALONE) and (_overlap(w, touched) or _overlap(r, written))
             for old, r, w in since
@@ -42,6 +44,9 @@ def step_flags(plan: Plan, lanes: int = 16) -> list[int]:
             flags[i - 1] |= MEET
             since = []
         since.append((flags[i], touched, written))
+        if not touched:
+            flags[i] |= MEET                    # the zeros
+            since = []
     return flags
 
 
