@@ -123,7 +123,7 @@ def quads(kernel: Kernel, inner: Body, lanes: int, target: Target) -> Quads | No
                     return None
     trial = Quads(kernel, inner, found.lane, turns)
     body = tuple(s for loop in loops for s in trial.dealt(loop))
-    whole = Kernel(kernel.name, kernel.buffers, body, tuple(trial.arrays))
+    whole = Kernel(kernel.name, kernel.buffers, body, tuple(trial.arrays), kernel.flagging)
     return found if all(has_form(whole, f, target, True) for f in vectors_of(body)) else None
 
 

@@ -108,8 +108,7 @@ def _tiled(kernel: Kernel, store: Store, load: Expr, axes: tuple[For, For], grou
         Barrier(),
         _pass(replace(store, value=exchanged(store.value, places)), (row, last),
               groups[-2:], lanes, quad, False))
-    return Kernel(kernel.name, kernel.buffers,
-                  spread(groups, "group", (For(lane, "lane", body),)), (tile,))
+    return replace(kernel, body=spread(groups, "group", (For(lane, "lane", body),)), arrays=(tile,))
 
 
 def _at(axis: For, group: For) -> Expr:
