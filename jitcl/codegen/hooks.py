@@ -106,7 +106,8 @@ class CpuGroupHooks(GroupHooks):
             values["params"] = (*values["params"], *self.sizes.params())
         text = super().render(template, **values)
         *_, y = self._buffers(self.group.root)
-        flagging = flagging_of(Buffer(*operand, ()) for operand in values.get("operands", ()))
+        flagging = flagging_of(Buffer(name, dtype, ())
+                               for name, dtype in values.get("operands", ()))
         return text if flagging is None else "\n".join([text, *flag_lines(flagging, y), ""])
 
     def part(self, group: Group, prefix: str, result: str) -> CpuGroupHooks:

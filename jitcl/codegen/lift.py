@@ -38,7 +38,7 @@ def lifted(kernel: Kernel) -> Kernel:
     lift = _Lift(kernel)
     buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
     body = tuple(map(lift.statement, kernel.body))
-    flagging = None if kernel.flagging is None else lift.statement(kernel.flagging)
+    flagging = None if kernel.flagging is None else lift.store(kernel.flagging)
     return replace(kernel, buffers=buffers, body=body, flagging=flagging)
 
 
@@ -97,15 +97,18 @@ class _Lift:
         if isinstance(s, For):
             return self.loop(s)
         if isinstance(s, Store):
-            guard = None if s.guard is None else self.expression(s.guard)
-            return Store(self.names.get(s.buffer, s.buffer), self.place(s.buffer, s.indices),
-                         self.expression(s.value), guard)
+            return self.store(s)
         if isinstance(s, Let) and self.named(s):
             low, high = self.bounds(s.value)
             if 0 <= low and high < LIMIT:
                 self.known[str(s.var.value)] = E.var(s.var.value, extent=int(high) + 1)
             return Let(self.expression(s.var), self.expression(s.value))
         return rewrite(s, self.expression)
+
+    def store(self, s: Store) -> Store:
+        guard = None if s.guard is None else self.expression(s.guard)
+        return Store(self.names.get(s.buffer, s.buffer), self.place(s.buffer, s.indices),
+                     self.expression(s.value), guard)
 
     def loop(self, s: For) -> For:
         extent, once = s.extent, s.first is not None and s.extent <= s.step
