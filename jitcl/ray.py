@@ -81,6 +81,8 @@ def _runs(model: Model, feeds: Mapping[str, np.ndarray], count: int, rows: int
         if have < rows:
             part = {name: np.concatenate([x, np.repeat(x[-1:], rows - have, axis=0)]) if have
                     else np.zeros((rows, *x.shape[1:]), x.dtype) for name, x in part.items()}
+        if not start:           # a plan for these shapes alone, which is the fastest
+            model.prepare({name: x.shape for name, x in part.items()})
         yield {name: y[:have] for name, y in model.run(part).items()}
 
 
