@@ -140,7 +140,7 @@ def test_a_square_is_no_reason_for_a_plan_of_squares(tmp_path: Path) -> None:
     assert len(model._families.kept) == 1 and model.cache.stats.builds == 1
 
 
-@pytest.mark.parametrize("precision", ["normal", "low"])
+@pytest.mark.parametrize("precision", ["normal", pytest.param("low", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name, device", [
     ("text", "cpu"),
     *(pytest.param(n, d, marks=pytest.mark.slow) for n, d in (

@@ -243,6 +243,7 @@ def test_peft_says_the_same(tmp_path: Path) -> None:
 # ---- commands
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     folder = lm_models.lettered("gpt2", tmp_path)
     (tmp_path / "schema.json").write_text(json.dumps({"enum": ["yes", "no"]}))

@@ -171,6 +171,7 @@ def plain(model: onnx.ModelProto, packing: Packing) -> np.ndarray:
         return np.asarray(made.run(IDS12)["y"])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("device", [s for s in present() if s != "reference"])
 @pytest.mark.parametrize("packing", KINDS[:3], ids=lambda p: p.said)
 def test_devices_agree_with_weights_as_numbers(device: str, packing: Packing) -> None:
@@ -252,6 +253,7 @@ def test_calibration_wants_packed_weights() -> None:
 
 # ---- language models
 
+@pytest.mark.slow
 def test_a_language_model_of_packed_weights(tmp_path: Path) -> None:
     folder = stored("llama", tmp_path)
     want = jitcl.lm.load(folder, device="cpu").logits(IDS)

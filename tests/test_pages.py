@@ -94,7 +94,8 @@ def reader(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-SLOW = ("docs/check.md", "docs/drop-in.md", "docs/profiling.md", "docs/shapes.md", "docs/start.md")
+SLOW = ("docs/check.md", "docs/drop-in.md", "docs/precision.md", "docs/profiling.md",
+        "docs/quantisation.md", "docs/shapes.md", "docs/start.md")
 
 
 @pytest.mark.parametrize("page", [
