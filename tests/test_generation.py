@@ -76,7 +76,7 @@ def check_story(device: str, model: bytes, cache_dir: Path, count: int) -> None:
     np.testing.assert_allclose(story.logits, wanted.logits, rtol=0,
                                atol=1e-5 * float(np.abs(wanted.logits).max()))
     assert set(stats[WARM:]) == {stats[WARM - 1]}
-    assert len(compiled._families.kept) == 1
+    assert len(compiled._families.kept) <= 2        # one where there is no past yet, one for steps
     again = write(compiled.run, min(count, 20))
     assert (again.logits == story.logits[:20]).all()
     assert compiled.cache.stats.writes == stats[-1][1]

@@ -393,7 +393,7 @@ def test_the_page_and_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     for block in blocks:
         exec(compile(block.replace('"folder"', repr(str(SHAKESPEARE))), "page", "exec"), scope)
-    assert len(blocks) == 3 and scope["text"].startswith("I'll be a bawd")
+    assert len(blocks) == 5 and scope["text"].startswith("I'll be a bawd")
     folder = ["-d", "cpu", str(SHAKESPEARE)]
     found = CliRunner().invoke(cli, ["generate", *folder, "ROMEO:\n", "-n", "24"])
     assert found.stdout == scope["text"] + "\n"

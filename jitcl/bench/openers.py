@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jitcl.bench.processes import Entrant
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ class JitclEngine:
         from jitcl.runtime.model import open_model
         self.model = open_model(model, device=device, **options)
         self.feeds, self.threads = feeds, threads
+        # a plan for these shapes alone, whose FLOPs and steps are theirs
+        self.model.prepare({name: np.shape(x) for name, x in feeds.items()})
 
     def run(self) -> dict[str, Any]:
         return self.model.run(self.feeds)

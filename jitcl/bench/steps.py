@@ -52,12 +52,13 @@ def step_times(model: Model, feeds: dict[str, Any], runs: int = RUNS) -> StepTim
     if model.program is not None:
         raise UnsupportedError("steps are timed of models that are one graph: this one runs as a "
                                "program of parts\n  print(model.report()) lists them.")
+    arrays = check_feeds(model.inputs, feeds)
+    model.prepare({name: x.shape for name, x in arrays.items()})    # a plan for many can't say
     _, special = model.run_specialised(feeds)
     profile = getattr(special.executable, "profile", None)
     if profile is None:
         raise UnsupportedError(f"device {special.device.name} does not tell the time of its steps\n"
                                "  The cpu and opencl devices do.")
-    arrays = check_feeds(model.inputs, feeds)
     found = profile([arrays[t.name] for t in special.plan.inputs], runs)
     return StepTimes(special.device.name, _described(special.plan, found))
 

@@ -15,6 +15,8 @@ from jitcl.lm.tokens import Tokenizer
 
 Form = str | Mapping[str, Any]
 SILENT = 0                                  # the library's log: errors are raised here
+# Spaces where json.dumps writes them: where any may stand, small models write nothing else.
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Forms:
@@ -40,7 +42,7 @@ class Forms:
             if isinstance(form, str):
                 grammar = matcher.grammar_from_lark(form)
             elif isinstance(form, Mapping):
-                grammar = matcher.grammar_from_json_schema(json.dumps(form))
+                grammar = matcher.grammar_from_json_schema(json.dumps(form), overrides=COMPACT)
             else:
                 raise TypeError(f"is of {type(form).__name__}")
             made = matcher(self._tokens, grammar, log_level=SILENT)
