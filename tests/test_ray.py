@@ -124,7 +124,8 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path, workers_find_this):
             assert sorted(found["id"]) == list(range(ROWS))
             found = found.sort_values("id")
             np.testing.assert_array_equal(np.stack(found["y"]), wanted)
-            assert sorted(p.name for p in cache.rglob("*.jitcl")) == before
+            if turn == "again":         # before, this process may have had kernels of other tests
+                assert sorted(p.name for p in cache.rglob("*.jitcl")) == before
     finally:
         ray.shutdown()
 
