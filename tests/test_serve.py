@@ -28,9 +28,9 @@ import jitcl
 from jitcl.cli.main import cli
 from tests import lm_models
 
-openai = pytest.importorskip("openai")
-uvicorn = pytest.importorskip("uvicorn")
-pytest.importorskip("starlette")
+openai = pytest.importorskip("openai", reason="OpenAI's client is who asks")
+uvicorn = pytest.importorskip("uvicorn", reason="jitcl serve runs on it")
+pytest.importorskip("starlette", reason="jitcl serve is written with it")
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = [{"role": "user", "content": "hi"}]
