@@ -33,6 +33,7 @@ def compile(
     shapes: Shapes | None = None,
     strict: bool = False,
     isolation: str | None = None,
+    priority: str = "normal",
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -63,6 +64,8 @@ def compile(
     strict: raise rather than run any op on the host.
     isolation: when OpenCL kernels are built in a process of their own: "always", "untrusted" (on
     drivers, and for features, that are not known good) or "never"; None: JITCL_ISOLATION.
+    priority: "low", "normal" or "high", of the runs of models that share a device: one begins when
+    none of a higher priority is queued or under way there. Drivers are told, too (docs/async.md).
     cache_dir: the kernel cache; default is the user's cache directory, or JITCL_CACHE_DIR.
     progress: called as progress(done, total, what is under way) while a device is probed, and the
     model is read and its kernels built, checked and loaded, now and in later runs. done <= total,
@@ -72,8 +75,8 @@ def compile(
     """
     options: dict[str, Any] = {
         "device": device, "precision": precision, "memory": memory, "tuning": tuning,
-        "guard": guard, "strict": strict, "isolation": isolation, "cache_dir": cache_dir,
-        "progress": progress}
+        "guard": guard, "strict": strict, "isolation": isolation,
+        "priority": priority, "cache_dir": cache_dir, "progress": progress}
     auto = isinstance(precision, str) and precision == "auto"
     weights = Options("high", memory).weights
     if weights is not None:

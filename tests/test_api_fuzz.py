@@ -74,7 +74,7 @@ def orderly(call: Any, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["precision", "memory", "tuning", "shapes", "strict", "isolation",
-                                  "progress", "device"])
+                                  "priority", "progress", "device"])
 def test_an_array_as_any_option(graph, name):
     """`value in (..)` and `value == ..` are arrays then, which are neither true nor false."""
     with pytest.raises(jitcl.JitclError):
@@ -82,7 +82,7 @@ def test_an_array_as_any_option(graph, name):
 
 
 @pytest.mark.parametrize("name", ["precision", "memory", "tuning", "shapes", "strict", "isolation",
-                                  "progress"])
+                                  "priority", "progress"])
 @FUZZ
 @given(data=st.data())
 def test_any_option_of_compile(graph, name, data):

@@ -33,16 +33,21 @@ class Trial(Protocol):
         """What differs from the interpreter beyond the precision's bound; "" where nothing does."""
 
 
+PRIORITIES = ("low", "normal", "high")
+
+
 @dataclass(frozen=True)
 class LoadOptions:
-    """What `Device.load` is told about trust.
+    """What `Device.load` is told about trust, and of what priority its runs are.
 
     isolation: "always", "untrusted" or "never": when kernels are built and first launched in a
-    worker process. trials: what new kernels are tried on; none for a plan from the cache.
+    worker process. trials: what new kernels are tried on; none for a plan from the cache. priority:
+    one of PRIORITIES, a hint for drivers.
     """
 
     isolation: str = "untrusted"
     trials: tuple[Trial, ...] = ()
+    priority: str = "normal"
 
 
 def configured() -> LoadOptions:

@@ -12,7 +12,8 @@ from jitcl.onnxruntime.errors import InvalidArgument, made
 
 OPENCL, CPU = "OpenCLExecutionProvider", "CPUExecutionProvider"
 # what a provider's options may say: options of jitcl.compile
-OPTIONS = ("device", "precision", "memory", "guard", "isolation", "cache_dir", "strict")
+OPTIONS = ("device", "precision", "memory", "guard", "isolation", "priority", "cache_dir",
+           "strict")
 
 
 @dataclass(frozen=True)

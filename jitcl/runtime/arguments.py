@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitcl import config
+from jitcl.devices.load_options import PRIORITIES
 from jitcl.devices.progress import Tally
 from jitcl.errors import DeviceError, InputError, OptionError
 from jitcl.target import Target
@@ -59,6 +60,13 @@ def isolation_of(given: Any) -> str | None:
     raise OptionError(
         f"isolation: got {shown(given)}, wanted one of {', '.join(config.ISOLATION)}, or None "
         "for JITCL_ISOLATION")
+
+
+def priority_of(given: Any) -> str:
+    """OptionError unless it is one of PRIORITIES."""
+    if isinstance(given, str) and given in PRIORITIES:
+        return given
+    raise OptionError(f"priority: got {shown(given)}, wanted one of {', '.join(PRIORITIES)}")
 
 
 def strict_of(given: Any) -> bool:

@@ -115,7 +115,8 @@ class Bound:
         """
         assert self._compute is not None
         try:
-            self._compute()
+            with self.model.turn:
+                self._compute()
         except (DeviceLostError, KernelFault, OutOfMemoryError):
             self._results.take(self.model.run(self.inputs.arrays))
 

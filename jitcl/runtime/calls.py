@@ -16,6 +16,7 @@ from jitcl.errors import InputError, closed_error
 from jitcl.runtime.arguments import timeout_of
 from jitcl.runtime.bound import not_bound
 from jitcl.runtime.inputs import check_feeds, fixed_shapes
+from jitcl.runtime.precedence import Turn
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.tensors import DeviceTensor
 
@@ -31,6 +32,7 @@ class Calls(ABC):
     """What has a `run` can be called with arrays, asked for runs to come, and closed."""
 
     inputs: tuple[Tensor, ...]
+    turn: Turn
     closed = False                              # what it held is given back
     _queue: RunQueue | None = None              # from the first `submit` on
 
@@ -61,7 +63,8 @@ class Calls(ABC):
     def submit(self, feeds: Mapping[str, Any], *, timeout: float | None = None,
                keep_on_device: bool = False) -> Run:
         """`run` behind the caller's back: returns at once a `Run`, whose result() waits for the
-        outputs. Runs are computed in the order in which they were submitted.
+        outputs. Runs are computed in the order in which they were submitted, behind those of
+        models of a higher `priority` on the same device.
 
         feeds: as `run` takes them. They are checked and copied here: the caller may change his
         arrays afterwards. timeout: seconds to wait where JITCL_QUEUE runs are waiting already; None
@@ -86,6 +89,8 @@ class Calls(ABC):
                 if isinstance(x, DeviceTensor):
                     copies[name] = x.held()
                     reading.callback(x.end_reading)
+            self.turn.want()
+            reading.callback(self.turn.leave)
             self._runs().put(run, seconds)
             held = reading.pop_all()
         run.add_done_callback(lambda _: held.close())
@@ -130,7 +135,7 @@ class Calls(ABC):
 
         with _making:
             if self._queue is None:
-                self._queue = RunQueue(self.called)
+                self._queue = RunQueue(self.called, self.turn)
             return self._queue
 
 

@@ -32,6 +32,7 @@ from jitcl.runtime.arguments import (
     check_searchable,
     device_of,
     isolation_of,
+    priority_of,
     shapes_of,
     strict_of,
     tally_of,
@@ -48,6 +49,7 @@ from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.inputs import Again, check_feeds, feeds_of
 from jitcl.runtime.inspected import Inspected
 from jitcl.runtime.intermediates import Intermediates, names_of
+from jitcl.runtime.precedence import Turn
 from jitcl.runtime.program import Program
 from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
@@ -67,6 +69,7 @@ def open_model(
     guard: str | None = None,
     strict: bool = False,
     isolation: str | None = None,
+    priority: str = "normal",
     cache_dir: str | Path | None = None,
     progress: Progress | Tally | None = None,
 ) -> Model:
@@ -75,14 +78,14 @@ def open_model(
     """
     options = precision if isinstance(precision, Options) else Options(precision, memory)
     options = replace(options, tuning=tuning, guard=guard)
-    isolation, strict = isolation_of(isolation), strict_of(strict)
+    isolation, strict, priority = isolation_of(isolation), strict_of(strict), priority_of(priority)
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
     source = open_source(model, root)
     if device is None or (isinstance(device, str) and device.strip() == "auto"):
         device = placement.known(source, options, cache_dir)
     chosen = device_of(device, tally)
     check_searchable(chosen, options.tuning)
-    return Model(source, chosen, options, strict, cache_dir, tally, isolation)
+    return Model(source, chosen, options, strict, cache_dir, tally, isolation, priority)
 
 
 def compile_now(model: Any, shapes: Shapes | None = None, **options: Any) -> Model:
@@ -108,18 +111,21 @@ class Model(Inspected):
         cache_dir: str | Path | None,
         progress: Progress | Tally | None,
         isolation: str | None = None,
+        priority: str = "normal",
     ) -> None:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
         tally = Tally.of(progress)
         self._specialiser = Specialiser(
-            source, device, options, strict, self.cache, tally, isolation)
+            source, device, options, strict, self.cache, tally, isolation, priority)
+        self.turn = Turn(device, priority, self.called)
 
         self.guard = guard = Guard(source, self.cache, options)
         self.options = self._specialiser.options = guard.options
 
         def alike(source: Source) -> Model:         # holds nothing of this model, which would stay
-            return Model(source, device, guard.options, strict, cache_dir, tally, isolation)
+            return Model(source, device, guard.options, strict, cache_dir, tally, isolation,
+                         priority)
 
         self._alike = alike
         self._lock = forking.rlock()
@@ -206,7 +212,8 @@ class Model(Inspected):
                 return list(tensors.compute(special, inputs, keep))
             return special.executable.run(inputs)
 
-        values, special = self.apply(arrays, compute, special)
+        with self.turn:
+            values, special = self.apply(arrays, compute, special)
         if self._again is None:
             self._expect_again(special, arrays)
         recording.used(special)

@@ -151,6 +151,7 @@ class Specialiser:
     cache: DeviceCache
     tally: Tally = field(default_factory=lambda: Tally(None))
     isolation: str | None = None                # None: JITCL_ISOLATION
+    priority: str = "normal"
     no_family: str = ""                             # of the next specialisation
     _host: Device | None = field(default=None, repr=False)
 
@@ -357,7 +358,7 @@ class Specialiser:
         """
         cache = self._cache_of(device)
         trials = _trials(device, generated, tried or plan)
-        options = LoadOptions(self.isolation or config.get("isolation"), trials)
+        options = LoadOptions(self.isolation or config.get("isolation"), trials, self.priority)
         with recording.span("load", f"{len(plan.kernels)} kernels of {self.source.name}"):
             return device.load(plan, cache, self.tally, options)
 

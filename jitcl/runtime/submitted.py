@@ -19,6 +19,7 @@ from typing import Any
 
 from jitcl import config, forking
 from jitcl.errors import BusyError, ClosedError, DeviceError, JitclError, closed_error
+from jitcl.runtime.precedence import Turn, exempt
 
 Work = Callable[[], dict[str, Any]]
 Callback = Callable[["Run"], Any]
@@ -126,8 +127,8 @@ class Run(Future[dict[str, Any]]):
 class RunQueue:
     """The runs of a model that have not ended: those that wait, at most JITCL_QUEUE, and one."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.closed = name, False
+    def __init__(self, name: str, turn: Turn) -> None:
+        self.name, self.closed, self._turn = name, False, turn
         self._changed = threading.Condition(forking.rlock())
         self._waiting: deque[Run] = deque()
         self._computing: Run | None = None
@@ -175,7 +176,9 @@ class RunQueue:
 
     def _work_off(self) -> None:
         _here.queue = self
+        exempt()
         while self._waiting:
+            self._turn.wait(lambda: all(run.done() for run in self._waiting))
             self._compute_next()
 
     def _compute_next(self) -> None:

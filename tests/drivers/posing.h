@@ -85,7 +85,7 @@ const char *string_info(cl_uint id, int platform);
 int extension_removed(const char *name);
 char *real_options(const char *options);        /* for the real compiler; the caller frees it */
 
-enum total { PROCESSES, BUILDS, RELOADS, LAUNCHES, READS, ALLOCATIONS, TOTALS };
+enum total { PROCESSES, BUILDS, RELOADS, LAUNCHES, READS, ALLOCATIONS, HINTS, TOTALS };
 enum live { CONTEXTS, QUEUES, PROGRAMS, BUFFERS, BYTES, LIVES };
 
 uint64_t open_stats(const char *path);          /* the process's number in the file, from 1 */

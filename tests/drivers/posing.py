@@ -37,7 +37,7 @@ COMPILER = ("gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared"
 ACTIONS = ("abort", "segv", "hang", "fail", "oor", "late", "drop", "prelude", "group",
            "hidden_group", "lost", "memory")
 CRASHES = ("abort", "segv", "hang")             # what takes a process down
-TOTALS = ("processes", "builds", "reloads", "launches", "reads", "allocations")
+TOTALS = ("processes", "builds", "reloads", "launches", "reads", "allocations", "hints")
 LIVES = ("contexts", "queues", "programs", "buffers", "bytes")
 SLOTS = 64
 MAGIC = 0x504F53494E473031

@@ -157,10 +157,21 @@ static cl_command_queue create_queue(cl_context context, cl_device_id device,
     return remember_queue(driver->clCreateCommandQueue(context, device, properties, error));
 }
 
+/* A pose with cl_khr_priority_hints takes them, and keeps them from the real driver. */
 static cl_command_queue create_queue_2(cl_context context, cl_device_id device,
                                        const cl_queue_properties *properties, cl_int *error) {
+    cl_queue_properties left[32] = {0};
+    int hints = strstr(config.extensions_add, "cl_khr_priority_hints") != NULL;
+    for (int from = 0, to = 0; properties && properties[from] && to < 30; from += 2) {
+        if (hints && properties[from] == 0x1096 /* CL_QUEUE_PRIORITY_KHR */) {
+            count(HINTS);
+            continue;
+        }
+        left[to++] = properties[from];
+        left[to++] = properties[from + 1];
+    }
     return remember_queue(
-        driver->clCreateCommandQueueWithProperties(context, device, properties, error));
+        driver->clCreateCommandQueueWithProperties(context, device, left, error));
 }
 
 /* ---- programs */

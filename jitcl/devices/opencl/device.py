@@ -104,10 +104,11 @@ class OpenClDevice:
             raise lost_error(f"{self.name}: {FORKED}")
         self.check_memory(plan)
         tally = Tally.of(progress)
-        programs = Loading(session, plan, cache, tally, options or configured()).programs()
+        options = options or configured()
+        programs = Loading(session, plan, cache, tally, options).programs()
         tally.now("loading the model")
         kind = StreamedExecutable if plan.streamed else OpenClExecutable
-        return kind(session, plan, programs, cache, tally)
+        return kind(session, plan, programs, cache, tally, options.priority)
 
     def check_memory(self, plan: Plan) -> None:
         """Raise OutOfMemoryError where the plan, or one of its allocations, is larger than the

@@ -42,8 +42,9 @@ class OpenClExecutable(LoadedPlan):
     _series: list[Series | HostSection] | None = None   # of the launches as they are now
 
     def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
-        super().__init__(session, plan, programs, cache, progress)
+                 cache: Cache | None = None, progress: Progress | Tally | None = None,
+                 priority: str = "normal") -> None:
+        super().__init__(session, plan, programs, cache, progress, priority)
         self.memory = ResidentMemory(session, plan, {
             *(b for action in self._launches for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})

@@ -51,8 +51,10 @@ class LoadedPlan(Executable):
     memory: Memory
 
     def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
+                 cache: Cache | None = None, progress: Progress | Tally | None = None,
+                 priority: str = "normal") -> None:
         self.session, self.plan, self.programs = session, plan, programs
+        self.priority = priority
         session.store.enlist(self)
         self._lock = forking.lock()
         self._closed = False
@@ -222,7 +224,7 @@ class LoadedPlan(Executable):
                              ) from error
 
     def _new_queue(self) -> Any:
-        return self.session.queue or cl.CommandQueue(self.session.context, self.session.handle)
+        return self.session.queue or self.session.new_queue(self.priority)
 
     def _check(self, arrays: Sequence[Any]) -> list[Any]:
         """The inputs as flat bytes; they are read before `run` returns, never kept. What lies on

@@ -6,6 +6,7 @@ A device that is lost, or whose process was forked, gets another (`OpenClDevice.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,12 @@ from jitcl.devices.opencl.platform import Found, check_fork
 from jitcl.devices.opencl.programs import ProgramStore
 from jitcl.forking import cached_property
 from jitcl.target.target import Target
+
+HINTS = "cl_khr_priority_hints"
+_QUEUE_PRIORITY = 0x1096            # CL_QUEUE_PRIORITY_KHR, which pyopencl has no name for
+_LEVELS = {"high": 1, "low": 4}     # CL_QUEUE_PRIORITY_HIGH_KHR, .._LOW_KHR
+
+log = logging.getLogger("jitcl.devices")
 
 
 @dataclass(eq=False)
@@ -89,6 +96,17 @@ class Session:
             return self.queue
         with translated(f"{self.name}: a queue"):
             return cl.CommandQueue(self.context, self.handle)
+
+    def new_queue(self, priority: str = "normal") -> Any:
+        """A queue for runs, with a hint of their priority to drivers that take hints."""
+        if priority in _LEVELS and HINTS in self.handle.extensions.split():
+            hint: Any = [_QUEUE_PRIORITY, _LEVELS[priority]]    # names and values, since 2.0
+            try:
+                return cl.CommandQueue(self.context, self.handle, properties=hint)
+            except (cl.Error, ValueError) as error:     # it is no more than a hint
+                log.warning("%s has %s, and refuses a queue of %s priority: %s", self.name, HINTS,
+                            priority, error)
+        return cl.CommandQueue(self.context, self.handle)
 
     @cached_property
     def max_items(self) -> tuple[int, ...]:

@@ -33,8 +33,9 @@ class StreamedExecutable(LoadedPlan):
     memory: StreamedMemory
 
     def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | Tally | None = None) -> None:
-        super().__init__(session, plan, programs, cache, progress)
+                 cache: Cache | None = None, progress: Progress | Tally | None = None,
+                 priority: str = "normal") -> None:
+        super().__init__(session, plan, programs, cache, progress, priority)
         self.memory = StreamedMemory(session, plan)
         count = len(self._launches)
         self._first: list[list[int]] = [[] for _ in range(count + 1)]
