@@ -19,6 +19,7 @@ from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_opencl import schedule
+from jitcl.codegen.schedule_sized import sized_for_opencl, sizes_of
 from jitcl.codegen.share import replace as exchanged
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
@@ -105,7 +106,8 @@ class OpenClGroupHooks(GroupHooks):
         functions = any(x.op in SCALARS and SCALARS[x.op].cost >= FUNCTION for x in E.walk(value))
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
-                        self.ctype(root.type.dtype), functions and few_registers(self.target))
+                        self.ctype(root.type.dtype), functions and few_registers(self.target),
+                        renderer.sizes.params())
 
     def _inside(self, ix: tuple[Expr, ...], lane: Expr, multiples: Mapping[str, int]) -> Expr:
         """Whether an index of the root, or of planes as one axis, is no padding of rows."""
@@ -222,7 +224,8 @@ class OpenClGroupHooks(GroupHooks):
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
-        done = schedule(kernel, self.target)
+        write = sized_for_opencl if sizes_of(kernel) else schedule
+        done = write(kernel, self.target)
         return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
                        done.local_size)
 

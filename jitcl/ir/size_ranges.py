@@ -4,10 +4,11 @@ are no larger than some numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from jitcl.ir.sizes import (
     LOWEST,
@@ -26,6 +27,11 @@ NUMBERED = re.compile(r"\bsize(\d+)\b")
 def hints(x: Any) -> Any:
     """x with every size in it as the number that it is now."""
     return everywhere(x, hint)
+
+
+def divisor(x: Any) -> int:
+    """The largest number that divides a size whatever it is; of a number, the number itself."""
+    return math.gcd(*x.terms.values()) if type(x) is Size else cast(int, x)
 
 
 def require(a: Any, b: Any) -> None:

@@ -4,10 +4,10 @@
     run 2.. past 7, 2 tokens     members of the family: nothing is compiled
 
 Dimensions that the model leaves open are symbols from the first run on (of devices whose templates
-write such kernels: AT_ONCE), and so are those that a part of the model computed (how long a text
-will sound). Else what has changed between runs becomes a symbol, elements of inputs whose values
-decide shapes, too. What is 0, and what the model fixes (a dimension that has to equal a number),
-stays a number.
+write such kernels: `Target.takes_sizes`), and so are those that a part of the model computed (how
+long a text will sound). Else what has changed between runs becomes a symbol, elements of inputs
+whose values decide shapes, too. What is 0, and what the model fixes (a dimension that has to equal
+a number), stays a number.
 The model is compiled with `ir/sizes.py` in place of these dimensions, in one Manner (`symbols.py`)
 after the other; the plan that comes out holds for all shapes that fulfil the guards met on the way.
 It is loaded for a capacity, a power of two above what is fed, and for a larger one when that is
@@ -56,7 +56,6 @@ from jitcl.runtime.symbols import VALUE, Dims, Manner, elements, pattern_of, sym
 if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
 
-AT_ONCE = ("cpu",)              # kinds of targets whose templates write kernels of sizes
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
 WORK_ENOUGH = "they are work enough for kernels of their own"
 VARIANTS = 4                    # families of one pattern: each has met other guards
@@ -140,8 +139,8 @@ class Families:
 
     def _at_once(self) -> bool:
         """Whether the first shape makes a family."""
-        kind = self.specialiser.device.target.kind
-        return bool(self.free) and bool(config.get("families")) and kind in AT_ONCE
+        target = self.specialiser.device.target
+        return bool(self.free) and bool(config.get("families")) and target.takes_sizes
 
     def _symbolic(self, space: Space, shapes: Mapping[str, Dims], manner: Manner,
                   fixed: Collection[str] = ()) -> dict[str, Dims]:

@@ -43,14 +43,14 @@ float4 jitcl_max_f32x4(float4 a, float4 b)
 }
 #endif
 
-void conv_4x2x4_2a63d58b7c_store(float4 v, int image, int m, int h, int w, int at,
+void conv_4x2x4_00161c908e_store(float4 v, int image, int m, int h, int w, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
     float4 stored = jitcl_max_f32x4(v + x2[m], (float4)(0.0f)); *(__global float2 *)(y + at) = stored.s01; *(__global float2 *)(y + at + 2) = stored.s23;
 }
 
-__kernel void conv_4x2x4_2a63d58b7c(
+__kernel void conv_4x2x4_00161c908e(
     __global const float *restrict x,
     __read_only image1d_buffer_t wt,
     __global const float *restrict x2,
@@ -63,8 +63,8 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
         int mt = (int)get_global_id(2) - image * m_tiles;
         int m0 = min(mt * 4, m_count - 4);
         int h0 = min(ht * 2 + 0, oh - 1), w0 = min(left, ow - 4);
-        int o0 = h0 * h_step + w0 * 1;
         int h1 = min(ht * 2 + 1, oh - 1), w1 = min(left, ow - 4);
+        int o0 = h0 * h_step + w0 * 1;
         int o1 = h1 * h_step + w1 * 1;
         __global const float *xy = x + image * x_image;
         int at = (image * m_count + m0) * oh * ow;
@@ -125,13 +125,13 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
             }
             xy += plane - kh * ky_step;
         }
-        conv_4x2x4_2a63d58b7c_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c01, image, m0 + 0, h1, w1, at1 + 0 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c11, image, m0 + 1, h1, w1, at1 + 1 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c20, image, m0 + 2, h0, w0, at0 + 2 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c21, image, m0 + 2, h1, w1, at1 + 2 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c30, image, m0 + 3, h0, w0, at0 + 3 * oh * ow, x2, y);
-        conv_4x2x4_2a63d58b7c_store(c31, image, m0 + 3, h1, w1, at1 + 3 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c01, image, m0 + 0, h1, w1, at1 + 0 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c11, image, m0 + 1, h1, w1, at1 + 1 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c20, image, m0 + 2, h0, w0, at0 + 2 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c21, image, m0 + 2, h1, w1, at1 + 2 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c30, image, m0 + 3, h0, w0, at0 + 3 * oh * ow, x2, y);
+        conv_4x2x4_00161c908e_store(c31, image, m0 + 3, h1, w1, at1 + 3 * oh * ow, x2, y);
     }
 }

@@ -189,12 +189,15 @@ class OpenClExecutable(LoadedPlan):
             return self._run_on(self._check(inputs), self._fresh() if keep else None)
 
     def _resize(self, shapes: Shapes) -> None:
+        before = self._shapes
         super()._resize(shapes)
-        self._series = None
+        if shapes is not before:
+            self._lending.fit(self.plan)
+            self._series = None
 
     def _fresh(self) -> list[OpenClArray]:
         """Room for results."""
-        return [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
+        return [OpenClArray(self.session, spec, self._lending.least[spec.buffer])
                 for spec in self.plan.outputs]
 
     def _run_on(self, sources: list[Any], into: list[OpenClArray] | None, whole: bool = True

@@ -4,10 +4,12 @@ stay, and read where they lie.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jitcl import dtypes
 from jitcl.codegen.plan import Plan
 from jitcl.devices.opencl.launches import Launch
 from jitcl.devices.opencl.loaded import Action
@@ -34,11 +36,16 @@ class Lending:
         self.inputs = {b for b in ins if ins.count(b) == 1} - fixed - written - set(outs)
         self.outputs = {b for b in outs if outs.count(b) == 1 and plan.buffers[b].kind == "output"
                         } - fixed - set(ins)
-        self._least = {b: max(plan.buffers[b].nbytes, SMALLEST) for b in (*ins, *outs)}
+        self.fit(plan)
+
+    def fit(self, plan: Plan) -> None:
+        """Count the bytes of its inputs and outputs anew: the shapes that it has now."""
+        self.least = {t.buffer: max(math.prod(t.shape) * dtypes.itemsize(t.dtype), SMALLEST)
+                      for t in (*plan.inputs, *plan.outputs)}
 
     def takes(self, buffer: int, capacity: int) -> bool:
         """Whether so many bytes can stand for an input or an output."""
-        return buffer in (self.inputs | self.outputs) and capacity >= self._least[buffer]
+        return buffer in (self.inputs | self.outputs) and capacity >= self.least[buffer]
 
     @contextmanager
     def instead(self, buffers: Mapping[int, Any], memory: ResidentMemory) -> Iterator[None]:

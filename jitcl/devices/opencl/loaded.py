@@ -58,6 +58,7 @@ class LoadedPlan(Executable):
         session.store.enlist(self)
         self._lock = forking.lock()
         self._closed = False
+        self._shapes: Shapes | None = None          # of the last run of a plan for many
         self._lost = ""                             # how, where the context is gone
         self._careful = session.losses > 0          # until a run has ended: a kernel took it down
         sections = host_sections(session, plan, cache, progress)
@@ -126,7 +127,9 @@ class LoadedPlan(Executable):
         """Take other shapes from here on: the kernels' integers and work-items, and what is copied
         of the buffers.
         """
-        plan = self.plan
+        plan, before, self._shapes = self.plan, self._shapes, shapes
+        if shapes is before:
+            return
         self.plan = replace(
             plan, inputs=tuple(replace(t, shape=s) for t, s in zip(plan.inputs, shapes.inputs)),
             outputs=tuple(replace(t, shape=s) for t, s in zip(plan.outputs, shapes.outputs)))

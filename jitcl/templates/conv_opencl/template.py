@@ -16,6 +16,8 @@ import numpy as np
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.sizes import has_size
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed, Template
 from jitcl.templates.convolution import ConvShape, shape_of
@@ -24,6 +26,7 @@ from jitcl.templates.gemm_opencl.product import (
     Product,
     counter,
     emit_product,
+    epilogues,
     fits_int,
     pack_rows,
     unfused,
@@ -40,6 +43,7 @@ from jitcl.templates.opencl.planes import (
     whole_planes,
 )
 from jitcl.templates.opencl.tiling import (
+    MAX_INDEX,
     Tile,
     choose_tiles,
     image_of,
@@ -67,6 +71,7 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
     """conv of f32 or f16 storage, sums in f32 (of halves: a few terms at a time in half)."""
 
     name = "conv_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
         node = group.anchor
@@ -81,18 +86,27 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
         s = as_stored(shape_of(node), group.root)
         if s.groups > 1 and s.groups == s.c:
             return ()                            # depthwise: nothing is read twice
-        if not fits_int(s.n * s.k * pixels(s), s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
-                        s.n * s.c * padded(s)[0] * (padded(s)[1] + PITCH)):
+        if has_size(s.kernel) or not fits_int(*hints(elements(s))):
             return ()
         same = node.inputs[0].type.physical[-1] == s.out[1]
-        return choose_forms(s, node.inputs[1].op == "const", target, in_half(group, target), same)
+        return choose_forms(hints(s), node.inputs[1].op == "const", target, in_half(group, target),
+                            same)
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
+        for size in elements(as_stored(shape_of(hooks.anchor), hooks.group.root)):
+            require(MAX_INDEX - 1, size)
         return _Writer(match, hooks).emit()
 
 
 def pixels(s: ConvShape) -> int:
     return s.out[0] * s.out[1]
+
+
+def elements(s: ConvShape) -> tuple[int, ...]:
+    """Of the result, of rows of taps, and of padded planes."""
+    height, width = padded(s)
+    return (s.n * s.k * pixels(s), s.n * s.c * s.kernel[0] * s.kernel[1] * pixels(s),
+            s.n * s.c * height * (width + PITCH))
 
 
 def choose_forms(s: ConvShape, const_weights: bool, target: Target, half: bool = False,
@@ -191,10 +205,10 @@ class _Writer:
         n, channel = self.channel(counter("image", s.n * s.groups), counter("m", self.m))
         space = (counter("h", oh), counter("w", ow)) if self.x.type.rank == 4 else (
             counter("w", ow),)
-        epilogue = hooks.epilogue_lines((n, channel, *space), tile.width,
-                                        multiples={"w": math.gcd(tile.width, ow)})
-        if epilogue is None:
+        written = epilogues(hooks, (n, channel, *space), tile.width, "w", ow)
+        if written is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
+        epilogue, single = written
         before, x, (height, width) = whole_planes(hooks, self.x, s)
         taps = s.c // s.groups * s.kernel[0] * s.kernel[1]
         m_tiles = -(-self.m // tile.rows)
@@ -206,7 +220,8 @@ class _Writer:
         row, aligned = row_of_taps(s, tile.width, width, hooks.target)
         half = hooks.half and s.kernel[1] <= FLUSHED
         body = hooks.render(
-            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=names, AXES=axes,
+            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, single=single,
+            FEW_COLUMNS=single is not None, params=names, AXES=axes,
             HALF=half, CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned,
             KW=s.kernel[1] if row else 0, DW=s.dilations[1] if row else 0,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
@@ -232,5 +247,5 @@ class _Writer:
         stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
         arguments: tuple[Argument, ...] = (x, weights, *epilogue.nodes, hooks.group.root)
         return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
-                                 {name: params[name] for name in names}, sizes, local,
-                                 images=image)]
+                                 {**{name: params[name] for name in names}, **epilogue.sizes},
+                                 sizes, local, images=image)]

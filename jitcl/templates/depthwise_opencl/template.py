@@ -14,6 +14,7 @@ class DepthwiseOpenCl(Template[Lanes, OpenClHooks]):
     """conv of one input channel a group with a constant weight; f32 or f16 storage."""
 
     name = "depthwise_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Lanes, ...]:
         node = group.anchor

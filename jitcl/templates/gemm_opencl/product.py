@@ -13,9 +13,11 @@ from jitcl.ir import expr as E
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import divisor
+from jitcl.ir.sizes import is_size
 from jitcl.ir.types import TensorType
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Packed
+from jitcl.templates.base import ENTRY, Argument, Emitted, Epilogue, OpenClHooks, Packed
 from jitcl.templates.opencl.memory import piece
 from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole, spread
 
@@ -61,10 +63,11 @@ class Product:
 def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     """The kernels of a product: operands arranged where needed, then the product itself."""
     places = (counter("image", p.batch), counter("m", p.m), counter("n", p.n))
-    columns = math.gcd(tile.width, p.n)          # the last vector of a row overlaps
-    epilogue = hooks.epilogue_lines(p.index(*places), tile.width, p.types, {"n": columns})
-    if epilogue is None:
+    written = epilogues(hooks, p.index(*places), tile.width, "n", p.n, p.types)
+    if written is None:
         return unfused(hooks, lambda alone: emit_product(p, tile, alone))
+    epilogue, single = written
+    columns = math.gcd(tile.width, divisor(p.n))     # the last vector of a row overlaps
     before, a = p.a(tile)
     more, b = p.b(tile)
     a_image = image_of(a.argument, a.image * a.period, tile.rows, hooks.target)
@@ -77,8 +80,10 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         steps = steps_at_once(p.k, tile.rows if a.packed else 2, hooks.target)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
-        AXES=axes, HALF=hooks.half, FLUSHED=FLUSHED, STEPS=steps,
-        PAIRS=steps % 2 == 0 and b.packed and not b_image and 2 * tile.span <= HALVES,
+        single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
+        SPAN=tile.span, AXES=axes, HALF=hooks.half, FLUSHED=FLUSHED, STEPS=steps,
+        PAIRS=(steps % 2 == 0 and b.packed and not b_image and 2 * tile.span <= HALVES
+               and single is None),
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
@@ -96,14 +101,32 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         a_period=a.period, b_image=b.image, b_panel=p.k * tile.span)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
-                                    {name: values[name] for name in params}, sizes, local,
+                                    {**{name: values[name] for name in params}, **epilogue.sizes},
+                                    sizes, local,
                                     images=(*a_image, *b_image))]
 
 
 def steps_at_once(k: int, rows: int, target: Target) -> int:
     """Terms whose halves, of `rows` rows, are read as one vector: a divisor of k."""
     most = min(HALVES, target.max_vector_width)
-    return 1 if target.device_type == "cpu" else math.gcd(k, max(1, most // rows))
+    if target.device_type == "cpu":
+        return 1
+    return math.gcd(divisor(k), max(1, most // rows))
+
+
+def epilogues(hooks: OpenClHooks, ix: tuple[Expr, ...], width: int, column: str, columns: int,
+              types: dict[Node, TensorType] | None = None
+              ) -> tuple[Epilogue, Epilogue | None] | None:
+    """(what stores a vector of a row, what stores one element where a row of a length that is not
+    known may be shorter than that); None where that can't be written as vectors. `column`: the
+    variable of lane 0.
+    """
+    aligned = {column: math.gcd(width, divisor(columns))}
+    whole = hooks.epilogue_lines(ix, width, types, aligned)
+    if width == 1 or not is_size(columns):
+        return None if whole is None else (whole, None)
+    single = hooks.epilogue_lines(ix, 1, types)
+    return None if whole is None or single is None else (whole, single)
 
 
 def unfused(hooks: OpenClHooks, emit: Callable[[OpenClHooks], list[Emitted]]) -> list[Emitted]:

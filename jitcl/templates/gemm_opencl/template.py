@@ -11,6 +11,8 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.sizes import is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
@@ -23,7 +25,7 @@ from jitcl.templates.gemm_opencl.product import (
     pack_rows,
 )
 from jitcl.templates.matmul import Shape
-from jitcl.templates.opencl.tiling import Tile, choose_tiles, in_half
+from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, choose_tiles, in_half
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
 NARROW = 4                     # fewer columns are dot products: generated loops do those
@@ -33,6 +35,7 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
     """matmul of f32 or f16 storage, sums in f32 (of halves: a few terms at a time in half)."""
 
     name = "gemm_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Tile, ...]:
         node, root = group.anchor, group.root.type
@@ -50,12 +53,16 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
             return ()
         s = Shape.of(node)
         sizes = (s.batch * (s.m + 8) * s.k, s.batch * s.k * (n + 48), s.batch * s.m * n)
-        if not fits_int(*sizes, *(x.type.size for x in group.operands)):
+        if not fits_int(*hints((*sizes, *(x.type.size for x in group.operands)))):
             return ()
-        return choose_tiles(s.batch, s.m, n, lambda w: -(-n // w), target,
+        now: Shape = hints(s)
+        return choose_tiles(now.batch, now.m, now.n, lambda w: -(-now.n // w), target,
                             in_half(group, target))
 
     def emit(self, match: Tile, hooks: OpenClHooks) -> list[Emitted]:
+        s = Shape.of(hooks.anchor)
+        for size in (s.batch * (s.m + 8) * s.k, s.batch * s.k * (s.n + 48), s.batch * s.m * s.n):
+            require(MAX_INDEX - 1, size)
         return _Writer(match, hooks).emit()
 
 
@@ -98,7 +105,9 @@ class _Writer:
         shape = (s.batch, -(-s.m // height), s.k, height)
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
-            row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
+            row = within(at[1] * height, s.m, height) + at[3]
+            if is_size(s.m):                # fewer rows than a tile: the last one again
+                row = E.call("min", row, E.index(s.m - 1))
             return (*self.operand(self.a, at[0], row), at[2]), E.const(True, "bool")
 
         copy, emitted = self.hooks.arranged(self.a, f"rows {height} {self.a.type}",
@@ -120,9 +129,11 @@ class _Writer:
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
             vector = at[1] * tile.vectors + at[3] // tile.width
-            first = E.call("min", vector * tile.width, E.index(s.n - tile.width))
+            column = within(vector * tile.width, s.n, tile.width) + at[3] % tile.width
+            if is_size(s.n):
+                column = E.call("min", column, E.index(s.n - 1))
             leading = self.operand(self.b, at[0], E.index(0))[:-1]
-            return (*leading, at[2], first + at[3] % tile.width), E.const(True, "bool")
+            return (*leading, at[2], column), E.const(True, "bool")
 
         copy, emitted = self.hooks.arranged(
             self.b, f"panels {tile} {self.b.type}", self.b.type.dtype,
@@ -134,7 +145,14 @@ class _Writer:
         dims = (*self.leading, self.height)
         ix = decoded(row, dims) if self.s.merged else [*decoded(image, self.leading), row]
         ix = ix[len(ix) - (node.type.rank - 1):]
-        return [E.index(0) if d == 1 else i for i, d in zip(ix, node.type.dims[:-1])]
+        return [E.index(0) if same(d, 1) else i for i, d in zip(ix, node.type.dims[:-1])]
+
+
+def within(first: Expr, count: int, length: int) -> Expr:
+    """Where a tile of so many places begins, so that it ends among `count`; 0 where these may be
+    fewer."""
+    first = E.call("min", first, E.index(count - length))
+    return E.call("max", first, E.index(0)) if is_size(count) else first
 
 
 def decoded(position: Expr, dims: tuple[int, ...]) -> list[Expr]:
@@ -143,7 +161,7 @@ def decoded(position: Expr, dims: tuple[int, ...]) -> list[Expr]:
     rest = math.prod(dims)
     for d in dims:
         rest //= d
-        ix.append(E.index(0) if d == 1 else (position // rest) % d)
+        ix.append(E.index(0) if same(d, 1) else (position // rest) % d)
     return ix
 
 

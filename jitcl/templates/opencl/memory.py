@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
+from jitcl.ir.size_ranges import divisor
 from jitcl.target import Target
 
 Call = Callable[..., str]                        # (helper's name, arguments) -> its call
@@ -29,8 +30,8 @@ def alignment(at: Expr, lane: Expr, multiples: Mapping[str, int]) -> int:
     """What the address of lane 0 is known to be a multiple of (0: it is 0), where variables are
     multiples of these numbers, by name."""
     terms, constant = E.linear(at)
-    return math.gcd(constant, *(
-        k * (multiples.get(str(a.value), 1) if a.op == "var" else 1)
+    return math.gcd(divisor(constant), *(
+        divisor(k) * (multiples.get(str(a.value), 1) if a.op == "var" else 1)
         for a, k in terms.items() if a is not lane))
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import divisor
+from jitcl.ir.sizes import at_least_always, is_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Scratch
@@ -69,8 +71,11 @@ def reach(s: ConvShape) -> int:
 
 
 def padded(s: ConvShape) -> tuple[int, int]:
-    """Height and width of padded planes."""
-    return s.size[0] + s.pads[0] + s.pads[2], max(s.size[1] + s.pads[1] + s.pads[3], reach(s))
+    """Height and width of padded planes; of widths that are not known, no less than needed."""
+    height, width = s.size[0] + s.pads[0] + s.pads[2], s.size[1] + s.pads[1] + s.pads[3]
+    if not is_size(width - reach(s)):
+        return height, max(width, reach(s))
+    return height, width + PITCH * s.strides[1]      # rows of the root's pitch, read in pairs
 
 
 def row_of_taps(s: ConvShape, width: int, pitch: int, target: Target) -> tuple[int, int]:
@@ -79,7 +84,8 @@ def row_of_taps(s: ConvShape, width: int, pitch: int, target: Target) -> tuple[i
 
     Accesses begin at multiples of theirs, as rows of `pitch` elements do: none goes beyond its row.
     """
-    aligned = piece(width, target, pitch, s.strides[1] * math.gcd(width, s.out[1]))
+    aligned = piece(width, target, divisor(pitch),
+                    s.strides[1] * math.gcd(width, divisor(s.out[1])))
     needed = s.strides[1] * (width - 1) + s.dilations[1] * (s.kernel[1] - 1) + 1
     fewer = -(-needed // aligned) <= s.kernel[1] * width and s.kernel[1] <= MOST_ROW
     return (needed, aligned) if target.device_type != "cpu" and fewer else (0, 1)
@@ -106,7 +112,7 @@ def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
                  ) -> tuple[list[Emitted], Argument, tuple[int, int]]:
     """(kernels before, planes without a tap outside, their height and width)."""
     size, held = padded(s), x.type.physical[-1]
-    if not any(s.pads) and reach(s) <= held:
+    if not any(s.pads) and at_least_always(held, reach(s)):
         return [], x, (size[0], held)
     if hooks.target.device_type != "cpu":
         size = size[0], -(-size[1] // PITCH) * PITCH

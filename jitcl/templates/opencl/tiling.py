@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import hints
+from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Match, Packed
 
@@ -73,7 +76,10 @@ def _cost(tiles: int, rows: int, vectors: int, target: Target) -> float:
 def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """(tasks a work-item, global size, local size)."""
     if target.device_type == "cpu":
-        items = min(tasks, SHARES * target.compute_units)
+        most = SHARES * target.compute_units
+        if is_size(tasks):
+            return -(-tasks // most), (most,), (1,)          # of few tasks, some have none
+        items = min(tasks, most)
         each = -(-tasks // items)
         return each, (-(-tasks // each),), (1,)
     local = min(GROUP, target.max_work_group)
@@ -88,17 +94,17 @@ def spread(columns: int, rows: int, planes: int, target: Target
     """
     most, powers = min(GROUP, target.max_work_group), [1 << k for k in range(GROUP.bit_length())]
 
-    def size(local: tuple[int, int]) -> tuple[int, int]:
-        return -(-columns // local[0]) * local[0], -(-rows // local[1]) * local[1]
+    def size(local: tuple[int, int], extents: tuple[int, int]) -> tuple[int, int]:
+        return -(-extents[0] // local[0]) * local[0], -(-extents[1] // local[1]) * local[1]
 
     def order(local: tuple[int, int]) -> tuple[float, ...]:
-        items = size(local)[0] * size(local)[1]
+        items = math.prod(size(local, hints((columns, rows))))
         return items * (1 + (local[0] * local[1] < most / 2)), -local[0] * local[1], -local[0]
 
     limits = target.max_work_item_sizes
     local = min(((x, y) for x in powers for y in powers if x * y <= most and x <= limits[0]
                  and y <= (*limits, 1)[1]), key=order)
-    return (*size(local), planes), (*local, 1)
+    return (*size(local, (columns, rows)), planes), (*local, 1)
 
 
 def read_whole(tile: Tile, target: Target) -> bool:
@@ -112,5 +118,6 @@ def image_of(weights: Argument, count: int, run: int, target: Target) -> tuple[A
     image of float4; () where it reads the buffer. `count`: floats in all.
     """
     wanted = target.images and target.max_vector_width >= PIXEL
-    fits = run % PIXEL == 0 and count <= PIXEL * target.image_pixels
-    return (weights,) if wanted and fits and isinstance(weights, Packed) else ()
+    if not (wanted and isinstance(weights, Packed)):
+        return ()
+    return (weights,) if run % PIXEL == 0 and count <= PIXEL * target.image_pixels else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,10 +10,12 @@ import numpy as np
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.sizes import has_size, hint
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed
 from jitcl.templates.convolution import ConvShape
-from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
+from jitcl.templates.gemm_opencl.product import counter, epilogues, fits_int, unfused
 from jitcl.templates.opencl.planes import (
     PITCH,
     in_rows,
@@ -23,7 +24,7 @@ from jitcl.templates.opencl.planes import (
     staged,
     whole_planes,
 )
-from jitcl.templates.opencl.tiling import WIDTHS, launch, spread
+from jitcl.templates.opencl.tiling import MAX_INDEX, WIDTHS, launch, spread
 
 ON_AXES = ("channels", "copies", "oh", "ow", "kh", "kw", "dw", "h_step", "ky_step", "x_plane")
 PARAMS = ("each", "tasks", "blocks", "block", *ON_AXES)
@@ -57,16 +58,24 @@ def suitable(group: Group, s: ConvShape, target: Target) -> bool:
         return False
     if 0 in (anchor.type.size, anchor.inputs[0].type.size):
         return False
-    height, width = padded(s)
     read = anchor.inputs[0] in group.operands
-    return read and fits_int(s.n * s.k * s.out[0] * s.out[1], s.n * s.c * height * (width + PITCH))
+    if has_size(s.kernel):
+        return False                             # taps are written out
+    return read and fits_int(*hints(elements(s)))
+
+
+def elements(s: ConvShape) -> tuple[int, int]:
+    """Of the result, and of padded planes."""
+    height, width = padded(s)
+    return s.n * s.k * s.out[0] * s.out[1], s.n * s.c * height * (width + PITCH)
 
 
 def vector_widths(s: ConvShape, target: Target) -> tuple[Lanes, ...]:
     """The widths with the fewest vectors a row first; of equals the narrower."""
     most = min(target.vector_width, target.max_vector_width)
-    fitting = [w for w in WIDTHS if w <= min(s.out[1], most)]
-    return tuple(map(Lanes, sorted(fitting, key=lambda w: (-(-s.out[1] // w), w))))
+    columns = hint(s.out[1])
+    fitting = [w for w in WIDTHS if w <= min(columns, most)]
+    return tuple(map(Lanes, sorted(fitting, key=lambda w: (-(-columns // w), w))))
 
 
 def in_quads(w: np.ndarray, lines: int, quads: int) -> np.ndarray:
@@ -81,13 +90,14 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     oh, ow = s.out
     x = hooks.anchor.inputs[0]
     space = (counter("h", oh), counter("w", ow))[4 - x.type.rank:]
-    epilogue = hooks.epilogue_lines((counter("image", s.n), counter("m", s.k), *space), width,
-                                    multiples={"w": math.gcd(width, ow)})
-    if epilogue is None:
+    written = epilogues(hooks, (counter("image", s.n), counter("m", s.k), *space), width, "w", ow)
+    if written is None:
         return unfused(hooks, lambda alone: emit_windows(p, alone))
+    epilogue, single = written
+    for size in elements(s):
+        require(MAX_INDEX - 1, size)
     before, planes, (height, wide) = whole_planes(
         hooks, x, s, "max" if p.kind == "max" else "add")
-    maximum = "max_f32" + (f"x{width}" if width > 1 else "")
     kh, kw = s.kernel
     unroll = kh * kw <= MOST_TAPS
     axes = target.device_type != "cpu"
@@ -99,14 +109,14 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     lines = kh if loop else 1
     quads = -(-kh * kw // lines // 4) if axes and unroll and p.weights is not None else 0
     body = hooks.render(
-        "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, AXES=axes, ROW=row,
-        A=aligned, DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width, HALF=half,
+        "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, single=single, params=params,
+        FEW_COLUMNS=single is not None, AXES=axes, ROW=row, A=aligned,
+        DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width, HALF=half,
         LINES=FLUSHED // kw, WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
         LOOP=loop, KH=kh // lines if unroll else 0, KW=kw if unroll else 0,
-        x_type=hooks.ctype(x.type.dtype), maximum=maximum,
+        x_type=hooks.ctype(x.type.dtype),
         wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
-        multiply_add=target.multiply_add,
-        helpers=[maximum] if p.kind == "max" else [])
+        multiply_add=target.multiply_add)
     block = oh if target.device_type == "cpu" and s.n * s.k >= 4 * target.compute_units else 1
     blocks = -(-oh // block)
     tasks = s.n * s.k * blocks
@@ -124,4 +134,5 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         weights = (packed if quads else p.weights,)
     arguments: tuple[Argument, ...] = (planes, *weights, *epilogue.nodes, hooks.group.root)
     return [*before, Emitted(f"{p.kind}_{kh}x{kw}x{width}", body, arguments, (hooks.group.root,),
-                             {name: values[name] for name in params}, sizes, local)]
+                             {**{name: values[name] for name in params}, **epilogue.sizes}, sizes,
+                             local)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Template
 from jitcl.templates.convolution import ConvShape
@@ -17,6 +18,7 @@ class PoolOpenCl(Template[Lanes, OpenClHooks]):
     """max_pool, and average_pool where every window has as many elements; f32 or f16 storage."""
 
     name = "pool_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Lanes, ...]:
         node = group.anchor
@@ -51,9 +53,10 @@ def pool_shape(node: Node) -> ConvShape:
     size, out, kernel, strides, dilations = map(two, (
         x[2:], node.type.dims[2:], node.attr("kernel"), node.attr("strides"),
         node.attr("dilations")))
-    before = two(node.attr("pads")[:rank], 0)
+    before, behind = (two(p, 0) for p in (node.attr("pads")[:rank], node.attr("pads")[rank:]))
     bottom, right = (
-        max((o - 1) * st + (k - 1) * d + 1 - n - b, 0)
-        for o, st, k, d, n, b in zip(out, strides, kernel, dilations, size, before))
+        max(over, 0) if not is_size(over := (o - 1) * st + (k - 1) * d + 1 - n - b)
+        else e + (st - 1) * bool(node.attr("ceil"))          # at most
+        for o, st, k, d, n, b, e in zip(out, strides, kernel, dilations, size, before, behind))
     return ConvShape(x[0], x[1], x[1], size, out, kernel, strides, dilations,
                      (*before, bottom, right), x[1])
