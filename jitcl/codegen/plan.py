@@ -110,6 +110,7 @@ class Shapes:
     outputs: tuple[tuple[int, ...], ...]
     params: tuple[tuple[int, ...], ...]         # of each step
     global_sizes: tuple[tuple[int, ...], ...]   # of each step
+    work: tuple[tuple[int, int], ...] = ()      # (FLOPs, bytes) of each step, within a factor of 2
 
 
 @dataclass(frozen=True)

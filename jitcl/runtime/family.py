@@ -66,6 +66,8 @@ class Family:
         self.work, self.flops = work_of_loops(plan), sum(s.flops for s in plan.steps)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
         self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
+        self._at: OrderedDict[tuple[int, ...], Shapes] = OrderedDict()
+        self._work: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {}
 
     @property
     def space(self) -> Space:
@@ -110,14 +112,28 @@ class Family:
         return count > REPEATS
 
     def at(self, values: Sequence[int]) -> Shapes:
-        """The plan's integers where atoms have these values."""
+        """The plan's integers where atoms have these values; those of the last shapes are known."""
+        key = tuple(values)
+        if key not in self._at:
+            self._at[key] = self._evaluated(values)
+            while len(self._at) > REMEMBERED:
+                self._at.popitem(last=False)
+        self._at.move_to_end(key)
+        return self._at[key]
+
+    def _evaluated(self, values: Sequence[int]) -> Shapes:
         found = []
         for row, varying in self._rows:
             row = list(row)
             for k in varying:
                 row[k] = tuple([at(d, values) for d in row[k]])
             found.append(tuple(row))
-        return Shapes(*found)
+        scale = tuple(v.bit_length() for v in values)
+        if scale not in self._work:             # nearly the same for all of these
+            self._work[scale] = tuple(
+                (at(s.flops, values), at(s.bytes, values)) for s in self.plan.steps)
+        inputs, outputs, params, global_sizes = found
+        return Shapes(inputs, outputs, params, global_sizes, self._work[scale])
 
     def checks(self, values: Sequence[int]) -> tuple[IndexCheck, ...]:
         """Of indices, where atoms have these values."""

@@ -23,7 +23,7 @@ from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import Ahead, LoadedKernels, cached_kernels, load_kernels
 from jitcl.devices.cpu.repetition import Table, carried_copies
 from jitcl.devices.cpu.resident import give_back
-from jitcl.devices.cpu.sharing import is_short, step_flags
+from jitcl.devices.cpu.sharing import at_work, is_short, step_flags
 from jitcl.devices.cpu.stepwise import Stepwise
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
@@ -143,17 +143,26 @@ class CpuExecutable(Executable):
         self._memory = [self._place(i) for i in range(len(plan.buffers))]
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
-        self._args, self._steps = self._tables(self._memory)
+        self._flags: dict[tuple[tuple[int, int], ...], tuple[list[int], bool]] = {}
+        self._shapes: Shapes | None = None
+        flags = step_flags(plan, lanes)
+        self._args, self._steps = self._tables(self._memory, flags)
         self._fields = self._args.data          # a third of the time of writing to an array
-        self._short = is_short(plan, lanes)
-        self._job, self._count = Job(self._steps, self._short), len(self._steps)
-        self._splits = bool((self._steps[:, 2] & ALONE == 0).any())     # a step is worth splitting
+        self._count = len(self._steps)
+        self._share(flags, is_short(plan, lanes))
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
         self._lock = forking.lock()
         self._closed = False
         enlist(self)
+
+    def _share(self, flags: Sequence[int], short: bool) -> None:
+        """Which steps threads share from here on."""
+        self._steps[:, 2], self._short = flags, short
+        self._job = Job(self._steps, short)
+        vars(self).pop("_stepwise", None)
+        self._splits = any(f & ALONE == 0 for f in flags)       # a step is worth splitting
 
     def _place(self, i: int) -> np.ndarray:
         """The bytes of buffer i."""
@@ -192,8 +201,8 @@ class CpuExecutable(Executable):
         alone = [t.buffer for t in self.plan.outputs].count(output) == 1
         return alone and self.plan.buffers[output].kind == "output"
 
-    def _tables(self, memory: Sequence[np.ndarray], shapes: Shapes | None = None
-                ) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(self, memory: Sequence[np.ndarray], flags: Sequence[int],
+                shapes: Shapes | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(argument tables of all steps in one array, the executor's step table), for buffers
         there.
         """
@@ -203,7 +212,6 @@ class CpuExecutable(Executable):
         rows = [[*(where[b] for b in s.buffers), *p] for s, p in zip(plan.steps, params)]
         args = np.array([v for row in rows for v in row] or [0], np.int64)
         starts = np.cumsum([0, *map(len, rows)])
-        flags = step_flags(plan, self._lanes)
         steps = [
             (self._kernels[s.kernel], args.ctypes.data + 8 * int(starts[i]), flags[i])
             for i, s in enumerate(plan.steps)
@@ -221,8 +229,18 @@ class CpuExecutable(Executable):
         return np.array(found, np.int64)
 
     def _resize(self, shapes: Shapes) -> None:
-        """Take other shapes from here on: the integers of the kernels, and views of the buffers."""
-        plan = self.plan
+        """Take other shapes from here on: the integers of the kernels, views of the buffers, and
+        which steps are worth several threads.
+        """
+        plan, before, self._shapes = self.plan, self._shapes, shapes
+        if shapes is before:
+            return
+        if before is None or shapes.work is not before.work:
+            if shapes.work not in self._flags:
+                of_now = at_work(plan, shapes.work)
+                self._flags[shapes.work] = (step_flags(of_now, self._lanes),
+                                            is_short(of_now, self._lanes))
+            self._share(*self._flags[shapes.work])
         self._args[self._param_places] = [v for params in shapes.params for v in params]
         self._inputs = [self._part(t.buffer, t.dtype, shape)
                         for t, shape in zip(plan.inputs, shapes.inputs)]
@@ -332,7 +350,7 @@ class CpuExecutable(Executable):
                 memory[spec.buffer] = array
             else:
                 after.append((array, view))
-        args, steps = self._tables(memory, shapes)
+        args, steps = self._tables(memory, self._steps[:, 2].tolist(), shapes)
         job, threads = Job(steps, self._short, args, memory, self._kernels), self._threads()
         lock, executor, short = self._lock, self._executor, self._short
         launch = executor.call(job, threads)                # no `self`: `close` gives memory back

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jitcl.codegen.plan import Plan
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.target import CpuCore
 
-__all__ = ["is_short", "step_flags"]
+__all__ = ["at_work", "is_short", "step_flags"]
 
 
 def _seconds(plan: Plan, lanes: int) -> list[float]:
@@ -17,6 +18,12 @@ def _seconds(plan: Plan, lanes: int) -> list[float]:
     rates = (CpuCore.loop_flops, CpuCore.lane_flops * lanes)
     return [s.flops / rates[s.kernel in templates] + s.bytes / CpuCore.bandwidth
             for s in plan.steps]
+
+
+def at_work(plan: Plan, work: Sequence[tuple[int, int]]) -> Plan:
+    """The plan where its steps have these FLOPs and bytes."""
+    return replace(plan, steps=tuple(
+        replace(s, flops=flops, bytes=count) for s, (flops, count) in zip(plan.steps, work)))
 
 
 def is_short(plan: Plan, lanes: int = 16) -> bool:
