@@ -109,18 +109,19 @@ def lettered(name: str, folder: Path) -> Path:
 
 def by_references(decoder: Decoder, ids: list[int], splits: Sequence[int] = ()) -> np.ndarray:
     """Logits [ids, vocabulary] by the ops' NumPy references, in runs that end before `splits`."""
-    shape = (0, decoder.shared, decoder.head_size)
+    shape = (1, 0, decoder.shared, decoder.head_size)
     past = {f"past_{part}.{k}": np.zeros(shape, np.float32)
             for k in range(decoder.layers) for part in ("key", "value")}
     found = []
     for first, last in zip((0, *splits), (*splits, len(ids))):
-        feeds = {**decoder.feeds(ids[first:last], first, last - first), **past}
-        graph: Graph = decoder.graph(last - first, "logits", "f32",
+        feeds = {**decoder.feeds([ids[first:last]], [first], last - first, first), **past}
+        graph: Graph = decoder.graph(decoder.inputs(last - first, "logits", "f32"), "logits",
                                      {n: a.shape for n, a in feeds.items()})
         memo = {node: feeds[str(node.attr("name"))] for node in graph.inputs}
         outputs = {n: evaluate(node, memo) for n, node in graph.outputs}
         found.append(outputs["logits"])
-        past = {n: np.concatenate([a, outputs[n.removeprefix("past_")]]) for n, a in past.items()}
+        past = {n: np.concatenate([a, outputs[n.removeprefix("past_")]], axis=1)
+                for n, a in past.items()}
     return np.concatenate(found)
 
 

@@ -26,10 +26,10 @@ from jitcl.errors import (
 )
 from jitcl.lm.architectures import ARCHITECTURES, decoder
 from jitcl.lm.decoder import Decoder
-from jitcl.lm.model import Generation
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Tokenizer
 from jitcl.lm.weights import safetensors
+from jitcl.lm.writing import Letters
 from tests import lm_models
 from tests.devices import present
 from tests.lm_models import FAMILIES, IDS
@@ -160,10 +160,10 @@ def test_stop_strings_end_a_text_and_are_no_part_of_it(script: Script) -> None:
     pieces = list(script.model.generate("ab", stop=["STOP", "xyz"], stream=True))
     assert "".join(pieces) == "one " and script.model.last.finish == "stop"
     assert pieces == ["o", "n", "e", " "]
-    script.model._past.ids.clear()
+    script.model._cache.slots[0].ids.clear()
     assert script.model.generate("ab", stop="STOPS") == "one STOP two"
     assert script.model.last.finish == "stop"               # by the token that ends texts
-    script.model._past.ids.clear()
+    script.model._cache.slots[0].ids.clear()
     assert script.model.generate("ab", max_new_tokens=6, stop="STOP") == "one ST"
     assert script.model.last.finish == "length"
 
@@ -376,8 +376,10 @@ def test_tokens_of_a_letter_come_when_it_is_whole(script: Script) -> None:
     words.decoder = tokenizers.decoders.ByteLevel()
     script.model.tokenizer = Tokenizer(words, None, {}, "here")
     ids = words.encode("a\u20acb\u20ac").ids
-    assert list(script.model._pieces(iter(ids), (), Generation())) == ["a", "\u20ac", "b", "\u20ac"]
-    assert "".join(script.model._pieces(iter(ids[:-1]), (), Generation())) == "a\u20acb\ufffd"
+    letters = Letters(script.model.tokenizer, ())
+    assert [*filter(None, map(letters.take, ids))] == ["a", "\u20ac", "b", "\u20ac"]
+    letters = Letters(script.model.tokenizer, ())
+    assert "".join(map(letters.take, ids[:-1])) + letters.rest() == "a\u20acb\ufffd"
 
 
 # ---- on the command line, and as the documents have it
@@ -393,7 +395,7 @@ def test_the_page_and_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     for block in blocks:
         exec(compile(block.replace('"folder"', repr(str(SHAKESPEARE))), "page", "exec"), scope)
-    assert len(blocks) == 5 and scope["text"].startswith("I'll be a bawd")
+    assert len(blocks) == 6 and scope["text"].startswith("I'll be a bawd")
     folder = ["-d", "cpu", str(SHAKESPEARE)]
     found = CliRunner().invoke(cli, ["generate", *folder, "ROMEO:\n", "-n", "24"])
     assert found.stdout == scope["text"] + "\n"
@@ -421,4 +423,4 @@ def test_nothing_is_compiled_while_a_text_grows(tmp_path: Path) -> None:
         for k, _ in enumerate(model.tokens(IDS, 1300, Sampling())):
             if k in (300, 1299):
                 built.append(sum(m.cache.stats.writes for m in model._models.values()))
-        assert built[0] == built[1] and model._past.room == 1536
+        assert built[0] == built[1] and model._cache.room == 1536

@@ -35,7 +35,10 @@ class Random:
 
     def __init__(self, model: Any, flat: float = 1.0) -> None:
         self.model, self.flat, self.fed = model, flat, []       # type: ignore[var-annotated]
-        model._run = self.run
+        model._run, model._together = self.run, self.together
+
+    def together(self, slots: Sequence[Any], ids: Sequence[int]) -> np.ndarray:
+        return np.concatenate([self.run([t], "next", s) for s, t in zip(slots, ids)])
 
     def run(self, ids: Sequence[int], give: str, past: Any, sizes: Any = ()) -> np.ndarray:
         self.fed.append(list(ids))

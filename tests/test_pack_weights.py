@@ -306,5 +306,5 @@ def weights_of(model: jitcl.lm.LanguageModel) -> int:
     source = DecoderSource(model.decoder, 1, "logits", "f32", Path())
     shapes = {t.name: tuple(d if isinstance(d, int) else 0 for d in t.shape)
               for t in source.signature()[0]}
-    shapes["keys"] = (1,)
+    shapes["keys"] = (1, 1)
     return sum(n.type.size for n in source.graph(shapes, {}).nodes if n.op == "const")

@@ -83,7 +83,10 @@ class Pretended:
     def __init__(self, model: Any) -> None:
         self.gate, self.steps = threading.Event(), 0
         self.gate.set()
-        model._run = self.run
+        model._run, model._together = self.run, self.together
+
+    def together(self, slots: Sequence[Any], ids: Sequence[int]) -> np.ndarray:
+        return np.concatenate([self.run([t], "next", s) for s, t in zip(slots, ids)])
 
     def run(self, ids: Sequence[int], give: str, past: Any) -> np.ndarray:
         self.steps += 1
@@ -310,7 +313,7 @@ def test_a_slow_reader_holds_nobody_up(pretended: Any, url: str) -> None:
     with client(url) as c, c.completions.create(model="tiny", prompt="a", max_tokens=100,
                                                 stream=True) as unread:
         assert c.completions.create(model="tiny", prompt="b", max_tokens=3).usage
-        assert pretence.steps == 103
+        until(lambda: pretence.steps == 103)
         assert len(list(unread)) == 102
 
 
@@ -320,7 +323,7 @@ def test_failures_are_told(pretended: Any, url: str, caplog: pytest.LogCaptureFi
     with client(url) as c:
         for failure, told in ((jitcl.DeviceError("the device burns"), "the device burns"),
                               (RuntimeError("a secret"), "internal error")):
-            model._run = Mock(side_effect=failure)
+            model._run = model._together = Mock(side_effect=failure)
             with pytest.raises(openai.InternalServerError, match=told) as found:
                 c.completions.create(model="tiny", prompt="a")
             assert "secret" not in str(found.value)
@@ -364,6 +367,40 @@ def test_what_was_done_is_counted(pretended: Any) -> None:
                  f'jitcl_tokens_total{{kind="new"}} {new}.0', "jitcl_clients 0.0"):
         assert line in text.splitlines(), text
     assert re.search(r'jitcl_seconds_total{kind="prefill"} (0\.\d+|\d\.\d+e-)', text)
+
+
+def test_texts_of_several_clients_are_written_together(pretended: Any) -> None:
+    """Two at once; the third joins when one of them has gone."""
+    model, pretence = pretended
+    model.ends, model.batch = frozenset(), 2
+    wanted = [model.generate(p, max_new_tokens=20, temperature=1.0, seed=3) for p in "abc"]
+    with running(model) as (url, made), client(url) as c, ThreadPoolExecutor(3) as pool:
+        pretence.gate.clear()
+
+        def ask(prompt: str) -> str:
+            found = c.completions.create(model="tiny", prompt=prompt, max_tokens=20, seed=3,
+                                         temperature=1.0)
+            return found.choices[0].text
+
+        asked = []
+        try:
+            for k, prompt in enumerate("abc"):
+                asked.append(pool.submit(ask, prompt))
+                until(lambda k=k: made.clients == k + 1)
+            until(lambda: len(made.texts.waiting) >= 1)
+            text = raw(url, "/metrics")[2]
+            assert "jitcl_batch_limit 2.0" in text and "jitcl_clients 3.0" in text
+            told = dict(line.split() for line in text.splitlines() if line.startswith("jitcl_")
+                        and "{" not in line)
+            assert float(told["jitcl_queue"]) >= 1 and float(told["jitcl_batch"]) >= 1
+        finally:
+            pretence.gate.set()
+        assert [a.result() for a in asked] == wanted
+        until(lambda: not made.texts.writing)
+        assert len(model._cache.slots) == 2
+        text = raw(url, "/metrics")[2]
+        for line in ("jitcl_batch 0.0", "jitcl_queue 0.0", "jitcl_tokens_per_second 0.0"):
+            assert line in text.splitlines(), text
 
 
 @pytest.mark.parametrize("name", ["starlette", "uvicorn", "prometheus_client"])

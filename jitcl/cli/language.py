@@ -198,6 +198,9 @@ def perplexity(model: Path, text: Path, device: str, precision: str, memory: str
 @click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
               help="The same, a key a line.")
 @click.option("--name", help="What clients call the model.  [default: the folder's or file's name]")
+@click.option("--batch", type=click.IntRange(1), metavar="N",
+              help="Texts that are written at once; others wait.  [default: 8, fewer where memory "
+              "is short]")
 @click.option("--max-clients", type=click.IntRange(1), default=64, show_default=True,
               help="Requests that are under way or wait; others are told to try again.")
 @click.option("--max-body", type=click.IntRange(1), default=4 << 20, show_default=True,
@@ -207,7 +210,8 @@ def perplexity(model: Path, text: Path, device: str, precision: str, memory: str
 @isolation_option
 def serve(model: Path, device: str, precision: str, memory: str, adapter: Path | None,
           cache_dir: Path | None, isolation: str | None, host: str, port: int,
-          keys: tuple[str, ...], api_key_file: Path | None, **options: Any) -> None:
+          keys: tuple[str, ...], api_key_file: Path | None, batch: int | None, **options: Any
+          ) -> None:
     """Serve the language model in the folder MODEL over HTTP to OpenAI's clients."""
     from jitcl.lm.extra import library
 
@@ -229,5 +233,6 @@ def serve(model: Path, device: str, precision: str, memory: str, adapter: Path |
                           "  Pass --api-key-file FILE.")
     with _opened(model, device, precision, memory, adapter, cache_dir, isolation) as opened, \
             contextlib.suppress(KeyboardInterrupt):
+        opened.batch = batch or opened.batch
         server.serve(opened, host, port, lambda told: click.echo(told, err=True), keys=keys,
                      **options)

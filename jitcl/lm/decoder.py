@@ -1,11 +1,12 @@
 """A decoder as a graph: what architectures are declared with, and the source that a model of jitcl
 is compiled from.
 
-    x [rows, width]  ->  blocks, each with keys and values of the past  ->  norm  ->  logits
+    x [texts * rows, width]  ->  blocks, each with keys and values of the past  ->  norm  ->  logits
 
 The graph reads embedded tokens, cosines and sines of their positions, and keys and values with room
-for `past` tokens; it gives those of the new tokens alone, so that no cache goes to and fro. Places
-that no token has are FREE, and rows that a prompt does not fill come last: causality hides both.
+for `past` tokens of each text; it gives those of the new tokens alone, so that no cache goes to and
+fro. Places that no token has are FREE, and rows that a text does not fill come last: causality
+hides both. Products are of all texts' rows at once, attention is each text's own.
 """
 
 from __future__ import annotations
@@ -99,22 +100,22 @@ class Decoder(ABC):
 
     # ---- the graph
 
-    def graph(self, rows: int, give: str, kind: str, shapes: Mapping[str, tuple[int, ...]]
+    def graph(self, tensors: Sequence[Tensor], give: str, shapes: Mapping[str, tuple[int, ...]]
               ) -> Graph:
-        """`rows` new tokens behind the past. give: "next" the logits behind row `row`, "logits"
-        those of all rows, "hidden" what comes before them. kind: dtype of keys and values."""
+        """What `give` says of `inputs(...)`: "next" the logits behind row `row`, "logits" those of
+        all rows, "hidden" what comes before them."""
         g = GraphBuilder()
         inputs = {t.name: graph_input(t.name, TensorType(t.dtype, shapes[t.name]))
-                  for t in self.inputs(rows, give, kind)}
+                  for t in tensors}
         outputs: list[tuple[str, Node]] = []
-        x, b = inputs["x"], Layer(self, g, rows, inputs, -1)
+        x = inputs["x"]
         for k in range(self.layers):
-            b = Layer(self, g, rows, inputs, k)
+            b = Layer(self, g, inputs, k)
             x = self.block(b, x)
             outputs += zip((f"key.{k}", f"value.{k}"), b.made)
         if give == "next":
             x = g.gather(x, inputs["row"], axis=0)
-        b = Layer(self, g, rows, inputs, -1)
+        b = Layer(self, g, inputs, -1)
         y = self.norm(b, x, self.last_norm)
         if give != "hidden":
             name = self.embedding if self.tied else f"{self.head}.weight"
@@ -122,35 +123,38 @@ class Decoder(ABC):
         return Graph("decoder", tuple(inputs.values()),
                      ((("hidden" if give == "hidden" else "logits"), y), *outputs))
 
-    def inputs(self, rows: int, give: str, kind: str) -> list[Tensor]:
+    def inputs(self, rows: int, give: str, kind: str, texts: int = 1) -> list[Tensor]:
+        """What the graph of `rows` new tokens of each of `texts` reads. kind: dtype of keys and
+        values."""
         past, keys = Sym("past"), Sym(f"past + {rows}")
-        found = [Tensor("x", "f32", (rows, self.width))]
+        found = [Tensor("x", "f32", (texts * rows, self.width))]
         for name, turned in self.rotaries.items():
-            found += [Tensor(f"{part}{name}", "f32", (1, rows, len(turned.frequencies)))
+            found += [Tensor(f"{part}{name}", "f32", (texts, rows, len(turned.frequencies)))
                       for part in ("cos", "sin")]
-        found += [Tensor("query", "i32", (rows, 1)), Tensor("keys", "i32", (keys,))]
+        found += [Tensor("query", "i32", (texts, rows, 1)), Tensor("keys", "i32", (texts, keys))]
         if give == "next":
             found.append(Tensor("row", "i32", (1,)))
         for k in range(self.layers):
-            found += [Tensor(f"past_{part}.{k}", kind, (past, self.shared, self.head_size))
+            found += [Tensor(f"past_{part}.{k}", kind, (texts, past, self.shared, self.head_size))
                       for part in ("key", "value")]
         return found
 
-    def feeds(self, ids: Sequence[int], past: int, rows: int, room: int | None = None
+    def feeds(self, parts: Sequence[Sequence[int]], past: Sequence[int], rows: int, room: int
               ) -> dict[str, np.ndarray]:
-        """What the graph reads beside the past: `ids` in the first of `rows`, behind `past` tokens
-        in a cache for `room` of them (by default, as many)."""
-        room = past if room is None else room
-        positions = np.arange(past, past + rows)
-        padded = np.zeros(rows, np.int64)
-        padded[:len(ids)] = ids
-        found = {"x": self.embed(padded, positions)}
+        """What the graph reads beside keys and values: tokens of each text in the first of its
+        `rows`, behind `past` of them in a cache with room for `room`."""
+        first = np.array(past)[:, None]
+        positions = first + np.arange(rows)
+        ids = np.zeros(positions.shape, np.int64)
+        for k, part in enumerate(parts):
+            ids[k, :len(part)] = part
+        found = {"x": self.embed(ids.ravel(), positions.ravel())}
         for name, turned in self.rotaries.items():
             found[f"cos{name}"], found[f"sin{name}"] = turned.at(positions)
-        found["query"] = positions.astype(np.int32)[:, None]
-        keys = found["keys"] = np.arange(room + rows, dtype=np.int32)
-        keys[past:room] = FREE
-        keys[room:] = positions
+        found["query"] = positions.astype(np.int32)[..., None]
+        places = np.arange(room)
+        found["keys"] = np.concatenate(
+            [np.where(places < first, places, FREE), positions], axis=1, dtype=np.int32)
         return found
 
     def pieces(self, ids: Sequence[int], most: int, root: Path
@@ -162,17 +166,16 @@ class Decoder(ABC):
         past = {t.name: np.zeros([0 if isinstance(d, Sym) else d for d in t.shape], np.float32)
                 for t in source.signature()[0] if t.name.startswith("past_")}
         starts = [min(first, len(ids) - rows) for first in range(0, len(ids), rows)]
-        return source, [{**self.feeds(ids[s:s + rows], 0, rows), **past} for s in starts]
+        return source, [{**self.feeds([ids[s:s + rows]], [0], rows, 0), **past} for s in starts]
 
     def check(self) -> None:
         """ModelError or ShapeError where weights and configuration do not fit: a weight that is
         missing, of another shape, or that nothing reads (it would be another model)."""
         typed = copy.copy(self)
         typed.weights = _Types(self.weights)
-        shapes = {t.name: tuple(0 if isinstance(d, Sym) else d for d in t.shape)
-                  for t in self.inputs(1, "logits", "f32")}
-        shapes["keys"] = (1,)
-        typed.graph(1, "logits", "f32", shapes)
+        tensors = self.inputs(1, "logits", "f32")
+        shapes = {t.name: tuple(0 if isinstance(d, Sym) else d for d in t.shape) for t in tensors}
+        typed.graph(tensors, "logits", {**shapes, "keys": (1, 1)})
         known = {*self.weights.read, f"{self.head}.weight" if self.tied else ""}
         unread = sorted(n for n in self.weights.names() - known if not n.endswith(self.ignored))
         if unread:
@@ -202,9 +205,10 @@ class _Types:
 class Layer:
     """What the block of one layer is written with. Names of weights are the layer's."""
 
-    def __init__(self, decoder: Decoder, g: GraphBuilder, rows: int, inputs: Mapping[str, Node],
-                 layer: int) -> None:
-        self.decoder, self.g, self.rows, self.inputs, self.index = decoder, g, rows, inputs, layer
+    def __init__(self, decoder: Decoder, g: GraphBuilder, inputs: Mapping[str, Node], layer: int
+                 ) -> None:
+        self.decoder, self.g, self.inputs, self.index = decoder, g, inputs, layer
+        self.texts, self.rows, _ = inputs["query"].type.dims
         self.stem = decoder.stem.format(layer) if layer >= 0 else ""
         self.made: list[Node] = []          # keys and values of the new tokens
 
@@ -227,8 +231,8 @@ class Layer:
         return self.g.add(y, self.weight(f"{name}.bias")) if self.has(f"{name}.bias") else y
 
     def split(self, x: Node, heads: int, size: int) -> Node:
-        """[rows, heads * size] as [1, heads, rows, size]."""
-        x = self.g.reshape(x, shape=(1, self.rows, heads, size))
+        """[texts * rows, heads * size] as [texts, heads, rows, size]."""
+        x = self.g.reshape(x, shape=(self.texts, self.rows, heads, size))
         return self.g.transpose(x, perm=(0, 2, 1, 3))
 
     def queries(self, x: Node) -> Node:
@@ -238,7 +242,7 @@ class Layer:
         return self.split(x, self.decoder.shared, self.decoder.head_size)
 
     def turned(self, x: Node) -> Node:
-        """x [1, heads, rows, size] with the positions of its rows."""
+        """x [texts, heads, rows, size] with the positions of its rows."""
         name = self.decoder.rotary_of(self.index)
         if name is None:
             return x
@@ -247,33 +251,32 @@ class Layer:
 
     def attention(self, q: Node, k: Node, v: Node, scale: float | None = None,
                   softcap: float = 0.0) -> Node:
-        """Of [1, heads, rows, size], over the past, too; [rows, heads * size]."""
+        """Of [texts, heads, rows, size], each over its text's past, too; [texts * rows, heads *
+        size]."""
         g, d = self.g, self.decoder
         k, v = (self._with_past(part, n) for part, n in (("key", k), ("value", v)))
         y = g.attention(q, k, v, *self._mask(), scale=scale or 1 / math.sqrt(d.head_size),
                         softcap=softcap, guarded=False)
         return g.reshape(g.transpose(y, perm=(0, 2, 1, 3)),
-                         shape=(self.rows, d.heads * d.head_size))
+                         shape=(self.texts * self.rows, d.heads * d.head_size))
 
     def _with_past(self, part: str, x: Node) -> Node:
         g, past = self.g, self.inputs[f"past_{part}.{self.index}"]
-        rows = g.reshape(g.transpose(x, perm=(0, 2, 1, 3)),
-                         shape=(self.rows, *past.type.dims[1:]))
-        new = g.cast(rows, to=past.type.dtype)
+        new = g.cast(g.transpose(x, perm=(0, 2, 1, 3)), to=past.type.dtype)
         self.made.append(new)
-        whole = new if past.type.dims[0] == 0 else g.concat(past, new, axis=0)
-        whole = g.reshape(g.cast(whole, to="f32"), shape=(1, *whole.type.dims))
-        return g.transpose(whole, perm=(0, 2, 1, 3))
+        whole = new if past.type.dims[1] == 0 else g.concat(past, new, axis=1)
+        return g.transpose(g.cast(whole, to="f32"), perm=(0, 2, 1, 3))
 
     def _mask(self) -> list[Node]:
-        """What is added to scores: -inf where a row must not look."""
-        g, window = self.g, self.decoder.windows[self.index]
-        query, keys = self.inputs["query"], self.inputs["keys"]
+        """What is added to scores, [texts, 1, rows, keys]: -inf where a row must not look."""
+        g, window, query = self.g, self.decoder.windows[self.index], self.inputs["query"]
+        keys = self.inputs["keys"]
+        keys = g.reshape(keys, shape=(self.texts, 1, keys.type.dims[1]))
         seen = g.less_or_equal(keys, query)
         if window:
             seen = getattr(g, "and")(seen, g.less(g.sub(query, keys), window))
         bias = g.where(seen, g.const(0, "f32"), g.const(-math.inf, "f32"))
-        return [g.reshape(bias, shape=(1, 1, *bias.type.dims))]
+        return [g.reshape(bias, shape=(self.texts, 1, *bias.type.dims[1:]))]
 
     def gated(self, x: Node, gate: str, up: str, down: str) -> Node:
         """down(act(gate(x)) * up(x))."""
@@ -290,29 +293,35 @@ class Layer:
 
 
 class DecoderSource:
-    """A decoder for a number of rows, as `Model` compiles it; `past` may be any length."""
+    """A decoder for a number of texts and of rows, as `Model` compiles it; `past` may be any
+    length."""
 
     whole = True
 
-    def __init__(self, decoder: Decoder, rows: int, give: str, kind: str, root: Path) -> None:
+    def __init__(self, decoder: Decoder, rows: int, give: str, kind: str, root: Path,
+                 texts: int = 1) -> None:
         self.decoder, self.rows, self.give, self.kind = decoder, rows, give, kind
+        self.texts = texts
         self.name = Path(decoder.weights.place).name
         self.digest = digest(json.dumps(
-            [type(decoder).__name__, decoder.config.values, decoder.weights.digest(root), rows,
-             give, kind], sort_keys=True).encode())
+            [type(decoder).__name__, decoder.config.values, decoder.weights.digest(root), texts,
+             rows, give, kind], sort_keys=True).encode())
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         d = self.decoder
         width = d.width if self.give == "hidden" else d.vocabulary
         first = Tensor("hidden" if self.give == "hidden" else "logits", "f32",
-                       (1 if self.give == "next" else self.rows, width))
-        made = [Tensor(f"{part}.{k}", self.kind, (self.rows, d.shared, d.head_size))
+                       (1 if self.give == "next" else self.texts * self.rows, width))
+        made = [Tensor(f"{part}.{k}", self.kind, (self.texts, self.rows, d.shared, d.head_size))
                 for k in range(d.layers) for part in ("key", "value")]
-        return tuple(d.inputs(self.rows, self.give, self.kind)), (first, *made), ()
+        return tuple(self._inputs()), (first, *made), ()
+
+    def _inputs(self) -> list[Tensor]:
+        return self.decoder.inputs(self.rows, self.give, self.kind, self.texts)
 
     def called(self, name: str) -> str:
         return f"input '{name}'"
 
     def graph(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
               ) -> Graph:
-        return self.decoder.graph(self.rows, self.give, self.kind, shapes)
+        return self.decoder.graph(self._inputs(), self.give, shapes)

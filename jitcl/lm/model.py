@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -18,50 +17,25 @@ from jitcl.errors import InputError, OptionError, UnsupportedError, closed_error
 from jitcl.lm import drafts, tokens
 from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder
+from jitcl.lm.cache import ROOM, Cache, Slot
 from jitcl.lm.decoder import Decoder, DecoderSource
-from jitcl.lm.forms import Form, Forms, Written
+from jitcl.lm.forms import Form, Forms
 from jitcl.lm.gguf import Gguf
 from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
+from jitcl.lm.writing import ROWS, Generation, Letters, Text, step
 from jitcl.passes.options import Memory, Options
 from jitcl.runtime.arguments import device_of, isolation_of, tally_of
-from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.calibrated import calibrated
 from jitcl.runtime.model import Model
 
-ROWS = (1, 16, 64, 256)                     # tokens that are computed at once, by kernels of each
-ROOM = 256                                  # tokens that a cache grows by
+BATCH = 8                                   # texts at once, where memory is enough
+CACHE_SHARE = 0.25                          # of the host's memory, for keys and values
 
 Prompt = str | Sequence[int] | Sequence[Message]
-
-
-@dataclass
-class Generation:
-    """What a text took to write. Seconds are of the wall clock, the first ones compile."""
-
-    prompt_tokens: int = 0
-    reused_tokens: int = 0                  # of the prompt, whose keys and values were there
-    ids: list[int] = field(default_factory=list)        # new tokens
-    finish: str = ""                        # "stop" (by a token or a string), "length", or not yet
-    prefill_seconds: float = 0.0            # until the first token
-    decode_seconds: float = 0.0             # of the others
-    cache_bytes: int = 0
-    guessed_tokens: int = 0                 # by a draft
-    right_guesses: int = 0
-
-    def __str__(self) -> str:
-        new, rest = self.prompt_tokens - self.reused_tokens, max(0, len(self.ids) - 1)
-        decode = rest / self.decode_seconds if rest and self.decode_seconds else 0.0
-        prefill = new / self.prefill_seconds if self.prefill_seconds else 0.0
-        drafts = (f"{self.right_guesses} of {self.guessed_tokens} guesses right; "
-                  if self.guessed_tokens else "")
-        return (f"prompt {self.prompt_tokens} tokens ({self.reused_tokens} reused), "
-                f"{prefill:.1f} tokens/s; first token after {self.prefill_seconds:.3f} s; "
-                f"{len(self.ids)} new tokens, {decode:.1f} tokens/s; {drafts}"
-                f"cache {self.cache_bytes / 2**20:.1f} MiB")
 
 
 @dataclass(frozen=True)
@@ -80,80 +54,37 @@ class Score:
         return math.exp(self.loss)
 
 
-class _Past:
-    """Keys and values of tokens, [room, heads, size] a layer, and runs that read them there.
-
-    Places without a token hold finite numbers: they count for nothing, but 0 * NaN is NaN.
-    """
-
-    def __init__(self, decoder: Decoder, dtype: Any) -> None:
-        self.ids: list[int] = []
-        self.room = ROOM
-        shape = (ROOM, decoder.shared, decoder.head_size)
-        self.arrays = {f"past_{part}.{k}": np.zeros(shape, dtype)
-                       for k in range(decoder.layers) for part in ("key", "value")}
-        self.bound: dict[tuple[int, str], Bound] = {}
-
-    def make_room(self, tokens: int) -> None:
-        """For so many more."""
-        first, wanted = len(self.ids), len(self.ids) + tokens
-        if wanted <= self.room:
-            return
-        self.room = -(-wanted // ROOM) * ROOM
-        self.unbind()
-        for name, array in self.arrays.items():
-            self.arrays[name] = np.zeros((self.room, *array.shape[1:]), array.dtype)
-            self.arrays[name][:first] = array[:first]
-
-    def extend(self, ids: Sequence[int], made: Mapping[str, np.ndarray]) -> None:
-        first, last = len(self.ids), len(self.ids) + len(ids)
-        for name, array in self.arrays.items():
-            array[first:last] = made[name.removeprefix("past_")][:len(ids)]
-        self.ids += ids
-
-    def shorten(self, kept: int) -> None:
-        """Forget all but the first tokens."""
-        for array in self.arrays.values():
-            array[kept:len(self.ids)] = 0
-        del self.ids[kept:]
-
-    def unbind(self) -> None:
-        for bound in self.bound.values():
-            bound.close()
-        self.bound.clear()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays.values())
-
-
 class _ForAnyPast(Model):
     """Compiled for all lengths of the past at once, which other models are when lengths go on
     changing."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._families.grows.add(("past_key.0", 0))
+        self._families.grows.add(("past_key.0", 1))
 
 
 class LanguageModel:
     """A language model on a device. Calls of several threads take turns; `close`, or `with`, gives
     memory back.
 
-    last: what the last `generate` took, while it is under way, too.
+    last: what the last `generate` took, while it is under way, too; of several prompts, for each.
+    batch: how many texts are written at once.
     """
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer | None, ends: frozenset[int],
                  configured: Mapping[str, Any], device: Device, options: Options,
-                 cache_dir: str | Path | None, progress: Any, isolation: str | None) -> None:
+                 cache_dir: str | Path | None, progress: Any, isolation: str | None,
+                 batch: int | None = None) -> None:
         self.decoder, self.tokenizer, self.ends = decoder, tokenizer, ends
         self.configured, self.device, self.options = configured, device, options
         self._cache_dir, self._progress, self._isolation = cache_dir, progress, isolation
         self._kind = "f32" if options.precision == "high" else "f16"
-        self._models: dict[tuple[int, str], Model] = {}
+        self._models: dict[tuple[int, str, int], Model] = {}
         self._lock = forking.rlock()
-        self._past, self._other = self._empty(), self._empty()     # other: of no conversation
-        self.closed, self.last = False, Generation()
+        self._cache, self._other = self._empty(), self._empty()    # other: of no conversation
+        self.batch = self._fitting() if batch is None else batch
+        self.closed = False
+        self.last: Generation | list[Generation] = Generation()
         self._forms: Forms | None = None
 
     def __repr__(self) -> str:
@@ -203,18 +134,27 @@ class LanguageModel:
     def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Any
                  ) -> Iterator[str]: ...
 
+    @overload
+    def generate(self, prompt: Sequence[Prompt], *, stream: Literal[False] = ..., **options: Any
+                 ) -> list[str]: ...
+
+    @overload
+    def generate(self, prompt: Sequence[Prompt], *, stream: Literal[True], **options: Any
+                 ) -> Iterator[tuple[int, str]]: ...
+
     def generate(  # type: ignore[misc]     # the overloads stand for these options
-                 self, prompt: Prompt, *, max_new_tokens: int = 256,
+                 self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int = 256,
                  temperature: float | None = None, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None,
                  repetition_penalty: float | None = None, seed: int | None = None,
                  stop: str | Sequence[str] = (), form: Form | None = None,
                  draft: LanguageModel | drafts.Draft | None = None, stream: bool = False
-                 ) -> str | Iterator[str]:
+                 ) -> str | Iterator[str] | list[str] | Iterator[tuple[int, str]]:
         """The text that follows; with `stream`, an iterator of its pieces as they are written.
 
         prompt: a str to go on from, messages ({"role": .., "content": ..}), or token ids. What of
-        it was in the last prompt or answer is not computed again.
+        it was in the last prompt or answer is not computed again. A list of several: the texts,
+        each as it would be alone, or pairs of a text's number and a piece; `batch` at once.
         temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; None: as
         generation_config.json says, else the likeliest token. seed: the same gives the same text on
         a device; None draws one. stop: strings before which the text ends.
@@ -227,15 +167,33 @@ class LanguageModel:
 
         Raises InputError, OptionError, and what running a model raises.
         """
-        given = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-                     repetition_penalty=repetition_penalty)
-        sampling = Sampling.of(given, self.configured)
+        options = dict(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, stop=stop, form=form,
+            draft=draft)
+        if isinstance(prompt, (list, tuple)) and prompt and hasattr(prompt[0], "__len__") and (
+                not isinstance(prompt[0], Mapping)):
+            texts = [self.text(p, **options) for p in prompt]  # type: ignore[arg-type]
+            found = self._written(texts, [t.done for t in texts])
+            if stream:
+                return found
+            whole: list[list[str]] = [[] for _ in texts]
+            for k, piece in found:
+                whole[k].append(piece)
+            return ["".join(pieces) for pieces in whole]
+        text = self.text(prompt, **options)  # type: ignore[arg-type]
+        pieces = (piece for _, piece in self._written([text], text.done))
+        return pieces if stream else "".join(pieces)
+
+    def text(self, prompt: Prompt, *, max_new_tokens: int = 256, seed: int | None = None,
+             stop: str | Sequence[str] = (), form: Form | None = None,
+             draft: LanguageModel | drafts.Draft | None = None, **sampling: Any) -> Text:
+        """What `generate` is asked for, checked; `step` writes it."""
+        drawn = Sampling.of(sampling, self.configured)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if any(not isinstance(s, str) or not s for s in stops):
             raise OptionError(f"stop={stop!r}: wanted strings that are not empty")
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or (
-                max_new_tokens < 1):
-            raise OptionError(f"max_new_tokens={max_new_tokens!r}: wanted a whole number above 0")
+        whole_number("max_new_tokens", max_new_tokens)
         drafts.checked(draft, self)
         ids = self._ids(prompt)
         if len(ids) >= self.decoder.context:
@@ -245,94 +203,32 @@ class LanguageModel:
         if form is not None:
             self._forms = self._forms or Forms(self._words, self.decoder.vocabulary, self.ends)
             written = self._forms.begin(form)
-        done = Generation(len(ids))
-        found = self._pieces(
-            self._tokens(done, ids, max_new_tokens, sampling, seed, written, draft), stops, done)
-        return found if stream else "".join(found)
+        return Text(ids, max_new_tokens, drawn, seed, Letters(self._words, stops), written, draft)
 
     def tokens(self, ids: Sequence[int], count: int, sampling: Sampling, seed: int | None = None
                ) -> Iterator[int]:
         """Tokens that follow, up to `count` of them, without the one that ends the text."""
-        return self._tokens(Generation(len(ids)), ids, count, sampling, seed)
+        text = Text(ids, count, sampling, seed)
+        self.last, told = text.done, 0
+        while not text.ended:
+            step(self, [text])
+            yield from text.done.ids[told:]
+            told = len(text.done.ids)
+        if text.failure is not None:
+            raise text.failure
 
-    def _tokens(self, done: Generation, ids: Sequence[int], count: int, sampling: Sampling,
-                seed: int | None, form: Written | None = None,
-                draft: LanguageModel | drafts.Draft | None = None) -> Iterator[int]:
-        random = np.random.default_rng(seed)
-        self.last, begin = done, time.perf_counter()
-        seen, guesses = list(ids), list[int]()
-        known: list[np.ndarray] = []                # logits behind seen, then behind guesses
-        while len(done.ids) < count and len(seen) < self.decoder.context:
-            with self._lock:            # another text may have taken the cache meanwhile
-                if not known:
-                    room = min(count - len(done.ids), self.decoder.context - len(seen)) - 1
-                    guesses = drafts.guesses(draft, seen, room) if done.ids else []
-                    done.guessed_tokens += len(guesses)
-                    known = list(self._next(seen, guesses, done))
-                logits = known.pop(0)
-                if form is not None:
-                    logits = np.where(form.allowed(), logits, -np.inf)
-                token = sampling.pick(logits, seen, random)
-                if known and guesses.pop(0) == token:
-                    done.right_guesses += 1
-                else:
-                    known = []
-                now = time.perf_counter()
-                if not done.ids:
-                    done.prefill_seconds, begin = now - begin, now
-                else:
-                    done.decode_seconds = now - begin
-                done.cache_bytes = self._past.nbytes
-            if token in self.ends:
-                done.finish = "stop"
-                return
-            done.ids.append(token)
-            seen.append(token)
-            yield token
-            if form is not None:
-                form.take(token)
-                if form.whole:
-                    done.finish = "stop"
-                    return
-        done.finish = "length"
-
-    def _next(self, ids: list[int], guesses: list[int], done: Generation) -> np.ndarray:
-        """Logits behind these tokens, and behind each guess. What the cache shares with them stays
-        in it."""
-        past = self._past.ids
-        if past != ids[:-1]:
-            self._past.shorten(next((k for k, (a, b) in enumerate(zip(past, ids[:-1])) if a != b),
-                                    min(len(past), len(ids) - 1)))
-        if not done.ids:
-            done.reused_tokens = len(past)
-        if guesses and len(past) == len(ids) - 1:
-            return self._run([ids[-1], *guesses], "logits", self._past, (1 + drafts.GUESSES,))
-        return self._run(ids[len(past):], "next", self._past)
-
-    def _pieces(self, found: Iterator[int], stops: tuple[str, ...], done: Generation
-                ) -> Iterator[str]:
-        """Text of tokens, whole letters at a time; what may become a stop string waits."""
-        words, held, ids, told = self._words, "", [], 0
-        stream = words.stream()
-        for token in found:
-            ids.append(token)
-            piece = stream.step(words.tokenizer, token) or ""
-            told += len(piece)
-            held += piece
-            at = min((k for k in map(held.find, stops) if k >= 0), default=-1)
-            if at >= 0:
-                done.finish = "stop"
-                if held[:at]:
-                    yield held[:at]
-                return
-            kept = max((n for s in stops for n in range(1, len(s)) if held.endswith(s[:n])),
-                       default=0)
-            if len(held) > kept:
-                yield held[:len(held) - kept]
-                held = held[len(held) - kept:]
-        held += words.decode(ids)[told:]    # letters of which the end is missing
-        if held:
-            yield held
+    def _written(self, texts: Sequence[Text], last: Generation | list[Generation]
+                 ) -> Iterator[tuple[int, str]]:
+        """Pieces of texts, and whose they are: `batch` at a time, in their order."""
+        self.last, going = last, [*enumerate(texts)]
+        while going:
+            step(self, [text for _, text in going[:self.batch]])
+            for k, text in going[:self.batch]:
+                if text.failure is not None:
+                    raise text.failure
+                yield from ((k, piece) for piece in text.told)
+                text.told.clear()
+            going = [(k, text) for k, text in going if not text.ended]
 
     # ---- numbers
 
@@ -382,51 +278,77 @@ class LanguageModel:
 
     # ---- running
 
-    def _empty(self) -> _Past:
-        return _Past(self.decoder, np.float32 if self._kind == "f32" else np.float16)
+    def _empty(self) -> Cache:
+        return Cache(self.decoder, np.float32 if self._kind == "f32" else np.float16)
+
+    def _fitting(self) -> int:
+        """Texts whose keys and values fit into a share of the host's memory, as long as they may
+        be."""
+        a_text = self._cache.nbytes / ROOM * self.decoder.context
+        have = open_device("cpu").target.global_memory
+        return max(1, min(BATCH, int(have * CACHE_SHARE / a_text))) if have else BATCH
 
     def _alone(self, ids: Sequence[int], give: str) -> np.ndarray:
         """What `give` says for a text that nothing is kept of."""
         with self._lock:
-            self._other.shorten(0)
-            return self._run(ids, give, self._other)
+            (slot,) = self._other.slots
+            slot.shorten(0)
+            return self._run(ids, give, slot)
 
-    def _run(self, ids: Sequence[int], give: str, past: _Past, sizes: Sequence[int] = ROWS
+    def _run(self, ids: Sequence[int], give: str, slot: Slot, sizes: Sequence[int] = ROWS
              ) -> np.ndarray:
-        """What `give` says for these tokens, behind those of `past`, which grows by them: the
+        """What `give` says for these tokens, behind those of `slot`, which grows by them: the
         kernels' rows are filled from the front, a few numbers of rows for all lengths."""
         found = []
         with self._lock:
-            if self.closed:
-                raise closed_error(repr(self))
             while len(ids):
                 rows = next((r for r in sizes if r >= len(ids)), sizes[-1])
                 part, ids = list(ids[:rows]), ids[rows:]
-                past.make_room(len(part))
-                bound = past.bound.get((rows, give))
-                feeds = self.decoder.feeds(part, len(past.ids), rows, past.room)
-                if bound is None:
-                    shapes = {"keys": feeds["keys"].shape}
-                    bound = past.bound[rows, give] = self._model(rows, give).bind(
-                        shapes, inputs=past.arrays)
-                if give == "next":
-                    feeds["row"] = np.array([len(part) - 1], np.int32)
-                for name, array in feeds.items():
-                    bound.inputs[name] = array
-                outputs = bound.run()
-                last = outputs["hidden" if give == "hidden" else "logits"]
-                found.append(last[:len(part)].copy())
-                past.extend(part, outputs)
+                found.append(self._once([slot], [part], rows, give)[:len(part)])
         return found[-1] if give == "next" else np.concatenate(found)
 
-    def _model(self, rows: int, give: str) -> Model:
-        if (rows, give) not in self._models:
+    def _together(self, slots: Sequence[Slot], ids: Sequence[int]) -> np.ndarray:
+        """Logits [texts, vocabulary] behind a token of each text, in one run: of 2, 4, 8.. rows,
+        of which some may be nobody's."""
+        if len(slots) == 1:
+            return self._run(ids, "next", slots[0])
+        with self._lock:
+            count = max(len(slots), min(self.batch, 1 << (len(slots) - 1).bit_length()))
+            parts: list[list[int]] = [[] for _ in range(count)]
+            row = slots[0].cache.first(slots, count)
+            for slot, token in zip(slots, ids):
+                parts[slot.index] = [token]
+            return self._once(row, parts, 1, "logits")[[slot.index for slot in slots]]
+
+    def _once(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str
+              ) -> np.ndarray:
+        """A run with `rows` for new tokens of each of neighbouring slots, which grow by them."""
+        if self.closed:
+            raise closed_error(repr(self))
+        cache, past = slots[0].cache, [len(s.ids) for s in slots]
+        cache.grow(tokens=max(map(int.__add__, past, map(len, parts))))
+        feeds = self.decoder.feeds(parts, past, rows, cache.room)
+        if give == "next":
+            feeds["row"] = np.array([len(parts[0]) - 1], np.int32)
+        bound = cache.bound(
+            (rows, give, len(slots)), slots,
+            lambda arrays: self._model(rows, give, len(slots)).bind(
+                {"keys": feeds["keys"].shape}, inputs=arrays))
+        for name, array in feeds.items():
+            bound.inputs[name] = array
+        outputs = bound.run()
+        found: np.ndarray = outputs["hidden" if give == "hidden" else "logits"].copy()
+        cache.extend(slots, parts, outputs)
+        return found
+
+    def _model(self, rows: int, give: str, texts: int = 1) -> Model:
+        if (rows, give, texts) not in self._models:
             root = kernel_cache(self._cache_dir).root
-            source = DecoderSource(self.decoder, rows, give, self._kind, root)
-            self._models[rows, give] = _ForAnyPast(
+            source = DecoderSource(self.decoder, rows, give, self._kind, root, texts)
+            self._models[rows, give, texts] = _ForAnyPast(
                 source, self.device, self.options, False, self._cache_dir, self._progress,
                 self._isolation)
-        return self._models[rows, give]
+        return self._models[rows, give, texts]
 
     def close(self) -> None:
         """Give back memory; whatever else is asked then raises ClosedError. Twice is fine."""
@@ -435,7 +357,7 @@ class LanguageModel:
             for model in self._models.values():
                 model.close()
             self._models.clear()
-            self._past, self._other = self._empty(), self._empty()
+            self._cache, self._other = self._empty(), self._empty()
 
     def __enter__(self) -> LanguageModel:
         return self
@@ -447,14 +369,17 @@ class LanguageModel:
 def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
          precision: str = "high", memory: Memory = "normal", isolation: str | None = None,
          cache_dir: str | Path | None = None, progress: Progress | None = None,
-         adapter: str | Path | None = None, calibrate: Prompt | None = None) -> LanguageModel:
+         adapter: str | Path | None = None, calibrate: Prompt | None = None,
+         batch: int | None = None) -> LanguageModel:
     """A language model of files that are there; nothing is downloaded.
 
     path: a folder as Hugging Face's save_pretrained() writes it, or a .gguf file. The other options
     are those of `jitcl.compile`; below "high" precision, keys and values are kept as f16. Kernels
     are written when they are first needed. adapter: a folder as peft's save_pretrained() writes
     LoRA's, which is added to the weights of a folder. calibrate: of memory={"bits": 4}, a text, or
-    tokens, that weights are rounded for.
+    tokens, that weights are rounded for. batch: texts that are written at once, each of which has
+    keys and values as long as the longest's; by default 8, fewer where a quarter of the host's
+    memory would not hold them at full length.
 
     Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
     library is missing (`pip install 'jitcl[lm]'`).
@@ -464,14 +389,21 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
         raise OptionError(f"precision={precision!r}: language models have one for all layers")
     if options.weights is not None and options.weights.skip:
         raise OptionError("memory: skip names nodes of ONNX models; language models have none")
+    if batch is not None:
+        whole_number("batch", batch)
     found, tokenizer, ends, configured = (
         _gguf(Path(path), adapter) if str(path).endswith(".gguf") else _folder(Path(path), adapter))
     tally = tally_of(progress)
     model = LanguageModel(found, tokenizer, ends, configured, device_of(device, tally), options,
-                          cache_dir, tally, isolation)
+                          cache_dir, tally, isolation, batch)
     if calibrate is not None:
         model._calibrate(calibrate)
     return model
+
+
+def whole_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name}={value!r}: wanted a whole number above 0")
 
 
 _Parts = tuple[Decoder, Tokenizer | None, frozenset[int], Mapping[str, Any]]

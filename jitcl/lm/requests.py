@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jitcl.lm.model import Generation, Prompt
+from jitcl.lm.model import Prompt
+from jitcl.lm.writing import Generation
 
 Fields = Mapping[str, Any]
 

@@ -21,8 +21,8 @@ class Rotary:
     scale: float = 1.0
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(cosines, sines) [1, positions, pairs], float32."""
-        angles = positions.astype(np.float32)[None, :, None] * self.frequencies
+        """(cosines, sines) [..., pairs], float32, of positions [...]."""
+        angles = positions.astype(np.float32)[..., None] * self.frequencies
         factor = np.float32(self.scale)
         return np.cos(angles) * factor, np.sin(angles) * factor
 

@@ -1,20 +1,30 @@
 """`jitcl serve`: a language model over HTTP, as OpenAI's clients speak it (docs/serving.md).
 
-One text is written at a time, in the order in which they were asked for. A step of the model runs
-in a thread of its own, so that the server takes requests, and hears of clients that have gone, at
-any time; what is written is kept for its client, who may read as slowly as he likes.
+Texts of several clients are written together, a token of each in a step of the model; others wait
+in the order in which they were asked for. A step runs in a thread of its own, so that the server
+takes requests, and hears of clients that have gone, at any time; what is written is kept for its
+client, who may read as slowly as he likes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,8 +42,9 @@ from starlette.routing import Route
 
 from jitcl.errors import InputError, JitclError, OptionError
 from jitcl.lm import requests
-from jitcl.lm.model import Generation, LanguageModel
+from jitcl.lm.model import LanguageModel
 from jitcl.lm.requests import Asked, Refused
+from jitcl.lm.writing import Generation, Text, step
 
 LOOPBACK = ("127.0.0.1", "localhost")
 SHUTDOWN_SECONDS = 5            # that texts under way may still take when the server ends
@@ -50,8 +61,15 @@ class Counts:
         self.requests = self._counter("requests", "Answers", "path", "status")
         self.tokens = self._counter("tokens", "Of prompts, of these reused, and new", "kind")
         self.seconds = self._counter("seconds", "Until a first token, and for others", "kind")
-        Gauge("jitcl_clients", "Requests under way or waiting", registry=self.registry
-              ).set_function(lambda: server.clients)
+        for name, what, value in (
+                ("clients", "Requests under way or waiting", lambda: server.clients),
+                ("batch", "Texts that are written now", lambda: len(server.texts.writing)),
+                ("batch_limit", "Texts at most", lambda: server.model.batch),
+                ("queue", "Texts that wait for a place in the batch",
+                 lambda: len(server.texts.waiting)),
+                ("tokens_per_second", "Of all texts, in the last step", lambda: server.texts.speed),
+        ):
+            Gauge(f"jitcl_{name}", what, registry=self.registry).set_function(value)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"jitcl_{name}", what, labels, registry=self.registry)
@@ -64,11 +82,65 @@ class Counts:
         self.seconds.labels("decode").inc(took.decode_seconds)
 
 
+class Texts:
+    """Who is written now, up to `batch` of the model, and who waits; steps while there is anyone.
+    All but the steps is the event loop's."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.speed = model, 0.0
+        self.waiting, self.writing = deque[Text](), list[Text]()
+        self.device = ThreadPoolExecutor(1, "jitcl-serve")
+        self._told: dict[Text, asyncio.Event] = {}
+        self._steps: asyncio.Task[None] | None = None
+
+    async def pieces(self, text: Text) -> AsyncGenerator[str, None]:
+        """It is let go where its reader is: at the end, or where a client has gone."""
+        self.waiting.append(text)
+        told = self._told[text] = asyncio.Event()
+        if self._steps is None or self._steps.done():
+            self._steps = asyncio.create_task(self._go_on())
+        try:
+            while True:
+                await told.wait()
+                told.clear()
+                while text.told:
+                    yield text.told.pop(0)
+                if text.failure is not None:
+                    raise text.failure
+                if text.ended:
+                    return
+        finally:
+            del self._told[text]
+            for held in (self.waiting, self.writing):
+                if text in held:
+                    held.remove(text)
+
+    async def _go_on(self) -> None:
+        while self.waiting or self.writing:
+            while self.waiting and len(self.writing) < self.model.batch:
+                self.writing.append(self.waiting.popleft())
+            texts, begin = [*self.writing], time.perf_counter()
+            before = sum(len(t.done.ids) for t in texts)
+            await self.run(step, self.model, texts)
+            new = sum(len(t.done.ids) for t in texts) - before
+            self.speed = new / (time.perf_counter() - begin)
+            for text in texts:
+                if text in self._told:          # else its client has gone
+                    self._told[text].set()
+                if text.ended and text in self.writing:
+                    self.writing.remove(text)
+        self.speed = 0.0
+
+    async def run(self, work: Callable[..., Any], *given: Any) -> Any:
+        """Between two steps."""
+        return await asyncio.get_running_loop().run_in_executor(self.device, work, *given)
+
+
 class Server:
     """app: for an ASGI server, in one process.
 
     keys: one of them is asked for, if there are any. max_clients: requests that are taken at once,
-    the one under way with them; max_body: bytes of a request; max_new_tokens: of an answer, by
+    those under way with them; max_body: bytes of a request; max_new_tokens: of an answer, by
     default as many as the model's context. hosts: names that clients may call this machine by.
     """
 
@@ -82,8 +154,7 @@ class Server:
         self.max_new_tokens = max_new_tokens or model.decoder.context
         self.clients, self.created = 0, int(time.time())
         self._keys = [key.encode() for key in keys]
-        self._turn = asyncio.Lock()             # whoever waits longest is next
-        self._device = ThreadPoolExecutor(1, "jitcl-serve")
+        self.texts = Texts(model)
         self._seconds = 1.0                     # that the last text took
         self.counts = Counts(self)
         posts: dict[str, Handler] = {
@@ -101,7 +172,7 @@ class Server:
 
     def close(self) -> None:
         """After the step that is under way. The model stays open."""
-        self._device.shutdown(cancel_futures=True)
+        self.texts.device.shutdown(cancel_futures=True)
 
     # ---- who asks for what
 
@@ -175,40 +246,35 @@ class Server:
         task.add_done_callback(leave)
         return task
 
-    async def _step(self, work: Callable[..., Any], *given: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._device, work, *given)
-
-    async def _write(self, pieces: Generator[str, None, None], say: Callable[[str], None]
-                     ) -> Generation:
-        async with self._turn:
-            begin = time.monotonic()
-            try:
-                while (piece := await self._step(next, pieces, None)) is not None:
+    async def _write(self, text: Text, say: Callable[[str], None]) -> Generation:
+        begin = time.monotonic()
+        try:
+            async with contextlib.aclosing(self.texts.pieces(text)) as pieces:
+                async for piece in pieces:
                     say(piece)
-                return self.model.last
-            finally:                            # behind the step of a client who has gone
-                self._device.submit(pieces.close)
-                self.counts.text(self.model.last)
-                self._seconds = time.monotonic() - begin
+            return text.done
+        finally:
+            self.counts.text(text.done)
+            self._seconds = time.monotonic() - begin
 
     # ---- answers
 
     async def _text(self, chat: bool, request: Request) -> Response:
         said = requests.asked(await self._fields(request), chat, self.max_new_tokens)
-        pieces = await self._place(self.model.generate, said.prompt, stream=True, **said.options)
+        text = await self._place(self.model.text, said.prompt, **said.options)
         head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
                 "object": "chat.completion" if chat else "text_completion",
                 "created": int(time.time()), "model": self.name}
         if said.stream:
             found: asyncio.Queue[str | None] = asyncio.Queue()
-            task = self._start(request, self._write(pieces, found.put_nowait))
+            task = self._start(request, self._write(text, found.put_nowait))
             task.add_done_callback(lambda _: found.put_nowait(None))
             return StreamingResponse(_events(head, chat, said, found, task),
                                      media_type="text/event-stream",
                                      headers={"Cache-Control": "no-cache"})
-        texts: list[str] = []
-        took = await _done(self._start(request, self._write(pieces, texts.append)))
-        return _json({**head, "choices": [requests.choice(chat, "".join(texts), took.finish)],
+        told: list[str] = []
+        took = await _done(self._start(request, self._write(text, told.append)))
+        return _json({**head, "choices": [requests.choice(chat, "".join(told), took.finish)],
                       "usage": requests.usage(took)})
 
     async def _embeddings(self, request: Request) -> Response:
@@ -217,12 +283,8 @@ class Server:
             self.model.tokenize(t) if isinstance(t, str) else t for t in texts])
 
         async def work() -> list[dict[str, Any]]:
-            found = []
-            for k, part in enumerate(ids):
-                async with self._turn:
-                    vector = await self._step(self.model.embed, part)
-                found.append(requests.embedding(k, vector, packed))
-            return found
+            vectors = [await self.texts.run(self.model.embed, part) for part in ids]
+            return [requests.embedding(k, v, packed) for k, v in enumerate(vectors)]
 
         vectors, count = await _done(self._start(request, work())), sum(map(len, ids))
         return _json({"object": "list", "model": self.name, "data": vectors,

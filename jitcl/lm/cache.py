@@ -1,0 +1,126 @@
+"""Keys and values of texts, which stay in the host's memory, and the runs that read them there.
+
+A text has a slot: a row of each array [slots, room, heads, size]. So a run of one text reads a
+slot, one of several the first slots, both where they lie. Places without a token hold finite
+numbers: they count for nothing, but 0 * NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitcl.lm.decoder import Decoder
+from jitcl.runtime.bound import Bound
+
+ROOM = 256                                  # tokens that all slots grow by
+
+Bind = Callable[[Mapping[str, np.ndarray]], Bound]
+
+
+class Slot:
+    """Where the keys and values of a text's tokens `ids` are."""
+
+    def __init__(self, cache: Cache, index: int) -> None:
+        self.cache, self.index = cache, index
+        self.ids: list[int] = []
+        self.used = 0                       # when a text last asked for it
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """How many of its first tokens are the first of `ids`, too."""
+        if self.ids == ids[:len(self.ids)]:
+            return len(self.ids)
+        return next(k for k, (a, b) in enumerate(zip([*self.ids, -1], [*ids, -2])) if a != b)
+
+    def shorten(self, kept: int) -> None:
+        """Forget all but the first tokens."""
+        for array in self.cache.arrays.values():
+            array[self.index, kept:len(self.ids)] = 0
+        del self.ids[kept:]
+
+
+class Cache:
+    """Slots, one at first."""
+
+    def __init__(self, decoder: Decoder, dtype: Any) -> None:
+        shape = (1, ROOM, decoder.shared, decoder.head_size)
+        self.arrays = {f"past_{part}.{k}": np.zeros(shape, dtype)
+                       for k in range(decoder.layers) for part in ("key", "value")}
+        self.slots, self.room, self._uses = [Slot(self, 0)], ROOM, 0
+        self._bound: dict[Any, tuple[int, Bound]] = {}      # kernels -> (first slot, run)
+
+    def slot(self, ids: Sequence[int], taken: Collection[Slot]) -> Slot:
+        """The one that shares most tokens with a text, of those that are not taken; of several the
+        one that was not used for longest. A new one where all are taken."""
+        free = [s for s in self.slots if s not in taken]
+        if not free:
+            self.grow(len(self.slots) + 1)
+            free = [self.slots[-1]]
+        found = max(free, key=lambda s: (s.shared(ids), -s.used))
+        self._uses += 1
+        found.used = self._uses
+        return found
+
+    def grow(self, slots: int = 0, tokens: int = 0) -> None:
+        """For so many slots, and tokens in each."""
+        slots, held = max(slots, len(self.slots)), len(self.slots)
+        room = max(self.room, -(-tokens // ROOM) * ROOM)
+        if (slots, room) == (held, self.room):
+            return
+        self.unbind()
+        for name, array in self.arrays.items():
+            self.arrays[name] = np.zeros((slots, room, *array.shape[2:]), array.dtype)
+            for slot in self.slots:         # zeros behind its tokens take no memory yet
+                count = len(slot.ids)
+                self.arrays[name][slot.index, :count] = array[slot.index, :count]
+        self.slots += [Slot(self, k) for k in range(held, slots)]
+        self.room = room
+
+    def first(self, texts: Sequence[Slot], count: int) -> list[Slot]:
+        """The first `count` slots, among which these texts' are: what is in their way changes
+        places with them."""
+        self.grow(count)
+        away = [s for s in texts if s.index >= count]
+        free = [s for s in self.slots[:count] if s not in texts]
+        for a, b in zip(away, free):
+            most = max(len(a.ids), len(b.ids))
+            for array in self.arrays.values():
+                array[[a.index, b.index], :most] = array[[b.index, a.index], :most]
+            a.index, b.index = b.index, a.index
+            self.slots[a.index], self.slots[b.index] = a, b
+        return self.slots[:count]
+
+    def bound(self, kernels: Any, slots: Sequence[Slot], bind: Bind) -> Bound:
+        """A run of these kernels on neighbouring slots; each has one, for the slots it last had."""
+        first = slots[0].index
+        at, found = self._bound.get(kernels, (-1, None))
+        if found is None or at != first:
+            if found is not None:
+                found.close()
+            found = bind({name: array[first:first + len(slots)]
+                          for name, array in self.arrays.items()})
+            self._bound[kernels] = first, found
+        return found
+
+    def extend(self, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
+               made: Mapping[str, np.ndarray]) -> None:
+        """New tokens of each slot, and their keys and values [slots, rows, heads, size]."""
+        new = [(k, slot, len(slot.ids), len(slot.ids) + len(part))
+               for k, (slot, part) in enumerate(zip(slots, parts)) if part]
+        for name, array in self.arrays.items():
+            found = made[name.removeprefix("past_")]
+            for k, slot, begin, end in new:
+                array[slot.index, begin:end] = found[k, :end - begin]
+        for slot, part in zip(slots, parts):
+            slot.ids += part
+
+    def unbind(self) -> None:
+        for _, bound in self._bound.values():
+            bound.close()
+        self._bound.clear()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays.values())
