@@ -10,6 +10,7 @@ import pytest
 
 from jitcl import dtypes
 from jitcl.codegen.axes import group_of_items
+from jitcl.codegen.generate import generate
 from jitcl.codegen.schedule_gpu import schedule_gpu
 from jitcl.codegen.schedule_opencl import scheduled_kernel
 from jitcl.errors import JitclError, VerifyError
@@ -22,10 +23,13 @@ from jitcl.ir.sampling_scan import sample_scan_places
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.ops import OPS
 from jitcl.passes.decompose import Decompose
+from jitcl.passes.fuse import fuse
+from jitcl.passes.watch import flag
 from jitcl.target import Target
 from jitcl.target.profiles import find_profile
 from tests.compiling import compile_graph
 from tests.generated.kernels import GPU, op_graphs
+from tests.variants import OPENCL
 
 H200 = dataclasses.replace(GPU, name="NVIDIA H200", vendor="NVIDIA", compute_units=132, fp64=True,
                            local_memory=48 << 10, max_work_group=1024,
@@ -316,6 +320,25 @@ def test_a_row_a_work_group() -> None:
     assert scheduled(ROW, EIGHT) == SHARED
 
 
+def test_lanes_find_the_variables_of_merged_loops() -> None:
+    """Four loops are more than an NDRange has axes: a group's loop holds its lanes' alone."""
+    rows = ROW.replace("for i <", "for a < 3 @parallel { for b < 4 @parallel { for c < 5 @parallel "
+                       "{ for i <").replace("  }\n}", "  } } } }\n}")
+    rows = rows.replace("in x: f32[8,", "in x: f32[8,5,4,3,").replace("x[i,", "x[i, c, b, a,")
+    rows = rows.replace("out y: f32[8,", "out y: f32[3,4,5,8,").replace("y[i,", "y[a, b, c, i,")
+    assert scheduled(rows, EIGHT).startswith("""\
+  for p_a < 12 @group {
+    for c < 5 @group {
+      for i < 8 @group {
+        for lane < 8 @lane {
+          let a: index = floordiv(p_a, 4)
+          let b: index = p_a % 4
+          let acc: f32 = select(lane == 0, 1.0, 0.0)
+""")
+    x = np.random.default_rng(3).random((8, 5, 4, 3, 100), np.float32)
+    compare(parse_kernel(rows), {"x": x}, EIGHT)
+
+
 def test_without_local_memory_a_row_is_a_work_items() -> None:
     target = dataclasses.replace(H200, local_works=False)
     assert scheduled(ROW, target).startswith("  for i < 8 @item {\n    let acc: f32 = 1.0\n")
@@ -434,6 +457,9 @@ def test_vectors_that_are_aligned() -> None:
 
 # ---- the op table
 
+MERGED = ("reduce_mean", "lstm_states")
+
+
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("device", TARGETS)
@@ -459,6 +485,28 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
         fed = {b.name: arrays[k].reshape(b.shape)
                for b, k in zip(lowered.kernel.buffers, step.buffers[:-1])}
         arrays[step.buffers[-1]] = compare(lowered.kernel, fed, target).reshape(spec.shape)
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in MERGED else pytest.mark.slow) for name in OPS])
+@pytest.mark.parametrize("device", ["mali-g52", "h200"])
+def test_every_variant_has_one_axis(device: str, name: str, monkeypatch: pytest.MonkeyPatch
+                                    ) -> None:
+    """All kernels are well formed in each variant, with flags and without, where every nest of
+    loops has to be merged, and lanes share however short a row.
+    """
+    monkeypatch.setattr("jitcl.codegen.axes.AXES", 1)
+    monkeypatch.setattr("jitcl.codegen.schedule_gpu.LONG", 1)
+    monkeypatch.setattr("jitcl.codegen.schedule_gpu.FEWEST", 1)
+    target = TARGETS[device]
+    found = op_graphs(target).get(name)
+    if found is None:
+        pytest.skip("the device has none of these element types")
+    graph = Decompose().run(found[0])
+    groups = fuse(graph, target)
+    for lower in dict.fromkeys(v.apply(target) for v in OPENCL):
+        generate(graph, groups, lower, templates=False)
+        generate(*flag(graph, groups, range(len(groups)))[:2], lower, templates=False)
 
 
 def compare(kernel: Kernel, fed: dict[str, np.ndarray], target: Target) -> np.ndarray:

@@ -27,14 +27,22 @@ def spread(nest: list[For], kind: LoopKind, body: Body, cut: tuple[int, ...] | N
 
         for i < 4 { for j < 5 { y[i, j] = .. } }
         =>  for p < 20 @group { let i = p / 5  let j = p % 5  y[i, j] = .. }
+
+    Loops over lanes stay the only statements of the loops around them: variables of merged loops
+    are found inside.
     """
-    axes = []
+    axes, lanes = [], []
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "lane":
+        lanes.append(body[0])
+        body = body[0].body
     for count in cut or next(cuts(nest)):
         run, nest = nest[:count], nest[count:]
         if count > 1:
             merged, body = merge(run, body)
             run = [merged]
         axes += run
+    for f in reversed(lanes):
+        body = (For(f.var, f.kind, body),)
     for f in reversed(axes):
         body = (For(f.var, kind, body),)
     return body
