@@ -30,6 +30,7 @@ from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import assign_precision
 from jitcl.passes.watch import flag, watchable
 from jitcl.runtime.lowering import laid_out
+from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
 from tests.devices import needs
 from tests.test_golden import GPU, GRAPHS
 
@@ -147,6 +148,29 @@ def test_every_template_tells(name: str, spec: str, precision: str) -> None:
     assert flags.any() or name == "max_pool"             # a maximum leaves NaN out
     with_flags.close()
     without.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_template_that_cannot_tell_leaves_the_group_to_loops(
+        device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose last kernel doesn't take the flags, as its stores are not those of its hooks."""
+    target = GPU if device == "gpu" else open_device("cpu").target
+    x = graph_input("x", TensorType("f32", (64, 96)))
+    y = g.matmul(x, g.const(np.ones((96, 64), np.float32)))
+    graph = Graph("g", (x,), (("y", y),))
+    groups = fuse(graph, target)
+    plain = {k.template for k in generate(graph, groups, target).plan.kernels}
+    graph, groups, _ = flag(graph, groups, range(len(groups)))
+    for template in {type(t) for t in (*CPU_TEMPLATES, *OPENCL_TEMPLATES)}:
+        def mute(self, *given: object, emit=template.emit) -> object:
+            *before, last = emit(self, *given)
+            kept = tuple(a for a in last.arguments if a is not groups[0].flag.flags)
+            return [*before, replace(last, arguments=kept)]
+        monkeypatch.setattr(template, "emit", mute)
+    made = generate(graph, groups, target)
+    told = [s for s in made.plan.steps if made.plan.outputs[1].buffer in s.writes]
+    assert plain != {""} and {k.template for k in made.plan.kernels} == {""}
+    assert [s.group for s in told] == [1, 0]
 
 
 def _inputs(y: object) -> list:

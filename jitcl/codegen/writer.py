@@ -15,7 +15,6 @@ from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized, space_of
-from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.group import Chain, Group
 from jitcl.ir.kernel import Kernel, expressions, statements
@@ -110,7 +109,7 @@ class Writer:
                ) -> tuple[list[Emitted], str] | None:
         """The kernels of the first template that implements the group, and its name."""
         for template in templates:
-            emitted = sized_or_not(
+            emitted = telling(
                 template, hooks.group, partial(template.write, hooks, self.chooser))
             if emitted is not None:
                 return emitted, template.name
@@ -122,7 +121,7 @@ class Writer:
             return None
         hooks = CpuGroupHooks(chain, self.target)
         for template in (t for t in CPU_CHAINS if t.length == len(chain.parts)):
-            emitted = sized_or_not(
+            emitted = telling(
                 template, chain, partial(template.write, chain, hooks, self.chooser))
             if emitted is not None:
                 return emitted, template.name
@@ -131,9 +130,6 @@ class Writer:
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:
         *before, last = (_with_flags_written(e, group) for e in kernels)
-        if group.flag is not None and group.flag.flags not in last.writes:
-            raise JitclError(f"template '{template}' doesn't tell where a result of '{name}' is "
-                             "infinite: its stores are not those of its hooks")
         options = self._options(group, name, memo)
         found = []
         for k, emitted in enumerate(before):
@@ -169,6 +165,20 @@ def _with_flags_written(emitted: Emitted, group: Group) -> Emitted:
     if group.flag is None or group.flag.flags not in emitted.arguments:
         return emitted
     return replace(emitted, writes=(group.flag.flags, *emitted.writes))
+
+
+def telling(template: Writes[Any] | WritesChain[Any], group: Group,
+            write: Callable[[], list[Emitted] | None]) -> list[Emitted] | None:
+    """What a template writes of a group; None where the group has a flag and the template's last
+    kernel doesn't take it: its stores are not those of its hooks. What writes the group instead
+    does.
+    """
+    emitted = sized_or_not(template, group, write)
+    if emitted is None or group.flag is None or group.flag.flags in emitted[-1].arguments:
+        return emitted
+    config.say(2, f"{template.name}: its kernel for {group.root.op} can't tell that a result is "
+                  "infinite")
+    return None
 
 
 def sized_or_not(template: Writes[Any] | WritesChain[Any], group: Group,
