@@ -35,7 +35,7 @@ __all__ = [
     "KernelFault", "Model",
     "ModelError", "OptionError", "OutOfMemoryError", "ParseError", "Pipeline", "Pool", "Run",
     "ShapeError", "TypeError_", "UnsupportedError", "VerifyError", "__version__", "check",
-    "compile", "devices", "from_torch", "lm", "memory_stats", "parse", "profile",
+    "compile", "devices", "from_torch", "lm", "memory_stats", "parse", "profile", "quantize",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from jitcl.devices.select import devices
     from jitcl.onnxruntime.session import InferenceSession
     from jitcl.profiling.profile import profile
+    from jitcl.quantising import quantize
     from jitcl.runtime.bound import Bound
     from jitcl.runtime.memory_stats import memory_stats
     from jitcl.runtime.model import Model
@@ -67,7 +68,7 @@ _HOMES = {
     "check": "accuracy.checking",
     "compile": "compiling", "from_torch": "torch", "memory_stats": "runtime.memory_stats",
     "parse": "runtime.source",
-    "profile": "profiling.profile",
+    "profile": "profiling.profile", "quantize": "quantising",
 }
 
 

@@ -91,9 +91,9 @@ def compile(
     return compile_now(model, shapes, **options)
 
 
-def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: Any
-           ) -> tuple[Packing, list[Any]]:
-    """Weights rounded for inputs, and these."""
+def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: Any,
+           folded: bool = True) -> tuple[Packing, list[Any]]:
+    """Weights rounded for inputs, and these. folded: as `calibrated` takes it."""
     from jitcl.accuracy.auto import feeds_of_calibration
     from jitcl.runtime.calibrated import calibrated
 
@@ -101,7 +101,7 @@ def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: 
         feeds = [check_feeds(opened.inputs, f)
                  for f in feeds_of_calibration(calibrate, opened.inputs)]
         tally = tally_of(options["progress"])
-        return calibrated(opened.source, weights, feeds, opened.cache, tally), feeds
+        return calibrated(opened.source, weights, feeds, opened.cache, tally, folded), feeds
 
 
 def chosen(model: Any, options: Mapping[str, Any], tolerance: float | Judge | None, calibrate: Any,

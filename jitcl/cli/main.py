@@ -26,6 +26,7 @@ from jitcl.cli.dump import dump
 from jitcl.cli.explore import explore
 from jitcl.cli.language import chat, generate, perplexity, serve
 from jitcl.cli.profile import profile
+from jitcl.cli.quantize import quantize
 from jitcl.cli.run import run
 from jitcl.cli.tune import tune
 from jitcl.devices.shortage import system_error
@@ -41,6 +42,7 @@ Examples:
   jitcl bench model.onnx                        beside other engines, in turns
   jitcl profile model.onnx --save run.html      where does the time go?
   jitcl tune model.onnx                         the fastest kernels of this device
+  jitcl quantize model.onnx -o small.onnx       weights in 8 or 4 bits, as a file
   jitcl dump model.onnx -o dump                 graphs, kernels, memory as files
   jitcl explore model.onnx --open               the same as a page to look at
   jitcl cache why model.onnx                    why was it compiled again?
@@ -105,8 +107,8 @@ def cli() -> None:
                    err=True)
 
 
-for _command in (run, generate, chat, perplexity, serve, check, bench, profile, tune, dump,
-                 explore, devices, doctor, cache):
+for _command in (run, generate, chat, perplexity, serve, check, bench, profile, tune,
+                 quantize, dump, explore, devices, doctor, cache):
     cli.add_command(_command)
 
 

@@ -34,15 +34,17 @@ Feeds = Mapping[str, Any]
 
 
 def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: DeviceCache,
-               tally: Tally) -> Packing:
+               tally: Tally, folded: bool = True) -> Packing:
     """The packing with rows that were rounded for these inputs (`gptq`). Look-ups are rounded to
-    the nearest, and so are weights of several matrices in one.
+    the nearest, and so are weights of several matrices in one. folded: whether scales are folded
+    into weights before, as in plans; else weights are those that the model has.
 
     Raises what running the model raises, and UnsupportedError for one that is no single graph.
     """
     inputs = _digest(feeds)
     key = Key({"model": source.digest, "code": code_version(), "of": "packed weights",
-               "weights": packing.said, "inputs": inputs}, f"packed weights of {source.name}")
+               "weights": packing.said, "inputs": inputs, "folded": str(folded)},
+              f"packed weights of {source.name}")
     stored = cache.get("model", key)
     if stored is not None:
         return packing.calibrated(inputs, _read(stored, packing.bits))
@@ -54,7 +56,7 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
         for arrays in feeds:
             shapes = tuple((n, np.shape(a)) for n, a in sorted(arrays.items()))
             if shapes not in models:
-                models[shapes] = _tapped(source, arrays, step, cache, tally)
+                models[shapes] = _tapped(source, arrays, step, cache, tally, folded)
             model, weights = models[shapes]
             tally.now(f"running {source.name} for what its layers read")
             given = model.run({t.name: arrays[t.name] for t in model.inputs})
@@ -73,8 +75,8 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
     return packing.calibrated(inputs, found)
 
 
-def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache, tally: Tally
-            ) -> tuple[Model, Mapping[str, Weight]]:
+def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache, tally: Tally,
+            folded: bool) -> tuple[Model, Mapping[str, Weight]]:
     """A model that gives what each layer reads, by the identity of its weights."""
     device = open_device("cpu")
     shapes = {name: np.shape(value) for name, value in feeds.items()}
@@ -91,14 +93,14 @@ def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache,
                 "  Leave calibrate= out: weights are then rounded to the nearest.") from None
     options = Options("high", step.packing)
     passes = pipeline(device.target, options, step.skipped)
-    graph = run_passes(graph, passes[:passes.index(step)])
+    graph = run_passes(graph, passes[:passes.index(step) if folded else 1])    # 1: constants
     weights = step.weights(graph)
     read: dict[str, Node] = {n: x for n, w in weights.items() if (x := w.source) is not None}
     if not read:
         raise InputError(f"calibrate: model {source.name} has no weights that would be packed")
     tapped = Graph(graph.name, graph.inputs, tuple(read.items()), graph.origins)
-    part = GraphSource(tapped, source.name, hashlib.sha256(
-        repr([source.digest, shapes, sorted(values.items()), sorted(read)]).encode()).hexdigest())
+    told = repr([source.digest, shapes, sorted(values.items()), sorted(read), folded])
+    part = GraphSource(tapped, source.name, hashlib.sha256(told.encode()).hexdigest())
     return Model(part, device, Options("high"), False, cache.cache.root, tally), weights
 
 

@@ -1,0 +1,87 @@
+"""`jitcl.quantize`: a model with weights in few bits, as a file that loads again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitcl.compiling import packed
+from jitcl.devices.base import Progress
+from jitcl.errors import InputError, OptionError, UnsupportedError
+from jitcl.passes.layers import check_layers, skipped_nodes
+from jitcl.passes.options import Options
+from jitcl.passes.pack_weights import FEW_CHANNELS, SMALL
+from jitcl.passes.packing import SMALLEST, Array, Packing, Rows
+from jitcl.runtime.cache import kernel_cache
+from jitcl.runtime.source import OnnxSource, open_source
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What was written: weights that were packed, by name, and bytes of the model."""
+
+    path: Path
+    weights: tuple[str, ...]
+    bytes_before: int
+    bytes: int
+
+
+def quantize(model: Any, output: str | Path, *, bits: int = 8, block: int = 64,
+             symmetric: bool = True, skip: Sequence[str] = (), calibrate: Any = None,
+             cache_dir: str | Path | None = None, progress: Progress | None = None) -> Quantised:
+    """Write an ONNX model whose weights of MatMul, Gemm, Conv and look-ups take 4 or 8 bits, with a
+    scale (f16) for each block of a sum: DequantizeLinear of opset 21, which other engines read.
+
+    model: what `jitcl.compile` takes of ONNX. bits, block, symmetric, skip: as of `memory=` there.
+    calibrate: inputs that weights are rounded for (GPTQ): a dict, several, or a folder of .npz;
+    None: each goes to the nearest code. See docs/quantisation.md.
+
+    Raises OptionError, InputError, ModelError, UnsupportedError (no ONNX model, one that onnx can't
+    bring to opset 21, or to be calibrated and no single graph).
+    """
+    packing = Packing.of({"bits": bits, "block": block, "symmetric": symmetric, "skip": skip})
+    path = Path(output)
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'")
+    if isinstance(model, (str, Path)) and (
+            Path(model).is_dir() or Path(model).suffix in (".gguf", ".jitcl")):
+        raise UnsupportedError(
+            f"quantize: '{model}' is no ONNX model\n  Language models take their weights' bits "
+            "when they are loaded: jitcl.lm.load(.., memory={'bits': 4}).")
+    source = open_source(model, kernel_cache(cache_dir).root)
+    if not isinstance(source, OnnxSource):
+        raise UnsupportedError("quantize: wanted an ONNX model, got a graph of jitcl's")
+    from jitcl.frontends.onnx.packed import in_blocks, save, with_packed_weights
+
+    proto = in_blocks(source.model)
+    before = proto.ByteSize()
+    source = open_source(proto)
+    assert isinstance(source, OnnxSource)
+    check_layers(f"model {source.name}", source.nodes(), Options("high", packing))
+    if calibrate is not None:
+        options = {"cache_dir": cache_dir, "progress": progress}
+        packing, _ = packed(proto, options, packing, calibrate, folded=False)
+    skipped = skipped_nodes(source.nodes(), packing) if packing.skip else frozenset()
+
+    def pack(op: str, rows: Array, dims: Sequence[int]) -> Rows | None:
+        """The rule of `PackWeights`."""
+        if (rows.size < SMALL or rows.shape[1] < SMALLEST or not np.isfinite(rows).all()
+                or (op == "Conv" and dims[1] < FEW_CHANNELS)):
+            return None
+        found = packing.packed(rows)
+        return found if np.isfinite(found.scales).all() else None
+
+    made, names = with_packed_weights(source.model, pack, skipped)
+    if not names:
+        raise InputError(f"quantize: model {source.name} has no weights that would be packed\n  "
+                         f"They are f32 or f16, of {SMALL} elements and sums of {SMALLEST} terms "
+                         "at least.")
+    save(made, path)
+    return Quantised(path, tuple(names), before, made.ByteSize())
+
+
+__all__ = ["Quantised", "quantize"]
