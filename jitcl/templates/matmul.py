@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import same
 
 
 @dataclass(frozen=True)
@@ -25,3 +28,13 @@ class Shape:
         *leading, m, n = node.type.dims
         merged, batch = math.prod(b.dims[:-2]) == 1, math.prod(leading)
         return Shape(1 if merged else batch, m * batch if merged else m, n, a.dims[-1], merged)
+
+
+def decoded(position: Expr, dims: tuple[int, ...]) -> list[Expr]:
+    """The index of a row-major position."""
+    ix: list[Expr] = []
+    rest = math.prod(dims)
+    for d in dims:
+        rest //= d
+        ix.append(E.index(0) if same(d, 1) else (position // rest) % d)
+    return ix

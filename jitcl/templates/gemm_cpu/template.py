@@ -31,7 +31,7 @@ from jitcl.templates.base import (
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
-from jitcl.templates.matmul import Shape
+from jitcl.templates.matmul import Shape, decoded
 
 PARAMS = (
     "batch",
@@ -334,19 +334,16 @@ class Writer:
                 row = E.call("min", E.call("max", row, E.index(0)) + at[3], E.index(s.m - 1))
             else:
                 row = row + at[3]
-            return (*self.operand_index(self.a, at[0] * s.m + row), at[2]), E.const(True, "bool")
+            return (*self.operand_index(self.a, at[0], row), at[2]), E.const(True, "bool")
 
         return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape, where)
 
-    def operand_index(self, node: Node, row: Expr) -> list[Expr]:
-        """The leading indices of an operand at a row of the result (counted over all axes but the
-        last)."""
-        leading, m = self.leading, self.hooks.anchor.type.dims[-2]
-        ix: list[Expr] = []
-        rest = math.prod(leading) * m
-        for d in (*leading, m):
-            rest //= d
-            ix.append((row // rest) % d)
+    def operand_index(self, node: Node, image: Expr, row: Expr) -> list[Expr]:
+        """The indices of an operand but the last, at a row of an image of the result; where there
+        is one, rows count over the leading axes."""
+        m = self.hooks.anchor.type.dims[-2]
+        ix = (decoded(row, (*self.leading, m)) if self.s.merged
+              else [*decoded(image, self.leading), row])
         ix = ix[len(ix) - (node.type.rank - 1) :]
         return [E.index(0) if same(d, 1) else i for i, d in zip(ix, node.type.dims[:-1])]
 
@@ -359,11 +356,10 @@ class Writer:
             make = partial(pack_columns, width=self.width, blocks=blocks)
             return Packed(self.b, f"gemm {self.width} {blocks}", make)
         shape = (1 if s.merged else s.batch, -(-s.n // panel), s.k, panel)
-        m = self.hooks.anchor.type.dims[-2]
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
             column = at[1] * panel + at[3]
-            leading = self.operand_index(self.b, at[0] * m)[:-1]
+            leading = self.operand_index(self.b, at[0], E.index(0))[:-1]
             return (*leading, at[2], column), column < s.n
 
         copy, emitted = self.hooks.arranged(

@@ -73,7 +73,7 @@ class _BytesWriter(Writer):
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
             row = E.call("min", at[1] * height, E.index(s.m - height)) + at[3]
             k = at[2] * 4 + at[4]
-            return (*self.operand_index(self.a, row), k), k < s.k
+            return (*self.operand_index(self.a, at[0], row), k), k < s.k
 
         return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "u8", shape, where)
 

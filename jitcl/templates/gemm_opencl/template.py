@@ -24,7 +24,7 @@ from jitcl.templates.gemm_opencl.product import (
     pack_columns,
     pack_rows,
 )
-from jitcl.templates.matmul import Shape
+from jitcl.templates.matmul import Shape, decoded
 from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, choose_tiles, in_half
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
@@ -153,16 +153,6 @@ def within(first: Expr, count: int, length: int) -> Expr:
     fewer."""
     first = E.call("min", first, E.index(count - length))
     return E.call("max", first, E.index(0)) if is_size(count) else first
-
-
-def decoded(position: Expr, dims: tuple[int, ...]) -> list[Expr]:
-    """The index of a row-major position."""
-    ix: list[Expr] = []
-    rest = math.prod(dims)
-    for d in dims:
-        rest //= d
-        ix.append(E.index(0) if same(d, 1) else (position // rest) % d)
-    return ix
 
 
 def packed_size(m: int, rows: int) -> int:

@@ -30,7 +30,7 @@ from jitcl.templates.base import (
     Template,
 )
 from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
-from jitcl.templates.gemm_opencl.template import decoded
+from jitcl.templates.matmul import decoded
 
 QUAD = 4                       # elements of a vector in local memory
 GROUPS = 2                     # work-groups a core that keep it busy
