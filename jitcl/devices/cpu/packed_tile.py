@@ -16,15 +16,15 @@ from numba.core import cgutils, types
 
 from jitcl.devices.cpu.emit import F32, I32, I64, Emit, constant, splat
 from jitcl.devices.cpu.numba_parts import intrinsic
-from jitcl.devices.cpu.tiles import dot_of, signed_dot_of
-from jitcl.devices.cpu.vector import load_at, store_at
+from jitcl.devices.cpu.tiles import dot_of, prefetch, signed_dot_of
+from jitcl.devices.cpu.vector import load_at, place_of, store_at
 
 __all__ = ["packed_tile"]
 
 
 @intrinsic(prefer_literal=True)
 def packed_tile(typingctx, acc, a, start, factors, w, scales, units, pitch, rows, blocks, quads,
-                parts, bits, lanes, signed):
+                parts, bits, lanes, signed, once):
     """One tile into `acc` [blocks][rows][lanes], f32.
 
     a: i32 pointer to the first row, [units][parts][quads] in each, an element four signed bytes; a
@@ -34,9 +34,11 @@ def packed_tile(typingctx, acc, a, start, factors, w, scales, units, pitch, rows
     low halves are one element's, the high ones the next's. scales: [units][lanes]. Vectors of
     columns follow each other in w and scales.
     Literals: rows, blocks, quads, parts, bits, lanes; signed: whether the CPU multiplies signed
-    bytes with signed ones, so that 128 is taken from each byte of w.
+    bytes with signed ones, so that 128 is taken from each byte of w; once: whether no other tile
+    reads these weights, so that they come from memory: those of the next `blocks` vectors are
+    asked for meanwhile (hardware, which looks ahead within a page, has begun anew by then).
     """
-    shape = [t.literal_value for t in (rows, blocks, quads, parts, bits, lanes, signed)]
+    shape = [t.literal_value for t in (rows, blocks, quads, parts, bits, lanes, signed, once)]
     names = ("acc", "a", "start", "factors", "w", "scales")
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
@@ -45,11 +47,12 @@ def packed_tile(typingctx, acc, a, start, factors, w, scales, units, pitch, rows
         return context.get_dummy_value()
 
     return types.void(acc, a, start, factors, w, scales, types.int64, types.int64, rows, blocks,
-                      quads, parts, bits, lanes, signed), codegen
+                      quads, parts, bits, lanes, signed, once), codegen
 
 
 def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Value, rows: int,
-          blocks: int, quads: int, parts: int, bits: int, lanes: int, signed: bool) -> None:
+          blocks: int, quads: int, parts: int, bits: int, lanes: int, signed: bool, once: bool
+          ) -> None:
     floats, ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
     dot, e = signed_dot_of if signed else dot_of, Emit(b, floats)
     vectors = quads * bits // 8
@@ -57,6 +60,10 @@ def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Va
     def at(name: str, index: ir.Value, more: int = 0, wide: int = 0) -> ir.Value:
         kind, pointer = memory[name]
         return load_at(b, kind, pointer, b.add(index, constant(I64, more)), wide)
+
+    def ask(name: str, index: ir.Value, more: int = 0) -> None:
+        kind, pointer = memory[name]
+        prefetch(b, place_of(b, kind, pointer, b.add(index, constant(I64, more))))
 
     def times(x: ir.Value, n: int) -> ir.Value:
         return b.mul(x, constant(I64, n))
@@ -67,6 +74,9 @@ def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Va
     with cgutils.for_range(b, units) as loop:
         for j in range(blocks):
             unit = b.add(b.mul(units, constant(I64, j)), loop.index)
+            later = b.add(b.mul(units, constant(I64, j + blocks)), loop.index)
+            if once:
+                ask("scales", times(later, lanes))
             whole = [[ir.Constant(ints, None)] * rows for _ in range(parts)]
             begun = [0, 2] if parts == 3 else [parts - 1]       # parts that start at something
             for k, p in enumerate(begun):
@@ -74,6 +84,8 @@ def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Va
                             for s in starts]
             for v in range(vectors):
                 codes = at("w", times(unit, vectors * lanes), v * lanes, lanes)
+                if once:
+                    ask("w", times(later, vectors * lanes), v * lanes)
                 fours = [codes]
                 if bits == 4:
                     low = constant(ints, 0x0F0F0F0F)

@@ -173,7 +173,7 @@ class _Tile:
                         moved = b.mul(b.lshr(at, every), pace)
                         for written, some in enumerate(addresses):
                             for address in some:
-                                _prefetch(b, b.add(address, moved), written)
+                                prefetch(b, b.add(address, moved), written)
                     b.store(b.add(at, constant(I64, 1)), taken)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
@@ -215,7 +215,7 @@ def _group(b: ir.IRBuilder, value: ir.Value, kind: Any) -> _Group:
     return (b.extract_value(value, 0), b.extract_value(value, 1), *addresses)
 
 
-def _prefetch(b: ir.IRBuilder, address: ir.Value, written: int) -> None:
+def prefetch(b: ir.IRBuilder, address: ir.Value, written: int = 0) -> None:
     """Begins to fetch a cache line, to be this core's own if `written`: a store would have to ask
     the core that has it a second time. No access: nothing may be mapped there."""
     where = b.inttoptr(address, ir.IntType(8).as_pointer())

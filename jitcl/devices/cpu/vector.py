@@ -130,14 +130,14 @@ def offset(typingctx, p, i):
 def place(typingctx, p, i):
     """The address of element `i`, which may lie outside the buffer: nothing but a number."""
 
-    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        nbytes = constant(I64, dtypes.itemsize(sig.args[0].dtype))
-        return b.add(b.ptrtoint(values[0], I64), b.mul(values[1], nbytes))
-
-    return i64(p, i64), codegen
+    return i64(p, i64), lambda context, b, sig, values: place_of(b, sig.args[0], *values)
 
 
 # ------------------------------------------------------------------------------------------- memory
+def place_of(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value:
+    return b.add(b.ptrtoint(p, I64), b.mul(i, constant(I64, dtypes.itemsize(ty.dtype))))
+
+
 def _address(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value:
     return b.gep(b.bitcast(p, STORAGE[ty.dtype].as_pointer()), [i], inbounds=True)
 

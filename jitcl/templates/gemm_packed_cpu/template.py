@@ -158,7 +158,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         body = hooks.render(
             "gemm_packed_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, ROWS=rows, NB=blocks,
             QUADS=w.unit // 4, PARTS=parts, BITS=w.bits, W=width, signed=target.signed_dot,
-            scale_dtype="f16" if scales is np.float16 else "f32",
+            once=s.m == rows, scale_dtype="f16" if scales is np.float16 else "f32",
             operands=[(hooks.names[n], n.type.dtype) for n in operands],
             y_dtype=hooks.group.root.type.dtype, vector_lines=vector or [], scalar_lines=scalar)
         tiles = -(-s.m // rows)
