@@ -26,7 +26,11 @@ def weights(kind: str, n: int, k: int, block: int, to: str = "f32") -> Node:
     dims = (n, k // block, block)
     scale = const(rng.uniform(0.01, 0.02, (n, k // block, 1)).astype(
         np.float16 if kind == "half scales" else np.float32))
-    if kind in ("uint4", "half scales", "int4"):
+    if kind == "shifted":
+        packed = const(rng.integers(0, 256, n * k // 2).astype(np.uint8))
+        shift = const(rng.uniform(-0.1, 0, scale.type.dims).astype(dtypes.to_numpy(to)))
+        w = g.add(g.dequantize(g.unpack_uint4(packed, shape=dims), scale, to=to), shift)
+    elif kind in ("uint4", "half scales", "int4"):
         packed = const(rng.integers(0, 256, n * k // 2).astype(np.uint8))
         if kind == "int4":
             w = g.dequantize(g.unpack_int4(packed, shape=dims), scale, to=to)
@@ -60,7 +64,7 @@ def most(rows: np.ndarray, w: np.ndarray, unit: int) -> np.ndarray:
     return 0.5 * step @ units.T + rounding * np.abs(rows) @ np.abs(w)
 
 
-@pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8", "half scales"])
+@pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8", "half scales", "shifted"])
 @pytest.mark.parametrize("m, n, k, block, dtype", [
     (1, 70, 96, 32, "f32"), (3, 130, 128, 16, "f16"), (17, 200, 256, 128, "f32")])
 def test_products(kind: str, m: int, n: int, k: int, block: int, dtype: str) -> None:

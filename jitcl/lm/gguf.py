@@ -1,19 +1,20 @@
 """GGUF files: weights, and the configuration by the names that Hugging Face has for it.
 
 What the library `gguf` says is what a quantised weight means. Types whose blocks are integers
-times a scale stay packed, and kernels that read them decode them to the same float32 numbers:
+times a scale, and some a minimum, stay packed, and kernels that read them decode them to the same
+float32 numbers:
 
-    Q4_0   4 bits, a scale for 32     Q8_0   8 bits, a scale for 32
-    Q5_0   as Q8_0                    Q6_K   as 8 bits, a scale for 16
+    Q4_0, Q4_1, Q4_K   4 bits, a scale for 32     Q8_0   8 bits, a scale for 32
+    Q5_0, Q5_1, Q5_K   as 8 bits                  Q6_K   as 8 bits, a scale for 16
 
-The others (which add a minimum) become float32 when the model is compiled.
+The others become float32 when the model is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -155,20 +156,21 @@ class Gguf:
         if decode is None:
             return self._plain(t)
         data = np.asarray(t.data).reshape(shape[0], -1)
-        codes, scales, block = decode(data)
+        codes, scales, block, shifts = decode(data)
 
         def load() -> np.ndarray:           # the file is mapped: codes need not stay, too
-            return decode(data)[0].reshape(form)
+            return decode(data).codes.reshape(form)
 
         signed = codes.dtype == np.int8
         form = (shape[0], -1, block) if signed else (codes.size,)
         packed = const(load(), reload=load if codes.nbytes > KEPT else None)
         scale = const(scales.reshape(shape[0], -1, 1))
-        if signed:
-            w = g.dequantize(packed, scale, to="f32")
-        else:
-            w = g.unpack_uint4(packed, shape=(*scale.type.dims[:2], block))
-            w = g.dequantize(w, scale, const(8, "u8"), to="f32")
+        if not signed:
+            packed = g.unpack_uint4(packed, shape=(*scale.type.dims[:2], block))
+        zeros = [] if signed or shifts is not None else [const(8, "u8")]
+        w = g.dequantize(packed, scale, *zeros, to="f32")
+        if shifts is not None:
+            w = g.add(w, const(shifts.reshape(scale.type.dims)))
         return g.reshape(w, shape=shape)
 
     def _plain(self, t: Any) -> Node:
@@ -183,9 +185,16 @@ class Gguf:
         return file_digest(self.path, root)
 
 
-# ---- blocks: [rows, bytes] -> codes [rows, n], or two in a byte; scales [rows, blocks]; their size
+# ---- blocks, of rows [rows, bytes]
 
-Decoded = tuple[np.ndarray, np.ndarray, int]
+class Decoded(NamedTuple):
+    """codes [rows, n] of signed bytes, or of two unsigned halves a byte, less 8 where there are no
+    shifts; what they are multiplied by, and what is added then [rows, n / block], float32."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    block: int
+    shifts: np.ndarray | None = None
 
 
 def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:
@@ -193,39 +202,87 @@ def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def _half(data: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(data).view(np.float16)[..., 0]
+    return np.ascontiguousarray(data).view(np.float16)[..., 0].astype(np.float32)
+
+
+def _nibbles(data: np.ndarray, run: int) -> np.ndarray:
+    """[..., n] -> [..., 2 n]: the low halves of each `run` bytes, then their high ones."""
+    parts = data.reshape(*data.shape[:-1], -1, 1, run) >> np.array([[0], [4]], np.uint8)
+    return (parts & 15).reshape(*data.shape[:-1], -1)
+
+
+def _pairs(codes: np.ndarray) -> np.ndarray:
+    """Two codes in a byte, the first one low."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def _fifth(data: np.ndarray) -> np.ndarray:
+    """A bit for each of 32 elements, from 4 bytes."""
+    return np.unpackbits(np.ascontiguousarray(data), axis=-1, bitorder="little")
 
 
 def _q4_0(data: np.ndarray) -> Decoded:
     b = _blocks(data, 18)
-    low, high = b[..., 2:] & 15, b[..., 2:] >> 4          # elements 0 to 15, and 16 to 31
-    codes = np.concatenate([low, high], axis=-1)
-    return codes[..., ::2] | codes[..., 1::2] << 4, _half(b[..., :2]).astype(np.float32), 32
+    return Decoded(_pairs(_nibbles(b[..., 2:], 16)), _half(b[..., :2]), 32)
+
+
+def _q4_1(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 20)
+    return Decoded(_pairs(_nibbles(b[..., 4:], 16)), _half(b[..., :2]), 32, _half(b[..., 2:4]))
 
 
 def _q8_0(data: np.ndarray) -> Decoded:
     b = _blocks(data, 34)
     codes = np.ascontiguousarray(b[..., 2:]).view(np.int8)
-    return codes.reshape(data.shape[0], -1), _half(b[..., :2]).astype(np.float32), 32
+    return Decoded(codes.reshape(data.shape[0], -1), _half(b[..., :2]), 32)
 
 
 def _q5_0(data: np.ndarray) -> Decoded:
     b = _blocks(data, 22)
-    fifth = np.unpackbits(np.ascontiguousarray(b[..., 2:6]), axis=-1, bitorder="little")
-    low = np.concatenate([b[..., 6:] & 15, b[..., 6:] >> 4], axis=-1)
-    codes = (low | fifth << 4).astype(np.int8) - np.int8(16)
-    return codes.reshape(data.shape[0], -1), _half(b[..., :2]).astype(np.float32), 32
+    codes = (_nibbles(b[..., 6:], 16) | _fifth(b[..., 2:6]) << 4).astype(np.int8) - np.int8(16)
+    return Decoded(codes.reshape(data.shape[0], -1), _half(b[..., :2]), 32)
+
+
+def _q5_1(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 24)
+    codes = (_nibbles(b[..., 8:], 16) | _fifth(b[..., 4:8]) << 4).astype(np.int8)
+    return Decoded(codes.reshape(data.shape[0], -1), _half(b[..., :2]), 32, _half(b[..., 2:4]))
+
+
+def _scales_k(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and shifts [rows, n / 32] of blocks of 256, whose heads hold both in 6 bits."""
+    packed = np.ascontiguousarray(b[..., 4:16]).reshape(-1, 12)
+    found = library("gguf.quants", "reading GGUF files").Q4_K.get_scale_min(packed)
+    scales, least = (f.reshape(*b.shape[:2], 8).astype(np.float32) for f in found)
+    scales *= _half(b[..., :2])[..., None]
+    least *= -_half(b[..., 2:4])[..., None]
+    return scales.reshape(len(b), -1), least.reshape(len(b), -1)
+
+
+def _q4_k(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 144)
+    scales, shifts = _scales_k(b)
+    return Decoded(_pairs(_nibbles(b[..., 16:], 32)), scales, 32, shifts)
+
+
+def _q5_k(data: np.ndarray) -> Decoded:
+    b = _blocks(data, 176)
+    scales, shifts = _scales_k(b)
+    fifth = b[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = _nibbles(b[..., 48:], 32) | fifth.reshape(*b.shape[:2], 256) << 4
+    return Decoded(codes.astype(np.int8).reshape(len(b), -1), scales, 32, shifts)
 
 
 def _q6_k(data: np.ndarray) -> Decoded:
     b = _blocks(data, 210)
     rows, n = b.shape[:2]
     scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32)
-    scales = _half(b[..., 208:]).astype(np.float32)[..., None] * scales
-    low = b[..., :128].reshape(rows, n, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
+    scales = _half(b[..., 208:])[..., None] * scales
     high = b[..., 128:192].reshape(rows, n, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    codes = (low & 15).reshape(rows, n, 256) | (high & 3).reshape(rows, n, 256) << 4
-    return (codes.astype(np.int8) - np.int8(32)).reshape(rows, -1), scales.reshape(rows, -1), 16
+    codes = _nibbles(b[..., :128], 64) | (high & 3).reshape(rows, n, 256) << 4
+    codes = (codes.astype(np.int8) - np.int8(32)).reshape(rows, -1)
+    return Decoded(codes, scales.reshape(rows, -1), 16)
 
 
-PACKED = {"Q4_0": _q4_0, "Q8_0": _q8_0, "Q5_0": _q5_0, "Q6_K": _q6_k}
+PACKED = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q5_0": _q5_0, "Q5_1": _q5_1,
+          "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_0": _q8_0}

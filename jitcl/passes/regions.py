@@ -48,7 +48,7 @@ def decoded_weights(order: Sequence[Node]) -> set[Node]:
     for node in order:
         if not all(i.op == "const" or i in constant for i in node.inputs):
             continue
-        if node.op in (*DECODERS, *VIEWS, "cast"):
+        if node.op in (*DECODERS, *VIEWS, "add", "cast"):
             constant.add(node)
             if node.op in DECODERS or any(i in found for i in node.inputs):
                 found.add(node)

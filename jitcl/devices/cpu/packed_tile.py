@@ -1,7 +1,7 @@
 """The register tile of products with weights of 4 or 8 bits that share a scale by blocks.
 
     acc[j][r][:] = sum over u < units of scales[j][u][:] * factors[r][u] * (
-        start[r][u] + sum over k of a[r][u][k] * w[j][u][k][:])
+        start[r][u] + sum over k of a[r][u][k] * w[j][u][k][:]) [+ shifts[j][u][:] * totals[r][u]]
 
 for j < blocks, r < rows, where a is a whole number of one to three signed bytes. Sums of a unit are
 exact, but for three bytes, whose first ones are added to the others in f32; so are units.
@@ -23,36 +23,37 @@ __all__ = ["packed_tile"]
 
 
 @intrinsic(prefer_literal=True)
-def packed_tile(typingctx, acc, a, start, factors, w, scales, units, pitch, rows, blocks, quads,
-                parts, bits, lanes, signed, once):
+def packed_tile(typingctx, acc, a, start, factors, totals, w, scales, shifts, units, pitch, rows,
+                blocks, quads, parts, bits, lanes, signed, shifted, once):
     """One tile into `acc` [blocks][rows][lanes], f32.
 
     a: i32 pointer to the first row, [units][parts][quads] in each, an element four signed bytes; a
     part counts 256 times as much as the next. start (i32; of three parts two, of the first and of
-    the others), factors (f32): [units] of a row; rows begin `pitch` units apart. w: i32 pointer,
-    [units][quads * bits / 8][lanes], an element four unsigned bytes, or eight halves of such: the
-    low halves are one element's, the high ones the next's. scales: [units][lanes]. Vectors of
-    columns follow each other in w and scales.
+    the others), factors, totals (f32): [units] of a row; rows begin `pitch` units apart. w: i32
+    pointer, [units][quads * bits / 8][lanes], an element four unsigned bytes, or eight halves of
+    such: the low halves are one element's, the high ones the next's. scales, shifts:
+    [units][lanes]. Vectors of columns follow each other in w, scales and shifts.
     Literals: rows, blocks, quads, parts, bits, lanes; signed: whether the CPU multiplies signed
-    bytes with signed ones, so that 128 is taken from each byte of w; once: whether no other tile
+    bytes with signed ones, so that 128 is taken from each byte of w; shifted: whether there are
+    shifts and totals (else they are not looked at); once: whether no other tile
     reads these weights, so that they come from memory: those of the next `blocks` vectors are
     asked for meanwhile (hardware, which looks ahead within a page, has begun anew by then).
     """
-    shape = [t.literal_value for t in (rows, blocks, quads, parts, bits, lanes, signed, once)]
-    names = ("acc", "a", "start", "factors", "w", "scales")
+    literals = rows, blocks, quads, parts, bits, lanes, signed, shifted, once
+    names = ("acc", "a", "start", "factors", "totals", "w", "scales", "shifts")
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
         memory = {n: (kind, value) for n, kind, value in zip(names, sig.args, values)}
-        _emit(b, memory, values[6], values[7], *shape)
+        _emit(b, memory, values[8], values[9], *(t.literal_value for t in literals))
         return context.get_dummy_value()
 
-    return types.void(acc, a, start, factors, w, scales, types.int64, types.int64, rows, blocks,
-                      quads, parts, bits, lanes, signed, once), codegen
+    return types.void(acc, a, start, factors, totals, w, scales, shifts, types.int64, types.int64,
+                      *literals), codegen
 
 
 def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Value, rows: int,
-          blocks: int, quads: int, parts: int, bits: int, lanes: int, signed: bool, once: bool
-          ) -> None:
+          blocks: int, quads: int, parts: int, bits: int, lanes: int, signed: bool,
+          shifted: bool, once: bool) -> None:
     floats, ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
     dot, e = signed_dot_of if signed else dot_of, Emit(b, floats)
     vectors = quads * bits // 8
@@ -77,6 +78,8 @@ def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Va
             later = b.add(b.mul(units, constant(I64, j + blocks)), loop.index)
             if once:
                 ask("scales", times(later, lanes))
+            if once and shifted:
+                ask("shifts", times(later, lanes))
             whole = [[ir.Constant(ints, None)] * rows for _ in range(parts)]
             begun = [0, 2] if parts == 3 else [parts - 1]       # parts that start at something
             for k, p in enumerate(begun):
@@ -88,8 +91,8 @@ def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Va
                     ask("w", times(later, vectors * lanes), v * lanes)
                 fours = [codes]
                 if bits == 4:
-                    low = constant(ints, 0x0F0F0F0F)
-                    fours = [b.and_(codes, low), b.and_(b.lshr(codes, constant(ints, 4)), low)]
+                    half = constant(ints, 0x0F0F0F0F)
+                    fours = [b.and_(codes, half), b.and_(b.lshr(codes, constant(ints, 4)), half)]
                 for q, four in enumerate(fours, v * len(fours)):
                     for r in range(rows):
                         row = times(b.add(starts[r], loop.index), parts * quads)
@@ -97,16 +100,21 @@ def _emit(b: ir.IRBuilder, memory: dict[str, Any], units: ir.Value, pitch: ir.Va
                             x = splat(b, at("a", row, p * quads + q), lanes)
                             whole[p][r] = dot(b, four, x, whole[p][r])
             scale = at("scales", times(unit, lanes), 0, lanes)
+            shift = at("shifts", times(unit, lanes), 0, lanes) if shifted else None
             for r in range(rows):
-                total = whole[-1][r]
+                low = whole[-1][r]
                 if parts > 1:
-                    total = b.add(b.shl(whole[-2][r], constant(ints, 8)), total)
-                number = b.sitofp(total, floats)
+                    low = b.add(b.shl(whole[-2][r], constant(ints, 8)), low)
+                number = b.sitofp(low, floats)
                 if parts == 3:
                     number = e.fma(b.sitofp(whole[0][r], floats), 65536, number)
                 factor = splat(b, at("factors", b.add(starts[r], loop.index)), lanes)
                 slot = sums[j][r]
-                b.store(e.fma(number, e.mul(scale, factor), b.load(slot)), slot)
+                total = e.fma(number, e.mul(scale, factor), b.load(slot))
+                if shift is not None:
+                    more = at("totals", b.add(starts[r], loop.index))
+                    total = e.fma(splat(b, more, lanes), shift, total)
+                b.store(total, slot)
     kind, acc = memory["acc"]
     for k, slot in enumerate(s for block in sums for s in block):
         store_at(b, kind, acc, constant(I64, k * lanes), b.load(slot))

@@ -8,9 +8,11 @@ tells apart beside a block's largest element, and f16 gets 16. Their bytes are m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
@@ -33,6 +35,7 @@ from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.matmul import Shape
 
 PARAMS = ("m_count", "n_count", "units", "nbs", "panels", "m_tiles", "m_block")
+ROWS = ("a", "factors", "start", "totals")      # what rows.py.j2 makes
 UNIT = 32                   # terms at most that share a factor, and are added as whole numbers
 # All but the last byte is 127 at most: a quotient that is rounded up stays below 128.
 PARTS = {"f32": 3, "f16": 2}    # bytes of an element's whole number, all of them signed
@@ -43,11 +46,13 @@ OFFSETS = {"unpack_int4": 8, "unpack_uint4": 0, "i8": 128, "u8": 0}     # codes 
 
 @dataclass(frozen=True)
 class Weights:
-    """(codes - zero) * scales, where codes are [n, blocks, block] of 4 or 8 unsigned bits."""
+    """(codes - zero) * scales + shifts, where codes are [n, blocks, block] of 4 or 8 unsigned bits.
+    """
 
     const: Node
     views: tuple[Node, ...]     # what makes codes of it
     scales: Node                # [n, blocks, 1]
+    shifts: Node | None         # [n, blocks, 1]; None: zeros
     bits: int
     offset: int                 # what makes codes unsigned
     zero: int                   # of unsigned codes
@@ -61,12 +66,16 @@ class Weights:
         decoded = b.inputs[0]
         if decoded.op == "reshape":
             decoded = decoded.inputs[0]
+        shifts = None
+        if decoded.op == "add":
+            decoded, shifts = decoded.inputs
         if decoded.op != "dequantize" or decoded.type.rank != 3:
             return None
         codes, scales, *zeros = decoded.inputs
         dims = codes.type.dims
-        if dims != decoded.type.dims or scales.op != "const" or (
-                scales.type.dims != (*dims[:2], 1) or scales.type.dtype not in ("f32", "f16")):
+        if dims != decoded.type.dims or any(
+                v.op != "const" or v.type.dims != (*dims[:2], 1) or v.type.dtype not in PARTS
+                for v in (scales, shifts) if v is not None):
             return None
         if any(z.op != "const" or z.type.size != 1 or z.type.dtype != codes.type.dtype
                for z in zeros):
@@ -81,8 +90,8 @@ class Weights:
         offset = OFFSETS.get(packing[0] if packing else codes.type.dtype)
         if node.op != "const" or offset is None or len(packing) > 1:
             return None
-        return Weights(node, tuple(views), scales, 4 if packing else 8, offset, zero + offset,
-                       dims[2])
+        return Weights(node, tuple(views), scales, shifts, 4 if packing else 8, offset,
+                       zero + offset, dims[2])
 
     @property
     def unit(self) -> int:
@@ -107,20 +116,20 @@ class Weights:
             turned = turned[:, :, ::2] | turned[:, :, 1::2] << 4
         return np.ascontiguousarray(turned)
 
-    def scale_rows(self, data: np.ndarray, width: int) -> np.ndarray:
-        """[n / width][units][width], zeros behind n; f16 where that is exact."""
+    def spread(self, data: np.ndarray, width: int, dtype: str) -> np.ndarray:
+        """Scales or shifts as [n / width][units][width], zeros behind n."""
         n = len(data)
         each = np.repeat(data.reshape(n, -1), self.block // self.unit, axis=1)
         full = np.zeros((-(-n // width) * width, each.shape[1]), each.dtype)
         full[:n] = each
         turned = full.reshape(-1, width, each.shape[1]).transpose(0, 2, 1)
-        return np.ascontiguousarray(turned.astype(self.scale_dtype()))
+        return np.ascontiguousarray(turned.astype(dtypes.to_numpy(dtype)))
 
-    def scale_dtype(self) -> type:
-        """f16 where no scale is rounded by it."""
-        with np.errstate(over="ignore"):
-            exact = np.array_equal(self.scales.data, self.scales.data.astype(np.float16))
-        return np.float16 if exact else np.float32
+
+def narrow(data: np.ndarray) -> str:
+    """f16 where no element is rounded by it, else f32."""
+    with np.errstate(over="ignore"):
+        return "f16" if np.array_equal(data, data.astype(np.float16)) else "f32"
 
 
 class GemmPackedCpu(Template[Match, CpuHooks]):
@@ -143,7 +152,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         return () if b.type.dims[1] < target.vector_width // 2 else (Match(),)
 
     def emit(self, match: Match, hooks: CpuHooks) -> list[Emitted]:
-        node, target = hooks.anchor, hooks.target
+        node, target, root = hooks.anchor, hooks.target, hooks.group.root.type
         s, w = Shape.of(node), Weights.of(node.inputs[1])
         assert w is not None
         width, units, nbs = target.vector_width, s.k // w.unit, -(-s.n // target.vector_width)
@@ -154,30 +163,35 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         scalar = Lines() if vector else hooks.row_scalar_epilogue(width)
         operands = operands_of(vector or scalar, hooks)
         before, whole = self.rows(s, w, parts, hooks)
-        scales = w.scale_dtype()
+        form = f"{width} {w.unit} {' '.join(f'{v.op} {v.type}' for v in w.views)}"
+        named: list[tuple[str, str, Argument]] = [
+            *zip(ROWS, ("i32", "f32", "i32", "f32"), whole),
+            ("w", "i32", Packed(w.const, f"codes {form}", lambda d: w.codes(d, width)))]
+        for name, each in (("scales", w.scales), ("shifts", w.shifts)):
+            if each is not None:
+                dtype = narrow(each.data)
+                named.append((name, dtype, Packed(
+                    each, f"spread {form} {dtype}", partial(w.spread, width=width, dtype=dtype))))
+        named += [(hooks.names[n], n.type.dtype, n) for n in operands]
+        named.append(("y", root.dtype, hooks.group.root))
         body = hooks.render(
             "gemm_packed_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, ROWS=rows, NB=blocks,
             QUADS=w.unit // 4, PARTS=parts, BITS=w.bits, W=width, signed=target.signed_dot,
-            once=s.m == rows, scale_dtype="f16" if scales is np.float16 else "f32",
+            shifted=w.shifts is not None, once=s.m == rows,
             operands=[(hooks.names[n], n.type.dtype) for n in operands],
-            y_dtype=hooks.group.root.type.dtype, vector_lines=vector or [], scalar_lines=scalar)
+            buffers=[(name, dtype) for name, dtype, _ in named], vector_lines=vector or [],
+            scalar_lines=scalar)
         tiles = -(-s.m // rows)
         row = units * w.unit * parts
         block = max(1, min(tiles, int(ROWS_SHARE * target.cache_bytes) // (rows * row)))
         values = (s.m, s.n, units, nbs, -(-nbs // blocks), tiles, block)
-        form = f"{width} {w.unit} {' '.join(f'{v.op} {v.type}' for v in w.views)}"
-        arguments: tuple[Argument, ...] = (
-            *whole, Packed(w.const, f"codes {form}", lambda d: w.codes(d, width)),
-            Packed(w.scales, f"scales {form}", lambda d: w.scale_rows(d, width)), *operands,
-            hooks.group.root)
         stem = f"gemm_{w.bits}bit_{rows}x{blocks}"
-        return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
-                                 dict(zip(PARAMS, values)))]
+        return [*before, Emitted(stem, body, tuple(argument for *_, argument in named),
+                                 (hooks.group.root,), dict(zip(PARAMS, values)))]
 
     def rows(self, s: Shape, w: Weights, parts: int, hooks: CpuHooks
              ) -> tuple[list[Emitted], tuple[Scratch, ...]]:
-        """Kernels that make whole numbers of a's rows, and where these are: bytes, factors, what
-        sums start with."""
+        """Kernels that make whole numbers of a's rows, and where these are: ROWS."""
         a, before = hooks.anchor.inputs[0], list[Emitted]()
         source: Argument = a
         dtype = a.type.dtype
@@ -194,10 +208,11 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         units = s.m * s.k // w.unit
         found = (Scratch("bytes of rows", "i8", (units, parts, w.unit)),
                  Scratch("factors of rows", "f32", (units,)),
-                 Scratch("starts", "i32", (units, max(1, parts - 1))))
+                 Scratch("starts", "i32", (units, max(1, parts - 1))),
+                 *([Scratch("totals", "f32", (units,))] if w.shifts is not None else []))
         zero = w.zero - (128 if hooks.target.signed_dot else 0)
         body = hooks.render("gemm_packed_cpu/rows.py.j2", entry=ENTRY, dtype=dtype, UNIT=w.unit,
                             W=hooks.target.vector_width, TOP=127 * (256**parts - 256) // 255,
-                            PARTS=parts, zero=zero)
+                            PARTS=parts, zero=zero, shifted=w.shifts is not None)
         return [*before, Emitted("whole_rows", body, (source, *found), found,
                                  {"units": units})], found
