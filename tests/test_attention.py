@@ -232,6 +232,22 @@ def test_few_queries_and_another_axis_are_no_attention():
     assert "attention_cpu" not in templates(Graph("other", (q, k, v), (("y", y),)))
 
 
+def test_what_is_stored_may_be_halves():
+    """Below "high", f16 is what a product's result is kept as; scores and powers are f32 within."""
+    shape = (1, 4, 64, 96, 32, 32)
+    y, inputs = attention(shape)
+    w = x("w", 1, 4, 32, 32)
+    graph = Graph("halves", (*inputs, w), (("z", g.matmul(y, w)),))
+    plan = compile_graph(graph, DEVICE.target, "normal").plan
+    assert "attention_cpu" in {k.template for k in plan.kernels}
+    fed = feeds([*inputs, w])
+    q, k, v = (fed[n] for n in "qkv")
+    wanted = expected(q, k, v) @ fed["w"].astype(np.float64)
+    got = jitcl.compile(graph, device="cpu", precision="normal").run(fed)["z"]
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=4e-3)
+    assert (got != jitcl.compile(graph, device="cpu").run(fed)["z"]).any()
+
+
 def test_scores_take_no_memory():
     y, inputs = attention((1, 8, 512, 512, 64, 64))
     generated = compile_graph(Graph("a", tuple(inputs), (("y", y),)), DEVICE.target)

@@ -61,7 +61,8 @@ class Tiles(Match):
 
 
 class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
-    """matmul, softmax along its rows, matmul; with epilogues of both products. f32."""
+    """matmul, softmax along its rows, matmul; with epilogues of both products. What is stored is
+    f32 or f16, sums and powers are f32."""
 
     name = "attention_cpu"
     length = 3
@@ -108,7 +109,7 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
             STRIDE=stride(block * tile.blocks * width, width),
             VN=a.result.n, VBS=-(-a.result.n // width), LIMIT=f"f32({LIMIT})",
             LEAST=f"f32({1 / LIMIT})", MASKED=f"f32({MASKED})", stored=stored,
-            VP=-(-a.result.n // (width * v_tile.blocks)))
+            VP=-(-a.result.n // (width * v_tile.blocks)), y_dtype=last.root.type.dtype)
         arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
         params = numbers(a, tile, v_tile, width, stored) | hooks.sizes.params()
@@ -134,8 +135,9 @@ def attention_of(chain: Chain, target: Target) -> Attention | None:
 
 
 def _plain(group: Group) -> bool:
-    """Whether sums and what is stored of them are f32."""
-    return group.anchor is not None and group.anchor.type.dtype == group.root.type.dtype == "f32"
+    """Whether what is stored is f32 or f16."""
+    return group.anchor is not None and {
+        group.anchor.type.dtype, group.root.type.dtype} <= {"f32", "f16"}
 
 
 def softmax_of(group: Group, x: Node) -> bool | None:
