@@ -15,6 +15,7 @@ import numpy as np
 
 from jitcl.errors import ShapeError
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import is_size
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
 from jitcl.ops.core import F16, F32, composite, onnx_rule, sample
@@ -55,6 +56,9 @@ def _attention_ref(
         sample(
             F32(2, 4, 3, 8), F32(2, 2, 5, 8), F32(2, 2, 5, 8), F32(2, 1, 3, 5), F32(4), scale=0.5),
         sample(F32(1, 2, 9, 8), F32(1, 2, 6, 8), F32(1, 2, 6, 8), scale=0.35, guarded=False),
+        sample(F32(2, 6, 1, 8), F32(2, 2, 5, 8), F32(2, 2, 5, 4), F32(2, 1, 1, 5), scale=0.5),
+        sample(
+            F32(1, 6, 1, 8), F32(1, 2, 5, 8), F32(1, 2, 5, 8), F32(1, 6, 1, 5), F32(6), scale=0.5),
     ],
 )
 def attention(
@@ -80,34 +84,36 @@ def attention(
         raise ShapeError(f"attention: q {q.type}, k {k.type} and v {v.type} do not fit together")
     kind = stats_type(q.type.dtype)
     queried, keyed, valued = (g.cast(n, to=kind) for n in (q, k, v))
-    repeats = heads // shared
+    repeats, width = heads // shared, v.type.dims[3]
+    one = not is_size(queries) and queries == 1     # heads of a group are the rows of its product
+    group: tuple[Any, ...] = ()                     # axes of queries behind batch and shared
+    groups: tuple[Any, ...]                         # those of heads
     if repeats > 1:
-        queried = g.reshape(queried, shape=(batch, shared, repeats, queries, size))
-        keyed = g.reshape(keyed, shape=(batch, shared, 1, keys, size))
-        valued = g.reshape(valued, shape=(batch, shared, 1, keys, v.type.dims[3]))
+        group = (repeats,) if one else (repeats, queries)
+        queried = g.reshape(queried, shape=(batch, shared, *group, size))
+        if not one:
+            keyed = g.reshape(keyed, shape=(batch, shared, 1, keys, size))
+            valued = g.reshape(valued, shape=(batch, shared, 1, keys, width))
     rank = queried.type.rank
     flipped = g.transpose(keyed, perm=(*range(rank - 2), rank - 1, rank - 2))
     scores = g.matmul(g.mul(queried, float(scale)), flipped)
     if softcap:
         scores = g.mul(g.tanh(g.div(scores, float(softcap))), float(softcap))
     if bias is not None:
-        scores = g.add(scores, _by_group(g, g.cast(bias, to=kind), shared, repeats))
+        bias = g.cast(bias, to=kind)
+        if repeats > 1:
+            first, each, *last = bias.type.dims
+            groups = (1, 1) if each == 1 else (shared, repeats)
+            bias = g.reshape(bias, shape=(first, *groups, *(last[1:] if one else last)))
+        scores = g.add(scores, bias)
     if sink is not None:
-        grouped = (1, shared, repeats, 1, 1) if repeats > 1 else (1, heads, 1, 1)
-        sink = g.reshape(g.cast(sink, to=kind), shape=grouped)
+        groups = (shared, repeats) if repeats > 1 else (heads,)
+        ones = (1,) * (rank - 1 - len(groups))
+        sink = g.reshape(g.cast(sink, to=kind), shape=(1, *groups, *ones))
     y = g.matmul(_softmax(g, scores, sink, guarded), valued)
     if repeats > 1:
-        y = g.reshape(y, shape=(batch, heads, queries, v.type.dims[3]))
+        y = g.reshape(y, shape=(batch, heads, queries, width))
     return g.cast(y, to=q.type.dtype)
-
-
-def _by_group(g: GraphBuilder, bias: Node, shared: int, repeats: int) -> Node:
-    """The bias with its axis of heads split as the queries' is."""
-    batch, heads, queries, keys = bias.type.dims
-    if repeats == 1:
-        return bias
-    groups = (1, 1) if heads == 1 else (shared, repeats)
-    return g.reshape(bias, shape=(batch, *groups, queries, keys))
 
 
 def _softmax(g: GraphBuilder, scores: Node, sink: Node | None, guarded: bool) -> Node:
