@@ -3,12 +3,13 @@
 
     static_cost.py --root DIR [--reach FOLDER] [--gpus mali-g610,...] [--precisions high,low]
                    [--shape ids=1,128] [--save NUMBERS.json] [--baseline NUMBERS.json]
-                   [--write TABLE.md] MODEL.onnx ...
+                   [--write TABLE.md] MODEL.onnx|MODEL.gguf ...
 
 DIR (or the environment variable REACH_ROOT) holds the compilers, FOLDER (or REACH; by default
 ../shared/reach beside this checkout) the scripts that fetch and run them. Nothing runs on a GPU:
 the kernels of every model, for the profile of each GPU, are compiled, and the driver's statistics
-read. Printed for each GPU, precision and kind of kernel:
+read; of a language model (.gguf) those of a step behind PAST tokens. Printed for each GPU,
+precision and kind of kernel:
 
     kernels       different texts
     load/store    mean over launches of a work-item's memory accesses: cycles on Mali, instructions
@@ -48,12 +49,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import jitcl
 from jitcl.cli.lowered import lower_for_dump
 from jitcl.codegen.plan import Plan, Step
 from jitcl.runtime.model import open_model
 
 REACH = Path(__file__).resolve().parents[2] / "shared" / "reach"
-PROFILES = {"adreno-630": "adreno-640"}      # GPUs without a profile: that of their generation
+# GPUs without a profile: that of their generation, or of the one before
+PROFILES = {"adreno-630": "adreno-640", "mali-g720": "mali-g715"}
+PAST = 256                                   # tokens that a language model has written before
 GPUS = ("mali-g52", "mali-g610", "adreno-630", "adreno-740")
 WAVES, THREADS = 16, 2                       # at full occupancy: Adreno, Mali from Bifrost on
 ROUTINE = 100                                # instructions more than mad(): fma() is a routine
@@ -90,7 +94,13 @@ def kind_of(step: Step, template: str) -> str:
 
 def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]]) -> Plan:
     """The launches of a model for the profile of a GPU."""
-    opened = open_model(model, device=f"profile:{PROFILES.get(gpu, gpu)}", precision=precision)
+    device = f"profile:{PROFILES.get(gpu, gpu)}"
+    if model.suffix == ".gguf":
+        opened = jitcl.lm.load(model, device=device, precision=precision)._model(1, "next")
+        shapes = {"keys": (PAST + 1,)} | {t.name: (PAST, *t.shape[1:]) for t in opened.inputs
+                                          if t.name.startswith("past_")}
+    else:
+        opened = open_model(model, device=device, precision=precision)
     known = {t.name for t in opened.inputs}
     given = {name: shape for name, shape in shapes.items() if name in known}
     return lower_for_dump(opened, given, ()).plan
