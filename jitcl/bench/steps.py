@@ -45,7 +45,8 @@ class StepTimes:
 
 def step_times(model: Model, feeds: dict[str, Any], runs: int = RUNS) -> StepTimes:
     """Each step run alone, in the model's order: on the CPU the least of `runs`, on OpenCL devices
-    the median by the driver's events.
+    the median by the driver's events. The model is prepared for these shapes, where it leaves any
+    open: a plan for many can't say.
 
     Raises UnsupportedError for a program of several parts, and for a device that cannot say.
     """
@@ -53,7 +54,6 @@ def step_times(model: Model, feeds: dict[str, Any], runs: int = RUNS) -> StepTim
         raise UnsupportedError("steps are timed of models that are one graph: this one runs as a "
                                "program of parts\n  print(model.report()) lists them.")
     arrays = check_feeds(model.inputs, feeds)
-    model.prepare({name: x.shape for name, x in arrays.items()})    # a plan for many can't say
     _, special = model.run_specialised(feeds)
     profile = getattr(special.executable, "profile", None)
     if profile is None:
