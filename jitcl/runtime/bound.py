@@ -7,7 +7,7 @@ bound.run()["logits"]
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.devices import recording
 from jitcl.devices.base import Binding
-from jitcl.errors import (
-    DeviceLostError,
-    InputError,
-    KernelFault,
-    OutOfMemoryError,
-    closed_error,
-)
+from jitcl.errors import InputError, closed_error
 from jitcl.ir.types import Sym
 from jitcl.runtime.arrays import as_array, plain
 from jitcl.runtime.indices import check_computed, check_indices
@@ -66,13 +60,14 @@ class Bound:
             n: bound[n] if n in bound else a if n in given else np.array(a)
             for n, a in {**arrays, **given, **bound}.items()})
         self._results = _Results(binding.outputs if binding else {})
-        self._extremes = {n: self._results.pop(n) for c in checks for n in c.outputs
-                          if n in self._results}
-        self._plan = special.plan if special is not None and binding is not None else None
-        self._flags = [self._results.pop(n) for n in self._plan.looked_at] if self._plan else []
+        self._values = list(self._results.values())         # as the plan has them
+        for name in (*(n for c in checks for n in c.outputs), *(
+                special.plan.looked_at if special is not None else ())):
+            self._results.pop(name, None)
         self._options, self._promoted = model.options, False    # True: the guard changed them
         self._checks = checks if binding else ()            # else `Model.run` checks
         self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
+        self._special = special
         self._compute = binding.compute if binding else None    # None: through `Model.run`
 
     def __repr__(self) -> str:
@@ -86,50 +81,47 @@ class Bound:
         if record is not None:
             with record:
                 return self.run()
+        special, own = self._special, self._compute
+        if self.inputs.closed:
+            raise closed_error(self.inputs.closed)
         if self._checks:
             check_indices(self._checks, self.inputs.arrays, model.source.called)
-        if self._compute is None:
+        if own is None or special is None:
             found = self.model.run(self.inputs.arrays)
             (self._results.take if self._promoted else self._results.update)(found)
         else:
-            self._computed()
-            self._guarded()
-        if self._extremes:
-            check_computed(self._checks, dict(self._extremes))
+            self._computed(own, special)
         return self.outputs
 
-    def _guarded(self) -> None:
-        """Through the model, where its guard finds that f16 spoilt the results; for good, where it
-        has put layers into f32.
+    def _computed(self, own: Callable[[], None], bound: Specialisation) -> None:
+        """Compute the outputs in their arrays; those of what the model has instead are copied
+        there, where the device fails on its kernels, has no memory or was lost, or the guard finds
+        that f16 spoilt the results. For good, where the guard has put layers into f32.
         """
-        assert self._plan is not None
-        if self.model.guard.signs([*self._results.values(), *self._flags], self._plan):
-            self._results.take(self.model.run(self.inputs.arrays))
-            if self.model.options is not self._options:
-                self._compute, self._checks, self._extremes = None, (), {}
-                self.in_place, self._promoted = False, True
+        def compute(special: Specialisation) -> list[np.ndarray]:
+            if special is not bound:
+                return self.model.computed_by(special, self.inputs.arrays)
+            own()
+            return self._values
 
-    def _computed(self) -> None:
-        """Compute the outputs; where the device fails on its kernels, has no memory or was lost,
-        as `Model.run` does, which knows a way out.
-        """
-        assert self._compute is not None
-        try:
-            with self.model.turn:
-                self._compute()
-        except (DeviceLostError, KernelFault, OutOfMemoryError):
-            self._results.take(self.model.run(self.inputs.arrays))
+        with self.model.turn:
+            values, special = self.model.apply(self.inputs.arrays, compute, bound)
+        results = dict(zip(special.plan.output_names, values))
+        if special.checks:
+            check_computed(special.checks, results)
+        if special is not bound:
+            self._results.take(results)
+            if self.model.options is not self._options:
+                self._compute, self._checks = None, ()
+                self.in_place, self._promoted = False, True
 
     def close(self) -> None:
         """Let go of the arrays, and of what runs on them. Twice is fine."""
         name = f"{self.model.called}, bound"
-
-        def refuse() -> None:
-            raise closed_error(name)
-
-        self._compute, self._checks, self._extremes = refuse, (), {}
         self.inputs.close(name)
         self._results.close(name)
+        self._compute = self._special = None
+        self._values = []
 
     def __enter__(self) -> Bound:
         return self

@@ -205,12 +205,7 @@ class Model(Inspected):
         placed: whether inputs or outputs (`keep`) lie on the device.
         """
         def compute(special: Specialisation) -> list[np.ndarray]:
-            if special.checks:
-                check_indices(special.checks, arrays, self.source.called)
-            inputs = [arrays[name] for name in special.plan.input_names]
-            if placed:
-                return list(tensors.compute(special, inputs, keep))
-            return special.executable.run(inputs)
+            return self.computed_by(special, arrays, placed, keep)
 
         with self.turn:
             values, special = self.apply(arrays, compute, special)
@@ -220,6 +215,16 @@ class Model(Inspected):
         results = dict(zip(special.plan.output_names, values))
         check_computed(special.checks, results)
         return results, special
+
+    def computed_by(self, special: Specialisation, arrays: Mapping[str, np.ndarray],
+                    placed: bool = False, keep: bool = False) -> list[np.ndarray]:
+        """What a specialisation computes of checked inputs; placed, keep: as `_run` has them."""
+        if special.checks:
+            check_indices(special.checks, arrays, self.source.called)
+        inputs = [arrays[name] for name in special.plan.input_names]
+        if placed:
+            return list(tensors.compute(special, inputs, keep))
+        return special.executable.run(inputs)
 
     def apply(self, arrays: Mapping[str, np.ndarray], compute: Compute,
               special: Specialisation | None = None) -> tuple[list[np.ndarray], Specialisation]:
