@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError, UnsupportedError
-from jitcl.ir.graph import Node, const
+from jitcl.ir.graph import Node
 from jitcl.lm.settings import Settings
 from jitcl.lm.tokens import read_json
-from jitcl.lm.weights import KEPT, Weights, safetensors
+from jitcl.lm.weights import Weights, loaded, safetensors
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import digest
 
@@ -21,11 +21,12 @@ NEITHER = {"bias": "none", "use_dora": False, "lora_bias": False, "modules_to_sa
            "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None}
 
 
-class Adapted:
+class Adapted(Weights):
     """Weights to which an adapter is added: w + factor * B @ A, in float32. What it leaves alone
     stays packed as it is."""
 
     def __init__(self, weights: Weights, folder: Path) -> None:
+        super().__init__()
         said = read_json(folder / "adapter_config.json")
         config = Settings(said, str(folder / "adapter_config.json"))
         config.only("peft_type", "LORA")
@@ -40,7 +41,6 @@ class Adapted:
         self.weights, self.place, self.read = weights, weights.place, weights.read
         self._pair = safetensors(folder, "adapter_model")
         self._config = json.dumps(said, sort_keys=True)
-        self._nodes: dict[str, Node] = {}
         self._names = self._changed(folder)
 
     def _changed(self, folder: Path) -> dict[str, tuple[str, str]]:
@@ -84,16 +84,10 @@ class Adapted:
             found = found + self.factor * (a[:, which].T @ b.T if self.turned else b[which] @ a)
         return found
 
-    def node(self, g: GraphBuilder, name: str) -> Node:
+    def made(self, g: GraphBuilder, name: str) -> Node:
         if name not in self._names:
             return self.weights.node(g, name)
-        if name not in self._nodes:
-            def load() -> np.ndarray:
-                return self.rows(name, np.arange(self.shape(name)[0]))
-
-            reload = load if 4 * math.prod(self.shape(name)) > KEPT else None
-            self._nodes[name] = const(load(), reload=reload)
-        return self._nodes[name]
+        return loaded(lambda: self.rows(name, np.arange(self.shape(name)[0])))
 
     def digest(self, root: Path) -> str:
         return digest("".join([self.weights.digest(root), self._pair.digest(root), self._config])

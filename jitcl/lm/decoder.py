@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -172,7 +172,7 @@ class Decoder(ABC):
         """ModelError or ShapeError where weights and configuration do not fit: a weight that is
         missing, of another shape, or that nothing reads (it would be another model)."""
         typed = copy.copy(self)
-        typed.weights = _Types(self.weights)
+        typed.weights = cast(Weights, _Types(self.weights))
         tensors = self.inputs(1, "logits", "f32")
         shapes = {t.name: tuple(0 if isinstance(d, Sym) else d for d in t.shape) for t in tensors}
         typed.graph(tensors, "logits", {**shapes, "keys": (1, 1)})

@@ -21,7 +21,7 @@ import numpy as np
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
-from jitcl.lm.weights import KEPT
+from jitcl.lm.weights import KEPT, Weights, loaded
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import file_digest
 
@@ -45,10 +45,11 @@ HUGE = (("gemma2", 46), ("gemma3", 62))
 UNUSED = ("rope_factors_long.weight",)
 
 
-class Gguf:
+class Gguf(Weights):
     """A file's weights, by Hugging Face's names."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         lib = library("gguf", "reading GGUF files")
         try:
             self.reader = lib.GGUFReader(path)
@@ -64,7 +65,6 @@ class Gguf:
         self._tensors = {t.name: t for t in self.reader.tensors}
         arch = next(a for a, n in lib.MODEL_ARCH_NAMES.items() if n == self.architecture)
         self._names = lib.get_tensor_name_map(arch, int(self._said("block_count")))
-        self._nodes: dict[str, Node] = {}
 
     def _said(self, key: str) -> Any:
         found = self.metadata.get(f"{self.architecture}.{key}")
@@ -146,15 +146,11 @@ class Gguf:
             raise UnsupportedError(f"{self.path}: weight '{t.name}' is {t.tensor_type.name}, which "
                                    "the library gguf does not decode") from None
 
-    def node(self, g: GraphBuilder, name: str) -> Node:
-        if name not in self._nodes:
-            self._nodes[name] = self._node(g, self._tensor(name), self.shape(name))
-        return self._nodes[name]
-
-    def _node(self, g: GraphBuilder, t: Any, shape: tuple[int, ...]) -> Node:
+    def made(self, g: GraphBuilder, name: str) -> Node:
+        t, shape = self._tensor(name), self.shape(name)
         decode = PACKED.get(t.tensor_type.name)
         if decode is None:
-            return self._plain(t)
+            return loaded(lambda: self._float(t, t.data))
         data = np.asarray(t.data).reshape(shape[0], -1)
         codes, scales, block, shifts = decode(data)
 
@@ -172,14 +168,6 @@ class Gguf:
         if shifts is not None:
             w = g.add(w, const(shifts.reshape(scale.type.dims)))
         return g.reshape(w, shape=shape)
-
-    def _plain(self, t: Any) -> Node:
-        """All of a weight as float32."""
-        def load() -> np.ndarray:
-            return self._float(t, t.data)
-
-        array = load()
-        return const(array, reload=load if array.nbytes > KEPT else None)
 
     def digest(self, root: Path) -> str:
         return file_digest(self.path, root)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,36 +22,57 @@ KEPT = 1 << 20                              # bytes up to which a constant's ele
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
-class Weights(Protocol):
+class Weights(ABC):
     """What an architecture reads."""
 
     place: str                              # in messages
     read: set[str]                          # names that were asked for
 
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+
+    @abstractmethod
     def __contains__(self, name: object) -> bool: ...
 
+    @abstractmethod
     def names(self) -> set[str]: ...
 
+    @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]: ...
 
+    @abstractmethod
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
         """Rows of a matrix as float32."""
 
     def node(self, g: GraphBuilder, name: str) -> Node:
-        """All of it, float32, for kernels."""
+        """All of it, float32, for kernels: one node, however often it is asked for."""
+        if name not in self._nodes:
+            self._nodes[name] = self.made(g, name)
+        return self._nodes[name]
 
+    @abstractmethod
+    def made(self, g: GraphBuilder, name: str) -> Node:
+        """The node, made anew."""
+
+    @abstractmethod
     def digest(self, root: Path) -> str:
         """Of the elements; remembered under `root`."""
 
 
-class Stored:
+def loaded(load: Callable[[], np.ndarray]) -> Node:
+    """A constant, whose elements are loaded again where keeping them would take memory."""
+    array = load()
+    return const(array, reload=load if array.nbytes > KEPT else None)
+
+
+class Stored(Weights):
     """Arrays in files, of the types that safetensors has; float32 for whoever reads them."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], files: tuple[Path, ...], place: str
                  ) -> None:
+        super().__init__()
         self.arrays, self.files, self.place = arrays, files, place
         self.read: set[str] = set()
-        self._nodes: dict[str, Node] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
@@ -71,16 +93,9 @@ class Stored:
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
         return self.array(name)[which].astype(np.float32)
 
-    def node(self, g: GraphBuilder, name: str) -> Node:
-        if name not in self._nodes:
-            array = self.array(name)
-
-            def load() -> np.ndarray:
-                return np.array(array, np.float32)
-
-            reload = load if 4 * array.size > KEPT else None
-            self._nodes[name] = const(load(), reload=reload)
-        return self._nodes[name]
+    def made(self, g: GraphBuilder, name: str) -> Node:
+        array = self.array(name)
+        return loaded(lambda: np.array(array, np.float32))
 
     def digest(self, root: Path) -> str:
         return digest("".join(file_digest(f, root) for f in self.files).encode())
