@@ -28,8 +28,7 @@ class Precedence:
     """Of one device: how many runs of each priority are wanted."""
 
     def __init__(self) -> None:
-        self.lock = forking.rlock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = threading.Condition(forking.rlock())
         self.wanted = [0] * len(PRIORITIES)
         self.waiting = 0                # threads
 
@@ -48,13 +47,13 @@ class Turn:
     def want(self) -> None:
         """A run is queued: those of lower priority wait for it from now on."""
         order = self._order
-        with order.lock:
+        with order.changed:
             order.wanted[self._level] += 1
 
     def leave(self) -> None:
         """It has ended, or never will begin."""
         order, level = self._order, self._level
-        with order.lock:
+        with order.changed:
             if order.wanted[level]:                     # else it began before a fork
                 order.wanted[level] -= 1
             if order.waiting:
@@ -83,7 +82,7 @@ class Turn:
         def free() -> bool:
             return given_up() or not any(order.wanted[above:])
 
-        with recording.span("wait", "runs of a higher priority"), order.lock:
+        with recording.span("wait", "runs of a higher priority"), order.changed:
             order.waiting += 1
             try:
                 if order.changed.wait_for(free, PATIENCE):
