@@ -487,9 +487,10 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
         arrays[step.buffers[-1]] = compare(lowered.kernel, fed, target).reshape(spec.shape)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in MERGED else pytest.mark.slow) for name in OPS])
-@pytest.mark.parametrize("device", ["mali-g52", "h200"])
+@pytest.mark.parametrize(("device", "name"), [
+    pytest.param(d, name, marks=() if name in MERGED else pytest.mark.slow if (j + k) % 4 == 0
+                 else pytest.mark.long)
+    for j, d in enumerate(("mali-g52", "h200")) for k, name in enumerate(OPS)])
 def test_every_variant_has_one_axis(device: str, name: str, monkeypatch: pytest.MonkeyPatch
                                     ) -> None:
     """All kernels are well formed in each variant, with flags and without, where every nest of
