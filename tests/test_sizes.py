@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitcl.ir import expr as E
-from jitcl.ir.graph import const
+from jitcl.ir.graph import const, graph_input
 from jitcl.ir.size_ranges import everywhere
 from jitcl.ir.sizes import (
     Size,
@@ -28,7 +28,9 @@ from jitcl.ir.sizes import (
     judged_by_hint,
     same,
 )
+from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.ops.cost import element_cost
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
@@ -39,7 +41,6 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 30),
                               st.integers(0, 30)), min_size=1, max_size=7)
 VALUES = st.tuples(st.integers(1, 70), st.integers(1, 70))
-
 
 def computed(program: list[tuple[str, int, int]], a: Any, b: Any) -> list[Any]:
     """What a program makes of two sizes and some numbers."""
@@ -136,6 +137,15 @@ def test_judged_by_hint_makes_no_guard() -> None:
         assert n != 9 and n != 5            # not always equal
         assert n == n + 0
     assert space.guards == {}
+
+
+def test_what_an_element_costs_takes_nothing_for_granted() -> None:
+    """So that no estimate of a pass keeps a dimension of 1 from a plan for many shapes."""
+    space = Space()
+    rows = [space.symbol("n", 1), space.symbol("m", 7), 1]
+    pairs = [[graph_input(name, TensorType("f16", (n, 8))) for name in "ab"] for n in rows]
+    costs = [element_cost(GraphBuilder().add(*pair)) for pair in pairs]
+    assert costs == [1, 1, 1] and space.guards == {}
 
 
 @pytest.mark.parametrize("use", [

@@ -11,6 +11,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
 from jitcl.ir.scalar import SCALARS
+from jitcl.ir.size_ranges import hints
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 
@@ -31,8 +32,10 @@ class _Probe:
 
 
 def element_cost(node: Node) -> int:
-    """FLOPs of one element of an elementwise node, by its body's scalar operations."""
-    return _cost(node.op, node.type, tuple(i.type for i in node.inputs), node.attrs)
+    """FLOPs of one element of an elementwise node, by its body's scalar operations; with sizes, of
+    what they are now: an estimate takes nothing for granted.
+    """
+    return _cost(*hints((node.op, node.type, tuple(i.type for i in node.inputs), node.attrs)))
 
 
 @functools.lru_cache(maxsize=4096)               # of types: a cache of nodes would keep weights
