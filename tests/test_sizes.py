@@ -42,6 +42,7 @@ PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0
                               st.integers(0, 30)), min_size=1, max_size=7)
 VALUES = st.tuples(st.integers(1, 70), st.integers(1, 70))
 
+
 def computed(program: list[tuple[str, int, int]], a: Any, b: Any) -> list[Any]:
     """What a program makes of two sizes and some numbers."""
     values = [a, b, 1, 2, 3, 8, 16]
