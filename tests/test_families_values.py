@@ -130,6 +130,7 @@ def decode(proto: onnx.ModelProto, model: jitcl.Model, steps: Sequence[int]) -> 
         past = wanted["present"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("device, name, steps", CASES)
 def test_a_past_grows_from_nothing(device: str, name: str, steps: str, tmp_path: Path) -> None:
     compiled = jitcl.compile(MODELS[name], device=device, cache_dir=tmp_path)
@@ -229,6 +230,7 @@ def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "opencl:intel"])
 def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(

@@ -98,6 +98,7 @@ GEMMS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", GEMMS)
 def test_matrix_product(name):
     check(*gemm_case(**GEMMS[name]), "gemm_cpu")

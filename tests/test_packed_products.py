@@ -64,6 +64,7 @@ def most(rows: np.ndarray, w: np.ndarray, unit: int) -> np.ndarray:
     return 0.5 * step @ units.T + rounding * np.abs(rows) @ np.abs(w)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8", "half scales", "shifted"])
 @pytest.mark.parametrize("m, n, k, block, dtype", [
     (1, 70, 96, 32, "f32"), (3, 130, 128, 16, "f16"), (17, 200, 256, 128, "f32")])

@@ -179,6 +179,7 @@ def test_weights_of_an_f16_model_stay_f16(target: str, precision: str) -> None:
     assert [a.nbytes for a in plan.constants.values()] == [2 * 512 * 256]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("make", [convolutions, perceptron, depthwise])
 @pytest.mark.parametrize("spec", [s for s in present() if s.startswith("opencl")])

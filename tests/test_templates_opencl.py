@@ -152,6 +152,7 @@ def padded_planes(x=(2, 6, 13, 13), dtype="f32"):
     return b.mul(y, conv(b.sigmoid(y), 7, 1)), [data]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("pose, spec", [("mali", s) for s in DEVICES] + [("adreno", DEVICES[-1])])
 @pytest.mark.parametrize("dtype, precision", [("f32", "high"), ("f16", "high"), ("f32", "low")])
 def test_planes_of_padded_rows(spec, pose, dtype, precision):

@@ -150,6 +150,7 @@ def test_a_driver_without_faults_gets_what_is_scheduled(name, target):
     assert all(s.group >= 0 for s in plan.steps)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", ["gpu-fp16", "mali", "cpu"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernel_by_kernel_down_to_the_cpu(name, target):
