@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.codegen.variants import features
 from jitcl.devices.base import Cache, Progress
 from jitcl.devices.cpu.host import probe_target
@@ -78,7 +78,7 @@ class PosingExecutable:
         self.device, self.plan = device, plan
         device.alive.add(self)
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(self, inputs: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         if self.device.on_run is not None:
             self.device.on_run(self.device, self.plan)
         return self.device.answer(inputs)

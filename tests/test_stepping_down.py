@@ -108,6 +108,25 @@ def test_the_second_run_meets_no_crash_and_is_not_told_of(tmp_path, caplog, loca
     assert "stepped down: matmul_0" in str(model.report())
 
 
+def test_plans_for_many_shapes_tell_of_it_too(tmp_path, caplog, local_fails):
+    """And remember it: their reports say so after another start."""
+    target = replace(TARGET, local_is_real=False)
+    graph = jitcl.parse(GRAPH.replace("f32[4,16]", "f32[n,16]"))
+
+    def model() -> jitcl.Model:
+        device = posing(tmp_path, target=target, on_load=local_fails)
+        return jitcl.compile(graph, device=device, cache_dir=tmp_path)
+    first, second = model(), model()
+    check(first)
+    assert first.report().sizes and variants(first) - {""}
+    (line,) = warnings(caplog)
+    assert "its driver failed on" in line and "such kernels before" not in line
+    caplog.clear()
+    check(second)
+    assert second.report().from_cache and not warnings(caplog)
+    assert second.report().stepped_down == first.report().stepped_down != ()
+
+
 def test_another_model_starts_lower_where_features_are_shared(tmp_path, caplog, local_fails):
     opened(posing(tmp_path, on_load=local_fails), tmp_path)
     caplog.clear()

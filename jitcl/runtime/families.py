@@ -47,6 +47,7 @@ from jitcl.ir.sizes import SizeFixed, SizePinned, SizeUnfit, Space
 from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
+from jitcl.runtime.fallbacks import KernelFallback, kernel_fallbacks
 from jitcl.runtime.family import HEAVY, Family, Member, work_of_loops
 from jitcl.runtime.resized import Resized
 from jitcl.runtime.source import Tensor
@@ -262,6 +263,7 @@ class Families:
               ) -> Member | None:
         """Compiled for sizes; None where that can't be, or isn't right for these shapes."""
         specialiser, fixed, faults = self.specialiser, set[str](), 0
+        before, entries = specialiser.known_faults(), set[str]()
         while faults < ATTEMPTS:
             sized = self._symbolic(space := Space(), shapes, manner, fixed)
             if not space.atoms:
@@ -269,9 +271,11 @@ class Families:
             try:
                 what = "generating kernels for many shapes"
                 with recording.span("compile", what), specialiser.tally.part(1, what):
-                    plan, tried = sized_plan(specialiser, space, sized)
+                    plan, stepped, tried = sized_plan(specialiser, space, sized)
                 plan = specialiser.weights.shared(plan)
-                found = self._first(Family(plan, sized), shapes, patience, tried)
+                entries.update(k.entry for k in plan.kernels)
+                family = Family(plan, sized, stepped=stepped)
+                found = self._first(family, shapes, patience, tried)
             except KernelFault as error:
                 free_frames(error)                      # the fault is known now: other kernels
                 faults += 1
@@ -292,8 +296,11 @@ class Families:
                 if found is None:
                     self._refuse((key.parts["shapes"], manner), WORK_ENOUGH)
                 else:
-                    specialiser.store(key, plan, {
-                        n: [*map(serial.size_row, dims)] for n, dims in sized.items()})
+                    rows = {n: [*map(serial.size_row, dims)] for n, dims in sized.items()}
+                    specialiser.keep(
+                        key, plan, {"shapes": rows, "stepped": [vars(s) for s in stepped]}, found,
+                        [f for f in specialiser.known_faults()
+                         if f.entry in entries and f not in before])
                 return found
         self._refuse((key.parts["shapes"], manner),
                      f"the driver failed on {ATTEMPTS} variants of the plan for many")
@@ -302,15 +309,16 @@ class Families:
     def _stored(self, stored: Any, fed: Mapping[str, Dims]) -> Family | None:
         """What the cache holds; None where it can't be used."""
         try:
-            plan, rows = (serial.decode(stored, self.specialiser.weights.find) if stored
-                          else (None, {}))
+            plan, extra = (serial.decode(stored, self.specialiser.weights.find) if stored
+                           else (None, {}))
             if plan is None or plan.space is None or self.specialiser.rejected(plan):
                 return None
             shapes = {n: tuple(serial.size_of(d, plan.space) for d in row)
-                      for n, row in rows.items()}
+                      for n, row in extra["shapes"].items()}
         except CacheError:
             return None
-        return Family(plan, shapes, True) if shapes.keys() == fed.keys() else None
+        stepped = tuple(KernelFallback(**row) for row in extra["stepped"])
+        return Family(plan, shapes, True, stepped) if shapes.keys() == fed.keys() else None
 
     def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience,
                tried: Generated | None = None) -> Member | None:
@@ -334,7 +342,7 @@ class Families:
         if family.outgrown(values):
             family.loaded = loaded = None               # room for the larger one
             family.capacity = family.roomy(values)
-            loaded = specialiser.load_sized(family.largest(), patience, tried)
+            loaded = specialiser.load_sized(family.largest(), patience, tried, family.stepped)
         elif loaded is not None and loaded.stale:
             loaded = specialiser.reload(loaded, patience)
         family.loaded = loaded
@@ -365,9 +373,9 @@ def said(error: Exception, space: Space) -> str:
 
 
 def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
-               ) -> tuple[Plan, Generated | None]:
-    """(the plan for sizes, all of it at the hints where kernels are to be tried). Raises
-    SizePinned, and what compilation raises.
+               ) -> tuple[Plan, tuple[KernelFallback, ...], Generated | None]:
+    """(the plan for sizes, its steps on lower variants, all of it at the hints where kernels are to
+    be tried). Raises SizePinned, and what compilation raises.
     """
     from jitcl.codegen.concrete import concrete
     from jitcl.ops.size_arithmetic import array_of
@@ -386,9 +394,9 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     space.sealed = True
     if any(b.kind != "temp" and not grows(space, b.nbytes) for b in plan.buffers):
         raise SizePinned("a result may shrink where a dimension grows")
-    if device.faults is None or not config.get("checks"):
-        return plan, None
-    return plan, concrete(generated, [a.hint for a in space.atoms])
+    tried = device.faults is not None and config.get("checks")
+    return plan, kernel_fallbacks(generated, plan), (
+        concrete(generated, [a.hint for a in space.atoms]) if tried else None)
 
 
 __all__ = ["Families", "Family", "Member"]

@@ -13,6 +13,7 @@ from jitcl.codegen.plan import Plan, Shapes
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.size_ranges import conditions, everywhere, grows, most
 from jitcl.ir.sizes import Size, Space, at, has_size
+from jitcl.runtime.fallbacks import KernelFallback
 from jitcl.runtime.specialise import Specialisation
 from jitcl.runtime.symbols import Dims
 
@@ -53,6 +54,7 @@ class Family:
     plan: Plan                                  # its integers are sizes
     shapes: Mapping[str, Dims]                  # of the inputs: numbers and sizes
     from_cache: bool = False
+    stepped: tuple[KernelFallback, ...] = ()
     loaded: Specialisation | None = None
     capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
 

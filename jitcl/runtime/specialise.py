@@ -16,7 +16,7 @@ import logging
 import time
 import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -270,7 +270,7 @@ class Specialiser:
         self, key: Key, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray],
         patience: Patience, memory: str, fallback: MemoryFallback | None, part: Part,
     ) -> Specialisation:
-        before, tried = self._known_faults(), set[str]()
+        before, tried = self.known_faults(), set[str]()
         ran = patience.failed                           # kernels that led here, if any
         device = self.host() if memory == "cpu" else self.device
         ahead = device.ahead(self._cache_of(device))
@@ -307,15 +307,22 @@ class Specialiser:
                                  kernel_fallbacks(generated, plan), fallback,
                                  no_family=self.no_family, tuned=tuned.rows if tuned else (),
                                  unsearched=tuned.left if tuned else 0)
+        self.keep(key, plan, _beside(special), special, [
+            f for f in self.known_faults()
+            if f.entry in ran or (f.entry in tried and f not in before)])
+        return special
+
+    def keep(self, key: Key, plan: Plan, extra: Any, special: Specialisation,
+             new: Sequence[Fault]) -> None:
+        """Store what loaded, and tell the user in one line where kernels stepped down: `new`, what
+        failed on the way."""
         shortage = self.device.faults.shortage if self.device.faults is not None else ""
         if not shortage:                # else the next process makes a better one
-            self.store(key, plan, _beside(special))
-        new = [f for f in self._known_faults()
-               if f.entry in ran or (f.entry in tried and f not in before)]
-        line = warning(self.device.name, special.stepped, new, memory, fallback, shortage)
+            self.store(key, plan, extra)
+        line = warning(self.device.name, special.stepped, new, special.memory, special.fallback,
+                       shortage)
         if line:
             log.warning("%s", line)
-        return special
 
     def _searched(self, lowering: Lowering, device: Device, patience: Patience) -> Tuned | None:
         """What a search finds, which the lowering then writes; None where none is asked for."""
@@ -334,8 +341,8 @@ class Specialiser:
         lowering.chooser = tuned.chooser
         return tuned
 
-    def load_sized(self, plan: Plan, patience: Patience, tried: Generated | None = None
-                   ) -> Specialisation:
+    def load_sized(self, plan: Plan, patience: Patience, tried: Generated | None = None,
+                   stepped: tuple[KernelFallback, ...] = ()) -> Specialisation:
         """The largest member of a family: a plan without places for its temporaries. Its kernels
         are tried at the shape of `tried`. Raises KernelFault, OutOfMemoryError, BuildError.
         """
@@ -346,7 +353,6 @@ class Specialiser:
             seen = opening(self.device)
             try:
                 executable = self._load(self.device, plan, tried, tried.plan if tried else None)
-                stepped = kernel_fallbacks(tried, plan) if tried is not None else ()
                 return Specialisation(plan, executable, self.device, seen, stepped=stepped)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
@@ -365,7 +371,7 @@ class Specialiser:
     def _cache_of(self, device: Device) -> DeviceCache:
         return self.cache if device is self.device else self.cache.cache.for_target(device.target)
 
-    def _known_faults(self) -> tuple[Fault, ...]:
+    def known_faults(self) -> tuple[Fault, ...]:
         return self.device.faults.faults if self.device.faults is not None else ()
 
     # ---- less memory
