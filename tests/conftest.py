@@ -64,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
 
 def _thin(items: list[pytest.Item]) -> None:
     """Of a test marked `thinned(n)` the quick run takes every n-th of the cases that are left to
-    it; the others are slow.
+    it; of the others one half is slow, the other long.
     """
     seen: dict[str, int] = {}
     for item in items:
@@ -73,5 +73,6 @@ def _thin(items: list[pytest.Item]) -> None:
             continue
         test = item.nodeid.partition("[")[0]
         seen[test] = seen.get(test, -1) + 1
-        if seen[test] % mark.args[0]:
-            item.add_marker(pytest.mark.slow)
+        turn, left = divmod(seen[test], mark.args[0])
+        if left:
+            item.add_marker(pytest.mark.long if (turn + left) % 2 else pytest.mark.slow)

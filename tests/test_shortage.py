@@ -348,8 +348,9 @@ def test_few_files_may_be_open(tmp_path, healthy, device, files):
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("device", ["cpu", pytest.param("opencl:pocl", marks=needs_pocl)])
-@pytest.mark.parametrize("limit", [("RLIMIT_AS", 700 << 20), ("RLIMIT_AS", 900 << 20),
-                                   ("RLIMIT_FSIZE", 4096)])
+@pytest.mark.parametrize("limit", [
+    pytest.param(("RLIMIT_AS", 700 << 20), marks=pytest.mark.long),        # 90 s on PoCL
+    ("RLIMIT_AS", 900 << 20), ("RLIMIT_FSIZE", 4096)])
 def test_little_memory_or_small_files(tmp_path, healthy, device, limit):
     got = started(device, tmp_path, limit)
     assert got.get("right") or "lacks something" in got["error"] or "memory" in got["error"]
