@@ -28,13 +28,14 @@ g = GraphBuilder()
     ("float", 4, 2, False, "vload4(0, x + i)"),
     ("half", 1, 1, True, "vload_half(i, x)"),
     ("half", 4, 1, True, "vload_half4(0, x + i)"),
-    ("half", 4, 4, False, "vload_half4(0, x + i)"),              # no half4 without cl_khr_fp16
+    ("half", 4, 4, False, "jitcl_load_f16x4(x + i)"),            # no half4 without cl_khr_fp16
     ("half", 4, 4, True, "jitcl_from_halfx4(*(__global const half4 *)(x + i))"),
     ("ushort", 4, 4, False, "jitcl_from_f16x4(*(__global const ushort4 *)(x + i))"),
     ("ushort", 4, 1, False, "jitcl_from_f16x4(vload4(0, x + i))"),
 ])
 def test_a_vector_is_read_in_the_pieces_that_are_aligned(ctype, width, aligned, halves, wanted):
-    assert read_vector(Calls().call, "x", "i", ctype, width, aligned, halves) == wanted
+    target = dataclasses.replace(TARGETS["mali"], fp16_arithmetic=halves)
+    assert read_vector(Calls().call, target, "x", "i", ctype, width, aligned) == wanted
 
 
 @pytest.mark.parametrize(("n", "wanted"), [

@@ -290,6 +290,7 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-queue-depth", "queue_depth"): (984, 120),
     ("mali-queue-wait", "queue_depth"): (984, 36),
     ("mali-queue-wait", "flush_every"): (24, 12),
+    ("nvidia-half-vectors", "fp16_arithmetic"): (True, False),
     ("nvidia-failures-last", "flush_every"): (24, 64),
     ("nvidia-failures-last", "failures_last"): (200, 4),
     ("mali-event-times", "trusted_events"): (["events"], ["clock"]),
@@ -394,6 +395,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
     "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "intel-cpu-fork-safe": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "nvidia-known-good": NVIDIA,
+    "nvidia-half-vectors": NVIDIA,
     "nvidia-failures-last": NVIDIA,
 }
 

@@ -89,8 +89,11 @@ def test_quotients_that_are_rounded_are_exact_where_a_device_can(exact):
     divided = Graph("d", (x, scale), (("y", g.div(x, scale)),))
     a, b = graph_input("a", TensorType("f32", (64, 64))), g.const(np.ones((64, 64), np.float32))
     product = Graph("p", (a, scale), (("y", g.quantize(g.matmul(a, b), scale, zero, to="u8")),))
+    quotient = g.div(x, scale)
+    others = [Graph("o", (x, scale), (("y", y),)) for y in (
+        g.floor(quotient), g.ceil(quotient), g.cast(quotient, to="i32"))]
     option = "-cl-fp32-correctly-rounded-divide-sqrt"
-    for graph in (rounded, product):
+    for graph in (rounded, product, *others):
         assert all((option in k.options) == exact for k in plan_of(graph, target).kernels)
     assert any(k.template for k in plan_of(product, target).kernels)
     assert not any(option in k.options for k in plan_of(divided, target).kernels)

@@ -57,8 +57,7 @@ class OpenClGroupHooks(GroupHooks):
         that it calls (by `call_helper`) and does not hold (by `define`). `read_vector` is that of
         templates/opencl/memory; with HALF, halves are read as such."""
         calls = Calls()
-        read = partial(read_vector, calls.call, halves=self.target.fp16_arithmetic,
-                       kept=bool(values.get("HALF")))
+        read = partial(read_vector, calls.call, self.target, kept=bool(values.get("HALF")))
         body = super().render(template, group=GROUP, call_helper=calls.call, define=calls.define,
                               read_vector=read, **values)
         pragma = FP16 if values.get("HALF") else ""
@@ -71,7 +70,7 @@ class OpenClGroupHooks(GroupHooks):
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
         `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
-        `ix` are multiples of. None where the epilogue is no function of whole vectors. What lies
+        `ix`, and `at`, are multiples of. None where the epilogue is no function of whole vectors. What lies
         behind a padded row is 0.
         """
         def seen(node: Node) -> TensorType:
@@ -96,7 +95,7 @@ class OpenClGroupHooks(GroupHooks):
             if width > 1:
                 renderer.spread(kernel.body, lane, ("v",))
                 of_y = flat(seen(root).physical, ix)
-                renderer.point(self.target, {**multiples, "at": alignment(of_y, lane, multiples)})
+                renderer.point(self.target, {"at": alignment(of_y, lane, multiples), **multiples})
             lines = renderer.block(kernel.body, 1)
         except NotVectorisable:
             return None

@@ -217,6 +217,7 @@ def declaration(local_size: tuple[int, ...]) -> str:
 
 def rounds_quotients(kernel: Kernel) -> bool:
     """Whether a kernel computes both quotients of floats and floats rounded to integers."""
-    ops = {e.op for stmt, _ in statements(kernel.body) for x in expressions(stmt)
-           for e in E.walk(x) if e.args and dtypes.is_float(e.args[0].dtype)}
-    return {"div", "round"} <= ops
+    found = [e for stmt, _ in statements(kernel.body) for x in expressions(stmt)
+             for e in E.walk(x) if e.args and dtypes.is_float(e.args[0].dtype)]
+    return any(e.op == "div" for e in found) and any(
+        e.op in ("round", "floor", "ceil", "trunc") or dtypes.is_int(e.dtype) for e in found)

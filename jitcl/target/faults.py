@@ -125,6 +125,15 @@ DESKTOP: tuple[Quirk, ...] = (
         seen_on="H200",
     ),
     Quirk(
+        id="nvidia-half-vectors",
+        when=When(vendor="nvidia"),
+        effect={"fp16_arithmetic": False},
+        why="its compiler fails where a half4 is chosen by a condition (\"Do not know how to split "
+        "the result of this operator!\"), has no fma and fmax of halves, and reads a half4 in two "
+        "pieces; halves are moved as ushort4, products of halves go to tensor cores",
+        seen_on="H200, driver 580.159",
+    ),
+    Quirk(
         id="nvidia-failures-last",
         when=When(vendor="nvidia"),
         effect={"failures_last": True, "flush_every": 64},

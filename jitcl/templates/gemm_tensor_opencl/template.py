@@ -148,7 +148,8 @@ class _Writer:
         p, t, hooks = self.p, self.t, self.hooks
         places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
         whole, pair = t.splits == 1, 2 - p.n % 2
-        epilogue = hooks.epilogue_lines(p.c(*places), pair if whole else 1, None, {"n": pair})
+        epilogue = hooks.epilogue_lines(p.c(*places), pair if whole else 1, None,
+                                        {"n": pair, "at": pair})
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(t, alone).emit())
         a, b = (side(p, hooks, which, tile, t.bk, RUN, t.items)

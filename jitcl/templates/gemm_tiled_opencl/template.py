@@ -299,7 +299,8 @@ class _Writer:
 
     def epilogue(self, width: int) -> tuple[Epilogue | None, int]:
         """(what stores so many elements of a row, or None; how many)"""
-        return self.hooks.epilogue_lines(self.p.c(*self.places()), width, None, {"n": width}), width
+        aligned = {"n": width, "at": math.gcd(self.p.n, width)}
+        return self.hooks.epilogue_lines(self.p.c(*self.places()), width, None, aligned), width
 
 
 @dataclass(frozen=True)

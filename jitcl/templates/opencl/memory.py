@@ -54,11 +54,10 @@ def stored_vector(buffer: str, at: str, value: str, ctype: str, width: int, n: i
     return f"{ctype}{width} stored = {value}; {pieces}"
 
 
-def read_vector(call: Call, buffer: str, at: str, ctype: str, width: int, aligned: int = 1,
-                halves: bool = False, kept: bool = False) -> str:
+def read_vector(call: Call, target: Target, buffer: str, at: str, ctype: str, width: int,
+                aligned: int = 1, kept: bool = False) -> str:
     """The floats from element `at` on, which is a multiple of `aligned`. ctype: of the buffer's
-    elements, "float", "half" or "ushort" (the bits of a half); halves: half is a type of values;
-    kept: it is that of the vector, too.
+    elements, "float", "half" or "ushort" (the bits of a half); kept: the vector's are halves, too.
     """
     if kept:
         whole = raw_vector(buffer, at, ctype, width, math.gcd(width, aligned))
@@ -67,9 +66,11 @@ def read_vector(call: Call, buffer: str, at: str, ctype: str, width: int, aligne
         return call("from_f16", f"{buffer}[{at}]")
     if width == 1:
         return f"vload_half({at}, {buffer})" if ctype == "half" else f"{buffer}[{at}]"
-    n = math.gcd(width, aligned) if ctype != "half" or halves else 1
+    n = math.gcd(width, aligned) if ctype != "half" else piece(width, target, aligned)
     if n < width and ctype == "half":
         return f"vload_half{width}(0, {buffer} + {at})"
+    if ctype == "half" and not target.fp16_arithmetic:
+        return call(f"load_f16x{width}", f"{buffer} + {at}")
     found = raw_vector(buffer, at, ctype, width, n)
     from_halves = {"half": "from_half", "ushort": "from_f16"}.get(ctype)
     return call(f"{from_halves}x{width}", found) if from_halves else found
