@@ -41,10 +41,24 @@ def test_quick(scenario, driver, tmp_path):
     passes(scenario, driver, scenario.own, tmp_path)
 
 
+# in turn on the drivers that a scenario is for
+IN_TURN = [dataclasses.replace(s, drivers=(s.drivers[k % len(s.drivers)],))
+           for k, s in enumerate(SCENARIOS)]
+OTHERS = [dataclasses.replace(s, drivers=tuple(d for d in s.drivers if d not in t.drivers))
+          for s, t in zip(SCENARIOS, IN_TURN)]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@rows(list(SCENARIOS))
+@rows(IN_TURN)
 def test_real_model(scenario, driver, tmp_path):
+    passes(scenario, driver, scenario.models[0], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@rows(OTHERS)
+def test_real_model_on_the_other_driver(scenario, driver, tmp_path):
     passes(scenario, driver, scenario.models[0], tmp_path)
 
 
