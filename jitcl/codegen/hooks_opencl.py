@@ -70,8 +70,8 @@ class OpenClGroupHooks(GroupHooks):
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
         `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
-        `ix`, and `at`, are multiples of. None where the epilogue is no function of whole vectors. What lies
-        behind a padded row is 0.
+        `ix`, and `at`, are multiples of. None where the epilogue is no function of whole vectors.
+        What lies behind a padded row is 0.
         """
         def seen(node: Node) -> TensorType:
             return node.type if types is None or is_literal(node) else types[node]
