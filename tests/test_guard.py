@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,13 +13,16 @@ import pytest
 from onnx import TensorProto, helper
 
 import jitcl
+from jitcl.devices.opencl import arrays, executable
+from jitcl.devices.opencl.series import Series
 from jitcl.errors import OptionError, OutOfMemoryError
 from jitcl.ir.group import Watched
-from jitcl.runtime.guard import IN_VAIN
-from tests.devices import needs
+from jitcl.runtime.guard import IN_VAIN, Guard
+from tests.devices import needs, present
 from tests.overflowing import (
     CASES,
     Case,
+    N,
     P,
     W,
     feeds_of,
@@ -34,6 +38,8 @@ from tests.overflowing import (
     uniform,
 )
 
+OPENCL = [s for s in present() if s.startswith("opencl")]
+DRIVERS = [pytest.param(s, marks=pytest.mark.slow if n else ()) for n, s in enumerate(OPENCL)]
 # In an f16 file a softmax reads logits as f32 (jitcl/passes/wide_softmax.py); "low" stores them.
 F32_FILES = ("large_logits",)
 
@@ -139,6 +145,76 @@ def test_large_results_are_looked_at_on_the_device(warnings, monkeypatch):
     monkeypatch.setattr(np, "add", SimpleNamespace(reduce=reduce))
     model.run(feeds_of(case))
     assert read == []
+
+
+def grows(scale):
+    """64 rows that f16 can take (1), or that become infinite in between (30)."""
+    return Case([node("MatMul", "x w", "a"), node("MatMul", "a big", "b", "grows"),
+                 node("MatMul", "b tiny", "y")], normal(N, N, scale=scale), "grows",
+                {"w": W, "big": W * 4000, "tiny": W / 4000})
+
+
+@pytest.mark.parametrize("device", DRIVERS)
+@pytest.mark.parametrize("series", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_flags_are_cleared_where_the_last_run_set_one(device, series, monkeypatch):
+    """Zeros that lie there already are not written again: the first launch is spared."""
+    monkeypatch.setenv("JITCL_TARGET", f"failures_last={series}")
+    launched = []
+    enqueue = executable.OpenClExecutable._enqueue_all
+    monkeypatch.setattr(executable.OpenClExecutable, "_enqueue_all", lambda self, queue, actions: (
+        launched.append(sum(len(a.launches) if isinstance(a, Series) else 1 for a in actions))
+        or enqueue(self, queue, actions)))
+    with jitcl.compile(model_of(grows(1)), device=device, precision="normal",
+                       guard="layers") as model:
+        special = model.run_specialised(feeds_of(grows(1)))[1]
+        run, steps = special.executable.run, len(special.plan.steps)
+        launched.clear()
+        fine, large = [grows(1).x], [grows(30).x]
+        flagged = [run(x)[-1].any() for x in (fine, large, large, fine, fine)]
+        assert flagged == [False, True, True, False, False]
+        assert [steps - n for n in launched] == [1, 1, 0, 0, 1]
+        special.executable.time(fine, runs=2)
+        special.executable.profile(large, runs=1)
+        assert not run(fine)[-1].any()
+        with jitcl.profile():                           # by events, or step by step
+            assert run(large)[-1].any()
+        assert not run(fine)[-1].any()
+        assert run(large)[-1].any() and not run(fine)[-1].any()
+        special.executable.memory.release()             # as after a failure: other memory
+        assert not run(fine)[-1].any()
+
+
+@pytest.mark.parametrize("device", DRIVERS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_runs_in_threads_and_in_a_queue_read_their_own_flags(device, shared, warnings, monkeypatch):
+    """Where memory is not shared, flags and small results come by way of pinned memory."""
+    if not shared:
+        for module in (arrays, executable):
+            monkeypatch.setattr(module, "shares_memory", lambda session: False)
+    with jitcl.compile(model_of(grows(1)), device=device, precision="normal",
+                       guard="layers") as model:
+        run = model.run_specialised(feeds_of(grows(1)))[1].executable.run
+
+        def flagged(scale):
+            return [run([grows(scale).x])[-1].any() for _ in range(20)]
+
+        with ThreadPoolExecutor(2) as threads:
+            assert [*threads.map(flagged, (1, 30))] == [[False] * 20, [True] * 20]
+        seen = []
+        signs = Guard.signs
+        monkeypatch.setattr(Guard, "signs", lambda self, values, plan: (
+            seen.append(bool(values[-1].any())), signs(self, values, plan) and [])[1])
+        scales = [1, 30, 30, 1, 1, 30, 1]
+        for queued in [model.submit(feeds_of(grows(s))) for s in scales]:
+            queued.result()
+        assert seen == [s > 1 for s in scales]
+        bound, seen[:] = model.bind(), []
+        for s in scales:
+            bound.inputs["x"] = grows(s).x
+            assert bound.run().keys() == {"y"}
+        kept = [model.run(feeds_of(grows(s)), keep_on_device=True) for s in scales]
+        assert seen == 2 * [s > 1 for s in scales]
+        assert np.isfinite(kept[-1]["y"].numpy()).all()
 
 
 def test_a_result_is_accused_once():

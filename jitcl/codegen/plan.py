@@ -141,6 +141,11 @@ class Plan:
         return tuple(dict.fromkeys(w.output for w in self.watched))
 
     @cached_property
+    def watched_results(self) -> frozenset[int]:
+        """The numbers of outputs that have a flag."""
+        return frozenset(w.result for w in self.watched if w.result >= 0)
+
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         """In the order of `inputs`."""
         return tuple(t.name for t in self.inputs)

@@ -62,9 +62,10 @@ class Guard:
         if self.options.guard == "off" or not plan.stores_f16:
             return []
         count = len(values) - len(plan.looked_at)
-        flags = values[-1].tolist() if plan.watched else []
-        finite = {w.result for w in plan.watched if not flags[w.place]}
-        found = [(~w.group, "") for w in plan.watched if flags[w.place] and w.result < 0]
+        hit = ([w for w in plan.watched if values[-1][w.place]]
+               if plan.watched and values[-1].any() else [])
+        finite = plan.watched_results.difference(w.result for w in hit)
+        found = [(~w.group, "") for w in hit if w.result < 0]
         for place, value in enumerate(values[:count]):
             if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
                 continue

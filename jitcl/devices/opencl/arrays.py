@@ -106,7 +106,7 @@ class OpenClArray(DeviceArray):
                                                (self.capacity,), np.uint8, is_blocking=True)
             else:
                 if self._host is None:
-                    self._host = self._pinned(queue)
+                    self._host = pinned(self.home, queue, self.capacity)
                 if read:
                     with self.acquired(queue):
                         cl.enqueue_copy(queue, self._host, self.buffer, is_blocking=True)
@@ -127,15 +127,6 @@ class OpenClArray(DeviceArray):
         if not (self.in_place or again):                # pinned memory is scarce
             self._host = None
 
-    def _pinned(self, queue: Any) -> np.ndarray:
-        """Memory that the device reads itself; it is given back when nobody has it any more."""
-        memory = cl.Buffer(self.home.context, _FLAGS.READ_WRITE | _FLAGS.ALLOC_HOST_PTR,
-                           self.capacity)
-        found: np.ndarray
-        found, _ = _enqueue_map(queue, memory, _READ_WRITE, 0, (self.capacity,), np.uint8,
-                                is_blocking=True)
-        return found
-
     def close(self) -> None:
         if self.buffer is None:
             return
@@ -149,6 +140,14 @@ class OpenClArray(DeviceArray):
     def acquired(self, queue: Any) -> AbstractContextManager[None]:
         """The memory is the device's while this lasts, for commands of the queue."""
         return contextlib.nullcontext()
+
+
+def pinned(session: Session, queue: Any, nbytes: int) -> np.ndarray:
+    """Memory that the device reads itself; it is given back when nobody has it any more."""
+    memory = cl.Buffer(session.context, _FLAGS.READ_WRITE | _FLAGS.ALLOC_HOST_PTR, nbytes)
+    found: np.ndarray
+    found, _ = _enqueue_map(queue, memory, _READ_WRITE, 0, (nbytes,), np.uint8, is_blocking=True)
+    return found
 
 
 def shares_memory(session: Session) -> bool:
@@ -169,4 +168,4 @@ def _pages(nbytes: int) -> np.ndarray:
     return raw[start:start + whole]
 
 
-__all__ = ["OpenClArray", "shares_memory"]
+__all__ = ["OpenClArray", "pinned", "shares_memory"]

@@ -16,7 +16,7 @@ from jitcl import dtypes
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
-from jitcl.devices.opencl.arrays import OpenClArray, shares_memory
+from jitcl.devices.opencl.arrays import OpenClArray, pinned, shares_memory
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
 from jitcl.devices.opencl.lending import Lending
@@ -31,6 +31,7 @@ from jitcl.devices.recording import Recorder, Span, now
 
 REPEATS = 16  # launches of one step that are timed together
 IN_FLIGHT = 512  # commands of runs that follow each other
+STAGED = 1 << 16  # bytes of a result that comes by way of pinned memory, of which there is little
 
 __all__ = ["HostSection", "Launch", "OpenClExecutable", "StepTime", "fit_work_group"]
 
@@ -39,7 +40,7 @@ class OpenClExecutable(LoadedPlan):
     """A loaded specialisation of a model."""
 
     memory: ResidentMemory
-    _series: list[Series | HostSection] | None = None   # of the launches as they are now
+    _zeroed = False     # the guard's flags are known to be zeros, as the last run left them
 
     def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
                  cache: Cache | None = None, progress: Progress | Tally | None = None,
@@ -49,13 +50,21 @@ class OpenClExecutable(LoadedPlan):
             *(b for action in self._launches for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
         self._lending = Lending(plan, self._launches)
+        self._flags = [n for n, t in enumerate(plan.outputs) if t.name in plan.looked_at]
+        self._clears = bool(self._launches) and isinstance(self._launches[0], Launch) and (
+            [*self._launches[0].buffers] == [plan.outputs[n].buffer for n in self._flags])
+        self._series: dict[bool, list[Series | HostSection]] = {}   # without the clear, and with it
         self._profiling: Any = None                 # the queue of profiled runs
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
         self._bind()
 
     def _bind(self) -> None:
+        self._zeroed = False
         try:
             self.memory.allocate()
+            self._staged = {} if shares_memory(self.session) else {
+                n: pinned(self.session, self.queue, nbytes) for n, t in enumerate(self.plan.outputs)
+                if 0 < (nbytes := self.plan.buffers[t.buffer].nbytes) <= STAGED}
             for action in self._launches:
                 action.bind(self.memory)
             self._lending.again()
@@ -68,11 +77,12 @@ class OpenClExecutable(LoadedPlan):
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
         if self.memory.released:  # by a run that failed
             self._bind()
+        zeroed, self._zeroed = self._zeroed, False          # until its flags are read
         if recording.run_here() is not None and (recorder := recording.active) is not None:
             return self._recorded(sources, careful, recorder)
         if not careful:
             copied = [c.event for c in self._upload(sources)]
-            return self._download([*copied, *self._enqueue(self.queue)])
+            return self._download([*copied, *self._enqueue(self.queue, zeroed)])
         with self._idle():
             ended(self.queue, [c.event for c in self._upload(sources)])
         for action in self._launches:
@@ -84,6 +94,7 @@ class OpenClExecutable(LoadedPlan):
         """All runs are enqueued behind each other; rows and what is stacked lie on the device."""
         if self.memory.released:
             self._bind()
+        self._zeroed = False
         first = [x[0] if i in how.rows else x for i, x in enumerate(arrays)]
         with self._idle():
             ended(self.queue, [c.event for c in self._upload(self._check(first))])
@@ -120,15 +131,17 @@ class OpenClExecutable(LoadedPlan):
                 copied.append(Command("copy", f"input '{spec.name}'", event, nbytes=data.nbytes))
         return copied
 
-    def _enqueue(self, queue: Any) -> list[Any]:
-        """Launch every step in order; returns their events, None for steps on the host. Where one
-        event tells of all before it, there is one a series of launches.
+    def _enqueue(self, queue: Any, zeroed: bool = False) -> list[Any]:
+        """Launch every step in order, but the first where it clears flags that are `zeroed`;
+        returns their events, None for steps on the host. Where one event tells of all before it,
+        there is one a series of launches.
         """
+        launches = self._launches[1:] if zeroed else self._launches
         if not self.session.target.failures_last:
-            return self._enqueue_all(queue, self._launches)
-        if self._series is None:
-            self._series = list(in_series(self._launches, self.session.target.flush_every))
-        return self._enqueue_all(queue, self._series)
+            return self._enqueue_all(queue, launches)
+        if zeroed not in self._series:
+            self._series[zeroed] = list(in_series(launches, self.session.target.flush_every))
+        return self._enqueue_all(queue, self._series[zeroed])
 
     def _enqueue_all(self, queue: Any, actions: Sequence[Action | Series]) -> list[Any]:
         events: list[Any] = []
@@ -158,23 +171,33 @@ class OpenClExecutable(LoadedPlan):
         """
         results = self._results()
         ended(self.queue, [*events, *(c.event for c in self._read(results))])
+        self._unstage(results)
+        self._zeroed = self._clears and not any(results[n].any() for n in self._flags)
         return results
 
     def _results(self) -> list[Any]:
         return super()._results() if self._into is None else self._into
 
     def _read(self, results: list[Any]) -> list[Command]:
-        """Start copying the outputs that kernels did not write where they are to be."""
+        """Start copying the outputs that kernels did not write where they are to be, small ones to
+        pinned memory: a driver waits for all before it copies to other memory.
+        """
         copied, lent = [], self._lending.lent
-        for spec, out in zip(self.plan.outputs, results):
+        for n, (spec, out) in enumerate(zip(self.plan.outputs, results)):
             if out.size and spec.buffer not in lent:
                 source = self.memory[spec.buffer]
-                event = (cl.enqueue_copy(self.queue, out.reshape(-1).view(np.uint8), source,
-                                         is_blocking=False)
+                event = (cl.enqueue_copy(self.queue, self._staged[n][:out.nbytes] if n in
+                                         self._staged else _flat(out), source, is_blocking=False)
                          if isinstance(out, np.ndarray) else
                          cl.enqueue_copy(self.queue, out.buffer, source, byte_count=out.nbytes))
                 copied.append(Command("copy", f"output '{spec.name}'", event, nbytes=out.nbytes))
         return copied
+
+    def _unstage(self, results: list[Any]) -> None:
+        """Copy what has come to pinned memory to the results."""
+        for n, staged in self._staged.items():
+            if isinstance(results[n], np.ndarray):
+                _flat(results[n])[:] = staged[:results[n].nbytes]
 
     # ---- arrays that stay on the device
 
@@ -193,14 +216,15 @@ class OpenClExecutable(LoadedPlan):
         super()._resize(shapes)
         if shapes is not before:
             self._lending.fit(self.plan)
-            self._series = None
+            self._series.clear()
 
-    def _fresh(self) -> list[OpenClArray]:
-        """Room for results."""
-        return [OpenClArray(self.session, spec, self._lending.least[spec.buffer])
-                for spec in self.plan.outputs]
+    def _fresh(self) -> list[Any]:
+        """Room for results; for the guard's flags on the host, which reads them."""
+        return [np.empty(spec.shape, dtypes.to_numpy(spec.dtype)) if n in self._flags else
+                OpenClArray(self.session, spec, self._lending.least[spec.buffer])
+                for n, spec in enumerate(self.plan.outputs)]
 
-    def _run_on(self, sources: list[Any], into: list[OpenClArray] | None, whole: bool = True
+    def _run_on(self, sources: list[Any], into: list[Any] | None, whole: bool = True
                 ) -> list[Any]:
         """whole: whether inputs of whole numbers, too, are read where they are."""
         arrays = [*zip(self.plan.inputs, sources), *zip(self.plan.outputs, into or ())]
@@ -229,8 +253,10 @@ class OpenClExecutable(LoadedPlan):
             return None                         # a run opens the device anew, or says why not
         ins = [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
                for spec in self.plan.inputs]
-        outs = self._fresh()
-        views = [x.open(read=False) for x in (*ins, *outs)]
+        into = self._fresh()
+        outs = [y for y in into if isinstance(y, OpenClArray)]
+        views = [*(x.open(read=False) for x in ins), *(
+            y.open(read=False) if isinstance(y, OpenClArray) else y for y in into)]
         for view in views:
             view[...] = np.zeros((), view.dtype)
 
@@ -241,7 +267,7 @@ class OpenClExecutable(LoadedPlan):
                         x.shut(again=True)
                     for y in outs:
                         y.shut(write=False, again=True)
-                    self._run_on(ins, outs, whole=False)
+                    self._run_on(ins, into, whole=False)
                 finally:
                     for x in ins:
                         x.open(read=False)
@@ -287,6 +313,7 @@ class OpenClExecutable(LoadedPlan):
             outputs = self._read(results)
         with recording.span("wait", "the device"):
             ended(self.queue, [*started, *(c.event for c in (*inputs, *outputs))])
+            self._unstage(results)
         end = now()
         with recording.span("profile", "reading times of events"):
             commands = [*inputs, *(Command("kernel", action.step.name, event, action.step)
@@ -321,6 +348,7 @@ class OpenClExecutable(LoadedPlan):
         sources = self._check(arrays)
         with self._turn("profiling a model"):
             self._ran(sources)
+            self._zeroed = False
             measure = self._event_times if self.session.target.trusted_events else self._wall_times
             return self._times(measure(runs))
 
@@ -360,4 +388,10 @@ class OpenClExecutable(LoadedPlan):
         return [[difference(action) for action in self._launches] for _ in range(runs)]
 
     def _timed_pass(self, sources: list[np.ndarray]) -> None:
+        self._zeroed = False
         ended(self.queue, self._enqueue(self.queue))
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """Its bytes."""
+    return array.reshape(-1).view(np.uint8)
