@@ -73,6 +73,11 @@ def present() -> list[str]:
     return [s for s in SPECS if s in ("reference", "cpu") or device(s) is not None]
 
 
+def cpus() -> list[str]:
+    """The OpenCL drivers of CPUs that are here: they pose as GPUs of any kind."""
+    return [s for s in DRIVERS if device(s) is not None]
+
+
 def run_graph(
     spec: str,
     graph: Graph,

@@ -333,6 +333,10 @@ def test_widest_vectors_of_the_target_build(device):
 def test_select_by_index_and_name():
     for found in DEVICES:
         assert open_device(found.spec).session.found is found
+
+
+@needs("opencl:pocl")
+def test_select_by_part_of_a_name():
     pocl = open_device("opencl:pocl").session.found
     assert "PoCL" in pocl.platform_version
     assert open_device("opencl:PORTABLE:0").session.found is pocl

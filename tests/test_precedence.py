@@ -11,7 +11,7 @@ import pytest
 
 import jitcl
 from jitcl.runtime import precedence
-from tests.devices import present
+from tests.devices import cpus, present
 from tests.drivers import posing
 
 OPENCL = [s for s in present() if s.startswith("opencl")]
@@ -117,7 +117,7 @@ def test_other_priorities_are_refused(wrong):
         jitcl.compile(jitcl.parse(TEXT), device="cpu", priority=wrong)
 
 
-@pytest.mark.parametrize("device", OPENCL[:1])
+@pytest.mark.parametrize("device", cpus()[:1])
 def test_a_driver_that_refuses_the_hint_it_offers(device, monkeypatch, caplog):
     """No driver of CPUs takes it: another extension stands for the one that is claimed."""
     from jitcl.devices.opencl import session

@@ -14,14 +14,15 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.runtime.lowering import laid_out
 from tests.compiling import compile_graph, plan_on
-from tests.devices import device, needs_driver, present
+from tests.devices import cpus, device
 from tests.drawn import rng
+from tests.lacking import unless
 from tests.rounding import TOLERANCE
 
-DEVICES = [s for s in present() if s.startswith("opencl")]
+DEVICES = cpus()
 b = GraphBuilder()
 
-pytestmark = [needs_driver(), pytest.mark.in_turn]
+pytestmark = [unless(DEVICES, "there is no OpenCL driver of a CPU"), pytest.mark.in_turn]
 
 
 # The same devices, posing as GPUs: without local memory worth using (as Mali), and with
@@ -153,7 +154,8 @@ def padded_planes(x=(2, 6, 13, 13), dtype="f32"):
 
 
 @pytest.mark.thinned(2)
-@pytest.mark.parametrize("pose, spec", [("mali", s) for s in DEVICES] + [("adreno", DEVICES[-1])])
+@pytest.mark.parametrize("pose, spec", [
+    *(("mali", s) for s in DEVICES), *(("adreno", s) for s in DEVICES[-1:])])
 @pytest.mark.parametrize("dtype, precision", [("f32", "high"), ("f16", "high"), ("f32", "low")])
 def test_planes_of_padded_rows(spec, pose, dtype, precision):
     """Convolutions of all forms, on rows of 13 and 7 that lie 16 and 8 apart; also as loops, and
