@@ -21,9 +21,10 @@ from jitcl.templates.conv_opencl.template import ConvOpenCl, Form
 from jitcl.templates.depthwise_opencl.template import DepthwiseOpenCl
 from jitcl.templates.gemm_opencl.template import GemmOpenCl
 from jitcl.templates.gemm_tiled_opencl.template import (
+    HALVED,
     LARGE,
+    LOW,
     SMALL,
-    TALL,
     GemmTiledOpenCl,
     Split,
 )
@@ -190,9 +191,10 @@ def gpu() -> Target:
 
 @pytest.mark.parametrize("shape, first", [
     ((2048, 256, 2048), Split(LARGE, 1)),        # enough large tiles to keep the device busy
-    ((256, 64, 256), Split(TALL, 1)),            # too few; terms too few to share
-    ((64, 4096, 64), Split(TALL, 16)),           # one tile: its sums are shared
-    ((8, 1024, 4096), Split(SMALL, 1)),          # rows fill no half of a larger tile
+    ((256, 64, 256), Split(HALVED, 1)),          # too few; terms too few to share
+    ((64, 4096, 64), Split(HALVED, 16)),         # few tiles: their sums are shared
+    ((16, 1024, 1024), Split(LOW, 1)),           # rows fill half of a lower tile
+    ((8, 1024, 4096), Split(SMALL, 1)),          # .. and not of that
 ])
 def test_tiles_of_products(shape, first):
     found = GemmTiledOpenCl().candidates(group_of(product(*shape)), gpu())

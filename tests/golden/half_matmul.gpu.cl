@@ -2,7 +2,7 @@
 // from the graph
 // x0 f16[64,96], x1 f16[96,40] -> y f16[64,40]
 // 494 kFLOP, 25.1 kB; template gemm_tiled_opencl
-// launch: 128 by 128
+// launch: 512 by 128
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #ifndef JITCL_MAX_F32X4
@@ -22,96 +22,85 @@ half4 jitcl_to_halfx4(float4 a)
 }
 #endif
 
-void gemm_tiled_64x64_2c1ee533d3_store(float4 v, int image, int m, int n, int at,
+void gemm_tiled_32x32_7ce9d443b0_store(float4 v, int image, int m, int n, int at,
     __global half *restrict y)
 {
     *(__global half4 *)(y + at) = jitcl_to_halfx4(jitcl_max_f32x4(v, (float4)(0.0f)));
 }
 
-void gemm_tiled_64x64_2c1ee533d3_put(float4 v, int image, int m, int n, __global half *restrict y)
+void gemm_tiled_32x32_7ce9d443b0_put(float4 v, int image, int m, int n, __global half *restrict y)
 {
     if (m < 64 && n < 40)
-        gemm_tiled_64x64_2c1ee533d3_store(v, image, m, n, (image * 64 + m) * 40 + n, y);
+        gemm_tiled_32x32_7ce9d443b0_store(v, image, m, n, (image * 64 + m) * 40 + n, y);
 }
-int gemm_tiled_64x64_2c1ee533d3_a(int image, int m, int k)
+int gemm_tiled_32x32_7ce9d443b0_a(int image, int m, int k)
 {
     return m * 96 + k;
 }
 
-int gemm_tiled_64x64_2c1ee533d3_b(int image, int n, int k)
+int gemm_tiled_32x32_7ce9d443b0_b(int image, int n, int k)
 {
     return k * 40 + n;
 }
 
-__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_64x64_2c1ee533d3(
+__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_7ce9d443b0(
     __global const half *restrict x0,
     __global const half *restrict x1,
     __global half *restrict y)
 {
-    __local half4 a_quads[544], b_quads[544];
+    __local half4 a_quads[576], b_quads[576];
     __local half *a_tile = (__local half *)a_quads, *b_tile = (__local half *)b_quads;
+    __local float sums[256];
     int lid = get_local_id(0), rest = get_group_id(0);
-    int n0 = rest % 1 * 64;
-    rest /= 1;
-    int m0 = rest % 1 * 64;
-    rest /= 1;
+    int n0 = rest % 2 * 32;
+    rest /= 2;
+    int m0 = rest % 2 * 32;
+    rest /= 2;
     int image = rest % 1, split = rest / 1;
-    int tn = lid % 16, tm = lid / 16;       // in quads
+    int place = lid % 64, slice = lid / 64;
+    int tn = place % 8, tm = place / 8;       // in quads
     float c00 = 0.0f, c01 = 0.0f, c02 = 0.0f, c03 = 0.0f;
     float c10 = 0.0f, c11 = 0.0f, c12 = 0.0f, c13 = 0.0f;
     float c20 = 0.0f, c21 = 0.0f, c22 = 0.0f, c23 = 0.0f;
     float c30 = 0.0f, c31 = 0.0f, c32 = 0.0f, c33 = 0.0f;
-    float c40 = 0.0f, c41 = 0.0f, c42 = 0.0f, c43 = 0.0f;
-    float c50 = 0.0f, c51 = 0.0f, c52 = 0.0f, c53 = 0.0f;
-    float c60 = 0.0f, c61 = 0.0f, c62 = 0.0f, c63 = 0.0f;
-    float c70 = 0.0f, c71 = 0.0f, c72 = 0.0f, c73 = 0.0f;
     int a_step = 0, b_step = 0;      // where the step begins that is in use
     int end = min((split + 1) * 96, 96);
     int k0 = split * 96;
     half4 a0, a1;
     half4 b0, b1;
-        a0 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 0) / 4, k0 + (lid + 0) % 4 * 4));
-        a1 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 128) / 4, k0 + (lid + 128) % 4 * 4));
-        b0 = n0 + (lid + 0) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 0) % 16 * 4, k0 + (lid + 0) / 16)) : (half4)(0.0f);
-        b1 = n0 + (lid + 128) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 128) % 16 * 4, k0 + (lid + 128) / 16)) : (half4)(0.0f);
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4) * 68 + (lid + 0) / 4] = a0.s0;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 1) * 68 + (lid + 0) / 4] = a0.s1;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 2) * 68 + (lid + 0) / 4] = a0.s2;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 3) * 68 + (lid + 0) / 4] = a0.s3;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4) * 68 + (lid + 128) / 4] = a1.s0;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 1) * 68 + (lid + 128) / 4] = a1.s1;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 2) * 68 + (lid + 128) / 4] = a1.s2;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 3) * 68 + (lid + 128) / 4] = a1.s3;
-        *(__local half4 *)(b_tile + b_step * 4 + (lid + 0) / 16 * 68 + (lid + 0) % 16 * 4) = b0;
-        *(__local half4 *)(b_tile + b_step * 4 + (lid + 128) / 16 * 68 + (lid + 128) % 16 * 4) = b1;
+        a0 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4));
+        a1 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4));
+        b0 = n0 + (lid + 0) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 0) % 8 * 4, k0 + (lid + 0) / 8)) : (half4)(0.0f);
+        b1 = n0 + (lid + 128) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 128) % 8 * 4, k0 + (lid + 128) / 8)) : (half4)(0.0f);
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4) * 36 + (lid + 0) / 8] = a0.s0;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 1) * 36 + (lid + 0) / 8] = a0.s1;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 2) * 36 + (lid + 0) / 8] = a0.s2;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 3) * 36 + (lid + 0) / 8] = a0.s3;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4) * 36 + (lid + 128) / 8] = a1.s0;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4 + 1) * 36 + (lid + 128) / 8] = a1.s1;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4 + 2) * 36 + (lid + 128) / 8] = a1.s2;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4 + 3) * 36 + (lid + 128) / 8] = a1.s3;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 0) / 8 * 36 + (lid + 0) % 8 * 4) = b0;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 128) / 8 * 36 + (lid + 128) % 8 * 4) = b1;
 
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (k0 += 16; k0 < end; k0 += 16) {
-        a0 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 0) / 4, k0 + (lid + 0) % 4 * 4));
-        a1 = *(__global const half4 *)(x0 + gemm_tiled_64x64_2c1ee533d3_a(image, m0 + (lid + 128) / 4, k0 + (lid + 128) % 4 * 4));
-        b0 = n0 + (lid + 0) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 0) % 16 * 4, k0 + (lid + 0) / 16)) : (half4)(0.0f);
-        b1 = n0 + (lid + 128) % 16 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_64x64_2c1ee533d3_b(image, n0 + (lid + 128) % 16 * 4, k0 + (lid + 128) / 16)) : (half4)(0.0f);
-        for (int kk = 0; kk < 16; kk += 16) {
+    for (k0 += 32; k0 < end; k0 += 32) {
+        a0 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4));
+        a1 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4));
+        b0 = n0 + (lid + 0) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 0) % 8 * 4, k0 + (lid + 0) / 8)) : (half4)(0.0f);
+        b1 = n0 + (lid + 128) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 128) % 8 * 4, k0 + (lid + 128) / 8)) : (half4)(0.0f);
+        for (int kk = slice * 16; kk < slice * 16 + 16; kk += 16) {
             half4 h00 = (half4)((half)0.0f);
             half4 h10 = (half4)((half)0.0f);
             half4 h20 = (half4)((half)0.0f);
             half4 h30 = (half4)((half)0.0f);
-            half4 h40 = (half4)((half)0.0f);
-            half4 h50 = (half4)((half)0.0f);
-            half4 h60 = (half4)((half)0.0f);
-            half4 h70 = (half4)((half)0.0f);
             for (int ks = kk; ks < kk + 16; ++ks) {
-                half4 p0 = a_quads[a_step + ks * 17 + tm + 0];
-                half4 p1 = a_quads[a_step + ks * 17 + tm + 8];
-                half4 q0 = b_quads[b_step + ks * 17 + tn + 0];
+                half4 p0 = a_quads[a_step + ks * 9 + tm + 0];
+                half4 q0 = b_quads[b_step + ks * 9 + tn + 0];
                 h00 += p0.s0 * q0;
                 h10 += p0.s1 * q0;
                 h20 += p0.s2 * q0;
                 h30 += p0.s3 * q0;
-                h40 += p1.s0 * q0;
-                h50 += p1.s1 * q0;
-                h60 += p1.s2 * q0;
-                h70 += p1.s3 * q0;
             }
             c00 += (float)h00.s0;
             c01 += (float)h00.s1;
@@ -129,59 +118,34 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_64x64_
             c31 += (float)h30.s1;
             c32 += (float)h30.s2;
             c33 += (float)h30.s3;
-            c40 += (float)h40.s0;
-            c41 += (float)h40.s1;
-            c42 += (float)h40.s2;
-            c43 += (float)h40.s3;
-            c50 += (float)h50.s0;
-            c51 += (float)h50.s1;
-            c52 += (float)h50.s2;
-            c53 += (float)h50.s3;
-            c60 += (float)h60.s0;
-            c61 += (float)h60.s1;
-            c62 += (float)h60.s2;
-            c63 += (float)h60.s3;
-            c70 += (float)h70.s0;
-            c71 += (float)h70.s1;
-            c72 += (float)h70.s2;
-            c73 += (float)h70.s3;
         }
 
-        a_step = 272 - a_step, b_step = 272 - b_step;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4) * 68 + (lid + 0) / 4] = a0.s0;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 1) * 68 + (lid + 0) / 4] = a0.s1;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 2) * 68 + (lid + 0) / 4] = a0.s2;
-        a_tile[a_step * 4 + ((lid + 0) % 4 * 4 + 3) * 68 + (lid + 0) / 4] = a0.s3;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4) * 68 + (lid + 128) / 4] = a1.s0;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 1) * 68 + (lid + 128) / 4] = a1.s1;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 2) * 68 + (lid + 128) / 4] = a1.s2;
-        a_tile[a_step * 4 + ((lid + 128) % 4 * 4 + 3) * 68 + (lid + 128) / 4] = a1.s3;
-        *(__local half4 *)(b_tile + b_step * 4 + (lid + 0) / 16 * 68 + (lid + 0) % 16 * 4) = b0;
-        *(__local half4 *)(b_tile + b_step * 4 + (lid + 128) / 16 * 68 + (lid + 128) % 16 * 4) = b1;
+        a_step = 288 - a_step, b_step = 288 - b_step;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4) * 36 + (lid + 0) / 8] = a0.s0;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 1) * 36 + (lid + 0) / 8] = a0.s1;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 2) * 36 + (lid + 0) / 8] = a0.s2;
+        a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 3) * 36 + (lid + 0) / 8] = a0.s3;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4) * 36 + (lid + 128) / 8] = a1.s0;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4 + 1) * 36 + (lid + 128) / 8] = a1.s1;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4 + 2) * 36 + (lid + 128) / 8] = a1.s2;
+        a_tile[a_step * 4 + ((lid + 128) % 8 * 4 + 3) * 36 + (lid + 128) / 8] = a1.s3;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 0) / 8 * 36 + (lid + 0) % 8 * 4) = b0;
+        *(__local half4 *)(b_tile + b_step * 4 + (lid + 128) / 8 * 36 + (lid + 128) % 8 * 4) = b1;
 
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-        for (int kk = 0; kk < 16; kk += 16) {
+        for (int kk = slice * 16; kk < slice * 16 + 16; kk += 16) {
             half4 h00 = (half4)((half)0.0f);
             half4 h10 = (half4)((half)0.0f);
             half4 h20 = (half4)((half)0.0f);
             half4 h30 = (half4)((half)0.0f);
-            half4 h40 = (half4)((half)0.0f);
-            half4 h50 = (half4)((half)0.0f);
-            half4 h60 = (half4)((half)0.0f);
-            half4 h70 = (half4)((half)0.0f);
             for (int ks = kk; ks < kk + 16; ++ks) {
-                half4 p0 = a_quads[a_step + ks * 17 + tm + 0];
-                half4 p1 = a_quads[a_step + ks * 17 + tm + 8];
-                half4 q0 = b_quads[b_step + ks * 17 + tn + 0];
+                half4 p0 = a_quads[a_step + ks * 9 + tm + 0];
+                half4 q0 = b_quads[b_step + ks * 9 + tn + 0];
                 h00 += p0.s0 * q0;
                 h10 += p0.s1 * q0;
                 h20 += p0.s2 * q0;
                 h30 += p0.s3 * q0;
-                h40 += p1.s0 * q0;
-                h50 += p1.s1 * q0;
-                h60 += p1.s2 * q0;
-                h70 += p1.s3 * q0;
             }
             c00 += (float)h00.s0;
             c01 += (float)h00.s1;
@@ -199,32 +163,68 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_64x64_
             c31 += (float)h30.s1;
             c32 += (float)h30.s2;
             c33 += (float)h30.s3;
-            c40 += (float)h40.s0;
-            c41 += (float)h40.s1;
-            c42 += (float)h40.s2;
-            c43 += (float)h40.s3;
-            c50 += (float)h50.s0;
-            c51 += (float)h50.s1;
-            c52 += (float)h50.s2;
-            c53 += (float)h50.s3;
-            c60 += (float)h60.s0;
-            c61 += (float)h60.s1;
-            c62 += (float)h60.s2;
-            c63 += (float)h60.s3;
-            c70 += (float)h70.s0;
-            c71 += (float)h70.s1;
-            c72 += (float)h70.s2;
-            c73 += (float)h70.s3;
         }
 
+    if (slice > 0) {
+        sums[((slice - 1) * 4 + 0) * 64 + place] = c00;
+        sums[((slice - 1) * 4 + 1) * 64 + place] = c10;
+        sums[((slice - 1) * 4 + 2) * 64 + place] = c20;
+        sums[((slice - 1) * 4 + 3) * 64 + place] = c30;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice == 0) {
+        c00 += sums[0 + place];
+        c10 += sums[64 + place];
+        c20 += sums[128 + place];
+        c30 += sums[192 + place];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice > 0) {
+        sums[((slice - 1) * 4 + 0) * 64 + place] = c01;
+        sums[((slice - 1) * 4 + 1) * 64 + place] = c11;
+        sums[((slice - 1) * 4 + 2) * 64 + place] = c21;
+        sums[((slice - 1) * 4 + 3) * 64 + place] = c31;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice == 0) {
+        c01 += sums[0 + place];
+        c11 += sums[64 + place];
+        c21 += sums[128 + place];
+        c31 += sums[192 + place];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice > 0) {
+        sums[((slice - 1) * 4 + 0) * 64 + place] = c02;
+        sums[((slice - 1) * 4 + 1) * 64 + place] = c12;
+        sums[((slice - 1) * 4 + 2) * 64 + place] = c22;
+        sums[((slice - 1) * 4 + 3) * 64 + place] = c32;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice == 0) {
+        c02 += sums[0 + place];
+        c12 += sums[64 + place];
+        c22 += sums[128 + place];
+        c32 += sums[192 + place];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice > 0) {
+        sums[((slice - 1) * 4 + 0) * 64 + place] = c03;
+        sums[((slice - 1) * 4 + 1) * 64 + place] = c13;
+        sums[((slice - 1) * 4 + 2) * 64 + place] = c23;
+        sums[((slice - 1) * 4 + 3) * 64 + place] = c33;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice == 0) {
+        c03 += sums[0 + place];
+        c13 += sums[64 + place];
+        c23 += sums[128 + place];
+        c33 += sums[192 + place];
+    }
+    if (slice > 0) return;
     m0 += tm * 4;
     n0 += tn * 4;
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c40, c41, c42, c43), image, m0 + 32, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c50, c51, c52, c53), image, m0 + 33, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c60, c61, c62, c63), image, m0 + 34, n0 + 0, y);
-    gemm_tiled_64x64_2c1ee533d3_put((float4)(c70, c71, c72, c73), image, m0 + 35, n0 + 0, y);
+    gemm_tiled_32x32_7ce9d443b0_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, y);
+    gemm_tiled_32x32_7ce9d443b0_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, y);
+    gemm_tiled_32x32_7ce9d443b0_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, y);
+    gemm_tiled_32x32_7ce9d443b0_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, y);
 }

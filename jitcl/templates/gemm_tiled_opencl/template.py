@@ -37,7 +37,10 @@ GROUPS = 2                     # work-groups a core that keep it busy
 LEAST_K = 128                  # terms of a part of a sum that is split
 REGISTERS = 128                # of a work-item: a core has 65536
 MAX_SPLITS = 16
-READ = 8                       # multiply-adds in the time of an element from memory
+READ = 32                      # multiply-adds of a core in the time of an element of a tile
+ARRIVES = 100_000              # .. of a step, from memory
+LAUNCH = 1_000_000             # .. of a launch
+ALONE = 1 / 3                  # of a core, what a group alone leaves unused
 JOIN = 128                     # work-items a group of the kernel that joins the parts
 TRUE = E.const(True, "bool")
 
@@ -71,12 +74,13 @@ class Tiling(Match):
         return 4 * (self.items - self.items // self.slices) * self.tm
 
 
+# at most 256 work-items: more NVIDIA takes only where the group is declared
 LARGE = Tiling(128, 128, 16, 8, 8)
 TALL = Tiling(64, 64, 16, 8, 4)
-MIDDLE = Tiling(64, 64, 32, 4, 4)
-SLICED = Tiling(32, 32, 64, 4, 4, 4)
+HALVED = Tiling(32, 32, 32, 4, 4, 2)
+LOW = Tiling(16, 32, 64, 4, 4, 8)
 SMALL = Tiling(32, 32, 32, 4, 4)
-TILINGS = (LARGE, TALL, MIDDLE, SLICED, SMALL)
+TILINGS = (LARGE, TALL, HALVED, LOW)
 
 
 @dataclass(frozen=True)
@@ -132,16 +136,13 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
 
 
 def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
-    """First the largest tile of which there are enough to keep the device busy, with sums split as
-    far as that makes too few groups enough; then the others, by what they take.
+    """The tiles that fit, with sums whole and split as far as that makes too few groups enough;
+    those that take least come first. The largest, where there are enough of them.
     """
-    suitable = [t for t in TILINGS if t is SMALL or fits(t, p, target)]
     busy = GROUPS * target.compute_units
-    first = next(t for t in suitable if t is not LARGE or tiles(t, p) >= busy)
-    best = Split(first, splits(first, p, target))
-    found = {Split(t, n): None for t in suitable for n in (splits(t, p, target), 1)}
-    others = (split for split in found if split != best)
-    return (best, *sorted(others, key=lambda split: cycles(split, p, target)))
+    some = [t for t in TILINGS if fits(t, p, target) and (t is not LARGE or tiles(t, p) >= busy)]
+    found = dict.fromkeys(Split(t, n) for t in some or [SMALL] for n in (1, splits(t, p, target)))
+    return tuple(sorted(found, key=lambda split: cycles(split, p, target)))
 
 
 def tiles(t: Tiling, p: Product) -> int:
@@ -169,13 +170,16 @@ def terms(t: Tiling, p: Product, parts: int) -> int:
 
 
 def cycles(split: Split, p: Product, target: Target) -> float:
-    """What all groups take in their turns: multiply-adds, and elements read from memory and, where
-    sums are split, written and read again.
+    """What a core takes, in multiply-adds: for each step the time until it arrives, and arithmetic
+    and reads from local memory of all groups; as much for two steps to begin and to end; for split
+    sums another launch.
     """
-    t, groups = split.tiling, tiles(split.tiling, p) * split.splits
-    turns = -(-groups // (GROUPS * target.compute_units))
-    sums = t.bm * t.bn if split.splits > 1 else 0
-    return turns * (terms(t, p, split.splits) * (t.bm * t.bn + READ * (t.bm + t.bn)) + READ * sums)
+    t = split.tiling
+    groups = tiles(t, p) * split.splits / target.compute_units
+    steps = terms(t, p, split.splits) // t.bk
+    load = t.bk * (t.bm * t.bn + READ * (t.bm + t.bn))
+    taken = steps * (ARRIVES + load * max(groups, ALONE)) + 2 * load
+    return taken if split.splits == 1 else taken + LAUNCH
 
 
 def product_of(node: Node) -> Product | None:
@@ -278,7 +282,8 @@ class _Writer:
         body = hooks.render(
             "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a=a, b=b, K=p.k, K_PART=self.part, V=v, SLICES=t.slices,
-            HALF=hooks.half, FLUSHED=FLUSHED, BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn,
+            HALF=hooks.half, FLUSHED=min(FLUSHED, t.bk // t.slices), BM=t.bm, BN=t.bn, BK=t.bk,
+            TM=t.tm, TN=t.tn,
             BUFFERS=buffers(t, hooks.target), M_TILES=-(-p.m // t.bm), N_TILES=-(-p.n // t.bn),
             LIMITED=bool(hooks.target.register_limit), **sizes)
         total = p.batch * p.m * p.n
