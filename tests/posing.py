@@ -56,6 +56,8 @@ class PosingDevice:
     def name(self) -> str:
         return self.target.name
 
+    hardware = name
+
     def ahead(self, cache: Cache | None) -> None:
         """Built when they are loaded."""
 

@@ -150,6 +150,10 @@ class Device(Protocol):
     def name(self) -> str: ...  # for people: "cpu", "NVIDIA H200"
 
     @property
+    def hardware(self) -> str:
+        """What runs of several devices share where it is equal: contexts and queues are of one."""
+
+    @property
     def faults(self) -> FaultDatabase | None:
         """What failed on its driver; None where there is no driver."""
 

@@ -24,7 +24,7 @@ class ProfileDevice:
     def __init__(self, name: str) -> None:
         self.profile = find_profile(name)
         self.target = self.profile.target
-        self.name = f"profile:{self.profile.name}"
+        self.name = self.hardware = f"profile:{self.profile.name}"
 
     def reopen(self) -> None:
         """Nothing: nothing was opened."""

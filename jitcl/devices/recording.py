@@ -181,15 +181,17 @@ def opened(source: Any, device: Any) -> AbstractContextManager[Any] | None:
     recorder = active
     if recorder is None or getattr(_here, "run", None) is not None:
         return None
-    return _opened(recorder, recorder.label(source), device)
+    begin = now()
+    return _opened(recorder, recorder.label(source), device, begin)
 
 
 @contextlib.contextmanager
-def _opened(recorder: Recorder, model: str, device: Any) -> Iterator[None]:
+def _opened(recorder: Recorder, model: str, device: Any, begin: int) -> Iterator[None]:
     recorder.devices[device.name] = device
     asked: int = getattr(_here, "asked", 0)
     _here.asked = 0
-    run = _here.run = RunSpan(model, device.name, threading.get_ident(), now(), asked=asked)
+    run = _here.run = RunSpan(model, device.name, threading.get_ident(), begin, asked=asked)
+    run.add(Span("profile", "opening the run's record", begin, now()))
     recorder.runs.append(run)
     try:
         yield

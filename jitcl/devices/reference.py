@@ -33,7 +33,7 @@ TARGET = Target(kind="reference", name="NumPy interpreter", driver=np.__version_
 class ReferenceDevice:
     """NumPy, one core."""
 
-    name = "reference"
+    name = hardware = "reference"
     target = TARGET
     memory_mode: Literal["arena", "slots"] = "arena"
     faults: FaultDatabase | None = None

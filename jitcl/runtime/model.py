@@ -207,13 +207,14 @@ class Model(Inspected):
         def compute(special: Specialisation) -> list[np.ndarray]:
             return self.computed_by(special, arrays, placed, keep)
 
-        with self.turn:
-            values, special = self.apply(arrays, compute, special)
-        if self._again is None:
-            self._expect_again(special, arrays)
-        recording.used(special)
-        results = dict(zip(special.plan.output_names, values))
-        check_computed(special.checks, results)
+        with recording.span("host", "around kernels and copies"):
+            with self.turn:
+                values, special = self.apply(arrays, compute, special)
+            if self._again is None:
+                self._expect_again(special, arrays)
+            recording.used(special)
+            results = dict(zip(special.plan.output_names, values))
+            check_computed(special.checks, results)
         return results, special
 
     def computed_by(self, special: Specialisation, arrays: Mapping[str, np.ndarray],

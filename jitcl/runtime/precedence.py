@@ -19,7 +19,7 @@ from jitcl.devices.load_options import PRIORITIES
 PATIENCE = 10.0                         # seconds of waiting that are worth a line in the log
 
 log = logging.getLogger("jitcl")
-_places: dict[object, Precedence] = {}
+_places: dict[str, Precedence] = {}
 _finding = forking.lock()
 _here = threading.local()               # .exempt: this thread does not wait
 
@@ -39,10 +39,8 @@ class Turn:
     def __init__(self, device: Device, priority: str, name: str) -> None:
         self.priority, self.name = priority, name
         self._level, self._told = PRIORITIES.index(priority), False
-        session = getattr(device, "session", None)      # a caller's queue is of the same hardware
-        place = (device.target.kind, device.name) if session is None else session.spec
         with _finding:
-            self._order = _places.setdefault(place, Precedence())
+            self._order = _places.setdefault(device.hardware, Precedence())
 
     def want(self) -> None:
         """A run is queued: those of lower priority wait for it from now on."""

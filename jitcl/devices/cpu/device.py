@@ -81,7 +81,7 @@ def _executor(target: Target, cache: Cache | None) -> Executor:
 class CpuDevice:
     """This host's cores."""
 
-    name = "cpu"
+    name = hardware = "cpu"
     memory_mode: Literal["arena", "slots"] = "arena"
     faults: FaultDatabase | None = None  # Numba's compiler is part of this process's trust
     host_target: Target | None = None

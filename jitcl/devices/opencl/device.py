@@ -71,6 +71,10 @@ class OpenClDevice:
         return self.session.name
 
     @property
+    def hardware(self) -> str:
+        return self.session.spec
+
+    @property
     def counters(self) -> dict[str, int]:
         """Programs and kernels built and loaded in this process, and binaries refused."""
         return self.session.store.counters.as_dict()
