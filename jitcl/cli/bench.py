@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from jitcl.bench.contest import Contest
     from jitcl.bench.processes import Entrant
     from jitcl.bench.roofline import Roofline
+    from jitcl.bench.steps import StepTime
     from jitcl.bench.where import Place
     from jitcl.runtime.model import Model
 
@@ -79,6 +81,7 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
     """Time MODEL on jitcl's devices and on other engines, in turns, and compare the results."""
     from jitcl import config
     from jitcl.bench.contest import Contest
+    from jitcl.bench.cutting import best_cut, cuts_of, measured
     from jitcl.bench.machine import this_machine
     from jitcl.bench.peers import choose_peers
     from jitcl.cli import bench_tables as tables
@@ -105,12 +108,18 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         rooflines, unplaced = (_rooflines(contest, model.name, say)
                                if wanted or svg or where else ([], {}))
         places = _places(contest, model.name, rooflines, say) if where else []
+        steps = _steps(contest) if len(places) > 1 else {}
     if everywhere and places:
         _remember(opened, cache_dir, places)
+    cut = best_cut(cuts_of(opened.source), places, steps) if steps else None
+    if cut is not None:
+        best = min(places, key=lambda p: p.seconds)
+        cut = measured(str(model.absolute()), feeds, cut, best, threads, rounds, lambda text: None,
+                       **options)
     results = tables.Results(
         model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
         {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
-        rooflines, unplaced, places)
+        rooflines, unplaced, places, cut)
     if report is not None:
         write_json(report, results.document())
     if str(report) != "-":
@@ -138,6 +147,17 @@ def _places(contest: Contest, model: str, rooflines: list[Roofline], say: Any) -
         device = entry.entrant.arguments["device"]
         found.append(place(device, entry.timing.median, entry.process.ask("parts"),
                            lines.get(f"{model}, {entry.name}")))
+    return found
+
+
+def _steps(contest: Contest) -> dict[str, tuple[StepTime, ...]]:
+    """Of each device that can tell, in the model's order."""
+    found = {}
+    for entry in contest.running:
+        if not entry.entrant.peer:
+            with suppress(JitclError):              # said where kernels are listed
+                times = entry.process.ask("steps")
+                found[entry.entrant.arguments["device"]] = times.steps
     return found
 
 

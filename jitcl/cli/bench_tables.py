@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl.bench.compare import SUSPECT
+from jitcl.bench.cutting import InTwo, cut_verdict
 from jitcl.bench.machine import Machine, load_average
 from jitcl.bench.where import Place, verdict
 from jitcl.cli.console import console, duration, node_names, table
@@ -37,7 +38,7 @@ def status() -> Iterator[Callable[[str], object]]:
 @dataclass(frozen=True)
 class Results:
     """All that one bench found. absent: peers that did not compete, and why; unplaced: devices
-    whose kernels are not listed, and why. places: of `--where`.
+    whose kernels are not listed, and why. places, cut: of `--where`.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Results:
     rooflines: list[Roofline]
     unplaced: Mapping[str, str]
     places: Sequence[Place] = ()
+    cut: InTwo | None = None
 
     # ---- for people
 
@@ -69,6 +71,9 @@ class Results:
             out.print(f"{name}: no kernels listed: {why}")
         for line in verdict(self.places) if self.places else ():
             out.print(line)
+        if self.cut is not None:
+            for line in cut_verdict(self.cut, min(self.places, key=lambda p: p.seconds)):
+                out.print(line)
 
     def _inputs(self) -> str:
         shown = []
@@ -146,7 +151,8 @@ class Results:
             "engines": [self._engine(e) for e in self.contest.entries],
             "absent": dict(self.absent), "no_kernels": dict(self.unplaced),
             "rooflines": [_roofline(line) for line in self.rooflines],
-            "where": [p.document for p in self.places]}
+            "where": [p.document for p in self.places],
+            "cut": None if self.cut is None else asdict(self.cut)}
 
     def _engine(self, entry: Entry) -> dict[str, Any]:
         t, opened = entry.timing, entry.opened
