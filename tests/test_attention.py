@@ -15,6 +15,7 @@ from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Chain
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
+from jitcl.templates.attention_cpu.few import BLOCK
 from tests.compiling import compile_graph, plan_on
 
 DEVICE = CpuDevice()
@@ -224,12 +225,76 @@ def test_groups_stay_apart_where_others_read_what_is_between():
         assert "attention_cpu" not in templates(graph)
 
 
-def test_few_queries_and_another_axis_are_no_attention():
-    few, inputs = attention((1, 2, 4, 64, 16, 16))
+def test_rows_of_few_lanes_and_another_axis_are_no_attention():
+    few, inputs = attention((1, 2, 4, 64, 15, 16))
     assert "attention_cpu" not in templates(Graph("few", tuple(inputs), (("y", few),)))
     q, k, v = x("q", 2, 32, 16), x("k", 2, 16, 32), x("v", 2, 32, 24)
     y = g.matmul(g.softmax(g.matmul(q, k), axis=1), v)
     assert "attention_cpu" not in templates(Graph("other", (q, k, v), (("y", y),)))
+
+
+# batch, heads, queries, keys, channels of queries and of values
+FEW = {"a token": (1, 4, 1, 128, 64, 64), "odd": (2, 3, 5, 50, 12, 20),
+       "eight": (1, 2, 8, 300, 8, 8), "many keys": (2, 1, 3, 2001, 64, 32),
+       "five keys": (1, 2, 1, 5, 16, 16)}
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("masked", [-np.inf, -1e9, None], ids=str)
+@pytest.mark.parametrize("shape", FEW.values(), ids=FEW)
+def test_few_queries_read_keys_and_values_where_they_lie(shape, masked):
+    _, _, m, n, _, _ = shape
+    y, inputs = attention(shape, None if masked is None else x("mask", m, n))
+    graph = Graph("attention", tuple(inputs), (("y", y),))
+    assert kernels(graph) == ["attention"] * (2 if n > BLOCK else 1)
+    fed = feeds(inputs)
+    if masked is not None:                   # of many keys a block is masked as a whole
+        fed["mask"][:, 1:n - 3] = masked
+    one = run(y, inputs, fed)
+    np.testing.assert_allclose(one, expected(**fed), rtol=2e-5, atol=2e-5)
+    with config.override(threads=3):
+        np.testing.assert_array_equal(run(y, inputs, fed), one)
+
+
+def test_a_row_of_few_that_is_masked_whole_is_nan_or_zeros():
+    for guarded in (False, True):
+        for keys in (50, 700):
+            y, inputs = attention((1, 2, 2, keys, 16, 16), x("mask", 2, keys), guarded)
+            fed = feeds(inputs)
+            fed["mask"][1] = -np.inf
+            got = run(y, inputs, fed)
+            assert np.isnan(got[:, :, 1]).all() != guarded
+            np.testing.assert_allclose(got, expected(**fed, guarded=guarded), rtol=2e-5, atol=2e-5)
+
+
+def cached(past: int, heads: int = 6, shared: int = 2, size: int = 16
+           ) -> tuple[Graph, dict[str, np.ndarray], np.ndarray]:
+    """A token behind `past` others, whose keys and values are halves [1, past, shared, size], and
+    what it finds."""
+    q, new = x("q", 1, heads, 1, size), [x(n, 1, shared, 1, size) for n in ("k", "v")]
+    old = [graph_input(n, TensorType("f16", (1, past, shared, size))) for n in ("ks", "vs")]
+    joined = [g.transpose(g.cast(g.concat(a, g.cast(g.transpose(b, perm=(0, 2, 1, 3)), to="f16"),
+                                          axis=1), to="f32"), perm=(0, 2, 1, 3))
+              for a, b in zip(old, new)]
+    y = g.attention(q, *joined, scale=0.25, guarded=False)
+    graph = Graph("cached", (q, *new, *old), (("y", y),))
+    rng = np.random.default_rng(past)
+    fed = {str(i.attr("name")): rng.standard_normal(i.type.dims).astype(i.type.dtype.replace(
+        "f", "float")) for i in graph.inputs}
+    k, v = (np.concatenate([fed[a], fed[b].astype(np.float16).swapaxes(1, 2)], 1).swapaxes(1, 2)
+            .repeat(heads // shared, axis=1) for a, b in (("ks", "k"), ("vs", "v")))
+    return graph, fed, expected(0.25 * fed["q"], k, v)
+
+
+@pytest.mark.parametrize("past", [9, 40, 600])
+def test_a_cache_is_read_without_a_copy(past):
+    graph, fed, want = cached(past)
+    plan = compile_graph(graph, DEVICE.target).plan
+    assert [k.template for k in plan.kernels if "attention" in k.entry] == ["attention_cpu"] * (
+        1 + (past >= BLOCK))
+    assert all(b.nbytes < 2 * past * 2 * 16 for b in plan.buffers if b.kind == "temp" and past > 40)
+    got = jitcl.compile(graph, device="cpu").run(fed)["y"]
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_what_is_stored_may_be_halves():

@@ -4,17 +4,20 @@
     p = softmax(scores)         =>     (templates/attention_cpu)
     y = matmul(p, v)
 
-Without such a template the groups stay as they are: each writes what the next reads.
+Where a template reads keys and values as they lie, it reads those of a cache and new ones without a
+copy of both. Without such a template the groups stay as they are: each writes what the next reads.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jitcl.codegen.writer import Writer
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Chain, Group
+from jitcl.ops.builder import lookup
 from jitcl.templates import CPU_CHAINS
 
 
@@ -26,23 +29,39 @@ def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]
     stored = {group.root: group for group in groups}
     readers = Counter(n for group in groups for n in group.operands)
     readers.update(n for _, n in graph.outputs)
-    chains: dict[Group, Chain] = {}
+    chains: dict[Node, Chain] = {}
+    gone: set[Node] = set()
     for group in groups:
         chain = next(_chains(group, stored, readers, writer), None)
         if chain is not None:
-            chains[group] = chain
-    gone = {part for chain in chains.values() for part in chain.parts[:-1]}
-    return [chains.get(group, group) for group in groups if group not in gone]
+            chains[group.root] = chain
+            gone |= chain.inlined
+    return [chains.get(group.root, group) for group in groups if group.root not in gone]
 
 
 def _chains(last: Group, stored: dict[Node, Group], readers: Counter[Node],
             writer: Writer) -> Iterator[Chain]:
-    """The chains that end with this group and that a template writes."""
+    """The chains that end with this group and that a template writes: first those that read
+    through what only moves its operands."""
     for length in {t.length for t in CPU_CHAINS}:
         parts = _parts(last, length, stored, readers)
-        chain = Chain.of(parts) if parts else None
-        if chain is not None and writer.chain(chain) is not None:
-            yield chain
+        through = tuple(_through(part, stored, readers) for part in parts)
+        for found in dict.fromkeys((through, parts)):
+            if found and writer.chain(chain := Chain.of(found)) is not None:
+                yield chain
+
+
+def _through(group: Group, stored: dict[Node, Group], readers: Counter[Node]) -> Group:
+    """The group with the concatenations within that only its product reads."""
+    anchor = group.anchor
+    found = [stored[n] for n in group.operands if n in stored and readers[n] == 1 and any(
+        m.op == "concat" for m in stored[n].members)]
+    moved = {m for g in found if all(_moves(m) for m in g.members) for m in g.members}
+    return replace(group, inlined=group.inlined | moved) if moved and anchor else group
+
+
+def _moves(node: Node) -> bool:
+    return node.op == "cast" or lookup(node.op).kind == "movement"
 
 
 def _parts(last: Group, length: int, stored: dict[Node, Group],

@@ -226,7 +226,7 @@ class _Generator:
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)
-        flops = 0 if launch.prepares else part_flops(group, part)
+        flops = 0 if launch.helps else part_flops(group, part)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
         work = f"{amount(hint(flops), 'FLOP')}, {amount(hint(moved), 'B')}"
         how = f"template {kernel.template}" if kernel.template else "generated loops"
@@ -258,7 +258,7 @@ class _Generator:
         told = [(a, self.described(a, operands, part.group.root)) for a in emitted.arguments]
         reads = ", ".join(text for a, text in told if a not in emitted.writes) or "no operands"
         writes = ", ".join(text for a, text in told if a in emitted.writes)
-        what = f"arranges operands for {launch.prepares}: {ops}" if launch.prepares else ops
+        what = f"{launch.helps}: {ops}" if launch.helps else ops
         return (f"{mark} {launch.name}: {what}\n{mark} from {names}\n"
                 f"{mark} {reads} -> {writes}\n")
 

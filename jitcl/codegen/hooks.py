@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from jitcl import dtypes
 from jitcl.codegen.flags import buffers_of, flag_names, flagging_of
 from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
-from jitcl.codegen.render import SizesWritten, render
+from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.render_cell import CellRenderer
 from jitcl.codegen.render_numba import NumbaRenderer, flag_lines, render_kernel
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
@@ -57,6 +58,23 @@ class GroupHooks(ABC):
         type."""
         self.loads.preset(self.anchor, ix, value)
         return self.loads.value(self.group.root, ix)
+
+    def place(self, node: Node, ix: Sequence[Expr], loads: Loads | None = None
+              ) -> tuple[Node, Expr] | None:
+        """(the operand, the place in its buffer) of the element of a node at `ix`; None where it is
+        computed or rounded, or is 0 for some `ix`."""
+        loads = loads or self.loads
+        value = NodeLoader(loads, node)(*ix)
+        seen = {value.dtype}
+        while value.op == "cast":
+            value = value.args[0]
+            seen.add(value.dtype)
+        size = dtypes.itemsize(value.dtype)
+        narrow = any(dtypes.itemsize(d) <= size for d in seen - {value.dtype})
+        if value.op != "load" or value.guarded or narrow:
+            return None
+        (source,) = (n for n, name in self.names.items() if name == value.value)
+        return source, flat(loads.types(source).physical, value.indices)
 
     def arranged(
             self, node: Node, key: str, dtype: str, shape: tuple[int, ...], where: Arrangement
@@ -119,6 +137,10 @@ class CpuGroupHooks(GroupHooks):
     def loader(self, node: Node) -> NodeLoader:
         """What an op's body reads an operand through."""
         return NodeLoader(self.loads, node)
+
+    def text(self, x: Expr) -> str:
+        """An index as an operand in a kernel's text."""
+        return NumbaRenderer(Kernel("index", (), ()), sizes=self.sizes).operand(x)
 
     def vector_epilogue(
         self, lane_width: int, *, flat_space: bool, channels_left: str = ""

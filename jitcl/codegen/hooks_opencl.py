@@ -159,15 +159,10 @@ class OpenClGroupHooks(GroupHooks):
         seen = node.type.with_(shape=shape)
         loads = Loads(KernelBuilder(half=self.half), self.group, self.names,
                       lambda n: seen if n is node else n.type)
-        value = NodeLoader(loads, node)(*ix)
-        while value.op == "cast":
-            value = value.args[0]
-        if value.op != "load" or value.guarded:
+        found = self.place(node, ix, loads)
+        if found is None or found[0].type.dtype != node.type.dtype:
             return None
-        (source,) = (n for n, name in self.names.items() if name == value.value)
-        if source.type.dtype != node.type.dtype:
-            return None
-        at = flat(loads.types(source).physical, value.indices)
+        source, at = found
         store = Store("y", (E.index(0),), E.cast(at, "i32"))
         kernel = share(Kernel("place", (Buffer("y", "i32", (1,), "out"),), (store,)),
                        addresses=False)

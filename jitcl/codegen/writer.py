@@ -37,12 +37,13 @@ DIGEST = 10                     # characters at the end of a kernel's name, of a
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel with its launch. One that only arranges operands `prepares` a main step."""
+    """One kernel with its launch. `helps`: what one does for its main step that only arranges
+    operands, or puts parts together."""
 
     name: str                               # of the step
     kernel: KernelSource
     emitted: Emitted
-    prepares: str = ""
+    helps: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,17 @@ class Writer:
 
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:
-        *before, last = (_with_flags_written(e, group) for e in kernels)
+        kernels = [_with_flags_written(e, group) for e in kernels]
         options = self._options(group, name, memo)
+        main = next((k for k, e in enumerate(kernels) if e.main), len(kernels) - 1)
         found = []
-        for k, emitted in enumerate(before):
-            helper = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
-            found.append(Launch(helper, self._kernel(emitted, options, template), emitted, name))
-        return (*found, Launch(name, self._kernel(last, options, template), last))
+        for k, emitted in enumerate(kernels):
+            own, helps = name, ""
+            if k != main:
+                own = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
+                helps = ("arranges operands for " if k < main else "puts together ") + name
+            found.append(Launch(own, self._kernel(emitted, options, template), emitted, helps))
+        return tuple(found)
 
     def _kernel(self, emitted: Emitted, options: tuple[str, ...], template: str) -> KernelSource:
         options = (*emitted.options, *options)

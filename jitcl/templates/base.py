@@ -76,6 +76,7 @@ class Emitted:
     local_size: tuple[int, ...] = ()
     options: tuple[str, ...] = ()
     images: tuple[Argument, ...] = ()  # those of `arguments` that are read as image1d_buffer
+    main: bool = False          # the group's work is done here, where that isn't the last kernel
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,13 @@ class CpuHooks(Hooks, Protocol):
 
     def loader(self, node: Node) -> OperandLoader:
         """What an op's body reads an operand through."""
+
+    def place(self, node: Node, ix: Sequence[Expr]) -> tuple[Node, Expr] | None:
+        """(the operand, the place in its buffer) of the element of a node at `ix`; None where it is
+        computed or rounded, or is 0 for some `ix`."""
+
+    def text(self, x: Expr) -> str:
+        """An index as an operand in a kernel's text."""
 
     def blocked(self, node: Node, width: int, pads: tuple[int, ...]) -> tuple[Scratch, Emitted]:
         """(a copy of an operand in zero-padded blocks of `width` channels, the launch that writes

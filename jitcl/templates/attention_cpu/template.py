@@ -18,6 +18,8 @@ from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.types import ROW
 from jitcl.passes.matching import scalar
 from jitcl.target import CpuCore, Target
+from jitcl.templates.attention_cpu.few import Few, few_of
+from jitcl.templates.attention_cpu.few import emit as emit_few
 from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
@@ -28,7 +30,7 @@ PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image
           "q_head", "q_image")
 LIMIT = 2.0**40             # of a row's sum of powers: beyond it, values above 2**88 might overflow
 MASKED = -1000              # what is less is no score
-FEWEST_ROWS = 8             # of queries: fewer are a matter of bytes, not of arithmetic
+FEWEST_ROWS = 8             # of queries in tiles
 
 
 @dataclass(frozen=True)
@@ -60,25 +62,30 @@ class Tiles(Match):
     result: Tile
 
 
-class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
+class AttentionCpu(ChainTemplate[Tiles | Few, CpuHooks]):
     """matmul, softmax along its rows, matmul; with epilogues of both products. What is stored is
-    f32 or f16, sums and powers are f32."""
+    f32 or f16, sums and powers are f32. Few rows have kernels of their own (few.py)."""
 
     name = "attention_cpu"
     length = 3
     sized = True
 
-    def candidates(self, chain: Chain, target: Target) -> tuple[Tiles, ...]:
+    def candidates(self, chain: Chain, target: Target) -> tuple[Tiles | Few, ...]:
         a = attention_of(chain, target)
-        return () if a is None else (choose_tiles(a, target),)
+        if a is None:
+            return ()
+        return (few_of(a.scores, a.result, target) or choose_tiles(a, target),)
 
-    def emit(self, match: Tiles, chain: Chain, hooks: CpuHooks) -> list[Emitted] | None:
+    def emit(self, match: Tiles | Few, chain: Chain, hooks: CpuHooks) -> list[Emitted] | None:
         """None where an epilogue is no function of whole vectors."""
         width, target = hooks.target.vector_width, hooks.target
         first, _, last = chain.parts
         a = attention_of(chain, target)
         assert a is not None
         before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
+        if isinstance(match, Few):
+            return emit_few(
+                match, Writer(a.scores, before), Writer(a.result, after), a.guarded, hooks)
         lines = before.row_epilogue(width, "s"), after.row_epilogue(width)
         if lines[0] is None or lines[1] is None:
             return None
@@ -119,14 +126,18 @@ class AttentionCpu(ChainTemplate[Tiles, CpuHooks]):
 def attention_of(chain: Chain, target: Target) -> Attention | None:
     """The products of a chain that the template computes; None of any other."""
     first, softmax, last = chain.parts
-    scores, result = product_of(first, target), product_of(last, target)
+    scores, result = (product_of(part, target, columns=1) for part in (first, last))
     if scores is None or result is None or not _plain(first) or not _plain(last):
         return None
     assert last.anchor is not None
     if last.anchor.inputs[0] is not softmax.root or first.root in last.operands:
         return None
     same_rows = (scores.batch, scores.m) == (result.batch, result.m)
-    if not same_rows or scores.n != result.k or scores.m < FEWEST_ROWS:
+    if not same_rows or scores.n != result.k:
+        return None
+    narrow = target.vector_width // 2
+    if few_of(scores, result, target) is None and (
+            scores.m < FEWEST_ROWS or scores.n < narrow or result.n < narrow):
         return None
     guarded = softmax_of(softmax, first.root)
     if guarded is None or 4 * FEWEST_ROWS * result.n > target.core.stack:

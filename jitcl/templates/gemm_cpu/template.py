@@ -84,8 +84,9 @@ def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
     return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
 
 
-def product_of(group: Group, target: Target) -> Shape | None:
-    """The product that the template computes; None where it is none of that kind."""
+def product_of(group: Group, target: Target, columns: int = 0) -> Shape | None:
+    """The product that the template computes; None where it is none of that kind. columns: fewer
+    are no work for the template, by default less than half a vector."""
     node, root = group.anchor, group.root.type
     if node is None or node.op != "matmul" or target.kind != "cpu" or node.type.size == 0:
         return None
@@ -100,7 +101,7 @@ def product_of(group: Group, target: Target) -> Shape | None:
         a.rank < 2
         or b.rank < 2
         or a.dims[-1] == 0
-        or node.type.dims[-1] < target.vector_width // 2
+        or node.type.dims[-1] < (columns or target.vector_width // 2)
     ):
         return None
     shape = Shape.of(node)

@@ -1,0 +1,177 @@
+"""Attention of few query rows, as when a text is written token by token: a matter of bytes.
+
+Keys and values are read where they lie, of a cache and of what is new one after the other. Blocks
+of keys are tasks of their own, whose sums a second kernel puts together (Dao et al., 2023,
+"Flash-Decoding for long-context inference"); they depend on the number of keys alone, so that
+results are the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
+from jitcl.ir.sizes import is_size, same
+from jitcl.ops.core import norm_axis
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Scratch
+from jitcl.templates.cpu.operands import operands_of
+from jitcl.templates.cpu.tiling import fits
+from jitcl.templates.gemm_cpu.template import Writer
+from jitcl.templates.matmul import Shape
+
+MOST_ROWS = 8
+FEWEST_LANES = 4
+FLOATS = ("f32", "f16", "bf16")     # that rows are read from
+Index = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]      # of image, row and column
+BLOCK = 256                 # keys of a task; places in a cache come in multiples of it
+
+
+@dataclass(frozen=True)
+class Few(Match):
+    """Lanes of the vectors along keys' and values' rows; vectors of a value that a tile sums."""
+
+    key_lanes: int
+    value_lanes: int
+    value_blocks: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `first` to `end` of an operand of each image, as a kernel's text has them: those of
+    image i begin at element `base` of a buffer, `pitch` apart."""
+
+    name: str
+    node: Argument
+    dtype: str
+    first: str
+    end: str
+    base: str
+    pitch: str
+
+
+def few_of(scores: Shape, result: Shape, target: Target) -> Few | None:
+    """None where there are more rows, or rows that are no whole vectors."""
+    rows, lanes = scores.m, [_lanes(n, target) for n in (scores.k, result.n)]
+    if is_size(rows) or rows > MOST_ROWS or min(lanes) < FEWEST_LANES:
+        return None
+    vectors: int = result.n // lanes[1]
+    blocks = max(b for b in range(1, 9) if b == 1 or vectors % b == 0 and fits(rows, b, target))
+    return Few(lanes[0], lanes[1], blocks)
+
+
+def _lanes(n: int, target: Target) -> int:
+    return 1 if is_size(n) else max(
+        w for w in (1, 2, 4, 8, 16) if w <= target.vector_width and n % w == 0)
+
+
+def emit(match: Few, scores: Writer, result: Writer, guarded: bool, hooks: CpuHooks
+         ) -> list[Emitted] | None:
+    """The kernels of both products; None where an epilogue is no function of whole vectors. hooks:
+    of the chain."""
+    s, r, width = scores.s, result.s, scores.width
+    score_lines = scores.hooks.row_epilogue(width, "s")
+    lines = result.hooks.row_epilogue(match.value_lanes)
+    if score_lines is None or lines is None:
+        return None
+    emitted: list[Emitted] = []
+
+    def images(product: Writer, i: Expr) -> list[Expr]:
+        return product.operand_index(product.b, i, E.index(0))[:-1]
+
+    (query,) = _parts(scores, scores.a, (s.m, s.k), [s.m], lambda i, row, d: (
+        *scores.operand_index(scores.a, i, row), d), "q", emitted)
+    keys = _parts(scores, scores.b, (s.n, s.k), _joined(scores, s.n), lambda i, row, d: (
+        *images(scores, i), d, row), "k", emitted)
+    values = _parts(result, result.b, (r.k, r.n), _joined(result, r.k), lambda i, row, d: (
+        *images(result, i), row, d), "v", emitted)
+    several = is_size(s.n) or s.n > BLOCK
+    size = s.m * (r.n + 2)
+    parts = Scratch("sums of blocks of keys", "f32", (s.batch, -(-s.n // BLOCK), size))
+    root = result.group.root
+    y, some = ("y", root.type.dtype, root), ("parts", "f32", parts)
+    stem = f"attention_{s.m}_rows"
+    common = dict(
+        entry=ENTRY, params=("batch", "count"), ROWS=s.m, D=s.k, VN=r.n, K=match.key_lanes,
+        V=match.value_lanes, VB=match.value_blocks, W=width, BLOCK=BLOCK, STRIDE=BLOCK + width,
+        SIZE=size, SEVERAL=several, guarded=guarded, lines=lines, score_lines=score_lines,
+        query=query, keys=keys, values=values)
+
+    def kernel(file: str, stem: str, given: list[tuple[str, str, Argument]],
+               stored: tuple[str, str, Argument], *read: tuple[Lines, CpuHooks]) -> Emitted:
+        """Of a file; `read` are lines and the hooks that name what they read."""
+        own = [(part.names[n], n.type.dtype, n) for text, part in read
+               for n in operands_of(text, part)]
+        buffers = [*given, *own, stored]
+        body = hooks.render(
+            f"attention_cpu/{file}", buffers=[b[:2] for b in buffers],
+            operands=[b[:2] for b in own], **common)
+        params = {"batch": s.batch, "count": s.n} | hooks.sizes.params()
+        return Emitted(stem, body, tuple(b[2] for b in buffers), (stored[2],), params)
+
+    given = [(p.name, p.dtype, p.node) for p in (query, *keys, *values)]
+    if not several:
+        read = (score_lines, scores.hooks), (lines, result.hooks)
+        return [*emitted, kernel("few.py.j2", stem, given, y, *read)]
+    blocks = kernel("few.py.j2", stem, given, some, (score_lines, scores.hooks))
+    return [*emitted, replace(blocks, main=True),
+            kernel("parts.py.j2", f"{stem}_whole", [some], y, (lines, result.hooks))]
+
+
+def _parts(product: Writer, node: Node, dims: tuple[int, int], lengths: list[int], index: Index,
+           name: str, emitted: list[Emitted]) -> list[Part]:
+    """Where `dims` rows and columns of each image of an operand lie, `lengths` rows together, which
+    has them at an `index` of image, row and column; what doesn't lie in rows is copied."""
+    hooks, (_, columns) = product.hooks, dims
+    found: list[Part] = []
+    first = 0
+    for count in lengths:
+        def at(i: Expr, row: Expr, column: Expr, first: int = first) -> tuple[Expr, ...]:
+            return index(i, row + first, column)
+
+        def where(to: tuple[Expr, ...], at: Index = at) -> tuple[tuple[Expr, ...], Expr]:
+            return at(*to), E.const(True, "bool")
+
+        shape = (product.s.batch, count, columns)
+        place = _in_place(hooks, node, shape, at)
+        if place is None:
+            copy, launch = hooks.arranged(node, f"{name}{first} {node.type}", "f32", shape, where)
+            emitted.append(launch)
+            place = copy, E.var("i") * (count * columns), columns
+        source, base, pitch = place
+        dtype = source.type.dtype if isinstance(source, Node) else "f32"
+        texts = map(hooks.text, (E.index(first), E.index(first + count), base, E.index(pitch)))
+        found.append(Part(f"{name}{len(found)}", source, dtype, *texts))
+        first += count
+    return found
+
+
+def _in_place(hooks: CpuHooks, node: Node, shape: tuple[int, ...], index: Index
+              ) -> tuple[Argument, Expr, int] | None:
+    """(the buffer, where image `i` begins, elements from a row to the next) of elements of a node,
+    of images, rows and columns of a `shape`; None where they don't lie in rows."""
+    i, row, column = (E.var(name, extent=n) for name, n in zip(("i", "t", "d"), shape))
+    place = hooks.place(node, index(i, row, column))
+    if place is None or place[0].type.dtype not in FLOATS:
+        return None
+    terms, constant = E.linear(place[1])
+    pitch, step = terms.pop(row, 0), terms.pop(column, 0)
+    if not same(step, 1) or any({"t", "d"} & atom.free for atom in terms):
+        return None
+    return place[0], E.from_linear(terms, constant), pitch
+
+
+def _joined(product: Writer, count: int) -> list[int]:
+    """Lengths of what is concatenated to `count` rows of a product's second operand."""
+    node = product.b
+    while node not in product.hooks.names and node.inputs:
+        if node.op == "concat":
+            axis = norm_axis(node.attr("axis"), node.type.rank)
+            lengths = [n.type.dims[axis] for n in node.inputs if not same(n.type.dims[axis], 0)]
+            if same(sum(lengths), count):
+                return lengths
+        node = node.inputs[0]
+    return [count]
