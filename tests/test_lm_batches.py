@@ -50,6 +50,19 @@ def test_texts_are_what_they_are_alone(model: Any, options: dict[str, Any]) -> N
     assert found == wanted and len(model._cache.slots) == 3
 
 
+def test_clients_in_turn_keep_what_was_read(model: Any) -> None:
+    """Each reads its new tokens alone, as long as there are slots."""
+    one, two = "abcabcabc", "xyzxyzxyz"
+    for text in (one, two, one + "d", two + "d", one + "de"):
+        model.generate(text, max_new_tokens=1)
+        if len(text) > 9:
+            assert model.last.reused_tokens >= 9
+    assert len(model._cache.slots) == 2
+    for text in ("QQQQ", "RRRR", "SSSS"):
+        model.generate(text, max_new_tokens=1)
+    assert len(model._cache.slots) == 3
+
+
 def test_conversations_at_once(model: Any) -> None:
     talks = [[{"role": "user", "content": c}] for c in ("hi", "ho")]
     assert model.generate(talks, max_new_tokens=5) == [
@@ -126,6 +139,14 @@ def test_slots(model: Any) -> None:
     assert cache.room == 2 * ROOM
     assert [s.shared([1, 2, 3, 4]) for s in cache.slots] == [3, 0, 2]
     second.shorten(1)
+    right()
+    other = cache.slot([1, 2, 5], [], most=4)               # in place of the half of a longer text
+    assert other is first and len(cache.slots) == 3
+    other = cache.slot([4, 5], [], most=4)
+    assert other is third
+    fill(first, [7, 8, 9])
+    other = cache.slot([1, 2, 7], [], most=4)
+    assert other is cache.slots[3] and other.ids == [1, 2] and first.ids == [1, 2, 3, 7, 8, 9]
     right()
     assert cache.first([second], 4)[:3] == [first, third, second] and len(cache.slots) == 4
 

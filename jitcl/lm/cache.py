@@ -51,14 +51,21 @@ class Cache:
         self.slots, self.room, self._uses = [Slot(self, 0)], ROOM, 0
         self._bound: dict[Any, tuple[int, Bound]] = {}      # kernels -> (first slot, run)
 
-    def slot(self, ids: Sequence[int], taken: Collection[Slot]) -> Slot:
+    def slot(self, ids: Sequence[int], taken: Collection[Slot], most: int = 1) -> Slot:
         """The one that shares most tokens with a text, of those that are not taken; of several the
-        one that was not used for longest. A new one where all are taken."""
+        one that was not used for longest. A new one where all are taken, or where there are fewer
+        than `most` and that one holds another text, more than half of it: its tokens are kept for
+        whoever asks next, and those that both share are copied."""
         free = [s for s in self.slots if s not in taken]
-        if not free:
+        found = max(free, key=lambda s: (s.shared(ids), -s.used), default=None)
+        shared = found.shared(ids) if found else 0
+        if found is None or (len(self.slots) < most and 2 * shared < len(found.ids)):
             self.grow(len(self.slots) + 1)
-            free = [self.slots[-1]]
-        found = max(free, key=lambda s: (s.shared(ids), -s.used))
+            found, old = self.slots[-1], found
+            if old is not None:
+                for array in self.arrays.values():
+                    array[found.index, :shared] = array[old.index, :shared]
+                found.ids = old.ids[:shared]
         self._uses += 1
         found.used = self._uses
         return found

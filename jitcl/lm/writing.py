@@ -213,5 +213,5 @@ def _slot(model: LanguageModel, text: Text, texts: Sequence[Text]) -> Slot:
     slot, cache = text.slot, model._cache
     others = [t.slot for t in texts if t is not text and t.slot is not None]
     if slot is None or slot.cache is not cache or slot in others:
-        return cache.slot(text.seen, others)
+        return cache.slot(text.seen, others, model.batch)
     return slot
