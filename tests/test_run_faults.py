@@ -204,10 +204,13 @@ def test_a_refusal_while_times_are_taken_by_the_clock(device, driver, monkeypatc
     assert [e for e, *_ in seen(device)] == ["square_1"]
 
 
-def test_a_work_group_that_does_not_fit_is_recorded(device, monkeypatch):
-    sized = [replace(k, body=k.body.replace(
-        "__kernel void", "__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void"))
-        for k in plan_of().kernels]
+@pytest.mark.parametrize("old, new", [
+    ("__kernel void", "__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void"),
+    ("int i = ", "barrier(CLK_LOCAL_MEM_FENCE);\n    int i = ")])
+def test_a_work_group_that_does_not_fit_is_recorded(device, monkeypatch, old, new):
+    """One that is declared, or whose work-items wait for each other."""
+    sized = [replace(k, body=k.body.replace(old, new)) for k in plan_of().kernels]
+    assert all(new in k.body for k in sized)
     plan = replace(plan_of(), kernels=tuple(sized))
     np.testing.assert_allclose(device.load(plan).run([X])[0], expected(X), rtol=2e-7)
     device = opened(device.session.spec)                 # nothing is known to be good

@@ -102,10 +102,15 @@ def _prepare(session: Session, plan: Plan, step: Step, program: Any) -> Launch |
         limit = kernel.get_work_group_info(info.WORK_GROUP_SIZE, handle)
         required = tuple(kernel.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, handle))
     local = fit_work_group(step.local_size, limit, session.max_items)
-    if local != step.local_size and any(required):
+    if local != step.local_size and (any(required) or _meets(plan, step)):
         needs = f"needs groups of {math.prod(step.local_size)}, runs with at most {limit}"
         return fault_of(plan, step, "launch", "resources", needs)
     return Launch(step, kernel, padded(step.global_size, local), local, step.params)
+
+
+def _meets(plan: Plan, step: Step) -> bool:
+    """Whether work-items of a group wait for each other: then it must be whole, declared or not."""
+    return any(k.entry == step.kernel and "barrier" in k.features for k in plan.kernels)
 
 
 def padded(global_size: tuple[int, ...], local: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -129,7 +134,7 @@ def fit_work_group(
     local: tuple[int, ...], limit: int, max_items: tuple[int, ...]
 ) -> tuple[int, ...]:
     """`local`, its largest side halved until it has at most `limit` work-items and no side is
-    over max_items (the kernels' guards allow more groups).
+    over max_items (the guards of kernels without barriers allow more groups).
 
     An odd side is cut to the power of two below it, so that reductions over a work-group stay
     trees.
