@@ -219,6 +219,24 @@ TABLE = (
         model.run({"x": t, "w": W})["y"].tobytes() == want.tobytes(), list(t.copies.values()) in (
             [], [1])
         """, "(True, True)"),
+    ("what lies on no such device, or in a foreign context", """
+        cpu = jitcl.compile(jitcl.parse(GRAPH), device="cpu")
+        said = told(jitcl.DeviceTensor.from_cl_mem, None, "f4", X.shape, cpu)
+        foreign = "another context"
+        if DEVICE != "cpu":
+            import pyopencl as cl
+            model = compiled()
+            context = cl.Context([model.device.session.handle])
+            buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, X.nbytes)
+            foreign = told(jitcl.DeviceTensor.from_cl_mem, buffer, "f4", X.shape, model)
+        said.partition("wanted ")[2], "another context" in foreign
+        """, "('a model on an OpenCL device', True)"),
+    ("layouts: in any order, but not of other bytes", """
+        model = compiled()
+        run = model.submit({"x": np.asfortranarray(X), "w": W[::-1].copy()[::-1]})
+        ok(run.result()), told(model.submit, {"x": X.astype(">f4"), "w": W})
+        """, """(True, "InputError: input 'x' f32[64,256]: got dtype >f4, wanted float32; convert it
+        with array.astype('float32')")"""),
     ("tensors, mappings and models that go in any order", """
         model = compiled()
         kept = [model.run(FEEDS, keep_on_device=True)["y"] for _ in range(4)]
