@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from jitcl.compiling import packed
 from jitcl.devices.base import Progress
 from jitcl.errors import InputError, OptionError, UnsupportedError
-from jitcl.passes.layers import check_layers, skipped_nodes
+from jitcl.passes.layers import check_layers, weight_bits
 from jitcl.passes.options import Options
 from jitcl.passes.pack_weights import FEW_CHANNELS, SMALL
 from jitcl.passes.packing import SMALLEST, Array, Packing, Rows
@@ -31,19 +31,21 @@ class Quantised:
 
 
 def quantize(model: Any, output: str | Path, *, bits: int = 8, block: int = 64,
-             symmetric: bool = True, skip: Sequence[str] = (), calibrate: Any = None,
-             cache_dir: str | Path | None = None, progress: Progress | None = None) -> Quantised:
+             symmetric: bool = True, skip: Sequence[str] = (), wide: Sequence[str] = (),
+             calibrate: Any = None, cache_dir: str | Path | None = None,
+             progress: Progress | None = None) -> Quantised:
     """Write an ONNX model whose weights of MatMul, Gemm, Conv and look-ups take 4 or 8 bits, with a
     scale (f16) for each block of a sum: DequantizeLinear of opset 21, which other engines read.
 
-    model: what `jitcl.compile` takes of ONNX. bits, block, symmetric, skip: as of `memory=` there.
-    calibrate: inputs that weights are rounded for (GPTQ): a dict, several, or a folder of .npz;
-    None: each goes to the nearest code. See docs/quantisation.md.
+    model: what `jitcl.compile` takes of ONNX. bits, block, symmetric, skip, wide: as of `memory=`
+    there. calibrate: inputs that weights are rounded for (GPTQ): a dict, several, or a folder of
+    .npz; None: each goes to the nearest code. See docs/quantisation.md.
 
     Raises OptionError, InputError, ModelError, UnsupportedError (no ONNX model, one that onnx can't
     bring to opset 21, or to be calibrated and no single graph).
     """
-    packing = Packing.of({"bits": bits, "block": block, "symmetric": symmetric, "skip": skip})
+    packing = Packing.of({"bits": bits, "block": block, "symmetric": symmetric, "skip": skip,
+                          "wide": wide})
     path = Path(output)
     if not path.absolute().parent.is_dir():
         raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'")
@@ -65,17 +67,17 @@ def quantize(model: Any, output: str | Path, *, bits: int = 8, block: int = 64,
     if calibrate is not None:
         options = {"cache_dir": cache_dir, "progress": progress}
         packing, _ = packed(proto, options, packing, calibrate, folded=False)
-    skipped = skipped_nodes(source.nodes(), packing) if packing.skip else frozenset()
+    said = weight_bits(source.nodes(), packing)
 
-    def pack(op: str, rows: Array, dims: Sequence[int]) -> Rows | None:
+    def pack(op: str, own: int | None, rows: Array, dims: Sequence[int]) -> Rows | None:
         """The rule of `PackWeights`."""
         if (rows.size < SMALL or rows.shape[1] < SMALLEST or not np.isfinite(rows).all()
                 or (op == "Conv" and dims[1] < FEW_CHANNELS)):
             return None
-        found = packing.packed(rows)
+        found = replace(packing, bits=own or packing.bits).packed(rows)
         return found if np.isfinite(found.scales).all() else None
 
-    made, names = with_packed_weights(source.model, pack, skipped)
+    made, names = with_packed_weights(source.model, pack, said)
     if not names:
         raise InputError(f"quantize: model {source.name} has no weights that would be packed\n  "
                          f"They are f32 or f16, of {SMALL} elements and sums of {SMALLEST} terms "

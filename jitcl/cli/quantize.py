@@ -30,19 +30,23 @@ packed; other engines that know opset 21 read it, too.
 @click.option("--asymmetric", is_flag=True, help="A zero point for each block, too.")
 @click.option("--skip", multiple=True, metavar="NAME",
               help="A node, or a pattern of nodes, whose weights stay; repeatable.")
+@click.option("--wide", multiple=True, metavar="NAME",
+              help="The same, whose weights take 8 bits; repeatable.")
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Inputs that weights are rounded for, each .npz or .npy in it.  [default: each "
               "weight goes to the nearest code]")
 @click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
               help="The kernel cache.  [default: the user's]")
 def quantize(model: Path, output: Path, bits: str, block: str, asymmetric: bool,
-             skip: tuple[str, ...], calibrate: Path | None, cache_dir: Path | None) -> None:
+             skip: tuple[str, ...], wide: tuple[str, ...], calibrate: Path | None,
+             cache_dir: Path | None) -> None:
     """Write MODEL, an ONNX file, with weights in 8 or 4 bits."""
     from jitcl.cli.console import progress_bar
     from jitcl.quantising import quantize as write
 
     with progress_bar() as progress:
         found = write(model, output, bits=int(bits), block=int(block), symmetric=not asymmetric,
-                      skip=skip, calibrate=calibrate, cache_dir=cache_dir, progress=progress)
+                      skip=skip, wide=wide, calibrate=calibrate, cache_dir=cache_dir,
+                      progress=progress)
     click.echo(f"saved {found.path}: {len(found.weights)} weights in {bits} bits, "
                f"{found.bytes_before / 2**20:.2f} -> {found.bytes / 2**20:.2f} MiB")

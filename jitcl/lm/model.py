@@ -387,8 +387,9 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     options, isolation = Options(precision, memory, "none"), isolation_of(isolation)
     if options.layers:
         raise OptionError(f"precision={precision!r}: language models have one for all layers")
-    if options.weights is not None and options.weights.skip:
-        raise OptionError("memory: skip names nodes of ONNX models; language models have none")
+    if options.weights is not None and (options.weights.skip or options.weights.wide):
+        raise OptionError("memory: skip and wide name nodes of ONNX models; language models have "
+                          "none")
     if batch is not None:
         whole_number("batch", batch)
     found, tokenizer, ends, configured = (

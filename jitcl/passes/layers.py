@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from jitcl.errors import OptionError
 from jitcl.ir.graph import ModelNode
 from jitcl.passes.options import Options, strictest
-from jitcl.passes.packing import Packing
+from jitcl.passes.packing import NAMES, Packing
 
 NEAREST = 3                     # names that an error proposes
 
@@ -17,7 +17,8 @@ NEAREST = 3                     # names that an error proposes
 def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -> None:
     """OptionError for a name that no node has, and for a pattern that matches none."""
     asked = [("precision", name) for name, _ in options.layers]
-    asked += [("memory: skip", name) for name in (options.weights.skip if options.weights else ())]
+    asked += [(f"memory: {option}", name) for option in (NAMES if options.weights else ())
+              for name in getattr(options.weights, option)]
     for option, given in asked:
         if given in names or any(fnmatchcase(name, given) for name in names):
             continue
@@ -28,17 +29,17 @@ def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -
                           f"{', '.join(map(repr, near)) or 'none'}.")
 
 
-def skipped_nodes(names: Mapping[str, ModelNode], packing: Packing) -> frozenset[str]:
-    """The nodes whose weights stay as they are: by their own name, or that of a node which has them
-    in a body."""
-    def skipped(name: str) -> bool:
+def weight_bits(names: Mapping[str, ModelNode], packing: Packing) -> dict[str, int]:
+    """Bits of nodes' weights that take others than the rest, 0 for those that stay as they are: by
+    their own name, or that of a node which has them in a body."""
+    def said(name: str) -> int | None:
         while name in names:
-            if packing.skips(name):
-                return True
+            if (bits := packing.bits_of(name)) is not None:
+                return bits
             name = names[name].inside
-        return False
+        return None
 
-    return frozenset(filter(skipped, names))
+    return {name: bits for name in names if (bits := said(name)) is not None}
 
 
 def layer_precisions(names: Mapping[str, ModelNode], options: Options, kept: Iterable[str],
@@ -79,4 +80,4 @@ def _followers(names: Mapping[str, ModelNode], name: str, present: set[str]) -> 
     return found
 
 
-__all__ = ["check_layers", "layer_precisions", "skipped_nodes"]
+__all__ = ["check_layers", "layer_precisions", "weight_bits"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -31,6 +31,7 @@ class Weight:
     node: Node
     slot: int
     order: str
+    bits: int = 8
 
     @staticmethod
     def of(node: Node, inputs: tuple[Node, ...]) -> Weight | None:
@@ -162,22 +163,24 @@ class PackWeights(Pass):
                                         %y = matmul(%x, %3)
 
     After scales are folded into weights, and before products are moved about, which depends on
-    shapes: the same weights for all of them. skipped: the model's nodes whose weights stay.
+    shapes: the same weights for all of them. bits: of the weights of some of the model's nodes, 0
+    of those that stay.
     """
 
     packing: Packing
-    skipped: frozenset[str] = frozenset()
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
-        g, packed = GraphBuilder(), dict[tuple[Node, str], Node]()
+        g, packed = GraphBuilder(), dict[tuple[Node, str, int], Node]()
 
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
             weight = self._weight(graph, node)
             if weight is not None:
                 w = node.inputs[weight.slot]
-                if (w, weight.order) not in packed:
-                    packed[w, weight.order] = self._packed(g, weight, w)
-                inputs = tuple(packed[w, weight.order] if k == weight.slot else i
+                kind = w, weight.order, weight.bits
+                if kind not in packed:
+                    packed[kind] = self._packed(g, weight, w)
+                inputs = tuple(packed[kind] if k == weight.slot else i
                                for k, i in enumerate(inputs))
             return node if node.inputs == inputs else node.with_inputs(inputs)
 
@@ -192,7 +195,8 @@ class PackWeights(Pass):
 
     def _packed(self, g: GraphBuilder, weight: Weight, w: Node) -> Node:
         rows = weight.rows(w.data)
-        found = self.packing.packed(rows) if np.isfinite(rows).all() else None
+        packing = replace(self.packing, bits=weight.bits)
+        found = packing.packed(rows) if np.isfinite(rows).all() else None
         if found is None or not np.isfinite(found.scales).all():
             return w                    # beyond what scales of f16 reach
         return weight.decoded(g, w, found)
@@ -201,9 +205,10 @@ class PackWeights(Pass):
         if node.op in ("input", "const"):
             return None
         origin = graph.origins.get(node)
-        if origin is not None and any(n in self.skipped for n in (origin.name, *origin.twins)):
-            return None
-        return Weight.of(node, node.inputs)
+        names = () if origin is None else (origin.name, *origin.twins)
+        said = [self.bits[n] for n in names if n in self.bits]
+        weight = Weight.of(node, node.inputs) if 0 not in said else None
+        return weight and replace(weight, bits=max(said, default=self.packing.bits))
 
 
 __all__ = ["PackWeights", "Weight"]

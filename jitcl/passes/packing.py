@@ -23,6 +23,7 @@ BLOCKS = (32, 64, 128)
 SMALLEST = BLOCKS[0]
 FIELDS: dict[str, tuple[Any, ...]] = {
     "bits": (4, 8), "block": BLOCKS, "symmetric": (True, False), "plan": ("low", "normal", "high")}
+NAMES = {"skip": 0, "wide": 8}      # options that are names of nodes: bits of their weights
 DAMPING = 0.01                      # of the mean of a Hessian's diagonal, as GPTQ's authors have it
 SHRUNK = tuple(np.arange(1.0, 0.6, -0.05))      # parts of a block's range that scales are tried for
 
@@ -31,8 +32,8 @@ SHRUNK = tuple(np.arange(1.0, 0.6, -0.05))      # parts of a block's range that 
 class Packing:
     """Which weights are stored in few bits, and how. bits: 4 or 8. block: weights along the sum's
     axis that share a scale; halved, to 32 at least, where it does not divide the sum's length.
-    symmetric: without zero points. skip: names or patterns of nodes whose weights stay as they are.
-    plan: what `memory` means without weights.
+    symmetric: without zero points. skip: names or patterns of nodes whose weights stay as they are;
+    wide: of those whose weights take 8 bits. plan: what `memory` means without weights.
 
     calibration: a digest of what `rows` were rounded for; these are rows by their `identity`, and
     others are rounded to the nearest.
@@ -43,6 +44,7 @@ class Packing:
     symmetric: bool = True
     skip: tuple[str, ...] = ()
     plan: str = "normal"
+    wide: tuple[str, ...] = ()
     calibration: str = field(default="", kw_only=True)
     rows: Mapping[str, Rows] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
 
@@ -52,7 +54,7 @@ class Packing:
         Raises OptionError.
         """
         said = _parsed(given) if isinstance(given, str) else dict(given)
-        allowed = [f.name for f in fields(Packing)][:5]
+        allowed = [f.name for f in fields(Packing)][:6]
         for name, value in said.items():
             if name not in allowed:
                 raise OptionError(f"memory: got {name!r}, wanted {', '.join(allowed)}")
@@ -60,23 +62,30 @@ class Packing:
             if not any(value is w or (type(value) is type(w) and value == w) for w in wanted):
                 raise OptionError(f"memory: {name} is {value!r}: use one of "
                                   f"{', '.join(map(str, wanted))}")
-        skip = said.pop("skip", ())
-        names = [skip] if isinstance(skip, str) else skip
-        if not isinstance(names, Iterable) or not all(isinstance(n, str) and n for n in names):
-            raise OptionError(f"memory: skip is {skip!r}: use a list of names or patterns of nodes")
-        return Packing(**said, skip=tuple(names))
+        for option in NAMES:
+            given = said.pop(option, ())
+            names = [given] if isinstance(given, str) else given
+            if not isinstance(names, Iterable) or not all(isinstance(n, str) and n for n in names):
+                raise OptionError(f"memory: {option} is {given!r}: use a list of names or patterns "
+                                  "of nodes")
+            said[option] = tuple(names)
+        return Packing(**said)
 
     @property
     def said(self) -> str:
         """As text, which says the same when it is given as one."""
         return ";".join([*(f"{n}={getattr(self, n)}" for n in FIELDS),
-                         *(f"skip={n}" for n in self.skip)])
+                         *(f"{option}={n}" for option in NAMES for n in getattr(self, option))])
 
     def __str__(self) -> str:
         return f"{self.said} {self.calibration}".rstrip()
 
-    def skips(self, name: str) -> bool:
-        return any(name == given or fnmatchcase(name, given) for given in self.skip)
+    def bits_of(self, name: str) -> int | None:
+        """Of a node's weights, where its name says so; 0: they stay."""
+        for option, bits in NAMES.items():
+            if any(name == given or fnmatchcase(name, given) for given in getattr(self, option)):
+                return bits
+        return None
 
     def block_of(self, k: int) -> int:
         """The block for sums of k terms."""
@@ -98,8 +107,8 @@ def _parsed(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in text.split(";"))):
         name, _, value = (p.strip() for p in part.partition("="))
-        if name == "skip":
-            found.setdefault("skip", []).append(value)
+        if name in NAMES:
+            found.setdefault(name, []).append(value)
         elif name in found:
             raise OptionError(f"memory={text!r} says twice what '{name}' is")
         else:

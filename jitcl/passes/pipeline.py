@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jitcl.passes.base import Pass
 from jitcl.passes.canonicalise import Canonicalise
 from jitcl.passes.concat import SplitConcat
@@ -28,11 +30,11 @@ from jitcl.passes.wide_softmax import WidenSoftmax
 from jitcl.target import Target
 
 
-def pipeline(target: Target, options: Options, skipped: frozenset[str] = frozenset()
+def pipeline(target: Target, options: Options, bits: Mapping[str, int] | None = None
              ) -> tuple[Pass, ...]:
     """The passes for a target. `fuse` follows them, which makes groups of the graph that they
-    leave, and `assign_precision`, which says what is stored and computed as f16. skipped: nodes of
-    the model whose weights are not to be packed.
+    leave, and `assign_precision`, which says what is stored and computed as f16. bits: of
+    the model's nodes whose weights take others than the rest.
     """
     packed = target.packed_weights
     return (
@@ -49,7 +51,7 @@ def pipeline(target: Target, options: Options, skipped: frozenset[str] = frozens
         FoldScale(),
         FoldScaleBefore(),
         FoldPad(),
-        *((PackWeights(options.weights, skipped),) if options.weights is not None else ()),
+        *((PackWeights(options.weights, bits or {}),) if options.weights is not None else ()),
         PixelProducts(),
         ConvolveSmall(),
         MergeProducts(),

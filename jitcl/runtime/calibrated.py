@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from jitcl.errors import InputError, NeedsValue, NotOneGraph, UnsupportedError
 from jitcl.ir.graph import Graph, Node
 from jitcl.passes.base import run_passes
 from jitcl.passes.indices import take_checks
-from jitcl.passes.layers import skipped_nodes
+from jitcl.passes.layers import weight_bits
 from jitcl.passes.options import Options
 from jitcl.passes.pack_weights import PackWeights, Weight
 from jitcl.passes.packing import Array, Packing, Rows, gptq
@@ -47,9 +48,9 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
               f"packed weights of {source.name}")
     stored = cache.get("model", key)
     if stored is not None:
-        return packing.calibrated(inputs, _read(stored, packing.bits))
-    skipped = skipped_nodes(source.nodes(), packing) if packing.skip else frozenset()
-    step = PackWeights(packing, skipped)
+        return packing.calibrated(inputs, _read(stored))
+    named = packing.skip or packing.wide
+    step = PackWeights(packing, weight_bits(source.nodes(), packing) if named else {})
     seen: dict[str, tuple[Weight, list[list[Array]]]] = {}
     models: dict[Any, tuple[Model, Mapping[str, Weight]]] = {}
     try:
@@ -92,7 +93,7 @@ def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache,
                 f"calibrate: model {source.name} is computed in several parts: {error}\n"
                 "  Leave calibrate= out: weights are then rounded to the nearest.") from None
     options = Options("high", step.packing)
-    passes = pipeline(device.target, options, step.skipped)
+    passes = pipeline(device.target, options, step.bits)
     graph = run_passes(graph, passes[:passes.index(step) if folded else 1])    # 1: constants
     weights = step.weights(graph)
     read: dict[str, Node] = {n: x for n, w in weights.items() if (x := w.source) is not None}
@@ -108,6 +109,7 @@ def _rounded(weight: Weight, parts: Sequence[Sequence[Array]], packing: Packing)
     """parts: of each input, the sums' terms by groups of outputs."""
     rows = weight.rows(weight.node.inputs[weight.slot].data)
     groups = [np.concatenate(terms) for terms in zip(*parts)]
+    packing = replace(packing, bits=weight.bits)
     found = [gptq(w, x, packing) for w, x in zip(np.split(rows, len(groups)), groups)]
     zeros = [f.zeros for f in found if f.zeros is not None]
     return Rows(packing.bits, np.concatenate([f.codes for f in found]),
@@ -127,15 +129,16 @@ def _digest(feeds: Sequence[Feeds]) -> str:
 def _written(found: Mapping[str, Rows]) -> bytes:
     file = io.BytesIO()
     arrays = {f"{name} {part}": a for name, r in found.items()
-              for part in ("codes", "scales", "zeros") if (a := getattr(r, part)) is not None}
+              for part in ("bits", "codes", "scales", "zeros")
+              if (a := getattr(r, part)) is not None}
     np.savez(file, **arrays)
     return file.getvalue()
 
 
-def _read(data: bytes, bits: int) -> dict[str, Rows]:
+def _read(data: bytes) -> dict[str, Rows]:
     with np.load(io.BytesIO(data)) as arrays:
         names = dict.fromkeys(n.split()[0] for n in arrays)
-        return {n: Rows(bits, arrays[f"{n} codes"], arrays[f"{n} scales"],
+        return {n: Rows(int(arrays[f"{n} bits"]), arrays[f"{n} codes"], arrays[f"{n} scales"],
                         arrays[f"{n} zeros"] if f"{n} zeros" in arrays else None) for n in names}
 
 

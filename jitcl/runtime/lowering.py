@@ -20,7 +20,7 @@ from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Observe, run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.indices import take_checks
-from jitcl.passes.layers import layer_precisions, skipped_nodes
+from jitcl.passes.layers import layer_precisions, weight_bits
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import WIDE, assign_precision
@@ -56,11 +56,11 @@ class Lowering:
         if observe is not None:
             observe("import", graph, 0.0)
         weights = options.weights
-        skipped = frozenset[str]()
-        if weights is not None and weights.skip:
-            skipped = skipped_nodes(source.nodes(), weights)
+        bits: dict[str, int] = {}
+        if weights is not None and (weights.skip or weights.wide):
+            bits = weight_bits(source.nodes(), weights)
         self.graph = run_passes(
-            graph, pipeline(device.target, options, skipped), observe=_debugging(observe),
+            graph, pipeline(device.target, options, bits), observe=_debugging(observe),
             verify=check if config.get("verify") else None)
         with judged_by_hint():               # what is worth storing is no question of right
             groups = fuse(self.graph, device.target)

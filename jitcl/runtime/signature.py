@@ -47,12 +47,13 @@ def check_layers(source: Source, options: Options, cache: DeviceCache) -> None:
     """OptionError where options name layers that the model has not. What was checked once
     is not parsed for it again.
     """
-    skip = options.weights.skip if options.weights is not None else ()
-    if not options.layers and not skip:
+    weights = options.weights
+    named = (weights.skip, weights.wide) if weights is not None else ((), ())
+    if not options.layers and not any(named):
         return
     from jitcl.passes.layers import check_layers as check
 
-    key = Key({**_key(source).parts, "layers": json.dumps([options.layers, skip])},
+    key = Key({**_key(source).parts, "layers": json.dumps([options.layers, named])},
               f"layers of {source.name}")
     if cache.get("model", key) is None:
         check(f"model {source.name}", source.nodes(), options)

@@ -11,7 +11,7 @@ Rows are the weights that one output sums over, in the order of that sum: of a c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,8 +42,8 @@ class Rows(Protocol):
     def zeros(self) -> Array | None: ...
 
 
-# (operator, rows f32 [n, k], shape of the weights) -> packed, or None for what stays
-Pack = Callable[[str, Array, Sequence[int]], Rows | None]
+# (operator, bits, rows f32 [n, k], shape of the weights) -> packed, or None for what stays
+Pack = Callable[[str, int | None, Array, Sequence[int]], Rows | None]
 
 
 def in_blocks(model: OnnxModel) -> ModelProto:
@@ -59,28 +59,28 @@ def in_blocks(model: OnnxModel) -> ModelProto:
             f"first with blocks of 4 bits: {error}\n  Export it for opset {OPSET}.") from error
 
 
-def with_packed_weights(model: OnnxModel, pack: Pack, skipped: frozenset[str]
+def with_packed_weights(model: OnnxModel, pack: Pack, said: Mapping[str, int]
                         ) -> tuple[ModelProto, list[str]]:
     """The model with what `pack` makes of weights of its MatMul, Gemm, Conv and Gather; names of
-    those. skipped: labels of nodes whose weights stay. Those in bodies stay, too.
+    those. said: bits of nodes' weights, by labels; 0: they stay. Those in bodies stay, too.
     """
     proto = whole(model)
     graph, stored = proto.graph, {t.name: t for t in proto.graph.initializer}
     fed = {v.name for v in graph.input}
-    made: dict[tuple[str, str], str | None] = {}    # (weights, order) -> decoded
+    made: dict[tuple[str, str, int | None], str | None] = {}    # (weights, order, bits) -> decoded
     nodes: list[NodeProto] = []
     for node in graph.node:
         slot, order = _read(node)
-        name = node.input[slot] if order else ""
-        if name in stored and name not in fed and stored[name].data_type in FLOATS and (
-                label(node) not in skipped):
-            if (name, order) not in made:
-                made[name, order] = _decoded(graph, nodes, node.op_type, order, stored[name], pack)
-            node.input[slot] = made[name, order] or name
+        name, bits = node.input[slot] if order else "", said.get(label(node))
+        if name in stored and name not in fed and stored[name].data_type in FLOATS and bits != 0:
+            if (name, order, bits) not in made:
+                made[name, order, bits] = _decoded(
+                    graph, nodes, node.op_type, order, stored[name], pack, bits)
+            node.input[slot] = made[name, order, bits] or name
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    packed = sorted({name for (name, _), found in made.items() if found})
+    packed = sorted({name for (name, *_), found in made.items() if found})
     read = {i for node in _all_nodes(graph) for i in node.input} | {v.name for v in graph.output}
     kept = [t for t in graph.initializer if t.name in read or t.name not in packed]
     del graph.initializer[:]
@@ -116,7 +116,7 @@ def _read(node: NodeProto) -> tuple[int, str]:
 
 
 def _decoded(graph: onnx.GraphProto, nodes: list[NodeProto], op: str, order: str,
-             weight: TensorProto, pack: Pack) -> str | None:
+             weight: TensorProto, pack: Pack, bits: int | None) -> str | None:
     """The name of the weights as they are decoded; None where they stay."""
     w, dims = numpy_helper.to_array(weight), tuple(weight.dims)
     if len(dims) != 2 and order != "window":
@@ -124,10 +124,10 @@ def _decoded(graph: onnx.GraphProto, nodes: list[NodeProto], op: str, order: str
     rows = w.T if order == "columns" else (
         np.moveaxis(w, 1, -1).reshape(len(w), -1) if order == "window" else w)
     n, k = rows.shape
-    found = pack(op, np.ascontiguousarray(rows, np.float32), dims)
+    found = pack(op, bits, np.ascontiguousarray(rows, np.float32), dims)
     if found is None:
         return None
-    stem = f"{weight.name}_{order}"
+    stem = f"{weight.name}_{order}{bits or ''}"
     blocks, block = found.codes.shape[1:]
     graph.initializer.extend([
         _whole_numbers(f"{stem}_codes", found.codes.reshape(n, -1)[:, :k], found),
