@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import lm_models
 from tests.drivers import posing
 from tests.faults.child import difference
 from tests.faults.models import case, missing
@@ -122,3 +123,37 @@ def test_cannot_select(model, tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert "faults of opencl:" in shown.stdout
     assert "crash: SIGABRT: LLVM ERROR: Cannot select: intrinsic" in shown.stdout
+
+
+WRITES = """
+import jitcl
+with jitcl.lm.load({folder!r}, device={device!r}, precision={precision!r}, memory={memory!r}) as m:
+    m.ends = frozenset()
+    print(m.generate("abc", max_new_tokens=12))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("precision, memory, kernels", [
+    ("low", "normal", HALF["intel"]),
+    ("high", {"bits": 4, "block": 32}, "int4|& 15|0xf|>> 4")], ids=["halves", "four bits"])
+def test_a_language_model_writes_where_the_compiler_aborts(precision, memory, kernels, tmp_path):
+    """The text that `cpu` writes; one line says what happened, another that kernels of the step
+    after the prompt are spared it; the second start meets no crash."""
+    folder = str(lm_models.lettered("llama", tmp_path))
+    options = {"folder": folder, "precision": precision, "memory": memory}
+    wanted = posing.run_python(WRITES.format(device="cpu", **options), cache=tmp_path)
+    found = [posing.run_python(
+        WRITES.format(device="opencl:arm", **options), cache=tmp_path, timeout=250,
+        pose=posing.POSES["mali-g78:intel"], rules=[f"abort /{KERNEL}.*({kernels})/"])
+        for _ in range(2)]
+    assert wanted.returncode == 0, wanted.stderr
+    assert [done.returncode for done in found] == [0, 0], found[0].stderr + found[1].stderr
+    assert len(wanted.stdout) > 12 and [d.stdout for d in found] == [wanted.stdout] * 2
+    first, second = (done.stats.faults["abort"] for done in found)
+    assert second == first >= 1
+    told = [line for line in found[0].stderr.splitlines() if "Cannot select" in line]
+    assert ["SIGABRT in the compiler" in line for line in told] == [True, False], found[0].stderr
+    assert "failed on such kernels before" in told[1]
+    assert "in the compiler" not in found[1].stderr
