@@ -72,10 +72,9 @@ def test_the_same_shapes_again_compile_nothing(device: str, tmp_path: Path) -> N
     check_layer(model, rows(3, seed=1))
     assert model.cache.stats.as_dict() == before
     check_layer(model, rows(4))
-    builds = 1 + (not model.device.target.takes_sizes)      # else the first makes a family
-    assert model.cache.stats.builds == builds
+    assert model.cache.stats.builds == 1                    # a plan for many shapes
     check_layer(model, rows(3))
-    assert model.cache.stats.builds == builds
+    assert model.cache.stats.builds == 1
 
 
 def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +152,7 @@ def test_threads_share_a_model(device: str, tmp_path: Path) -> None:
         thread.join(timeout=120)
         assert not thread.is_alive()
     assert wrong == []
-    assert model.cache.stats.builds == 1 + (not model.device.target.takes_sizes)
+    assert model.cache.stats.builds == 1
 
 
 FORK = """

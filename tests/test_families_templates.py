@@ -94,10 +94,8 @@ CASES = {
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CASES)
 def test_templates_write_plans_for_many_shapes(
-        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And shapes that come again stay with them: loops do next to nothing."""
-    monkeypatch.setattr("jitcl.runtime.family.NOTABLE", 1)
-    monkeypatch.setattr("jitcl.runtime.family.SMALL_PART", 4)
+        name: str, tmp_path: Path) -> None:
+    """And shapes that come again stay with them."""
     proto, feeds, first, then = CASES[name]
     model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
     exact = onnxruntime.InferenceSession(proto.SerializeToString())
@@ -140,18 +138,28 @@ def test_a_square_is_no_reason_for_a_plan_of_squares(tmp_path: Path) -> None:
     assert len(model._families.kept) == 1 and model.cache.stats.builds == 1
 
 
+STAGING = ("device_type=gpu,vector_width=4,max_vector_width=4,local_is_real=1,local_memory=49152,"
+           "max_work_group=256,compute_units=4")
+
+
 @pytest.mark.parametrize("device", [
-    "opencl:pocl", pytest.param("opencl:intel", marks=pytest.mark.slow)])
+    "opencl:pocl", *(pytest.param(d, marks=pytest.mark.slow)
+                     for d in ("opencl:intel", "opencl:pocl as a GPU of tiles"))])
 @pytest.mark.parametrize("name", ["pictures", pytest.param("text", marks=pytest.mark.slow)])
 def test_templates_on_opencl_devices(name: str, device: str, tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """One plan for all shapes from the first on, rows shorter than a vector and fewer than a tile
-    has, too; its products, windows and convolutions are templates'."""
-    opened(device)
+    has, too; its products, windows and convolutions are templates'. GPUs that stage tiles in local
+    memory have kernels for few rows and many, of which a run launches one."""
+    device, _, tiles = device.partition(" as ")
+    if tiles:
+        monkeypatch.setenv("JITCL_TARGET", STAGING)
+    else:
+        opened(device)
     proto, feeds, first, then = CASES[name]
     model = jitcl.compile(proto, device=device, cache_dir=tmp_path)
     exact = onnxruntime.InferenceSession(proto.SerializeToString())
-    short = ((1, 9, 11), (2, 1, 1)) if name == "pictures" else ((1, 1), (5, 7))
+    short = ((1, 9, 11), (2, 1, 1)) if name == "pictures" else ((1, 1), (5, 7), (1, 3))
     family = None
     for shape in (first[0], *then, *short):
         family = family or [*model._families.kept.values()]
@@ -159,8 +167,33 @@ def test_templates_on_opencl_devices(name: str, device: str, tmp_path: Path,
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
     assert list(model._families.kept.values()) == family and model.cache.stats.builds == 1
     written = {s.template for s in model.report().steps}
+    if tiles:
+        assert written == {"", "gemm_tiled_opencl", "gemv_opencl"}
+        return
     assert written >= ({"conv_opencl", "depthwise_opencl", "pool_opencl", "gemm_opencl"}
                        if name == "pictures" else {"gemm_opencl"})
+
+
+@pytest.mark.slow
+def test_sums_are_split_while_there_are_few_rows(tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many parts as keep 16 cores busy."""
+    monkeypatch.setenv("JITCL_TARGET", STAGING.replace("units=4", "units=16"))
+    proto = with_weights("""
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[n, 512] x, float[512, 72] w) => (float[n, 72] y) {
+    z = MatMul(x, w)
+    y = Relu(z)
+}
+""", ("w",))
+    model = jitcl.compile(proto, device="opencl:pocl", cache_dir=tmp_path)
+    exact, rng = onnxruntime.InferenceSession(proto.SerializeToString()), np.random.default_rng(2)
+    for n in (40, 1, 6, 130, 700, 1500):
+        x = rng.standard_normal((n, 512)).astype(np.float32)
+        found, (wanted,) = model.run({"x": x})["y"], exact.run(None, {"x": x})
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+    assert model.cache.stats.builds == 1
+    assert {s.kernel.partition("_")[0] for s in model.report().steps} == {"gemv", "gemm", "join"}
 
 
 @pytest.mark.parametrize("precision", ["normal", pytest.param("low", marks=pytest.mark.slow)])
@@ -170,10 +203,8 @@ def test_templates_on_opencl_devices(name: str, device: str, tmp_path: Path,
         ("pictures", "cpu"), ("text", "opencl:intel"), ("pictures", "opencl:intel"))),
 ])
 def test_halves_in_plans_for_many_shapes(
-        name: str, device: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-        ) -> None:
+        name: str, device: str, precision: str, tmp_path: Path) -> None:
     """Stored, and under "low" computed with where the device can: one plan, near f32."""
-    monkeypatch.setattr("jitcl.runtime.family.NOTABLE", 1 << 40)
     opened(device)
     proto, feeds, first, then = CASES[name]
     model = jitcl.compile(proto, device=device, precision=precision, cache_dir=tmp_path)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from jitcl.codegen.plan import KernelSource
 from jitcl.ir.graph import Graph, const, graph_input
+from jitcl.ir.sizes import Space
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.target.profiles import PROFILES
@@ -74,12 +77,40 @@ def test_each_candidate_becomes_ptx(name):
         if kernel.entry in seen:
             continue
         seen.add(kernel.entry)
-        done = subprocess.run([str(CLANG), *FLAGS], input=kernel.body, text=True, check=False,
-                              capture_output=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        ptx = ptx_of(kernel)
         # Each warp multiplies its share of the tile, 16 x 8 x 16 at a time.
-        assert len(re.findall(r"mma\.sync", done.stdout)) == products(tiling)
-        assert "ldmatrix" in done.stdout and "cp.async.commit_group" in done.stdout
+        assert len(re.findall(r"mma\.sync", ptx)) == products(tiling)
+        assert "ldmatrix" in ptx and "cp.async.commit_group" in ptx
+
+
+def ptx_of(kernel: KernelSource) -> str:
+    done = subprocess.run([str(CLANG), *FLAGS], input=kernel.body, text=True, check=False,
+                          capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needed
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtype):
+    """One of which is launched; without tensor cores one of two for many, which may split sums."""
+    space = Space()
+    rows = space.symbol("rows", 211)
+    a, w = (graph_input(n, TensorType(dtype, d)) for n, d in (("a", (rows, 768)), ("w", (768, 96))))
+    graph = Graph("t", (a, w), (("y", b.relu(b.matmul(a, w))),))
+    plan = compile_graph(graph, TARGET, passes=False).plan
+    for kernel in plan.kernels:
+        ptx_of(kernel)
+    stems = {s.kernel.rpartition("_")[0] for s in plan.steps} - {"join"}
+    many = {"gemm_tensor_32x64"} if dtype == "f16" else {"gemm_tiled_16x32", "gemm_tiled_32x32"}
+    assert stems == {"gemv_1x8", "gemv_8x8", *many}
+    for n in (1, 2, 8, 9, 4000, 40000):
+        at_n = replace(plan, space=space).at(space.values({"rows": n}))
+        launched = [s for s in at_n.steps if 0 not in s.global_size]
+        step = launched[0]
+        assert step.kernel.startswith("gemv_1x" if n == 1 else "gemv_8x" if n < 9 else "gemm_t")
+        assert step.global_size[0] % step.local_size[0] == 0
+        assert [s.kernel.partition("_")[0] for s in launched[1:]] in ([], ["join"])
 
 
 def products(t: Tiling) -> int:

@@ -9,10 +9,33 @@ from dataclasses import replace
 
 from jitcl.codegen.generate import Generated
 from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.plan import Plan
 from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.ir.graph import Node, toposort
 from jitcl.ir.size_ranges import everywhere
-from jitcl.ir.sizes import at
+from jitcl.ir.sizes import LOWEST, Space, at
+
+SCALES = (1 / 256, 1 / 64, 1 / 16, 4)        # of hints: rows from one to thousands
+
+
+def concretes(generated: Generated, space: Space) -> list[Generated]:
+    """What was generated at the hints and, for kernels that have no work there, at other sizes."""
+    hints = [a.hint for a in space.atoms]
+    found = [concrete(generated, hints)]
+    idle = {s.kernel for s in generated.plan.steps} - _launched(generated.plan, hints)
+    for scale in SCALES:
+        values = space.values({a.symbol: max(LOWEST, round(a.hint * scale))
+                               for a in space.atoms if a.symbol})
+        more = idle & _launched(generated.plan, values) if idle else None
+        if more and space.holds(values):
+            found.append(concrete(generated, values))
+            idle -= more
+    return found
+
+
+def _launched(plan: Plan, values: Sequence[int]) -> set[str]:
+    """The kernels that have work where atoms have these values."""
+    return {s.kernel for s in plan.steps if 0 not in [at(n, values) for n in s.global_size]}
 
 
 def concrete(generated: Generated, values: Sequence[int]) -> Generated:

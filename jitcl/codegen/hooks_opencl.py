@@ -29,6 +29,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.scalar import SCALARS
+from jitcl.ir.size_ranges import divisor
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Place, Scratch
@@ -150,7 +151,8 @@ class OpenClGroupHooks(GroupHooks):
         nodes = tuple(n for n, name in self.names.items() if name in read)
         fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())
         operands = tuple((self.names[n], self.ctype(n.type.dtype)) for n in nodes)
-        return Loader(tuple(lines), tuple(renderer.helpers), operands, nodes, fast)
+        return Loader(tuple(lines), tuple(renderer.helpers), operands, nodes, fast,
+                      renderer.sizes.params())
 
     def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:
         """Where the element at `ix` of a node, seen in a `shape`, lies in a buffer of the node's
@@ -170,7 +172,8 @@ class OpenClGroupHooks(GroupHooks):
         *lets, last = kernel.body
         assert isinstance(last, Store)
         lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
-        return Place(tuple(lines), tuple(renderer.helpers), source, _runs(at))
+        return Place(tuple(lines), tuple(renderer.helpers), source, _runs(at),
+                     renderer.sizes.params())
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
@@ -266,7 +269,8 @@ def _runs(at: Expr) -> dict[str, int]:
     for atom, step in terms.items():
         others = [a for a in terms if a is not atom]
         if atom.op == "var" and step == 1 and not any(x is atom for a in others for x in E.walk(a)):
-            found[str(atom.value)] = math.gcd(8, constant, *(terms[a] for a in others))
+            found[str(atom.value)] = math.gcd(8, *map(divisor, (constant, *(
+                terms[a] for a in others))))
     return found
 
 

@@ -51,7 +51,8 @@ ENOUGH = 0.75                                # of the samples must be numbers wi
 
 def trials(generated: Generated, plan: Plan, wanted: Container[str] | None = None
            ) -> tuple[GroupTrial, ...]:
-    """Trials of the plan's kernels (of those in `wanted`), each kernel in its cheapest use.
+    """Trials of the plan's kernels (of those in `wanted`) that have work, each kernel in its
+    cheapest use.
 
     `plan` is generated.plan, its memory laid out or not. Kernels that have none: see `unchecked`.
     """
@@ -69,7 +70,8 @@ def trials(generated: Generated, plan: Plan, wanted: Container[str] | None = Non
 def _by_group(plan: Plan) -> dict[int, tuple[Step, ...]]:
     found: dict[int, tuple[Step, ...]] = {}
     for step in plan.steps:
-        found[step.group] = (*found.get(step.group, ()), step)
+        if 0 not in step.global_size:
+            found[step.group] = (*found.get(step.group, ()), step)
     return found
 
 

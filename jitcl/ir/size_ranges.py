@@ -34,6 +34,17 @@ def divisor(x: Any) -> int:
     return math.gcd(*x.terms.values()) if type(x) is Size else cast(int, x)
 
 
+def parameters(*found: Any) -> dict[str, int]:
+    """The atoms of sizes, by their names, in order: what a kernel takes for them."""
+    atoms = {k: n.space.atom(k) for n in found if type(n) is Size for m in n.terms for k in m}
+    return {f"size{k}": atoms[k] for k in sorted(atoms)}
+
+
+def at_most(size: int, limit: int) -> int:
+    """1 where a size, which is 1 or more, is no more than a limit, else 0: as a size."""
+    return 1 // (1 + (size - 1) // limit)
+
+
 def require(a: Any, b: Any) -> None:
     """From here on a >= b is taken for granted; SizePinned where it isn't so now."""
     with judged_by_hint(False):
@@ -143,5 +154,5 @@ def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
     return x
 
 
-__all__ = ["conditions", "everywhere", "grows", "halvings", "hints", "most", "named",
-           "require"]
+__all__ = ["at_most", "conditions", "divisor", "everywhere", "grows", "halvings", "hints", "most",
+           "named", "parameters", "require"]

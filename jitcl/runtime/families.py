@@ -3,19 +3,18 @@
     run 1   past 3, 4 tokens     a family, `past` and `tokens` its symbols
     run 2.. past 7, 2 tokens     members of the family: nothing is compiled
 
-Dimensions that the model leaves open are symbols from the first run on (of devices whose templates
-write such kernels: `Target.takes_sizes`), and so are those that a part of the model computed (how
-long a text will sound). Else what has changed between runs becomes a symbol, elements of inputs
-whose values decide shapes, too. What is 0, and what the model fixes (a dimension that has to equal
-a number), stays a number.
+Dimensions that the model leaves open are symbols from the first run on, and so are those that a
+part of the model computed (how long a text will sound). Else what has changed between runs becomes
+a symbol, elements of inputs whose values decide shapes, too. What is 0, and what the model fixes (a
+dimension that has to equal a number), stays a number.
 The model is compiled with `ir/sizes.py` in place of these dimensions, in one Manner (`symbols.py`)
 after the other; the plan that comes out holds for all shapes that fulfil the guards met on the way.
 It is loaded for a capacity, a power of two above what is fed, and for a larger one when that is
 outgrown: the same kernels, larger buffers. A run then costs the evaluation of the plan's integers.
 
-Where a family can't be made (an op that needs to know a size, a device without parameters, kernels
-that had better be tuned for their shape), the model goes on with specialisations, and its report
-says why.
+Where a family can't be made (an op that needs to know a size, a device without parameters), the
+model goes on with specialisations, and its report says why. Where there is one, only `shapes=` and
+`prepare` make a plan for one shape: no run waits for that.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from jitcl.ir.types import Sym
 from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
 from jitcl.runtime.fallbacks import KernelFallback, kernel_fallbacks
-from jitcl.runtime.family import HEAVY, Family, Member, work_of_loops
+from jitcl.runtime.family import Family, Member
 from jitcl.runtime.resized import Resized
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
 
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
-WORK_ENOUGH = "they are work enough for kernels of their own"
 VARIANTS = 4                    # families of one pattern: each has met other guards
 FEW = 16                        # elements of an input by value that may be symbols
 
@@ -109,8 +107,6 @@ class Families:
             if values is None:
                 continue
             self.kept.move_to_end(number)
-            if family.settled(values):
-                return None
             try:
                 member = self._take(family, values, patience)
             except FAILED as error:
@@ -140,8 +136,8 @@ class Families:
 
     def _at_once(self) -> bool:
         """Whether the first shape makes a family."""
-        target = self.specialiser.device.target
-        return bool(self.free) and bool(config.get("families")) and target.takes_sizes
+        device = self.specialiser.device
+        return bool(self.free and config.get("families")) and device.target.kind != "reference"
 
     def _symbolic(self, space: Space, shapes: Mapping[str, Dims], manner: Manner,
                   fixed: Collection[str] = ()) -> dict[str, Dims]:
@@ -294,7 +290,7 @@ class Families:
                 return None
             else:
                 if found is None:
-                    self._refuse((key.parts["shapes"], manner), WORK_ENOUGH)
+                    self._refuse((key.parts["shapes"], manner), "it doesn't hold for them")
                 else:
                     rows = {n: [*map(serial.size_row, dims)] for n, dims in sized.items()}
                     specialiser.keep(
@@ -321,7 +317,7 @@ class Families:
         return Family(plan, shapes, True, stepped) if shapes.keys() == fed.keys() else None
 
     def _first(self, family: Family, shapes: Mapping[str, Dims], patience: Patience,
-               tried: Generated | None = None) -> Member | None:
+               tried: Sequence[Generated] = ()) -> Member | None:
         """The first member of a new family, which is kept."""
         values = family.values(shapes)
         if values is None:
@@ -334,7 +330,7 @@ class Families:
         return member
 
     def _take(self, family: Family, values: list[int], patience: Patience,
-              tried: Generated | None = None) -> Member | None:
+              tried: Sequence[Generated] = ()) -> Member | None:
         """The loaded family at these values; loaded anew where it has no room for them, or its
         device was lost.
         """
@@ -373,11 +369,11 @@ def said(error: Exception, space: Space) -> str:
 
 
 def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
-               ) -> tuple[Plan, tuple[KernelFallback, ...], Generated | None]:
-    """(the plan for sizes, its steps on lower variants, all of it at the hints where kernels are to
+               ) -> tuple[Plan, tuple[KernelFallback, ...], list[Generated]]:
+    """(the plan for sizes, its steps on lower variants, all of it at sizes where its kernels are to
     be tried). Raises SizePinned, and what compilation raises.
     """
-    from jitcl.codegen.concrete import concrete
+    from jitcl.codegen.concrete import concretes
     from jitcl.ops.size_arithmetic import array_of
     from jitcl.runtime.lowering import Lowering
 
@@ -388,15 +384,12 @@ def sized_plan(specialiser: Specialiser, space: Space, sized: Mapping[str, Dims]
     lowering = Lowering(specialiser.source, shapes, values, device, specialiser.options,
                         written=device.ahead(specialiser.cache))
     generated = lowering.generate(host=False)
-    if space.actual(work_of_loops(generated.plan)) > HEAVY:
-        raise SizePinned(WORK_ENOUGH)
     plan = replace(generated.plan, space=space)
     space.sealed = True
     if any(b.kind != "temp" and not grows(space, b.nbytes) for b in plan.buffers):
         raise SizePinned("a result may shrink where a dimension grows")
     tried = device.faults is not None and config.get("checks")
-    return plan, kernel_fallbacks(generated, plan), (
-        concrete(generated, [a.hint for a in space.atoms]) if tried else None)
+    return plan, kernel_fallbacks(generated, plan), concretes(generated, space) if tried else []
 
 
 __all__ = ["Families", "Family", "Member"]

@@ -21,11 +21,7 @@ SMALLEST = 256                  # capacity of a symbol, where that is cheap
 MODEST = 64 << 20               # bytes that a capacity may take beyond what is needed,
 SHARE = 8                       # or this part of what is needed
 STEPS = 64                      # of the way to a capacity: how near the largest that is possible
-HEAVY = 1_000_000_000           # FLOPs of sized kernels that take longer than building tuned ones
-NOTABLE = 10_000_000            # FLOPs from which tuned kernels are worth having
-SMALL_PART = 16                 # of all FLOPs: where loops do less, tuned ones matter little
-REPEATS = 4                     # runs of one shape after which it gets them
-REMEMBERED = 64                 # shapes whose runs are counted
+REMEMBERED = 64                 # shapes whose integers are kept
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,6 @@ class Member(Specialisation):
     def checks(self) -> tuple[IndexCheck, ...]:
         assert self.family is not None
         return self.family.checks(self.values)
-
-    @property
-    def stays(self) -> bool:
-        """Whether it is what runs these shapes however often they come."""
-        assert self.family is not None
-        return not self.family.worth(self.values)
 
 
 @dataclass(eq=False)
@@ -65,9 +55,7 @@ class Family:
         self._rows = [(row, [k for k, dims in enumerate(row) if has_size(dims)]) for row in rows]
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
         self.guards = conditions(self.space)
-        self.work, self.flops = work_of_loops(plan), sum(s.flops for s in plan.steps)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
-        self._runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._at: OrderedDict[tuple[int, ...], Shapes] = OrderedDict()
         self._work: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {}
 
@@ -95,23 +83,7 @@ class Family:
                     symbols.setdefault(symbol, value)
         values = self.space.values(symbols)
         fits = all(at(size, values) == value for size, value in dict.fromkeys(pairs))
-        light = at(self.work, values) <= HEAVY
-        return values if fits and light and self.space.holds(values) else None
-
-    def worth(self, values: Sequence[int]) -> bool:
-        """Whether these shapes are work enough for kernels of their own."""
-        work = at(self.work, values)
-        return NOTABLE <= work and at(self.flops, values) <= work * SMALL_PART
-
-    def settled(self, values: Sequence[int]) -> bool:
-        """Whether these shapes come again and again, and are worth kernels of their own."""
-        if not self.worth(values):
-            return False
-        count = self._runs.pop(tuple(values), 0) + 1
-        self._runs[tuple(values)] = count
-        while len(self._runs) > REMEMBERED:
-            self._runs.popitem(last=False)
-        return count > REPEATS
+        return values if fits and self.space.holds(values) else None
 
     def at(self, values: Sequence[int]) -> Shapes:
         """The plan's integers where atoms have these values; those of the last shapes are known."""
@@ -167,12 +139,16 @@ class Family:
         return capacity
 
     def largest(self) -> Plan:
-        """The plan at its capacity; buffers that may be larger for less have room for that."""
+        """The plan at its capacity; buffers that may be larger for less have room for that, and
+        steps that only less has work for are prepared.
+        """
         plan, sizes = self.plan.at(self.capacity), [b.nbytes for b in self.plan.buffers]
+        steps = tuple(replace(s, global_size=s.local_size) if 0 in s.global_size else s
+                      for s in plan.steps)
         buffers = tuple(b if grows(self.space, size) else replace(
             b, nbytes=max(b.nbytes, most(self.space, size, self.capacity)))
             for b, size in zip(plan.buffers, sizes))
-        return replace(plan, buffers=buffers)
+        return replace(plan, buffers=buffers, steps=steps)
 
     def _nbytes(self, values: Sequence[int]) -> int:
         return sum(at(b.nbytes, values) for b in self.plan.buffers)
@@ -182,10 +158,4 @@ class Family:
             v > c for a, v, c in zip(self.space.atoms, values, self.capacity) if a.symbol)
 
 
-def work_of_loops(plan: Plan) -> int:
-    """FLOPs of sized kernels that no template wrote."""
-    loops = {k.entry for k in plan.kernels if not k.template}
-    return sum(s.flops for s in plan.steps if s.kernel in loops and has_size(s.params))
-
-
-__all__ = ["Family", "Member", "work_of_loops"]
+__all__ = ["Family", "Member"]

@@ -406,7 +406,7 @@ class Model(Inspected):
 
     def _expect_again(self, special: Specialisation, arrays: Mapping[str, np.ndarray]) -> None:
         """The next run may be like this one: it then costs a comparison of names and shapes."""
-        if self.program is not None or self._by_value or not special.stays:
+        if self.program is not None or self._by_value:
             return
         again = Again(special, tuple((n, a.dtype, a.shape) for n, a in arrays.items()))
         with self._lock:

@@ -128,11 +128,6 @@ class Specialisation:
         return self.plan.checks
 
     @property
-    def stays(self) -> bool:
-        """Whether it is what runs its shapes from now on."""
-        return True
-
-    @property
     def stale(self) -> bool:
         """Whether its device was lost since."""
         return bool(_opened) and self.opening != opening(self.device)
@@ -290,7 +285,7 @@ class Specialiser:
             if part.left > 1:
                 part.step()
             try:
-                executable = self._load(device, plan, generated)
+                executable = self._load(device, plan, [replace(generated, plan=plan)])
                 break
             except DeviceLostError as error:
                 patience.device_lost(device, seen, error)
@@ -341,10 +336,10 @@ class Specialiser:
         lowering.chooser = tuned.chooser
         return tuned
 
-    def load_sized(self, plan: Plan, patience: Patience, tried: Generated | None = None,
+    def load_sized(self, plan: Plan, patience: Patience, tried: Sequence[Generated] = (),
                    stepped: tuple[KernelFallback, ...] = ()) -> Specialisation:
         """The largest member of a family: a plan without places for its temporaries. Its kernels
-        are tried at the shape of `tried`. Raises KernelFault, OutOfMemoryError, BuildError.
+        are tried at the shapes of `tried`. Raises KernelFault, OutOfMemoryError, BuildError.
         """
         from jitcl.runtime.lowering import laid_out
 
@@ -352,18 +347,17 @@ class Specialiser:
         while True:
             seen = opening(self.device)
             try:
-                executable = self._load(self.device, plan, tried, tried.plan if tried else None)
+                executable = self._load(self.device, plan, tried)
                 return Specialisation(plan, executable, self.device, seen, stepped=stepped)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
 
-    def _load(self, device: Device, plan: Plan, generated: Generated | None = None,
-              tried: Plan | None = None) -> Executable:
-        """Loaded, in a worker first as was asked for; new plans with trials (of `tried`, if that is
-        another plan of the same kernels).
+    def _load(self, device: Device, plan: Plan, tried: Sequence[Generated] = ()) -> Executable:
+        """Loaded, in a worker first as was asked for; new plans with trials of their kernels in the
+        plans of `tried`.
         """
         cache = self._cache_of(device)
-        trials = _trials(device, generated, tried or plan)
+        trials = _trials(device, tried)
         options = LoadOptions(self.isolation or config.get("isolation"), trials, self.priority)
         with recording.span("load", f"{len(plan.kernels)} kernels of {self.source.name}"):
             return device.load(plan, cache, self.tally, options)
@@ -397,13 +391,18 @@ class Specialiser:
         return self._host
 
 
-def _trials(device: Device, generated: Generated | None, plan: Plan) -> tuple[Any, ...]:
+def _trials(device: Device, tried: Sequence[Generated]) -> tuple[Any, ...]:
     """What new kernels are tried on; nothing for plans from the cache, or where no driver is."""
-    if generated is None or device.faults is None or not config.get("checks"):
+    if not tried or device.faults is None or not config.get("checks"):
         return ()
     from jitcl.codegen.trial import trials
 
-    return tuple(trials(generated, plan))
+    found: list[Any] = []
+    for generated in tried:
+        known = {e for trial in found for e in trial.entries}
+        wanted = {k.entry for k in generated.plan.kernels} - known
+        found += trials(generated, generated.plan, wanted)
+    return tuple(found)
 
 
 def _entries(plan: Plan) -> frozenset[str]:

@@ -98,14 +98,6 @@ class Target:
         return self.fp16_arithmetic and not self.soft_half
 
     @property
-    def takes_sizes(self) -> bool:
-        """Whether what templates write takes sizes that are not known as arguments, so that one
-        plan serves all shapes as well as their own would: where no tiles are staged, whose texts
-        hold numbers.
-        """
-        return self.kind in ("cpu", "opencl") and not self.stages_tiles
-
-    @property
     def stages_tiles(self) -> bool:
         """Whether products stage tiles in local memory (template gemm_tiled_opencl): it is on-chip,
         and holds the tiles of the smallest group.

@@ -88,6 +88,7 @@ class Loader:
     operands: tuple[tuple[str, str], ...]        # (name, C type of the buffer's elements)
     nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
     fast_k: bool                                 # elements along k are neighbours in memory
+    sizes: Mapping[str, int] = field(default_factory=dict)   # that it reads, of a sized template
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Place:
     helpers: tuple[str, ...]                     # functions that the lines call
     node: Node                                   # whose buffer it is
     runs: Mapping[str, int]     # variable -> elements that are neighbours and aligned along it
+    sizes: Mapping[str, int] = field(default_factory=dict)   # that it reads, of a sized template
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,12 @@ class OpenClExecutable(LoadedPlan):
                  priority: str = "normal") -> None:
         super().__init__(session, plan, programs, cache, progress, priority)
         self.memory = ResidentMemory(session, plan, {
-            *(b for action in self._launches for b in action.buffers),
+            *(b for action in self._prepared for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
-        self._lending = Lending(plan, self._launches)
+        self._lending = Lending(plan, self._prepared)
         self._flags = [n for n, t in enumerate(plan.outputs) if t.name in plan.looked_at]
-        self._clears = bool(self._launches) and isinstance(self._launches[0], Launch) and (
-            [*self._launches[0].buffers] == [plan.outputs[n].buffer for n in self._flags])
+        self._clears = bool(self._prepared) and isinstance(self._prepared[0], Launch) and (
+            [*self._prepared[0].buffers] == [plan.outputs[n].buffer for n in self._flags])
         self._series: dict[bool, list[Series | HostSection]] = {}   # without the clear, and with it
         self._profiling: Any = None                 # the queue of profiled runs
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
@@ -65,7 +65,7 @@ class OpenClExecutable(LoadedPlan):
             self._staged = {} if shares_memory(self.session) else {
                 n: pinned(self.session, self.queue, nbytes) for n, t in enumerate(self.plan.outputs)
                 if 0 < (nbytes := self.plan.buffers[t.buffer].nbytes) <= STAGED}
-            for action in self._launches:
+            for action in self._prepared:
                 action.bind(self.memory)
             self._lending.again()
         except BaseException:

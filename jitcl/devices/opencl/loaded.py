@@ -66,7 +66,8 @@ class LoadedPlan(Executable):
             self.queue = self._new_queue()
         actions: dict[int, Action] = {**prepared(session, plan, programs), **sections}
         self._numbers = sorted(actions)             # of their steps
-        self._launches: list[Action] = [actions[n] for n in self._numbers]
+        self._prepared: list[Action] = [actions[n] for n in self._numbers]
+        self._launches = self._prepared             # those that the last shapes have work for
 
     # ---- what the two kinds do in their own way
 
@@ -134,10 +135,12 @@ class LoadedPlan(Executable):
             plan, inputs=tuple(replace(t, shape=s) for t, s in zip(plan.inputs, shapes.inputs)),
             outputs=tuple(replace(t, shape=s) for t, s in zip(plan.outputs, shapes.outputs)))
         for k, number in enumerate(self._numbers):
-            action = self._launches[k]
+            action = self._prepared[k]
             if isinstance(action, Launch):
-                self._launches[k] = action.resized(shapes.params[number],
+                self._prepared[k] = action.resized(shapes.params[number],
                                                    shapes.global_sizes[number])
+        self._launches = [a for a in self._prepared
+                          if not isinstance(a, Launch) or 0 not in a.global_size]
 
     @contextmanager
     def _turn(self, doing: str) -> Iterator[None]:

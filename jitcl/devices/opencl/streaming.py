@@ -37,10 +37,10 @@ class StreamedExecutable(LoadedPlan):
                  priority: str = "normal") -> None:
         super().__init__(session, plan, programs, cache, progress, priority)
         self.memory = StreamedMemory(session, plan)
-        count = len(self._launches)
+        count = len(self._prepared)
         self._first: list[list[int]] = [[] for _ in range(count + 1)]
         self._last: list[list[int]] = [[] for _ in range(count + 1)]
-        lives = lifetimes(action.buffers for action in self._launches)
+        lives = lifetimes(action.buffers for action in self._prepared)
         for spec in (*plan.inputs, *plan.outputs):
             lives.setdefault(spec.buffer, (count, count))  # passed through: no step touches it
         for buffer, (first, last) in lives.items():
@@ -53,10 +53,10 @@ class StreamedExecutable(LoadedPlan):
         inputs = {spec.buffer: data for spec, data in zip(self.plan.inputs, sources)}
         results, self._seconds, place = self._results(), [], self.session.name
         try:
-            for n in range(len(self._launches) + 1):
+            for n in range(len(self._prepared) + 1):
                 with recording.span("copy", "inputs and constants", place=place), self._idle():
                     self.memory.enter(self._first[n], inputs, self.queue)
-                if n < len(self._launches):
+                if n < len(self._prepared):
                     self._step(n)
                 with recording.span("copy", "outputs", place=place), self._idle():
                     self._read(self._last[n], results)
@@ -66,7 +66,9 @@ class StreamedExecutable(LoadedPlan):
         return results
 
     def _step(self, n: int) -> None:
-        action = self._launches[n]
+        action = self._prepared[n]
+        if action not in self._launches:
+            return
         action.bind(self.memory)
         begin = time.perf_counter()
         with recording.span("kernel", action.step.name, place=self.session.name, step=action.step):

@@ -7,10 +7,11 @@ tiles come into local memory by asynchronous copies, several steps ahead.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import divisor, parameters
+from jitcl.ir.sizes import has_size
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
@@ -21,14 +22,18 @@ from jitcl.templates.base import (
     Scratch,
     Template,
 )
-from jitcl.templates.gemm_opencl.product import counter, unfused
+from jitcl.templates.gemm_opencl.product import unfused
 from jitcl.templates.gemm_tiled_opencl.template import (
     GemmTiledOpenCl,
     Product,
+    indexed,
     joined,
+    launched,
+    places,
     product_of,
     side,
 )
+from jitcl.templates.gemv_opencl.template import GemvOpenCl
 
 WARP = 32
 RUN = 8                        # halves of a piece of 16 bytes
@@ -71,6 +76,7 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
     """matmul and conv whose operands are halves in buffers; sums in f32."""
 
     name = "gemm_tensor_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Tiling, ...]:
         node = group.anchor
@@ -81,12 +87,23 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         if not GemmTiledOpenCl().candidates(group, target):
             return ()
         product = product_of(node)
-        if product is None or product.m < LEAST_M or not _plain(group, product):
+        if product is None or product.now.m < LEAST_M or not _plain(group, product):
             return ()
-        return choose(product, target)
+        return choose(product.now, target)
 
     def emit(self, match: Tiling, hooks: OpenClHooks) -> list[Emitted]:
-        return _Writer(match, hooks).emit()
+        """Where the number of rows is not known, a few are gemv_opencl's, if it takes them."""
+        product = product_of(hooks.anchor)
+        assert product is not None
+        if not has_size(product.numbers):
+            return _Writer(match, hooks).emit()
+        if hooks.epilogue_lines(product.c(*places(product)), 1) is None:
+            return unfused(hooks, lambda alone: self.emit(match, alone))
+        indexed(hooks.group)
+        gemv, few, many = GemvOpenCl(), list[Emitted](), 1
+        if found := gemv.candidates(hooks.group, hooks.target):
+            few, many = gemv.few(found[0], hooks, product)
+        return [*few, *launched(_Writer(replace(match, splits=1), hooks).emit(), many)]
 
 
 def _plain(group: Group, product: Product) -> bool:
@@ -123,7 +140,7 @@ def splits(t: Tiling, p: Product, target: Target) -> int:
 
 def terms(t: Tiling, p: Product, parts: int) -> int:
     """Terms of one part: whole steps of a tile."""
-    return math.ceil(-(-p.k // parts) / t.bk) * t.bk
+    return ((p.k + parts - 1) // parts + t.bk - 1) // t.bk * t.bk
 
 
 def cost(t: Tiling, p: Product, target: Target) -> float:
@@ -146,9 +163,8 @@ class _Writer:
 
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.t, self.hooks
-        places = counter("image", p.batch), counter("m", p.m), counter("n", p.n)
-        whole, pair = t.splits == 1, 2 - p.n % 2
-        epilogue = hooks.epilogue_lines(p.c(*places), pair if whole else 1, None,
+        whole, pair = t.splits == 1, 1 + (divisor(p.n) % 2 == 0)
+        epilogue = hooks.epilogue_lines(p.c(*places(p)), pair if whole else 1, None,
                                         {"n": pair, "at": pair})
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(t, alone).emit())
@@ -158,16 +174,20 @@ class _Writer:
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
         helpers = dict.fromkeys((*a.helpers, *b.helpers))
         part = terms(t, p, t.splits)
+        m_tiles, n_tiles = -(-p.m // t.bm), -(-p.n // t.bn)
+        read = (epilogue.sizes if whole else {}, a.sizes, b.sizes)
+        sizes = parameters(*p.numbers, part, m_tiles, n_tiles,
+                           *(v for found in read for v in found.values()))
         body = hooks.render(
             "gemm_tensor_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a=a, b=b, K=p.k, K_PART=part, PAIR=pair, BM=t.bm, BN=t.bn,
             BK=t.bk, WM=t.wm, WN=t.wn, STAGES=t.stages, T=t.items, HALF=hooks.half,
-            M_TILES=-(-p.m // t.bm), N_TILES=-(-p.n // t.bn), BATCH=p.batch, M=p.m, N=p.n,
-            SPLITS=t.splits)
+            M_TILES=m_tiles, N_TILES=n_tiles, BATCH=p.batch, M=p.m, N=p.n, SPLITS=t.splits,
+            sizes=sizes)
         y: Argument = hooks.group.root
         if not whole:
             y = Scratch(f"parts of {hooks.group.root.type}", "f32",
                         (t.splits, p.batch * p.m * p.n))
-        product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), {},
+        product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), sizes,
                           (t.splits * tiles(t, p) * t.items,), (t.items,))
         return [product] if whole else [product, joined(hooks, epilogue, y, p, t.splits)]

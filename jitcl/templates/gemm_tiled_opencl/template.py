@@ -7,14 +7,16 @@ stored: the loader of a tile finds each tap's pixel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from jitcl.ir import expr as E
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import at_most, divisor, hints, parameters, require
+from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import (
@@ -31,6 +33,7 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
 from jitcl.templates.matmul import decoded
+from jitcl.templates.opencl.tiling import MAX_INDEX
 
 QUAD = 4                       # elements of a vector in local memory
 GROUPS = 2                     # work-groups a core that keep it busy
@@ -41,6 +44,7 @@ READ = 32                      # multiply-adds of a core in the time of an eleme
 ARRIVES = 100_000              # .. of a step, from memory
 LAUNCH = 1_000_000             # .. of a launch
 ALONE = 1 / 3                  # of a core, what a group alone leaves unused
+NEAR, FAR = 4, 16              # times the hints
 JOIN = 128                     # work-items a group of the kernel that joins the parts
 TRUE = E.const(True, "bool")
 
@@ -106,6 +110,16 @@ class Product:
     b: Callable[[Expr, Expr, Expr], At]
     c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        return self.batch, self.m, self.n, self.k
+
+    @property
+    def now(self) -> Product:
+        """With the hints of sizes that are not known."""
+        batch, m, n, k = hints(self.numbers)
+        return replace(self, batch=batch, m=m, n=n, k=k)
+
 
 class GemmTiledOpenCl(Template[Split, OpenClHooks]):
     """matmul and conv of f32 or f16 storage, sums in f32; in half, a few terms at a time, where the
@@ -113,6 +127,7 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
     """
 
     name = "gemm_tiled_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Split, ...]:
         node = group.anchor
@@ -124,15 +139,57 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
             return ()
         if 0 in (node.type.size, *(i.type.size for i in node.inputs)):
             return ()
-        if not fits_int(MAX_SPLITS * node.type.size, *(n.type.size for n in group.operands)):
+        sizes = (MAX_SPLITS * node.type.size, *(n.type.size for n in group.operands))
+        if not fits_int(*hints(sizes)):
             return ()
-        if node.op == "conv" and node.inputs[1] not in group.operands:
+        if node.op == "conv" and (
+                node.inputs[1] not in group.operands or has_size(node.inputs[1].type.dims)):
             return ()
         product = product_of(node)
-        return () if product is None else choose_splits(product, target)
+        return () if product is None else choose_splits(product.now, target)
 
-    def emit(self, match: Split, hooks: OpenClHooks) -> list[Emitted]:
-        return _Writer(match, hooks).emit()
+    def emit(self, match: Split, hooks: OpenClHooks, when: int = 1) -> list[Emitted]:
+        """when: 1 where these kernels are launched, 0 where others are: as a size."""
+        product = product_of(hooks.anchor)
+        assert product is not None
+        if not has_size(product.numbers):
+            return _Writer(match, hooks).emit()
+        indexed(hooks.group)
+        return _either(match, hooks, product, when)
+
+
+def indexed(group: Group) -> None:
+    """Have sizes that are not known be such that elements are counted in int."""
+    for node in (group.root, *group.operands):
+        require(MAX_INDEX - 1, node.type.size)
+
+
+def _either(match: Split, hooks: OpenClHooks, p: Product, when: int) -> list[Emitted]:
+    """A product of sizes that are not known, by two kernels of which one is launched: up to NEAR
+    times the elements that the hints give, the tiles that are best for these, sums in as many parts
+    as keep the device busy; beyond, the tiles that are best for FAR times as many.
+    """
+    target, now = hooks.target, p.now
+    if hooks.epilogue_lines(p.c(*places(p)), 1) is None:
+        return unfused(hooks, lambda alone: _either(match, alone, p, when))
+    elements = p.batch * p.m * p.n
+    far = (replace(now, m=FAR * now.m) if has_size(p.m) else replace(now, n=FAR * now.n)
+           if has_size(p.n) else replace(now, batch=FAR * now.batch))
+    many = next(split for split in choose_splits(far, target) if split.splits == 1)
+    if match == many or not has_size(elements):
+        return launched(_Writer(match, hooks).emit(), when)
+    t, wanted, limit = match.tiling, GROUPS * target.compute_units, NEAR * hints(elements)
+    most = min(MAX_SPLITS, max(1, now.k // LEAST_K)) if match.splits > 1 else 1
+    few = Split(t, 1 + (most - 1) // (1 + tiles(t, p) * most // wanted))
+    room = limit + wanted * t.bm * t.bn         # parts - 1 are less than wanted / tiles
+    near = at_most(elements, limit)
+    return [*launched(_Writer(few, hooks, room).emit(), when * near),
+            *launched(_Writer(many, hooks).emit(), when * (1 - near))]
+
+
+def launched(kernels: list[Emitted], when: int) -> list[Emitted]:
+    """The kernels, without work-items where `when` is 0, and not 1."""
+    return [replace(e, global_size=(when * e.global_size[0], *e.global_size[1:])) for e in kernels]
 
 
 def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
@@ -166,7 +223,7 @@ def splits(t: Tiling, p: Product, target: Target) -> int:
 
 def terms(t: Tiling, p: Product, parts: int) -> int:
     """Terms of one part: whole steps of a tile."""
-    return math.ceil(-(-p.k // parts) / t.bk) * t.bk
+    return ((p.k + parts - 1) // parts + t.bk - 1) // t.bk * t.bk
 
 
 def cycles(split: Split, p: Product, target: Target) -> float:
@@ -193,7 +250,7 @@ def matmul(node: Node) -> Product | None:
     if a.type.rank < 2 or b.type.rank < 2:
         return None
     *leading, height, n = node.type.dims
-    merged = math.prod(b.type.dims[:-2]) == 1
+    merged = same(math.prod(b.type.dims[:-2]), 1)
     batch = 1 if merged else math.prod(leading)
 
     def rows(image: Expr, m: Expr) -> list[Expr]:
@@ -202,7 +259,7 @@ def matmul(node: Node) -> Product | None:
     def fitted(operand: Node, ix: list[Expr]) -> list[Expr]:
         dims = operand.type.dims[:-2]
         ix = ix[len(ix) - len(dims):]
-        return [E.index(0) if d == 1 else i for i, d in zip(ix, dims)]
+        return [E.index(0) if same(d, 1) else i for i, d in zip(ix, dims)]
 
     def left(image: Expr, m: Expr, k: Expr) -> At:
         *outer, row = rows(image, m)
@@ -257,19 +314,23 @@ def conv(node: Node) -> Product | None:
 
 
 class _Writer:
-    def __init__(self, match: Split, hooks: OpenClHooks) -> None:
+    """room: elements of all parts of sums, where their number is not known."""
+
+    def __init__(self, match: Split, hooks: OpenClHooks, room: int = 0) -> None:
         product = product_of(hooks.anchor)
         assert product is not None
-        self.p, self.match, self.hooks = product, match, hooks
+        self.p, self.match, self.hooks, self.room = product, match, hooks, room
         self.tiling, self.splits = match.tiling, match.splits
         self.groups = tiles(self.tiling, product)
         self.part = terms(self.tiling, product, self.splits)
+        if has_size(self.splits):
+            self.splits = -(-product.k // self.part)
 
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.tiling, self.hooks
         root, whole = hooks.group.root, self.splits == 1
         rows = root.type.dims[-1] if whole else p.n
-        found = [self.epilogue(v) for v in ((QUAD, 1) if rows % QUAD == 0 else (1,))]
+        found = [self.epilogue(v) for v in ((QUAD, 1) if divisor(rows) % QUAD == 0 else (1,))]
         epilogue, v = next((pair for pair in found if pair[0] is not None), (None, 1))
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
@@ -279,33 +340,40 @@ class _Writer:
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
         helpers = dict.fromkeys((*a.helpers, *b.helpers))
         sizes = dict(BATCH=p.batch, M=p.m, N=p.n, SPLITS=self.splits)
+        m_tiles, n_tiles = -(-p.m // t.bm), -(-p.n // t.bn)
+        read = (epilogue.sizes if whole else {}, a.sizes, b.sizes)
+        taken = parameters(*sizes.values(), p.k, self.part, m_tiles, n_tiles,
+                           *(v for found in read for v in found.values()))
         body = hooks.render(
             "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a=a, b=b, K=p.k, K_PART=self.part, V=v, SLICES=t.slices,
             HALF=hooks.half, FLUSHED=min(FLUSHED, t.bk // t.slices), BM=t.bm, BN=t.bn, BK=t.bk,
-            TM=t.tm, TN=t.tn,
-            BUFFERS=buffers(t, hooks.target), M_TILES=-(-p.m // t.bm), N_TILES=-(-p.n // t.bn),
-            LIMITED=bool(hooks.target.register_limit), **sizes)
+            TM=t.tm, TN=t.tn, BUFFERS=buffers(t, hooks.target), M_TILES=m_tiles, N_TILES=n_tiles,
+            K_EDGES=divisor(p.k) % t.bk != 0, LIMITED=bool(hooks.target.register_limit),
+            sizes=taken, **sizes)
         total = p.batch * p.m * p.n
-        y: Argument = root if whole else Scratch(
-            f"parts of {root.type}", "f32", (self.splits, total))
+        y: Argument = root
+        if not whole:
+            y = (Scratch("parts of sums", "f32", (self.room,)) if has_size(self.splits) else
+                 Scratch(f"parts of {root.type}", "f32", (self.splits, total)))
         stem = f"gemm_tiled_{t.bm}x{t.bn}"
-        product = Emitted(stem, body, (*nodes, y), (y,), {},
+        product = Emitted(stem, body, (*nodes, y), (y,), taken,
                           (self.splits * self.groups * t.items,), (t.items,), limit(hooks.target))
         if whole:
             return [product]
-        joins = hooks.epilogue_lines(p.c(*self.places()), 1)
+        joins = hooks.epilogue_lines(p.c(*places(p)), 1)
         assert joins is not None
         return [product, joined(hooks, joins, y, p, self.splits)]
 
-    def places(self) -> tuple[Expr, Expr, Expr]:
-        """The variables of an element of C."""
-        return counter("image", self.p.batch), counter("m", self.p.m), counter("n", self.p.n)
-
     def epilogue(self, width: int) -> tuple[Epilogue | None, int]:
         """(what stores so many elements of a row, or None; how many)"""
-        aligned = {"n": width, "at": math.gcd(self.p.n, width)}
-        return self.hooks.epilogue_lines(self.p.c(*self.places()), width, None, aligned), width
+        aligned = {"n": width, "at": math.gcd(divisor(self.p.n), width)}
+        return self.hooks.epilogue_lines(self.p.c(*places(self.p)), width, None, aligned), width
+
+
+def places(p: Product) -> tuple[Expr, Expr, Expr]:
+    """The variables of an element of C."""
+    return counter("image", p.batch), counter("m", p.m), counter("n", p.n)
 
 
 @dataclass(frozen=True)
@@ -324,6 +392,16 @@ class Side:
     ctype: str
     place: Place | None
     load: Loader | None
+
+    @property
+    def edges(self) -> bool:
+        """Whether a tile may go beyond the operand."""
+        return divisor(self.count) % self.tile != 0
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        read = self.place or self.load
+        return read.sizes if read else {}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -346,7 +424,7 @@ def side(p: Product, hooks: OpenClHooks, which: int, tile: int, step: int, most:
     node, shape = p.nodes[which], p.shapes[which]
     place = hooks.place_lines(node, shape, ix) if inside.is_const else None
     if place is not None:
-        runs = {v: math.gcd(place.runs.get(v, 1), extent, most)
+        runs = {v: math.gcd(place.runs.get(v, 1), divisor(extent), most)
                 for v, extent in (("k", p.k), (name, count))}
         along = max(runs, key=lambda v: runs[v])
         if runs[along] > 1 and tile * step // runs[along] % items == 0:
@@ -369,8 +447,9 @@ def buffers(t: Tiling, target: Target) -> int:
 def joined(hooks: OpenClHooks, epilogue: Epilogue, part: Argument, p: Product, splits: int
            ) -> Emitted:
     """The kernel that adds the parts of sums, and writes the epilogue (of one element)."""
+    sizes = parameters(p.batch, p.m, p.n, splits, *epilogue.sizes.values())
     body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
-                        BATCH=p.batch, M=p.m, N=p.n, SPLITS=splits)
+                        BATCH=p.batch, M=p.m, N=p.n, SPLITS=splits, sizes=sizes)
     group, root = min(JOIN, hooks.target.max_work_group), hooks.group.root
     items = -(-p.batch * p.m * p.n // group) * group
-    return Emitted("join", body, (part, *epilogue.nodes, root), (root,), {}, (items,), (group,))
+    return Emitted("join", body, (part, *epilogue.nodes, root), (root,), sizes, (items,), (group,))

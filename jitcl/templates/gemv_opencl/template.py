@@ -4,15 +4,24 @@ decoding does. The matrix is read once, 16 bytes a work-item at a time, and that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitcl.ir import expr as E
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import at_most, hints, parameters
+from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Scratch, Template
-from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
-from jitcl.templates.gemm_tiled_opencl.template import joined, matmul
+from jitcl.templates.gemm_opencl.product import fits_int, unfused
+from jitcl.templates.gemm_tiled_opencl.template import (
+    GemmTiledOpenCl,
+    Product,
+    joined,
+    launched,
+    matmul,
+    places,
+)
 
 MOST_ROWS = 8
 AHEAD = 4                      # vectors of B that a work-item reads before it multiplies
@@ -35,6 +44,7 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
     """matmul of f32 or f16 storage with few rows; sums in f32."""
 
     name = "gemv_opencl"
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Slices, ...]:
         node = group.anchor
@@ -45,51 +55,88 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
         if any(i.type.dtype not in ("f32", "f16") for i in (node, *node.inputs)):
             return ()
         product, b = matmul(node), node.inputs[1]
-        if product is None or product.batch > 1 or product.m > MOST_ROWS or not product.k:
+        if product is None or has_size((product.batch, product.n, product.k)):
+            return ()
+        rows = MOST_ROWS if is_size(product.m) else product.m
+        if product.batch > 1 or rows > MOST_ROWS or not product.k:
             return ()
         width = lanes_of(b.type.dtype, target)
         if b not in group.operands or product.n % width:
             return ()
-        if not fits_int(*(n.type.size for n in group.operands)):
+        if not fits_int(*hints([n.type.size for n in group.operands])):
             return ()
-        found = []
-        for lanes in (16, 8, 32) if product.k >= 2 * LEAST_K else (8, 16, 32):
-            groups = -(-product.n // (lanes * width))
-            for items in (256, 128):
-                fits = 4 * items * width * product.m <= target.local_memory
-                if fits and items <= target.max_work_group:
-                    wanted = min(GROUPS * target.compute_units // groups, product.k // LEAST_K)
-                    found += [Slices(lanes, items // lanes, n)
-                              for n in sorted({1, max(1, wanted)}, reverse=True)]
-        return tuple(found)
+        if is_size(product.m) and not GemmTiledOpenCl().candidates(group, target):
+            return ()
+        return slices(replace(product, m=rows), width, target)
 
     def emit(self, match: Slices, hooks: OpenClHooks) -> list[Emitted]:
-        """One kernel; two where k falls into parts."""
-        node = hooks.anchor
-        p, (_, b) = matmul(node), node.inputs
+        """One kernel; two where k falls into parts. Where the number of rows is not known, tiles
+        for many beside them.
+        """
+        p = matmul(hooks.anchor)
         assert p is not None
-        m, n = counter("m", p.m), counter("n", p.n)
+        if hooks.epilogue_lines(p.c(*places(p)), 1) is None:
+            return unfused(hooks, lambda alone: self.emit(match, alone))
+        if not is_size(p.m):
+            return self._rows(match, hooks, p, p.m)
+        tiled = GemmTiledOpenCl()
+        few, many = self.few(match, hooks, p)
+        return [*few, *tiled.emit(tiled.candidates(hooks.group, hooks.target)[0], hooks, many)]
+
+    def few(self, match: Slices, hooks: OpenClHooks, p: Product) -> tuple[list[Emitted], int]:
+        """(kernels for one row and for a few, of a number of rows that is not known; 1 where there
+        are more, else 0)"""
+        target = hooks.target
+        width = lanes_of(hooks.anchor.inputs[1].type.dtype, target)
+        alone = slices(replace(p, m=1), width, target)[0]
+        one, few = at_most(p.m, 1), at_most(p.m, MOST_ROWS)
+        return [*launched(self._rows(alone, hooks, p, 1), one),
+                *launched(self._rows(match, hooks, p, MOST_ROWS), few - one)], 1 - few
+
+    def _rows(self, match: Slices, hooks: OpenClHooks, p: Product, most: int) -> list[Emitted]:
+        """The kernels for `most` rows, or as many as there are."""
+        b = hooks.anchor.inputs[1]
+        rows = 1 if most == 1 else p.m
+        _, m, n = places(replace(p, m=rows))
         whole = match.splits == 1
         epilogue = hooks.epilogue_lines(p.c(E.index(0), m, n), 1)
-        if epilogue is None:
-            return unfused(hooks, lambda alone: self.emit(match, alone))
+        assert epilogue is not None
         k = E.var("k", extent=p.k)
-        load = hooks.load_lines(p.nodes[0], p.shapes[0], p.a(E.index(0), m, k)[0])
+        at = E.var("m", extent=most) if is_size(rows) else m
+        inside = (at < rows,) if is_size(rows) else ()
+        load = hooks.load_lines(p.nodes[0], p.shapes[0], p.a(E.index(0), at, k)[0], *inside)
         width = lanes_of(b.type.dtype, hooks.target)
         nodes = dict.fromkeys((*load.nodes, b, *(epilogue.nodes if whole else ())))
         y: Argument = hooks.group.root
         if not whole:
-            y = Scratch(f"parts of {hooks.group.root.type}", "f32", (match.splits, p.m * p.n))
+            y = Scratch(f"parts of {hooks.group.root.type}", "f32", (match.splits, most * p.n))
         groups, items = -(-p.n // (match.lanes * width)), match.lanes * match.slices
+        sizes = parameters(rows, *load.sizes.values(), *(epilogue.sizes.values() if whole else ()))
         body = hooks.render(
             "gemv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, load=load,
             sources=[(hooks.names[x], hooks.ctype(x.type.dtype)) for x in nodes],
-            b=hooks.names[b], b_type=hooks.ctype(b.type.dtype), BITS=width == 8, M=p.m, N=p.n,
-            K=p.k, V=width, LANES=match.lanes, SLICES=match.slices, AHEAD=max(1, AHEAD // p.m),
-            SPLITS=match.splits, GROUPS=groups, K_PART=-(-p.k // match.splits), HALF=hooks.half)
-        product = Emitted(f"gemv_{p.m}x{match.lanes}", body, (*nodes, y), (y,), {},
+            b=hooks.names[b], b_type=hooks.ctype(b.type.dtype), BITS=width == 8, M=most, ROWS=rows,
+            N=p.n, K=p.k, V=width, LANES=match.lanes, SLICES=match.slices,
+            AHEAD=max(1, AHEAD // most), SPLITS=match.splits, GROUPS=groups,
+            K_PART=-(-p.k // match.splits), HALF=hooks.half, sizes=sizes)
+        product = Emitted(f"gemv_{most}x{match.lanes}", body, (*nodes, y), (y,), sizes,
                           (groups * match.splits * items,), (items,))
-        return [product] if whole else [product, joined(hooks, epilogue, y, p, match.splits)]
+        return [product] if whole else [
+            product, joined(hooks, epilogue, y, replace(p, m=rows), match.splits)]
+
+
+def slices(p: Product, width: int, target: Target) -> tuple[Slices, ...]:
+    """Best first."""
+    found = []
+    for lanes in (16, 8, 32) if p.k >= 2 * LEAST_K else (8, 16, 32):
+        groups = -(-p.n // (lanes * width))
+        for items in (256, 128):
+            fits = 4 * items * width * p.m <= target.local_memory
+            if fits and items <= target.max_work_group:
+                wanted = min(GROUPS * target.compute_units // groups, p.k // LEAST_K)
+                found += [Slices(lanes, items // lanes, n)
+                          for n in sorted({1, max(1, wanted)}, reverse=True)]
+    return tuple(found)
 
 
 def lanes_of(dtype: str, target: Target) -> int:
