@@ -1,7 +1,7 @@
 """Groups that one template computes together, so that what is between them is never stored.
 
     scores = matmul(q, k)              one Chain, stored: y
-    p = softmax(scores)         =>     (templates/attention_cpu)
+    p = softmax(scores)         =>     (templates/attention_*)
     y = matmul(p, v)
 
 Where a template reads keys and values as they lie, it reads those of a cache and new ones without a
@@ -18,13 +18,12 @@ from jitcl.codegen.writer import Writer
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Chain, Group
 from jitcl.ops.builder import lookup
-from jitcl.templates import CPU_CHAINS
 
 
 def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]:
     """The groups, chains in the place of the last of theirs."""
     possible = writer.templates and writer.target.packed_weights    # else `unpack` takes them apart
-    if not possible or writer.language != "numba":
+    if not possible:
         return list(groups)
     stored = {group.root: group for group in groups}
     readers = Counter(n for group in groups for n in group.operands)
@@ -43,7 +42,7 @@ def _chains(last: Group, stored: dict[Node, Group], readers: Counter[Node],
             writer: Writer) -> Iterator[Chain]:
     """The chains that end with this group and that a template writes: first those that read
     through what only moves its operands."""
-    for length in {t.length for t in CPU_CHAINS}:
+    for length in {t.length for t in writer.chains}:
         parts = _parts(last, length, stored, readers)
         through = tuple(_through(part, stored, readers) for part in parts)
         for found in dict.fromkeys((through, parts)):

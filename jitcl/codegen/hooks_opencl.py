@@ -26,7 +26,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import is_literal
+from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.scalar import SCALARS
 from jitcl.ir.size_ranges import divisor
@@ -48,6 +48,10 @@ class OpenClGroupHooks(GroupHooks):
     def half(self) -> bool:
         """Whether products of f16 operands are to be computed in the type half."""
         return in_half(self.group, self.target)
+
+    def part(self, group: Group, prefix: str) -> OpenClGroupHooks:
+        """The hooks of a part of a chain, whose operands have names of their own."""
+        return OpenClGroupHooks(group, self.target, prefix)
 
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
@@ -134,19 +138,34 @@ class OpenClGroupHooks(GroupHooks):
         guard = E.const(True, "bool")
         for condition in inside:
             guard = guard & condition
-        value = NodeLoader(loads, node)(*ix, guard=guard)
+        found = self._function(loads, NodeLoader(loads, node)(*ix, guard=guard), self.half)
+        assert found is not None
+        return found
+
+    def value_lines(self, ix: tuple[Expr, ...]) -> Loader | None:
+        """Code that returns the root at logical index `ix` as a float, given the anchor's value `v`
+        there. None where it can't be written."""
+        assert self.group.anchor is not None
+        loads = Loads(KernelBuilder(), self.group, self.names)
+        loads.preset(self.group.anchor, ix, E.var("v", "f32"))
+        return self._function(loads, loads.value(self.group.root, ix), False)
+
+    def _function(self, loads: Loads, value: Expr, half: bool) -> Loader | None:
+        """The body of a function that returns a value of some loads."""
         shapes = {name: loads.types(n).physical for n, name in self.names.items()}
         buffers = tuple(Buffer(name, n.type.dtype, shapes[name]) for n, name in self.names.items())
-        dtype = "f16" if self.half else "f32"
+        dtype = "f16" if half else "f32"
         store = Store("y", (E.index(0),), E.cast(value, dtype))
         buffers = (*buffers, Buffer("y", dtype, (1,), "out"))
         kernel = share(Kernel("load", buffers, (store,)), addresses=False)
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half,
                                   half_builtins=self.target.half_builtins)
-        renderer.half = self.half
+        renderer.half = half
         *lets, last = kernel.body
         assert isinstance(last, Store)
         lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
+        if renderer.doubles:
+            return None
         read = {x.value: x for x in E.walk(value) if x.op == "load"}
         nodes = tuple(n for n, name in self.names.items() if name in read)
         fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())

@@ -35,7 +35,7 @@ from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Group
+from jitcl.ir.group import Chain, Group
 from jitcl.ir.kernel import Kernel, Let, expressions, scanned, statements
 from jitcl.ir.noise import KINDS, ORIGIN, Noise, Supply
 from jitcl.ir.sampling import Sample, sample_kernel, sample_places
@@ -212,14 +212,17 @@ class GroupTrial:
     @forking.cached_property
     def _lowered(self) -> Lowered:
         """The group's unscheduled kernel. Where a template or a split keeps members in memory, they
-        are rounded to their type: the anchor, or all, whose arithmetic may be f16 then too."""
+        are rounded to their type: the anchor, what is between the parts of a chain, or all, whose
+        arithmetic may be f16 then too."""
         if self.generic is not None:
             return self.generic
         if any(k.template for k in self.plan.kernels) and self.group.anchor is not None:
             half = self.group.compute == "f16" and any(
                 k.template and "half" in k.features for k in self.plan.kernels)
             group = dataclasses.replace(self.group, compute="f16" if half else "f32")
-            return lower(group, self.subject, flushed=half, stored=(self.group.anchor,))
+            between = group.parts[:-1] if isinstance(group, Chain) else ()
+            return lower(group, self.subject, flushed=half,
+                         stored=(self.group.anchor, *(part.root for part in between)))
         return lower(dataclasses.replace(self.group, compute="f16"), self.subject)
 
     @forking.cached_property

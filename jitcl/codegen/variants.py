@@ -15,7 +15,7 @@ from jitcl.codegen.plan import KernelSource
 from jitcl.codegen.writer import GroupKernels, Memo, Writer
 from jitcl.errors import BuildError
 from jitcl.ir.graph import Node, Origin, const
-from jitcl.ir.group import Group
+from jitcl.ir.group import Chain, Group
 from jitcl.ops.builder import reference
 from jitcl.target import Target
 from jitcl.target.variants import VARIANTS, Variant
@@ -104,6 +104,11 @@ class VariantChooser:
 
     def _write(self, variant: Variant, writer: Writer, group: Group, name: str,
                memo: Memo) -> Iterator[GroupKernels]:
+        if isinstance(group, Chain) and (variant.split or not writer.target.packed_weights):
+            for k, part in enumerate(group.parts):
+                own = name if part.root is group.root else f"{name}_{part.root.op}_{k}"
+                yield from self._write(variant, writer, part, own, memo)
+            return
         if not writer.target.packed_weights:
             group = unpack(group, self.unpacked)
         if not variant.split:

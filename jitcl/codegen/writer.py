@@ -20,7 +20,7 @@ from jitcl.ir.group import Chain, Group
 from jitcl.ir.kernel import Kernel, expressions, statements
 from jitcl.ir.sizes import SizePinned, judged_by_hint
 from jitcl.target import Target
-from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_TEMPLATES
+from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_CHAINS, OPENCL_TEMPLATES
 from jitcl.templates.base import (
     ENTRY,
     FIRST,
@@ -116,12 +116,18 @@ class Writer:
                 return emitted, template.name
         return None
 
+    @property
+    def chains(self) -> tuple[WritesChain[Any], ...]:
+        """The templates of several groups."""
+        if not self.templates:
+            return ()
+        return {"numba": CPU_CHAINS, "opencl": OPENCL_CHAINS}.get(self.language, ())
+
     def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
         """The kernels of the first template that writes the chain, and that template's name."""
-        if self.language != "numba":
-            return None
-        hooks = CpuGroupHooks(chain, self.target)
-        for template in (t for t in CPU_CHAINS if t.length == len(chain.parts)):
+        make = OpenClGroupHooks if self.language == "opencl" else CpuGroupHooks
+        hooks = make(chain, self.target)
+        for template in (t for t in self.chains if t.length == len(chain.parts)):
             emitted = telling(
                 template, chain, partial(template.write, chain, hooks, self.chooser))
             if emitted is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitcl.templates.attention_cpu.template import AttentionCpu
+from jitcl.templates.attention_opencl.template import AttentionOpenCl
 from jitcl.templates.base import CpuHooks, OpenClHooks, Writes, WritesChain
 from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
@@ -31,5 +32,6 @@ OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (
     GemmTiledOpenCl(), PoolOpenCl())
 
 CPU_CHAINS: tuple[WritesChain[CpuHooks], ...] = (AttentionCpu(),)      # of several groups
+OPENCL_CHAINS: tuple[WritesChain[OpenClHooks], ...] = (AttentionOpenCl(),)
 
-__all__ = ["CPU_CHAINS", "CPU_TEMPLATES", "OPENCL_TEMPLATES"]
+__all__ = ["CPU_CHAINS", "CPU_TEMPLATES", "OPENCL_CHAINS", "OPENCL_TEMPLATES"]

@@ -211,6 +211,9 @@ class OpenClHooks(Hooks, Protocol):
         too, of at most FLUSHED terms, before they are added in f32; epilogues are f32.
         """
 
+    def part(self, group: Group, prefix: str) -> OpenClHooks:
+        """The hooks of a part of a chain, whose operands have names of their own."""
+
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""
 
@@ -229,6 +232,11 @@ class OpenClHooks(Hooks, Protocol):
         """Code that returns the element at `ix` of a node, seen in a `shape`; 0 where not `inside`;
         as a half where `half` says so, else as a float.
         Its variables are those of `ix`, in which `k` counts terms.
+        """
+
+    def value_lines(self, ix: tuple[Expr, ...]) -> Loader | None:
+        """Code that returns the root at logical index `ix` as a float, given the anchor's value `v`
+        there. None where it can't be written.
         """
 
     def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:

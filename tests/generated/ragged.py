@@ -65,6 +65,15 @@ def matmul(m: int, k: int, n: int, dtype: str = "f32", weight: bool = True) -> G
     return graph(G.add(G.matmul(x(m, k, dtype=dtype), right), w(n, dtype=dtype, seed=1)))
 
 
+def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32") -> Graph:
+    """Of two heads, scores masked by keys."""
+    q, k, v = (x(2, rows, columns, dtype=dtype, name=name) for name, rows, columns in (
+        ("q", queries, size), ("k", keys, size), ("v", keys, width)))
+    scores = G.add(G.matmul(q, G.transpose(k, perm=(0, 2, 1))), x(2, 1, keys, name="mask",
+                                                                  dtype=dtype))
+    return graph(G.matmul(G.softmax(scores, axis=-1), v))
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "conv-3x3": lambda: conv(5, 7, (9, 11), (3, 3), pads=(1, 1, 1, 1)),
     "conv-3x3-blocks": lambda: conv(16, 24, (7, 9), (3, 3), pads=(1, 1, 1, 1)),
@@ -85,6 +94,9 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "gemm-inputs": lambda: matmul(11, 19, 7, weight=False),
     "gemm-f16": lambda: matmul(9, 21, 13, "f16"),
     "matmul-batched": lambda: graph(G.matmul(x(3, 5, 7), x(3, 7, 9, name="z"))),
+    "attention": lambda: attention(19, 37, 12, 20),
+    "attention-row": lambda: attention(3, 37, 12, 20),
+    "attention-f16": lambda: attention(9, 21, 7, 9, "f16"),
     "softmax": lambda: graph(G.softmax(x(5, 31), axis=-1)),
     "softmax-columns": lambda: graph(G.softmax(x(31, 5), axis=0)),
     "sum-long": lambda: graph(G.reduce_sum(x(3, 301), axes=(1,))),

@@ -12,34 +12,24 @@ import math
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.group import Chain
 from jitcl.ir.size_ranges import hints
 from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.types import ROW
-from jitcl.passes.matching import scalar
 from jitcl.target import CpuCore, Target
+from jitcl.templates.attention import Attention, pattern
 from jitcl.templates.attention_cpu.few import Few, few_of
 from jitcl.templates.attention_cpu.few import emit as emit_few
 from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
 from jitcl.templates.gemm_cpu.template import Writer, product_of
-from jitcl.templates.matmul import Shape
 
 PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
           "q_head", "q_image")
 LIMIT = 2.0**40             # of a row's sum of powers: beyond it, values above 2**88 might overflow
 MASKED = -1000              # what is less is no score
 FEWEST_ROWS = 8             # of queries in tiles
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The products of a chain; `guarded`: rows of NaN are zeros."""
-
-    scores: Shape
-    result: Shape
-    guarded: bool
 
 
 @dataclass(frozen=True)
@@ -125,66 +115,14 @@ class AttentionCpu(ChainTemplate[Tiles | Few, CpuHooks]):
 
 def attention_of(chain: Chain, target: Target) -> Attention | None:
     """The products of a chain that the template computes; None of any other."""
-    first, softmax, last = chain.parts
-    scores, result = (product_of(part, target, columns=1) for part in (first, last))
-    if scores is None or result is None or not _plain(first) or not _plain(last):
+    found = pattern(chain, lambda group: product_of(group, target, columns=1))
+    if found is None or 4 * FEWEST_ROWS * found.result.n > target.core.stack:
         return None
-    assert last.anchor is not None
-    if last.anchor.inputs[0] is not softmax.root or first.root in last.operands:
-        return None
-    same_rows = (scores.batch, scores.m) == (result.batch, result.m)
-    if not same_rows or scores.n != result.k:
-        return None
-    narrow = target.vector_width // 2
+    scores, result, narrow = found.scores, found.result, target.vector_width // 2
     if few_of(scores, result, target) is None and (
             scores.m < FEWEST_ROWS or scores.n < narrow or result.n < narrow):
         return None
-    guarded = softmax_of(softmax, first.root)
-    if guarded is None or 4 * FEWEST_ROWS * result.n > target.core.stack:
-        return None
-    return Attention(scores, result, guarded)
-
-
-def _plain(group: Group) -> bool:
-    """Whether what is stored is f32 or f16."""
-    return group.anchor is not None and {
-        group.anchor.type.dtype, group.root.type.dtype} <= {"f32", "f16"}
-
-
-def softmax_of(group: Group, x: Node) -> bool | None:
-    """Whether rows of NaN become zeros, of a group that is the softmax of x along its last axis;
-    None of any other.
-
-        p = mul(e, reciprocal(reduce_sum(e)))  with  e = exp(sub(x, reduce_max(x)))
-        p, or where(isnan(p), 0, p)
-    """
-    root = group.root
-    guarded = root.op == "where"
-    if group.operands != [x] or root.type.dims != x.type.dims:
-        return None
-    if guarded:
-        test, zero, p = root.inputs
-        if test.op != "isnan" or test.inputs != (p,) or scalar(zero) != 0:
-            return None
-        root = p
-    if root.op != "mul" or not is_softmax(root, x):
-        return None
-    return guarded if len(group.members) == (8 if guarded else 6) else None
-
-
-def is_softmax(root: Node, x: Node) -> bool:
-    """Whether mul(e, reciprocal(reduce_sum(e))) with e = exp(sub(x, reduce_max(x)))."""
-    e, factor = root.inputs
-    if e.op != "exp":
-        e, factor = factor, e
-    if e.op != "exp" or factor.op != "reciprocal" or e.inputs[0].op != "sub":
-        return False
-    total, (minuend, most) = factor.inputs[0], e.inputs[0].inputs
-    row = (*x.type.dims[:-1], 1)
-    return (total.op == "reduce_sum" and total.inputs == (e,) and minuend is x
-            and most.op == "reduce_max" and most.inputs == (x,)
-            and all(n.type.dims == row and tuple(n.attr("axes")) == (x.type.rank - 1,)
-                    for n in (total, most)))
+    return found
 
 
 def stride(columns: int, width: int) -> int:

@@ -7,8 +7,10 @@ tiles come into local memory by asynchronous copies, several steps ahead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import divisor, parameters
 from jitcl.ir.sizes import has_size
@@ -87,7 +89,7 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         if not GemmTiledOpenCl().candidates(group, target):
             return ()
         product = product_of(node)
-        if product is None or product.now.m < LEAST_M or not _plain(group, product):
+        if product is None or product.now.m < LEAST_M or not plain(group, product.nodes):
             return ()
         return choose(product.now, target)
 
@@ -106,10 +108,10 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         return [*few, *launched(_Writer(replace(match, splits=1), hooks).emit(), many)]
 
 
-def _plain(group: Group, product: Product) -> bool:
-    """Whether both operands are read from buffers as they are: what is computed on the way would be
+def plain(group: Group, nodes: Iterable[Node]) -> bool:
+    """Whether operands are read from buffers as they are: what is computed on the way would be
     rounded to halves."""
-    for node in product.nodes:
+    for node in nodes:
         while node in group.inlined and node.op in ("transpose", "reshape"):
             node = node.inputs[0]
         if node in group.inlined or node.type.dtype != "f16":

@@ -1,0 +1,401 @@
+"""Attention on GPUs in one kernel, or two where keys are dealt out to groups: scores, their softmax
+and its product with the values, without the scores in memory.
+
+Rows keep the largest score so far and the sum of powers less it, and scale what they summed where
+it grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"; Rabe and
+Staats, 2021, "Self-attention does not need O(n^2) memory"; Dao et al., 2022, "FlashAttention").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from jitcl.ir.expr import Expr
+from jitcl.ir.group import Chain, Group
+from jitcl.ir.types import ROW
+from jitcl.target import Target
+from jitcl.templates.attention import pattern
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    ChainTemplate,
+    Emitted,
+    Epilogue,
+    Loader,
+    Match,
+    OpenClHooks,
+    Scratch,
+)
+from jitcl.templates.gemm_opencl.product import counter, fits_int
+from jitcl.templates.gemm_tensor_opencl.template import RUN, WARP, plain
+from jitcl.templates.gemm_tiled_opencl.template import (
+    JOIN,
+    QUAD,
+    Product,
+    Side,
+    matmul,
+    side,
+)
+from jitcl.templates.matmul import Shape
+from jitcl.templates.opencl.tiling import spread
+
+MOST_HEAD = 256                # of a head: beyond it sums fill the registers
+ROW_GROUPS = 8                 # work-items of a column of a group
+DEPTH, KEYS = 32, 16           # of keys and values in local memory at once
+GROUPS = 2                     # work-groups a core that keep it busy
+ITEMS = 512                    # work-items a core that keep it busy, without local memory
+LEAST_PART = 16                # keys of a part
+MAX_SPLITS = 32
+FEW_ROWS = 8                   # queries: without local memory, more are products' task
+REGISTERS = 200                # of a lane, for what tensor cores take and leave
+
+
+@dataclass(frozen=True)
+class Form(Match):
+    """`form` "tensor": `rows` are 16s of a warp, `columns` keys of a step, `warps` of a group,
+    `stages` steps in local memory at once. "tiles": `rows` and `columns` of a work-item's scores.
+    "rows": `rows` and keys at a time of a work-item. `splits`: parts that keys are dealt out in.
+    """
+
+    form: str
+    rows: int
+    columns: int
+    warps: int = 1
+    stages: int = 1
+    splits: int = 1
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The two products of a chain, and whether rows of NaN are zeros."""
+
+    scores: Product
+    result: Product
+    guarded: bool
+
+    @property
+    def batch(self) -> int:
+        return self.scores.batch
+
+    @property
+    def m(self) -> int:
+        """Queries."""
+        return self.scores.m
+
+    @property
+    def n(self) -> int:
+        """Keys."""
+        return self.scores.n
+
+
+class AttentionOpenCl(ChainTemplate[Form, OpenClHooks]):
+    """matmul, softmax along its rows, matmul; with epilogues of both products. What is stored is
+    f32 or f16; sums and powers are f32, but for the powers that tensor cores multiply: halves,
+    where the softmax would be stored so.
+    """
+
+    name = "attention_opencl"
+    length = 3
+
+    def candidates(self, chain: Chain, target: Target) -> tuple[Form, ...]:
+        a = heads_of(chain)
+        if a is None or target.device_type == "cpu" or max(a.scores.k, a.result.n) > MOST_HEAD:
+            return ()
+        if not target.stages_tiles:
+            return rows_forms(a, target)
+        found = tiles_forms(a, target)
+        first, softmax, last = chain.parts
+        halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
+                  and plain(last, a.result.nodes[1:]))
+        if target.tensor_cores and halves and a.m > FEW_ROWS:
+            return tensor_forms(a, target) + found
+        return found
+
+    def emit(self, match: Form, chain: Chain, hooks: OpenClHooks) -> list[Emitted] | None:
+        """None where what is fused with the products is nothing that it can write."""
+        a = heads_of(chain)
+        assert a is not None
+        return _Writer(a, match, chain, hooks).emit()
+
+
+def heads_of(chain: Chain) -> Heads | None:
+    """The products of a chain that the template computes; None of any other."""
+    found = pattern(chain, _shape)
+    first, _, last = chain.parts
+    if found is None or first.anchor is None or last.anchor is None:
+        return None
+    if any(n.op == "concat" for n in chain.members):
+        return None                         # what lies in two buffers is joined first
+    scores, result = matmul(first.anchor), matmul(last.anchor)
+    if scores is None or result is None:
+        return None
+    sizes = (MAX_SPLITS * last.anchor.type.size, *(n.type.size for n in chain.operands))
+    return Heads(scores, result, found.guarded) if fits_int(*sizes) else None
+
+
+def _shape(group: Group) -> Shape | None:
+    """The product that a group is."""
+    node = group.anchor
+    if node is None or node.op != "matmul" or group.root.type.dims != node.type.dims:
+        return None
+    if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
+        return None
+    if 0 in (node.type.size, *(i.type.size for i in node.inputs)):
+        return None
+    return Shape.of(node) if min(i.type.rank for i in node.inputs) > 1 else None
+
+
+# ---- candidates
+
+
+def tensor_forms(a: Heads, target: Target) -> tuple[Form, ...]:
+    """Best first: the largest groups of which there is one a core, with as many keys as fit; where
+    there are fewer groups, the most."""
+    depth, width = _padded(a.scores.k), _padded(a.result.n)
+    found = []
+    for rows, warps in ((2, 4), (1, 4), (1, 2), (1, 1)):
+        for columns in (64, 32, 16):
+            form = Form("tensor", rows, columns, warps, 2)
+            held = rows * (depth // 4 + width // 2 + columns // 2)
+            fits = _tensor_bytes(a, form)[0] <= target.local_memory and held <= REGISTERS
+            if fits and warps * WARP <= target.max_work_group:
+                found.append(form)
+                break
+    return tuple(sorted(found, key=lambda f: max(
+        0, target.compute_units - _groups(a, 16 * f.rows * f.warps))))
+
+
+def tiles_forms(a: Heads, target: Target) -> tuple[Form, ...]:
+    """Best first: the most rows of which there are enough groups; keys are dealt out where there
+    are too few."""
+    found = []
+    for rows in (8, 4, 2, 1):
+        t = Tiles.of(a, rows)
+        if t.local > target.local_memory or t.items > target.max_work_group:
+            continue
+        if rows > 1 and ROW_GROUPS * rows >= 2 * a.m:
+            continue
+        groups = _groups(a, ROW_GROUPS * rows)
+        steps = -(-a.n // t.keys)
+        busy = (1 if rows > 1 else 2) * GROUPS * target.compute_units
+        wanted = min(MAX_SPLITS, steps // 2, busy // groups)
+        per = -(-steps // max(1, wanted))
+        found += [Form("tiles", rows, 4, splits=n) for n in dict.fromkeys((-(-steps // per), 1))]
+    enough = 2 * target.compute_units // 3
+    return tuple(sorted(found, key=lambda f: (max(
+        0, enough - _groups(a, ROW_GROUPS * f.rows) * f.splits), f.splits > 1)))
+
+
+def rows_forms(a: Heads, target: Target) -> tuple[Form, ...]:
+    """Few queries, whose keys are dealt out to work-items."""
+    if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or target.max_vector_width < QUAD:
+        return ()
+    wanted = ITEMS * target.compute_units // (a.batch * a.m)
+    part = max(LEAST_PART, -(-a.n // max(1, wanted)))
+    found = [Form("rows", rows, keys, splits=-(-a.n // (-(-part // keys) * keys)))
+             for rows, keys in ((1, 8), (2, 4), (1, 4)) if rows <= a.m]
+    return tuple(f for f in found if f.splits <= -(-a.n // LEAST_PART))
+
+
+def _groups(a: Heads, rows: int) -> int:
+    return a.batch * -(-a.m // rows)
+
+
+def _padded(size: int) -> int:
+    """What tensor cores multiply 16 of."""
+    return -(-size // 16) * 16
+
+
+def _pitch(halves: int) -> int:
+    """As in opencl/tensor.j2."""
+    return halves if halves % 64 == 0 or halves == 32 else halves + 8
+
+
+def _bytes(by_k: bool, tile: int, terms: int) -> int:
+    """Of a step of an operand in local memory."""
+    return 2 * (tile * _pitch(terms) if by_k else terms * _pitch(tile))
+
+
+def _tensor_bytes(a: Heads, f: Form, turned: tuple[bool, bool, bool] | None = None
+                  ) -> tuple[int, int, int]:
+    """(in all, of a step, of its keys). turned: whether terms of queries, keys and values are
+    neighbours; None: whichever takes most."""
+    depth, width, rows = _padded(a.scores.k), _padded(a.result.n), 16 * f.rows * f.warps
+    tiles = (rows, depth), (f.columns, depth), (width, f.columns)
+    q, k, v = (max(_bytes(w, *tile) for w in ((True, False) if turned is None else (turned[i],)))
+               for i, tile in enumerate(tiles))
+    return max(q, f.stages * (k + v)), k + v, k
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Numbers of the form "tiles": see tiles.cl.j2."""
+
+    rows: int
+    columns: int               # work-items of a row
+    depth: int
+    head: int                  # of queries
+
+    @staticmethod
+    def of(a: Heads, rows: int) -> Tiles:
+        columns = 1 << (-(-a.result.n // 8) - 1).bit_length()
+        return Tiles(rows, columns, min(DEPTH if columns <= 16 else DEPTH // 2, a.scores.k),
+                     a.scores.k)
+
+    @property
+    def items(self) -> int:
+        return ROW_GROUPS * self.columns
+
+    @property
+    def keys(self) -> int:
+        """Of a step."""
+        return 4 * self.columns
+
+    @property
+    def values(self) -> int:
+        """In local memory at once."""
+        return min(KEYS if self.columns <= 16 else KEYS // 2, self.keys)
+
+    @property
+    def width(self) -> int:
+        """Of sums, padded."""
+        return 8 * self.columns
+
+    @property
+    def vector(self) -> int:
+        """Rows that are read at once."""
+        return min(4, self.rows)
+
+    @property
+    def tile(self) -> int:
+        """Elements."""
+        return max(self.depth * (self.keys + 4), self.values * (self.width + 4))
+
+    @property
+    def local(self) -> int:
+        """Bytes."""
+        row = ROW_GROUPS * self.rows + 4
+        return 4 * ((self.head + self.keys + self.columns) * row + self.tile) + 64
+
+
+# ---- text
+
+
+class _Writer:
+    def __init__(self, a: Heads, form: Form, chain: Chain, hooks: OpenClHooks) -> None:
+        self.a, self.f, self.hooks, self.root = a, form, hooks, chain.root
+        first, _, last = (dataclasses.replace(part, compute="f32") for part in chain.parts)
+        self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
+        self.part = -(-a.n // form.splits)
+        self.plain = first.root is first.anchor
+
+    def emit(self) -> list[Emitted] | None:
+        score = None if self.plain else self.before.value_lines(
+            self.a.scores.c(*self.places(self.a.scores)))
+        if score is None and not self.plain:
+            return None
+        return {"tensor": self.tensor, "tiles": self.tiles, "rows": self.rows}[self.f.form](score)
+
+    def places(self, p: Product) -> tuple[Expr, Expr, Expr]:
+        return counter("image", p.batch), counter("m", p.m), counter("n", p.n)
+
+    def epilogue(self, width: int) -> Epilogue | None:
+        p = self.a.result
+        aligned = {"n": width, "at": width}
+        return self.after.epilogue_lines(p.c(*self.places(p)), width, None, aligned)
+
+    def sides(self, rows: int, columns: int, width: int, steps: tuple[int, int, int], run: int
+              ) -> tuple[Side, Side, Side]:
+        """How tiles of queries, keys and values come."""
+        scores, result = self.a.scores, self.a.result
+        return (side(scores, self.before, 0, rows, steps[0], run, 1),
+                side(scores, self.before, 1, columns, steps[1], run, 1),
+                side(result, self.after, 1, width, steps[2], run, 1))
+
+    def rendered(self, file: str, score: Loader | None, sides: tuple[Side, Side, Side],
+                 epilogue: Epilogue | None, **numbers: object) -> tuple[str, tuple[Argument, ...]]:
+        """(the kernel's text, the operands that it reads)"""
+        q, k, v = sides
+        a, hooks = self.a, (self.before, self.after)
+        read = (dict.fromkeys((*q.nodes, *k.nodes, *(score.nodes if score else ()))),
+                dict.fromkeys((*v.nodes, *(epilogue.nodes if epilogue else ()))))
+        sources = [(h.names[n], h.ctype(n.type.dtype)) for h, nodes in zip(hooks, read)
+                   for n in nodes]
+        helpers = dict.fromkeys(x for s in (*sides, score) if s is not None for x in s.helpers)
+        text = self.hooks.render(
+            f"attention_opencl/{file}.cl.j2", entry=ENTRY, HALF=False, q=q, k=k, v=v, score=score,
+            epilogue=epilogue, sources=sources, helpers=list(helpers), GUARDED=a.guarded,
+            BATCH=a.batch, M=a.m, N=a.n, D=a.scores.k, E=a.result.n, **numbers)
+        return text, tuple(n for nodes in read for n in nodes)
+
+    def tensor(self, score: Loader | None) -> list[Emitted] | None:
+        a, f = self.a, self.f
+        pair = 2 - a.result.n % 2
+        epilogue = self.epilogue(pair)
+        if epilogue is None:
+            return None
+        depth, width, rows = _padded(a.scores.k), _padded(a.result.n), 16 * f.rows * f.warps
+        sides = self.sides(rows, f.columns, width, (depth, depth, f.columns), RUN)
+        q, k, v = sides
+        local, stage, of_keys = _tensor_bytes(a, f, (q.by_k, k.by_k, v.by_k))
+        items, tiles = WARP * f.warps, -(-a.m // rows)
+        body, operands = self.rendered(
+            "tensor", score, sides, epilogue, T=items, MT=f.rows, BM=rows, BN=f.columns, DP=depth,
+            EP=width, STAGES=f.stages, LOCAL=local, STAGE=stage, K_BYTES=of_keys, M_TILES=tiles,
+            PAIR=pair, RAGGED=a.n % f.columns > 0)
+        return [Emitted(f"attention_tensor_{rows}x{f.columns}", body, (*operands, self.root),
+                        (self.root,), {}, (a.batch * tiles * items,), (items,))]
+
+    def tiles(self, score: Loader | None) -> list[Emitted] | None:
+        a, t, whole = self.a, Tiles.of(self.a, self.f.rows), self.f.splits == 1
+        widths = (QUAD, 1) if a.result.n % QUAD == 0 else (1,)
+        found = [(e, v) for v in widths if (e := self.epilogue(v)) is not None]
+        if not found:
+            return None
+        epilogue, v = found[0] if whole else (None, widths[0])
+        rows = ROW_GROUPS * t.rows
+        sides = self.sides(rows, t.keys, t.width, (a.scores.k, t.depth, t.values), QUAD)
+        tiles, part = -(-a.m // rows), -(-self.part // t.keys) * t.keys
+        body, operands = self.rendered(
+            "tiles", score, sides, epilogue, T=t.items, TM=t.rows, W=t.vector, C=t.columns,
+            BN=t.keys, DK=t.depth, VK=t.values, EP=t.width, TILE=t.tile, PART=part, M_TILES=tiles,
+            SPLITS=self.f.splits, V=v)
+        stem, size = f"attention_{rows}x{t.keys}", (a.batch * tiles * self.f.splits * t.items,)
+        if whole:
+            return [Emitted(stem, body, (*operands, self.root), (self.root,), {}, size, (t.items,))]
+        return self.joined(stem, body, operands, size, (t.items,))
+
+    def rows(self, score: Loader | None) -> list[Emitted] | None:
+        a, f = self.a, self.f
+        sides = self.sides(1, 1, QUAD, (QUAD, QUAD, 1), QUAD)
+        along = tuple(s.run == QUAD and s.by_k == by_k for s, by_k in zip(sides, (1, 1, 0)))
+        if not all(along):
+            return None
+        part = -(-self.part // f.columns) * f.columns
+        body, operands = self.rendered("rows", score, sides, None, R=f.rows, B=f.columns, PART=part,
+                                       SPLITS=f.splits)
+        size, local = spread(f.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
+        return self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local)
+
+    def joined(self, stem: str, body: str, operands: tuple[Argument, ...], size: tuple[int, ...],
+               local: tuple[int, ...]) -> list[Emitted] | None:
+        """The kernel of parts, and that which joins them."""
+        a, splits = self.a, self.f.splits
+        epilogue = self.epilogue(1)
+        if epilogue is None:
+            return None
+        rows = a.batch * a.m
+        parts = Scratch(f"parts of {self.root.type}", "f32", (splits, rows * a.result.n))
+        totals = Scratch(f"totals of {self.root.type}", "f32", (splits, rows * 2))
+        join = self.after.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
+                                 BATCH=a.batch, M=a.m, E=a.result.n, SPLITS=splits,
+                                 GUARDED=a.guarded)
+        group = min(JOIN, self.hooks.target.max_work_group)
+        items = -(-rows * a.result.n // group) * group
+        return [Emitted(stem, body, (*operands, totals, parts), (totals, parts), {}, size, local),
+                Emitted("join", join, (parts, totals, *epilogue.nodes, self.root), (self.root,), {},
+                        (items,), (group,))]
+
+
+__all__ = ["AttentionOpenCl", "Form"]

@@ -1,0 +1,237 @@
+"""Attention on GPUs: one kernel, or two where keys are dealt out. Texts of every form, results of
+those that drivers here run (PoCL poses as a GPU), and of each variant where a driver refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from jitcl.codegen import variants
+from jitcl.codegen.generate import Generated
+from jitcl.codegen.trial import GroupTrial, trials
+from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.group import Chain
+from jitcl.ir.types import TensorType
+from jitcl.target import Target
+from jitcl.target.profiles import PROFILES
+from jitcl.target.variants import VARIANTS
+from jitcl.templates.attention_opencl.template import Form
+from tests.compiling import compile_graph, plan_on
+from tests.generated import clang
+from tests.test_attention import attention, expected, g
+from tests.test_candidates import GPU, MALI, POCL, as_target, needs_pocl
+from tests.test_tensor_cores import FLAGS
+from tests.test_tensor_cores import TARGET as TENSOR
+from tests.variants import Driver
+
+# batch, heads, queries, keys, channels of queries and of values
+SHAPES = {
+    "even": (1, 2, 64, 64, 64, 64), "ragged": (2, 3, 30, 50, 16, 24), "odd": (1, 2, 9, 33, 7, 19),
+    "one query": (1, 4, 1, 300, 64, 64), "few queries": (2, 3, 5, 200, 32, 40),
+    "wide": (1, 1, 20, 50, 128, 136), "widest": (1, 1, 10, 20, 256, 256),
+}
+
+
+class Take:
+    """Takes attention's candidate of a place, of others the first; notes those of attention."""
+
+    def __init__(self, place: int = 0) -> None:
+        self.place = place
+        self.found: tuple[Form, ...] = ()
+
+    def choose(self, template, group, candidates):
+        if template != "attention_opencl":
+            return candidates[0]
+        self.found = candidates
+        return candidates[self.place]
+
+
+def forms(graph: Graph, target: Target, precision: str = "high") -> tuple[Form, ...]:
+    chooser = Take()
+    compile_graph(graph, target, precision, chooser=chooser)
+    return chooser.found
+
+
+def graph_of(y: Node, inputs: list[Node]) -> Graph:
+    return Graph("attention", tuple(inputs), (("y", y),))
+
+
+def masked(shape, guarded=False) -> Graph:
+    b, h, m, n, _, _ = shape
+    return graph_of(*attention(shape, graph_input("mask", TensorType("f32", (b, h, m, n))),
+                               guarded))
+
+
+def feeds(graph: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {str(n.attr("name")): rng.standard_normal(n.type.dims).astype("f4")
+            for n in graph.inputs}
+
+
+def check(graph: Graph, fed: dict[str, np.ndarray], target: Target, place: int = 0,
+          guarded: bool = False, faults=None) -> list[str]:
+    """The templates of the kernels, whose result on PoCL is right."""
+    plan = plan_on(POCL, graph, target, chooser=Take(place), faults=faults)
+    (got,) = POCL.load(plan).run([fed[str(n.attr("name"))] for n in graph.inputs])
+    np.testing.assert_allclose(got, expected(**fed, guarded=guarded), rtol=2e-5, atol=2e-5)
+    return [k.template for k in plan.kernels]
+
+
+@needs_pocl
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("pose", [GPU, MALI], ids=["local memory", "without"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_candidate_is_right(shape, pose):
+    graph, target = graph_of(*attention(shape)), as_target(**pose)
+    found = forms(graph, target)
+    few = shape[2] <= 8 and shape[4] % 4 == 0
+    assert len(set(found)) == len(found) and bool(found) == (pose is GPU or few)
+    for place, form in enumerate(found):
+        names = check(graph, feeds(graph), target, place)
+        joins = form.splits > 1 or form.form == "rows"
+        assert names == ["attention_opencl"] * (1 + joins)
+
+
+@needs_pocl
+@pytest.mark.parametrize("guarded", [False, True], ids=["NaN", "zeros"])
+@pytest.mark.parametrize("pose, queries", [(GPU, 30), (GPU, 3), (MALI, 3)],
+                         ids=["tiles", "parts of keys", "without local memory"])
+def test_masks_rows_that_are_masked_whole_and_nan(pose, queries, guarded):
+    graph, target = masked((2, 3, queries, 300, 16, 24), guarded), as_target(**pose)
+    fed = feeds(graph)
+    fed["mask"].reshape(-1)[::5] = -np.inf
+    fed["mask"][0, 1, :, :100] = -3e38            # the first keys, and what is beyond exp's range
+    fed["mask"][0, 0, :, 290:] = 200
+    fed["mask"][1, 2, 1], fed["q"][0, 1, 2, 3] = -np.inf, np.nan
+    assert "attention_opencl" in check(graph, fed, target, guarded=guarded)
+
+
+@needs_pocl
+def test_heads_that_share_keys_and_what_is_fused():
+    rng = np.random.default_rng(1)
+    q, k, v, r = (graph_input(n, TensorType("f32", s)) for n, s in (
+        ("q", (1, 20, 6, 16)), ("k", (1, 33, 2, 16)), ("v", (1, 33, 2, 16)),
+        ("r", (1, 2, 3, 20, 16))))
+    queries = g.reshape(g.transpose(q, perm=(0, 2, 1, 3)), shape=(1, 2, 3, 20, 16))
+    keys, values = (g.reshape(g.transpose(n, perm=(0, 2, 1, 3)), shape=(1, 2, 1, 33, 16))
+                    for n in (k, v))
+    scores = g.mul(g.matmul(queries, g.transpose(keys, perm=(0, 1, 2, 4, 3))), 0.25)
+    y = g.relu(g.add(g.matmul(g.softmax(scores, axis=-1), values), r))
+    graph = graph_of(y, [q, k, v, r])
+    arrays = [rng.standard_normal(n.type.dims).astype("f4") for n in graph.inputs]
+    plan = plan_on(POCL, graph, as_target(**GPU))
+    assert {x.template for x in plan.kernels} == {"attention_opencl"}
+    (got,) = POCL.load(plan).run(arrays)
+    a, b, c = (x.swapaxes(1, 2) for x in arrays[:3])
+    wanted = expected(a * 0.25, b.repeat(3, 1), c.repeat(3, 1)).reshape(1, 2, 3, 20, 16)
+    np.testing.assert_allclose(got, np.maximum(wanted + arrays[3], 0), rtol=2e-5, atol=2e-5)
+
+
+@needs_pocl
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.cpu], ids=lambda v: v.name)
+def test_lower_variants_are_right(variant, monkeypatch):
+    """A chain is taken apart where a variant has no template for it, or writes each op alone."""
+    monkeypatch.setattr(variants, "VARIANTS", (variant,))
+    graph = masked((1, 2, 9, 21, 12, 8))
+    names = check(graph, feeds(graph), as_target(**GPU), faults=Driver())
+    assert ("attention_opencl" in names) != (variant.loops_only or variant.name in (
+        "no-local", "no-vectors", "groups-16", "unpacked"))
+
+
+@needs_pocl
+def test_a_driver_that_refuses_it_gets_the_groups_apart():
+    graph = masked((1, 2, 9, 21, 12, 8))
+    driver = Driver(("template:attention_opencl",))
+    assert "attention_opencl" not in check(graph, feeds(graph), as_target(**GPU), faults=driver)
+
+
+def test_cpus_and_large_heads_get_none():
+    y, inputs = attention((1, 1, 16, 16, 260, 16))
+    assert forms(graph_of(y, inputs), as_target(**GPU) if POCL else TENSOR) == ()
+    y, inputs = attention((1, 1, 16, 16, 16, 16))
+    assert forms(graph_of(y, inputs), dataclasses.replace(TENSOR, device_type="cpu")) == ()
+
+
+# ---- tensor cores
+
+def halves(shape, packed=False, mask=()) -> Graph:
+    b, h, m, n, d, e = shape
+    q, k, v = inputs = [graph_input(name, TensorType("f16", (b, rows, h, c) if packed else (
+        b, h, rows, c))) for name, rows, c in (("q", m, d), ("k", n, d), ("v", n, e))]
+    if packed:
+        q, k, v = (g.transpose(x, perm=(0, 2, 1, 3)) for x in inputs)
+    scores = g.mul(g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2))), 0.125)
+    if mask:
+        inputs.append(graph_input("mask", TensorType("f16", mask)))
+        scores = g.add(scores, inputs[-1])
+    return graph_of(g.matmul(g.softmax(scores, axis=-1), v), inputs)
+
+
+HALVES = {
+    "even": lambda: halves((1, 4, 256, 256, 64, 64)),
+    "ragged": lambda: halves((2, 3, 77, 101, 40, 80), packed=True, mask=(2, 1, 1, 101)),
+    "odd": lambda: halves((1, 2, 20, 30, 7, 9)), "widest": lambda: halves((1, 2, 40, 90, 256, 256)),
+}
+
+
+@clang.needed
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("name", HALVES)
+def test_forms_for_tensor_cores_become_ptx(name):
+    graph = HALVES[name]()
+    found = forms(graph, TENSOR, "low")
+    tensor = [f for f in found if f.form == "tensor"]
+    assert len(tensor) > 2 and found[:len(tensor)] == tuple(tensor)
+    for place, form in enumerate(tensor):
+        plan = compile_graph(graph, TENSOR, "low", chooser=Take(place)).plan
+        (kernel,) = plan.kernels
+        done = subprocess.run([str(clang.CLANG), *FLAGS], input=kernel.body, text=True, check=False,
+                              capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        (d, e) = (-(-graph.inputs[k].type.dims[-1] // 16) for k in (0, 2))
+        assert len(re.findall(r"mma\.sync", done.stdout)) == form.rows * form.columns // 8 * (d + e)
+        (local,) = re.findall(r"memory\[(\d+)\]", kernel.body)
+        assert int(local) * 16 <= TENSOR.local_memory
+
+
+def test_powers_are_rounded_only_where_the_softmax_would_be():
+    assert {f.form for f in forms(HALVES["even"](), TENSOR, "high")} == {"tiles"}
+    other = dataclasses.replace(TENSOR, tensor_cores=False)
+    assert {f.form for f in forms(HALVES["even"](), other, "low")} == {"tiles"}
+
+
+def trial_of_the_chain(made: Generated) -> GroupTrial:
+    (trial,) = (t for t in trials(made, made.plan) if isinstance(t.group, Chain))
+    return trial
+
+
+def test_a_trial_allows_powers_in_half_and_no_key_too_few():
+    trial = trial_of_the_chain(compile_graph(halves((1, 2, 24, 40, 32, 32)), TENSOR, "low"))
+    q, k, v = (a.astype("f4") for a in trial.inputs()[:3])
+
+    def computed(keys: int) -> np.ndarray:
+        s = q @ k[:, :, :keys].swapaxes(-1, -2) * np.float32(0.125)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        powers = p.astype("f2").astype("f4") @ v[:, :, :keys]
+        return (powers / p.sum(-1, keepdims=True)).astype("f2")
+
+    assert trial.reason == "" and trial.wrong([computed(40)]) == ""
+    assert "differ" in trial.wrong([computed(39)])
+
+
+# ---- texts for devices that aren't here
+
+@clang.needed
+@pytest.mark.parametrize("name", ["mali-g610", "mali-g52", "intel-hd-630"])
+def test_texts_pass_clang(name):
+    target = PROFILES[name].target
+    for shape in ((1, 8, 1, 512, 64, 64), (2, 3, 30, 50, 16, 24)):
+        plan = compile_graph(graph_of(*attention(shape)), target).plan
+        assert clang.objections(plan.kernels, fp16=target.fp16_arithmetic) == ""
+        used = {k.template for k in plan.kernels}
+        assert ("attention_opencl" in used) == (shape[2] == 1 or target.stages_tiles)
