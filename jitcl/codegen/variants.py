@@ -105,9 +105,9 @@ class VariantChooser:
     def _write(self, variant: Variant, writer: Writer, group: Group, name: str,
                memo: Memo) -> Iterator[GroupKernels]:
         if isinstance(group, Chain) and (variant.split or not writer.target.packed_weights):
-            for k, part in enumerate(group.parts):
-                own = name if part.root is group.root else f"{name}_{part.root.op}_{k}"
-                yield from self._write(variant, writer, part, own, memo)
+            for k, one in enumerate(group.parts):
+                own = name if one.root is group.root else f"{name}_{one.root.op}_{k}"
+                yield from self._write(variant, writer, one, own, memo)
             return
         if not writer.target.packed_weights:
             group = unpack(group, self.unpacked)

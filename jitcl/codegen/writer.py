@@ -121,7 +121,9 @@ class Writer:
         """The templates of several groups."""
         if not self.templates:
             return ()
-        return {"numba": CPU_CHAINS, "opencl": OPENCL_CHAINS}.get(self.language, ())
+        if self.language == "opencl":
+            return OPENCL_CHAINS
+        return CPU_CHAINS if self.language == "numba" else ()
 
     def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
         """The kernels of the first template that writes the chain, and that template's name."""
