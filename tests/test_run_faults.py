@@ -20,8 +20,10 @@ from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.opencl import launches, list_devices, open_device
+from jitcl.devices.opencl.building import RefusedBuild
 from jitcl.devices.opencl.device import OpenClDevice
-from jitcl.errors import DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
+from jitcl.devices.opencl.programs import ProgramStore
+from jitcl.errors import BuildError, DeviceError, DeviceLostError, KernelFault, OutOfMemoryError
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
@@ -285,6 +287,27 @@ def test_a_context_in_which_nothing_works_is_lost(device, driver, monkeypatch):
     with pytest.raises(DeviceLostError, match="before any step"):
         executable.run([X])
     assert not seen(device)
+
+
+def test_a_build_in_a_dead_context_is_no_fault_of_the_kernel(device, driver, monkeypatch):
+    """NVIDIA refuses every build behind an illegal access: recorded, it kept kernels from being
+    tried in the next process."""
+    session = device.session
+    monkeypatch.setattr(session, "store",
+                        ProgramStore(session.context, session.handle, session.target))
+
+    def refuse(store: ProgramStore, batch: dict[str, KernelSource]) -> None:
+        raise RefusedBuild(BuildError("BUILD_PROGRAM_FAILURE"), "refused", "no log")
+
+    monkeypatch.setattr(ProgramStore, "build", refuse)
+    driver.dead = NVIDIA
+    with pytest.raises(DeviceLostError, match=r"(?s)building kernel '.*what it held is lost"):
+        device.load(plan_of())
+    assert not seen(device)
+    driver.dead = 0
+    with pytest.raises(KernelFault):
+        device.load(plan_of())
+    assert {e for e, *_ in seen(device)} == {k.entry for k in plan_of().kernels}
 
 
 # ---- memory

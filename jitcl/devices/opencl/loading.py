@@ -196,6 +196,7 @@ class Loading:
                     self.build({key: source}, by)
                 return
             source = next(iter(batch.values()))
+            self.session.must_live(f"building kernel '{source.entry}'")
             self.store.drop(batch, self.cache if by else None)
             self.record(self.fault_of(source, "build", error.kind, error.signature, str(error)))
 

@@ -97,6 +97,13 @@ class Session:
         with translated(f"{self.name}: a queue"):
             return cl.CommandQueue(self.context, self.handle)
 
+    def must_live(self, doing: str) -> None:
+        """Raises DeviceLostError where nothing works in the context any more: whatever is `doing`
+        then fails, and nothing is known of it."""
+        with translated(f"{self.name}: {doing}"):
+            cl.enqueue_barrier(self.transfers)
+            self.transfers.finish()
+
     def new_queue(self, priority: str = "normal") -> Any:
         """A queue for runs, with a hint of their priority to drivers that take hints."""
         if priority in _LEVELS and HINTS in self.handle.extensions.split():
