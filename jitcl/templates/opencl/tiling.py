@@ -110,7 +110,7 @@ def spread(columns: int, rows: int, planes: int, target: Target
 def read_whole(tile: Tile, target: Target) -> bool:
     """Whether the packed weights of a tile's rows are read as a vector: CPUs broadcast each from
     memory."""
-    return tile.rows > 1 and target.device_type != "cpu"
+    return 1 < tile.rows <= target.max_vector_width and target.device_type != "cpu"
 
 
 def image_of(weights: Argument, count: int, run: int, target: Target) -> tuple[Argument, ...]:

@@ -107,7 +107,8 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     held = -(-kh * kw // 4) + kh * (-(-row // 4) or kw)      # vectors, where all is read before
     loop = axes and unroll and kh > 1 and held > target.registers
     lines = kh if loop else 1
-    quads = -(-kh * kw // lines // 4) if axes and unroll and p.weights is not None else 0
+    packs = axes and unroll and p.weights is not None and target.max_vector_width >= 4
+    quads = -(-kh * kw // lines // 4) if packs else 0
     body = hooks.render(
         "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, single=single, params=params,
         FEW_COLUMNS=single is not None, AXES=axes, ROW=row, A=aligned,
