@@ -110,7 +110,7 @@ def check(layer: str, c: int, device: str) -> None:
     assert error < 2e-5 + steps
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("width", [16, 8, 4])
 @pytest.mark.parametrize("c", CHANNELS)
 @pytest.mark.parametrize("layer", LAYERS)

@@ -134,6 +134,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", COMMANDS)
 def test_commands_end_with_a_message(case, tmp_path):
     command, status, text = COMMANDS[case]

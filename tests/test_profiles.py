@@ -50,7 +50,7 @@ def objections(name: str, found: list[KernelSource], monkeypatch: pytest.MonkeyP
 
 
 @clang.needed
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", PROFILES)
 def test_kernels_of_a_profile_pass_clang(name, monkeypatch):
     for precision in ("high", "low"):

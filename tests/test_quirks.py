@@ -122,7 +122,7 @@ def events(target: Target) -> int:
     ex.session = SimpleNamespace(name="fake", target=target)
     kernel = SimpleNamespace(int_ptr=1)
     launch = running.Launch(SimpleNamespace(name="s", kernel="k"), kernel, (1,), (1,))
-    ex._launches = [launch] * 200
+    ex._launches, ex._series = [launch] * 200, {}
     one = SimpleNamespace(wait=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running.cl, "enqueue_nd_range_kernel", lambda *args: one)
@@ -155,7 +155,7 @@ def queue(target: Target) -> tuple[int, int]:
     ex.session = SimpleNamespace(name="fake", target=target)
     launch = running.Launch(SimpleNamespace(name="s", kernel="k"),
                             SimpleNamespace(int_ptr=1), (1,), (1,))
-    ex._launches = [launch] * 2000
+    ex._launches, ex._series = [launch] * 2000, {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running.cl, "enqueue_nd_range_kernel", lambda *args: Event())
         patch.setattr(running.Series, "start", lambda it, _: [Event() for _ in it.launches][-1])

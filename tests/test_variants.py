@@ -321,7 +321,7 @@ def test_what_would_fill_memory_stays_computed():
 
 # -- clang -------------------------------------------------------------------------------------
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @clang.needed
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
