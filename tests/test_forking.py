@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.devices import needs, present
+from tests.test_workers import gone
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = [s for s in present() if s != "reference"]
@@ -359,8 +360,7 @@ def test_the_end_with_threads_that_compile(device: str) -> None:
             time.sleep(0.01)
     print(*children(), flush=True)
     """)
-    for pid in said.split():
-        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+    assert all(gone(int(pid)) for pid in said.split())
 
 
 @pytest.mark.parametrize("device", ALL)
