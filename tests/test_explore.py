@@ -93,6 +93,22 @@ def test_what_the_page_is_told(tmp_path):
     assert {n[0] for n in part["nodes"]} >= {"softmax", "reduce_max", "matmul"}  # all passes'
 
 
+@pytest.mark.parametrize("device, template", [
+    ("profile:intel-hd-630", "attention_opencl"), ("cpu", "attention_cpu")])
+def test_why_attention_is_one_kernel(device, template, tmp_path):
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node(op, fed, [y]) for op, fed, y in (
+        ("MatMul", ["q", "k"], "s"), ("Softmax", ["s"], "p"), ("MatMul", ["p", "v"], "y"))]
+    inputs = [value(name, TensorProto.FLOAT, shape) for name, shape in (
+        ("q", (2, 64, 32)), ("k", (2, 32, 64)), ("v", (2, 64, 32)))]
+    graph = helper.make_graph(nodes, "attention", inputs,
+                              [value("y", TensorProto.FLOAT, (2, 64, 32))])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (part,) = told(explored(tmp_path, model, "-d", device))["parts"]
+    (why,) = {g["why"].partition("\n")[0] for g in part["groups"]}
+    assert why == f"Template {template}: the first that implements this group."
+
+
 @pytest.mark.parametrize(("option", "text", "says"), [
     ("--profile", "{", "is no JSON"), ("--profile", "{}", "has no 'runs'"),
     ("--errors", "[]", "jitcl check MODEL --json FILE"), ("--errors", None, "cannot read")])

@@ -30,7 +30,7 @@ from jitcl.errors import OptionError
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Chain
 from jitcl.ir.printer import attrs_text
-from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_TEMPLATES
+from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_CHAINS, OPENCL_TEMPLATES
 
 FOLDER = Path(__file__).parent / "explorer"
 
@@ -125,11 +125,12 @@ def _why(lowered: LoweredModel, group: Launched) -> str:
     source = lowered.kernels[group.steps[-1].kernel]
     root = group.group.root
     offered, candidates = lowered.choices.get(root, ("", ()))
+    opencl = source.language == "opencl"
     if isinstance(group.group, Chain):
-        names = [t.name for t in CPU_CHAINS if t.length == len(group.group.parts)]
+        chains = OPENCL_CHAINS if opencl else CPU_CHAINS
+        names = [t.name for t in chains if t.length == len(group.group.parts)]
     else:
-        names = [t.name for t in (
-            OPENCL_TEMPLATES if source.language == "opencl" else CPU_TEMPLATES)]
+        names = [t.name for t in (OPENCL_TEMPLATES if opencl else CPU_TEMPLATES)]
     if not source.template:
         return ("Generated loops: no template implements this group on this device. Asked were "
                 f"{', '.join(names)}.")
