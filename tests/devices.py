@@ -32,12 +32,13 @@ SPECS = ("reference", "cpu", *DRIVERS, *OTHERS)
 
 @functools.cache
 def device(spec: str) -> Device | None:
-    """The device, or None where this machine lacks it."""
+    """The device, or None where this machine lacks it. Raises for one that is here and can't be
+    opened."""
     try:
         return open_device(spec)
     except DeviceError:
-        if spec in DRIVERS:
-            found(spec)
+        if spec in OTHERS or spec in DRIVERS and found(spec) is not None:
+            raise
         return None
 
 
