@@ -9,14 +9,13 @@ import pytest
 
 import jitcl
 from jitcl import config
-from jitcl.codegen.writer import Writer
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Chain
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.templates.attention_cpu.few import BLOCK
-from tests.compiling import compile_graph, plan_on
+from tests.compiling import compile_graph
 
 DEVICE = CpuDevice()
 g = GraphBuilder()
@@ -320,23 +319,3 @@ def test_scores_take_no_memory():
     assert max(b.nbytes for b in generated.plan.buffers) < 8 * 512 * 512 * 4
     flops = sum(s.flops for s in generated.plan.steps)
     assert flops > 2 * 8 * 512 * 512 * (64 + 64)             # both products are counted
-
-
-def test_a_chain_that_no_template_writes_is_its_groups(monkeypatch):
-    """As on a lower variant of the kernels, where a chain was made for the first."""
-    y, inputs = attention((1, 2, 32, 32, 16, 16))
-    made = []
-
-    def chain(self: Writer, group: Chain) -> object:
-        made.append(group)
-        return written(self, group) if len(made) == 1 else None
-
-    written = Writer.chain
-    monkeypatch.setattr(Writer, "chain", chain)
-    plan = plan_on(DEVICE, Graph("a", tuple(inputs), (("y", y),)))
-    assert len(made) == 2 and len(plan.steps) >= 3
-    assert not any(k.template == "attention_cpu" for k in plan.kernels)
-    rng = np.random.default_rng(0)
-    feeds = [rng.standard_normal(n.type.dims).astype(np.float32) for n in inputs]
-    (got,) = DEVICE.load(plan).run(feeds)
-    np.testing.assert_allclose(got, expected(*feeds), rtol=1e-4, atol=1e-5)

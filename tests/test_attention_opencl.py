@@ -27,7 +27,7 @@ from tests.test_attention import attention, expected, g
 from tests.test_candidates import GPU, MALI, POCL, as_target, needs_pocl
 from tests.test_tensor_cores import FLAGS
 from tests.test_tensor_cores import TARGET as TENSOR
-from tests.variants import Driver
+from tests.variants import Driver, host, plan_of
 
 # batch, heads, queries, keys, channels of queries and of values
 SHAPES = {
@@ -148,6 +148,16 @@ def test_a_driver_that_refuses_it_gets_the_groups_apart():
     graph = masked((1, 2, 9, 21, 12, 8))
     driver = Driver(("template:attention_opencl",))
     assert "attention_opencl" not in check(graph, feeds(graph), as_target(**GPU), faults=driver)
+
+
+@needs_pocl
+def test_a_driver_without_exp_keeps_the_products():
+    """Each group has a variant of its own, where the chain would be the CPU's."""
+    graph = masked((1, 2, 9, 21, 12, 8))
+    plan = plan_of(graph, as_target(**GPU), Driver(("call:exp",)), host=host())
+    templates = {k.entry: k.template for k in plan.kernels}
+    assert [(templates[s.kernel], s.variant) for s in plan.steps] == [
+        ("gemm_tiled_opencl", ""), ("", "cpu"), ("gemm_tiled_opencl", "")]
 
 
 def test_cpus_and_large_heads_get_none():

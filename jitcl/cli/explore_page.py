@@ -26,11 +26,10 @@ from jitcl.cli.overview import (
     node_count,
 )
 from jitcl.codegen.text import amount
+from jitcl.codegen.writer import Writer
 from jitcl.errors import OptionError
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain
 from jitcl.ir.printer import attrs_text
-from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_CHAINS, OPENCL_TEMPLATES
 
 FOLDER = Path(__file__).parent / "explorer"
 
@@ -125,16 +124,12 @@ def _why(lowered: LoweredModel, group: Launched) -> str:
     source = lowered.kernels[group.steps[-1].kernel]
     root = group.group.root
     offered, candidates = lowered.choices.get(root, ("", ()))
-    opencl = source.language == "opencl"
-    if isinstance(group.group, Chain):
-        chains = OPENCL_CHAINS if opencl else CPU_CHAINS
-        names = [t.name for t in chains if t.length == len(group.group.parts)]
-    else:
-        names = [t.name for t in (OPENCL_TEMPLATES if opencl else CPU_TEMPLATES)]
+    asked = Writer(lowered.model.device.target).asked(group.group)
+    names = [t.name for _, templates in asked for t in templates]
     if not source.template:
         return ("Generated loops: no template implements this group on this device. Asked were "
                 f"{', '.join(names)}.")
-    before = names[:names.index(source.template)]
+    before = names[:names.index(source.template)] if source.template in names else ()
     text = f"Template {source.template}: the first that implements this group"
     text += f", behind {', '.join(before)}." if before else "."
     if offered == source.template and len(candidates) > 1:

@@ -5,7 +5,8 @@
     y = matmul(p, v)
 
 Where a template reads keys and values as they lie, it reads those of a cache and new ones without a
-copy of both. Without such a template the groups stay as they are: each writes what the next reads.
+copy of both. Without such a template, or where its kernels fail on the
+driver, the groups stay as they are: each writes what the next reads, in its own variant.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jitcl.codegen.writer import Writer
+from jitcl.codegen.variants import VariantChooser
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Chain, Group
 from jitcl.ops.builder import lookup
+from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
+
+LENGTHS = {*(t.length for t in CPU_TEMPLATES), *(t.length for t in OPENCL_TEMPLATES)} - {1}
 
 
-def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]:
+def joined(graph: Graph, groups: Sequence[Group], variants: VariantChooser) -> list[Group]:
     """The groups, chains in the place of the last of theirs."""
-    possible = writer.templates and writer.target.packed_weights    # else `unpack` takes them apart
-    if not possible:
+    if not variants.templates:
         return list(groups)
     stored = {group.root: group for group in groups}
     readers = Counter(n for group in groups for n in group.operands)
@@ -31,7 +34,7 @@ def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]
     chains: dict[Node, Chain] = {}
     gone: set[Node] = set()
     for group in groups:
-        chain = next(_chains(group, stored, readers, writer), None)
+        chain = next(_chains(group, stored, readers, variants), None)
         if chain is not None:
             chains[group.root] = chain
             gone |= chain.inlined
@@ -39,14 +42,14 @@ def joined(graph: Graph, groups: Sequence[Group], writer: Writer) -> list[Group]
 
 
 def _chains(last: Group, stored: dict[Node, Group], readers: Counter[Node],
-            writer: Writer) -> Iterator[Chain]:
+            variants: VariantChooser) -> Iterator[Chain]:
     """The chains that end with this group and that a template writes: first those that read
     through what only moves its operands."""
-    for length in {t.length for t in writer.chains}:
+    for length in LENGTHS:
         parts = _parts(last, length, stored, readers)
         through = tuple(_through(part, stored, readers) for part in parts)
         for found in dict.fromkeys((through, parts)):
-            if found and writer.chain(chain := Chain.of(found)) is not None:
+            if found and variants.joins(chain := Chain.of(found)):
                 yield chain
 
 

@@ -20,7 +20,7 @@ from jitcl.codegen.parts import in_place
 from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
 from jitcl.codegen.variants import Faults, GroupVariant, VariantChooser
-from jitcl.codegen.writer import DIGEST, GroupKernels, Launch, Writer
+from jitcl.codegen.writer import DIGEST, GroupKernels, Launch
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
@@ -58,7 +58,7 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     """
     variants = VariantChooser(target, templates, faults if target.kind == "opencl" else None,
                               host, chooser)
-    groups = with_sums_marked(joined(graph, groups, Writer(target, templates, chooser=chooser)))
+    groups = with_sums_marked(joined(graph, groups, variants))
     if joins and target.kind == "cpu":
         groups = in_place(graph, groups)
     return _Generator(graph, variants, written).run(groups)

@@ -35,7 +35,7 @@ from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.group import Group
 from jitcl.ir.kernel import Kernel, Let, expressions, scanned, statements
 from jitcl.ir.noise import KINDS, ORIGIN, Noise, Supply
 from jitcl.ir.sampling import Sample, sample_kernel, sample_places
@@ -220,9 +220,8 @@ class GroupTrial:
             half = self.group.compute == "f16" and any(
                 k.template and "half" in k.features for k in self.plan.kernels)
             group = dataclasses.replace(self.group, compute="f16" if half else "f32")
-            between = group.parts[:-1] if isinstance(group, Chain) else ()
             return lower(group, self.subject, flushed=half,
-                         stored=(self.group.anchor, *(part.root for part in between)))
+                         stored=(self.group.anchor, *(part.root for part in group.parts[:-1])))
         return lower(dataclasses.replace(self.group, compute="f16"), self.subject)
 
     @forking.cached_property

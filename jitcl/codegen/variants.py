@@ -72,14 +72,26 @@ class VariantChooser:
         is none.
         """
         refusals: list[Refusal] = []
+        found = self._first(group, name, refusals)
+        if found is None:
+            raise BuildError(no_variant(group, origin, refusals, self.target))
+        return found
+
+    def joins(self, chain: Chain) -> bool:
+        """Whether there is such a variant of a chain: else each of its groups has one of its own.
+        """
+        return self._first(chain, "chain", []) is not None
+
+    def _first(self, group: Group, name: str, refusals: list[Refusal]) -> GroupVariant | None:
         memo: Memo = {}
         for variant, writer in self._variants(refusals):
             parts = tuple(self._write(variant, writer, group, name, memo))
             refused = self._refused(variant, parts)
-            if refused is None:
+            if refused is not None:
+                refusals.append(refused)
+            elif parts:
                 return GroupVariant(variant, parts, refusals[0].signature if refusals else "")
-            refusals.append(refused)
-        raise BuildError(no_variant(group, origin, refusals, self.target))
+        return None
 
     def _variants(self, refusals: Sequence[Refusal]) -> Iterator[tuple[Variant, Writer]]:
         """The variants that differ from those above them, each with what writes its kernels. Where
@@ -104,15 +116,16 @@ class VariantChooser:
 
     def _write(self, variant: Variant, writer: Writer, group: Group, name: str,
                memo: Memo) -> Iterator[GroupKernels]:
-        if isinstance(group, Chain) and (variant.split or not writer.target.packed_weights):
-            for k, one in enumerate(group.parts):
-                own = name if one.root is group.root else f"{name}_{one.root.op}_{k}"
-                yield from self._write(variant, writer, one, own, memo)
+        """The group's kernels; of a chain none where not one template of the device writes it."""
+        if isinstance(group, Chain):
+            on_device = writer.target.packed_weights and not variant.cpu    # else `unpack`s apart
+            found = writer.of_template(group, name, memo) if on_device else None
+            yield from () if found is None else (found,)
             return
         if not writer.target.packed_weights:
             group = unpack(group, self.unpacked)
         if not variant.split:
-            yield from writer.write(group, name, memo)
+            yield writer.write(group, name, memo)
             return
         for k, node in enumerate(group.members):
             whole = dataclasses.replace(group, root=node, inlined=frozenset(),
@@ -120,7 +133,7 @@ class VariantChooser:
                                         flag=group.flag if node is group.root else None)
             if node is group.root or node.type.size:
                 part = name if node is group.root else f"{name}_{node.op}_{k}"
-                yield from writer.write(whole, part, memo)
+                yield writer.write(whole, part, memo)
 
     def _refused(self, variant: Variant, parts: tuple[GroupKernels, ...]) -> Refusal | None:
         """The first kernel that is known to fail."""

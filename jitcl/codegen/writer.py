@@ -16,20 +16,18 @@ from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized, space_of
 from jitcl.ir import expr as E
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.group import Group
 from jitcl.ir.kernel import Kernel, expressions, statements
 from jitcl.ir.sizes import SizePinned, judged_by_hint
 from jitcl.target import Target
-from jitcl.templates import CPU_CHAINS, CPU_TEMPLATES, OPENCL_CHAINS, OPENCL_TEMPLATES
+from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
 from jitcl.templates.base import (
     ENTRY,
     FIRST,
     GROUP,
     Chooser,
     Emitted,
-    H,
     Writes,
-    WritesChain,
 )
 
 DIGEST = 10                     # characters at the end of a kernel's name, of all its text
@@ -56,6 +54,7 @@ class GroupKernels:
 
 
 Memo = dict[tuple[Group, str], Lowered]    # the same kernel on most variants
+Asked = tuple[type[CpuGroupHooks] | type[OpenClGroupHooks], tuple[Writes[Any], ...]]
 
 
 @dataclass(frozen=True)
@@ -73,68 +72,44 @@ class Writer:
     def language(self) -> Language:
         return LANGUAGE[self.target.kind]
 
-    def write(self, group: Group, name: str, memo: Memo) -> tuple[GroupKernels, ...]:
-        """The group's kernels; those of each of its parts, where it is a chain that no template
-        writes. `memo` keeps what is lowered for other writers.
+    def write(self, group: Group, name: str, memo: Memo) -> GroupKernels:
+        """The kernels of a template where one accepts the group, else generated loops. `memo` keeps
+        what is lowered for other writers.
         """
-        if not isinstance(group, Chain):
-            return (self._one(group, name, memo),)
-        found = self.chain(group)
+        found = self.of_template(group, name, memo)
         if found is not None:
-            return (GroupKernels(group, self._launches(group, name, found[0], found[1], memo)),)
-        *before, last = group.parts
-        names = [f"{name}_{(part.anchor or part.root).op}_{k}" for k, part in enumerate(before)]
-        return tuple(self._one(part, own, memo)
-                     for part, own in zip((*before, last), (*names, name)))
-
-    def _one(self, group: Group, name: str, memo: Memo) -> GroupKernels:
-        """The kernels of a template where one accepts the group, else generated loops."""
-        found: tuple[list[Emitted], str] | None = None
-        if self.templates:
-            if self.language == "opencl":
-                found = self._first(OPENCL_TEMPLATES, OpenClGroupHooks(group, self.target))
-            elif all(n.type.layout.kind != "rows" for n in (*group.members, *group.operands)):
-                found = self._first(CPU_TEMPLATES, CpuGroupHooks(group, self.target))
-        if found is not None:
-            return GroupKernels(group, self._launches(group, name, *found, memo))
+            return found
         lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
         return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered)
+
+    def of_template(self, group: Group, name: str, memo: Memo) -> GroupKernels | None:
+        """The kernels of the first template that writes the group."""
+        for make, templates in self.asked(group):
+            hooks = make(group, self.target)
+            for template in templates:
+                emitted = telling(template, group, partial(template.write, hooks, self.chooser))
+                if emitted is not None:
+                    return GroupKernels(
+                        group, self._launches(group, name, emitted, template.name, memo))
+        return None
+
+    def asked(self, group: Group) -> list[Asked]:
+        """The templates that are asked to write a group, in this order, with their hooks."""
+        if not self.templates:
+            return []
+        found: list[Asked] = []
+        if self.language == "opencl":
+            found.append((OpenClGroupHooks, OPENCL_TEMPLATES))
+        elif all(n.type.layout.kind != "rows" for n in (*group.members, *group.operands)):
+            found.append((CpuGroupHooks, CPU_TEMPLATES))
+        return [(make, tuple(t for t in templates if t.length == len(group.parts)))
+                for make, templates in found]
 
     def _lowered(self, group: Group, name: str, memo: Memo) -> Lowered:
         if group.compute == "f16" and not self.target.computes_f16:
             group = replace(group, compute="f32")
         return memo.get((group, name)) or memo.setdefault((group, name), lower(group, name))
-
-    def _first(self, templates: tuple[Writes[H], ...], hooks: H
-               ) -> tuple[list[Emitted], str] | None:
-        """The kernels of the first template that implements the group, and its name."""
-        for template in templates:
-            emitted = telling(
-                template, hooks.group, partial(template.write, hooks, self.chooser))
-            if emitted is not None:
-                return emitted, template.name
-        return None
-
-    @property
-    def chains(self) -> tuple[WritesChain[Any], ...]:
-        """The templates of several groups."""
-        if not self.templates:
-            return ()
-        if self.language == "opencl":
-            return OPENCL_CHAINS
-        return CPU_CHAINS if self.language == "numba" else ()
-
-    def chain(self, chain: Chain) -> tuple[list[Emitted], str] | None:
-        """The kernels of the first template that writes the chain, and that template's name."""
-        make = OpenClGroupHooks if self.language == "opencl" else CpuGroupHooks
-        hooks = make(chain, self.target)
-        for template in (t for t in self.chains if t.length == len(chain.parts)):
-            emitted = telling(
-                template, chain, partial(template.write, chain, hooks, self.chooser))
-            if emitted is not None:
-                return emitted, template.name
-        return None
 
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:
@@ -164,9 +139,8 @@ class Writer:
         so that a tie of a quantisation falls on the wrong side (seen on NVIDIA 580).
         """
         options = self.target.build_options
-        parts = group.parts if isinstance(group, Chain) else (group,)
         if self.target.exact_division and any(
-                rounds_quotients(self._lowered(part, name, memo).kernel) for part in parts):
+                rounds_quotients(self._lowered(part, name, memo).kernel) for part in group.parts):
             options += ("-cl-fp32-correctly-rounded-divide-sqrt",)
         if any(n.op in self.target.unoptimised_ops for n in group.members):
             options += ("-cl-opt-disable",)
@@ -180,7 +154,7 @@ def _with_flags_written(emitted: Emitted, group: Group) -> Emitted:
     return replace(emitted, writes=(group.flag.flags, *emitted.writes))
 
 
-def telling(template: Writes[Any] | WritesChain[Any], group: Group,
+def telling(template: Writes[Any], group: Group,
             write: Callable[[], list[Emitted] | None]) -> list[Emitted] | None:
     """What a template writes of a group; None where the group has a flag and the template's last
     kernel doesn't take it: its stores are not those of its hooks. What writes the group instead
@@ -194,7 +168,7 @@ def telling(template: Writes[Any] | WritesChain[Any], group: Group,
     return None
 
 
-def sized_or_not(template: Writes[Any] | WritesChain[Any], group: Group,
+def sized_or_not(template: Writes[Any], group: Group,
                  write: Callable[[], list[Emitted] | None]) -> list[Emitted] | None:
     """What a template writes of a group. Where the group has sizes that are not known, only some
     templates write it: what is best is chosen by their hints; what has to hold becomes a guard, of

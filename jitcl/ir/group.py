@@ -35,6 +35,11 @@ class Group:
     kept: str = field(default="", compare=False)
     flag: Flag | None = None
 
+    @property
+    def parts(self) -> tuple[Group, ...]:
+        """The groups that a template writes together: one, but of a Chain."""
+        return (self,)
+
     @cached_property
     def members(self) -> list[Node]:
         """All nodes of the group, each after what it reads, the root last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jitcl.templates.attention_cpu.template import AttentionCpu
 from jitcl.templates.attention_opencl.template import AttentionOpenCl
-from jitcl.templates.base import CpuHooks, OpenClHooks, Writes, WritesChain
+from jitcl.templates.base import CpuHooks, OpenClHooks, Writes
 from jitcl.templates.conv_cpu.template import ConvCpu
 from jitcl.templates.conv_cpu.transpose import ConvTransposeCpu
 from jitcl.templates.conv_integer_cpu.template import ConvIntegerCpu
@@ -24,14 +24,11 @@ from jitcl.templates.recurrent_cpu.template import RecurrentCpu
 from jitcl.templates.winograd_cpu.template import WinogradCpu
 
 CPU_TEMPLATES: tuple[Writes[CpuHooks], ...] = (
-    WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmPackedCpu(), GemmCpu(),
-    PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu())
+    AttentionCpu(), WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmPackedCpu(),
+    GemmCpu(), PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu())
 
 OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (
-    ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTensorOpenCl(), GemvOpenCl(),
-    GemmTiledOpenCl(), PoolOpenCl())
+    AttentionOpenCl(), ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTensorOpenCl(),
+    GemvOpenCl(), GemmTiledOpenCl(), PoolOpenCl())
 
-CPU_CHAINS: tuple[WritesChain[CpuHooks], ...] = (AttentionCpu(),)      # of several groups
-OPENCL_CHAINS: tuple[WritesChain[OpenClHooks], ...] = (AttentionOpenCl(),)
-
-__all__ = ["CPU_CHAINS", "CPU_TEMPLATES", "OPENCL_CHAINS", "OPENCL_TEMPLATES"]
+__all__ = ["CPU_TEMPLATES", "OPENCL_TEMPLATES"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.group import Group
 from jitcl.passes.matching import scalar
 from jitcl.templates.matmul import Shape
 
@@ -23,9 +23,9 @@ class Attention:
     guarded: bool
 
 
-def pattern(chain: Chain, product_of: Callable[[Group], Shape | None]) -> Attention | None:
-    """The products of a chain that is attention; None of any other. product_of: the product that a
-    group is, where its template computes it.
+def pattern(chain: Group, product_of: Callable[[Group], Shape | None]) -> Attention | None:
+    """The products of a chain that is attention; None of any other group. product_of: the product
+    that a group is, where its template computes it.
     """
     first, softmax, last = chain.parts
     scores, result = product_of(first), product_of(last)

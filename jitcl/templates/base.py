@@ -19,7 +19,7 @@ import numpy as np
 
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.group import Group
 from jitcl.ir.kernel import Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.core import Loader as OperandLoader
@@ -293,9 +293,12 @@ FIRST = First()
 
 
 class Template(ABC, Generic[M, H]):
-    """One optimised implementation of a pattern, whose matches are `M`."""
+    """One optimised implementation of a pattern, whose matches are `M`. `length`: of how many
+    groups in a row, each read by the next alone (`Chain`).
+    """
 
     name: ClassVar[str]
+    length: ClassVar[int] = 1
     sized: ClassVar[bool] = False       # groups whose sizes are not known (ir/sizes.py), too
 
     @abstractmethod
@@ -305,54 +308,20 @@ class Template(ABC, Generic[M, H]):
         """
 
     @abstractmethod
-    def emit(self, match: M, hooks: H, /) -> list[Emitted]:
-        """The kernels, in launch order; the last writes the group's root."""
+    def emit(self, match: M, hooks: H, /) -> list[Emitted] | None:
+        """The kernels, in launch order; the last writes the group's root. None where what is fused
+        turns out to be nothing that they can write.
+        """
 
     def write(self, hooks: H, chooser: Chooser) -> list[Emitted] | None:
-        """The kernels of the candidate that the chooser takes; None where there is none."""
+        """The kernels of the candidate that the chooser takes; None where there are none."""
         found = self.candidates(hooks.group, hooks.target)
         match = chooser.choose(self.name, hooks.group, found) if found else None
         return None if match is None else self.emit(match, hooks)
 
 
-class ChainTemplate(ABC, Generic[M, H]):
-    """One implementation of several groups in a row, each read by the next alone."""
-
-    name: ClassVar[str]
-    length: ClassVar[int]      # how many groups
-    sized: ClassVar[bool] = False
-
-    @abstractmethod
-    def candidates(self, chain: Chain, target: Target) -> tuple[M, ...]:
-        """As Template's."""
-
-    @abstractmethod
-    def emit(self, match: M, chain: Chain, hooks: H, /) -> list[Emitted] | None:
-        """As Template's; None where the epilogues turn out to be nothing that it can write."""
-
-    def write(self, chain: Chain, hooks: H, chooser: Chooser) -> list[Emitted] | None:
-        """As Template's, and None where `emit` gives None."""
-        found = self.candidates(chain, hooks.target)
-        match = chooser.choose(self.name, chain, found) if found else None
-        return None if match is None else self.emit(match, chain, hooks)
-
-
 class Writes(Protocol[H_in]):
     """A Template of whatever matches."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def sized(self) -> bool: ...
-
-    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]: ...
-
-    def write(self, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...
-
-
-class WritesChain(Protocol[H_in]):
-    """A ChainTemplate of whatever matches."""
 
     @property
     def name(self) -> str: ...
@@ -363,4 +332,6 @@ class WritesChain(Protocol[H_in]):
     @property
     def sized(self) -> bool: ...
 
-    def write(self, chain: Chain, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...
+    def candidates(self, group: Group, target: Target) -> tuple[Match, ...]: ...
+
+    def write(self, hooks: H_in, chooser: Chooser) -> list[Emitted] | None: ...

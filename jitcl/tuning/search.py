@@ -25,6 +25,7 @@ from jitcl.codegen.generate import generate_alone
 from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.codegen.trial import GroupTrial, trial_of
 from jitcl.codegen.variants import unpack
+from jitcl.codegen.writer import Writer
 from jitcl.devices.base import Cache, Device
 from jitcl.devices.faults import Fault
 from jitcl.devices.load_options import LoadOptions
@@ -33,7 +34,6 @@ from jitcl.errors import BuildError, DeviceError, DeviceLostError, KernelFault, 
 from jitcl.ir.graph import Graph
 from jitcl.ir.group import Chain, Group, Join
 from jitcl.ir.noise import Supply
-from jitcl.templates import OPENCL_TEMPLATES
 from jitcl.tuning.choices import Chosen, Only, described
 from jitcl.tuning.found import LOOPS, SECONDS, Choice, Found, deeper
 
@@ -153,7 +153,7 @@ class Search:
     def _ways(self, group: Group) -> list[Choice]:
         """What this mode looks at, what the templates hold for best first."""
         offered = [[Choice.of(t.name, c) for c in t.candidates(group, self.device.target)]
-                   for t in OPENCL_TEMPLATES]
+                   for _, templates in Writer(self.device.target).asked(group) for t in templates]
         first, *others = [found for found in offered if found] or [[]]
         if self.mode == "fast" or not first:
             return first[:CANDIDATES]

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain
+from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints
 from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.types import ROW
@@ -20,7 +20,7 @@ from jitcl.target import CpuCore, Target
 from jitcl.templates.attention import Attention, pattern
 from jitcl.templates.attention_cpu.few import Few, few_of
 from jitcl.templates.attention_cpu.few import emit as emit_few
-from jitcl.templates.base import ENTRY, Argument, ChainTemplate, CpuHooks, Emitted, Match
+from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Match, Template
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
 from jitcl.templates.gemm_cpu.template import Writer, product_of
@@ -52,7 +52,7 @@ class Tiles(Match):
     result: Tile
 
 
-class AttentionCpu(ChainTemplate[Tiles | Few, CpuHooks]):
+class AttentionCpu(Template[Tiles | Few, CpuHooks]):
     """matmul, softmax along its rows, matmul; with epilogues of both products. What is stored is
     f32 or f16, sums and powers are f32. Few rows have kernels of their own (few.py)."""
 
@@ -60,18 +60,18 @@ class AttentionCpu(ChainTemplate[Tiles | Few, CpuHooks]):
     length = 3
     sized = True
 
-    def candidates(self, chain: Chain, target: Target) -> tuple[Tiles | Few, ...]:
-        a = attention_of(chain, target)
+    def candidates(self, group: Group, target: Target) -> tuple[Tiles | Few, ...]:
+        a = attention_of(group, target)
         if a is None:
             return ()
         return (few_of(a.scores, a.result, target) or choose_tiles(a, target),)
 
-    def emit(self, match: Tiles | Few, chain: Chain, hooks: CpuHooks) -> list[Emitted] | None:
+    def emit(self, match: Tiles | Few, hooks: CpuHooks) -> list[Emitted] | None:
         """None where an epilogue is no function of whole vectors."""
-        width, target = hooks.target.vector_width, hooks.target
-        first, _, last = chain.parts
+        chain, width, target = hooks.group, hooks.target.vector_width, hooks.target
         a = attention_of(chain, target)
         assert a is not None
+        first, _, last = chain.parts
         before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
         if isinstance(match, Few):
             return emit_few(
@@ -113,9 +113,9 @@ class AttentionCpu(ChainTemplate[Tiles | Few, CpuHooks]):
         return [*emitted, Emitted(stem, body, arguments, (last.root,), params)]
 
 
-def attention_of(chain: Chain, target: Target) -> Attention | None:
+def attention_of(group: Group, target: Target) -> Attention | None:
     """The products of a chain that the template computes; None of any other."""
-    found = pattern(chain, lambda group: product_of(group, target, columns=1))
+    found = pattern(group, lambda part: product_of(part, target, columns=1))
     if found is None or 4 * FEWEST_ROWS * found.result.n > target.core.stack:
         return None
     scores, result, narrow = found.scores, found.result, target.vector_width // 2

@@ -12,20 +12,20 @@ import dataclasses
 from dataclasses import dataclass
 
 from jitcl.ir.expr import Expr
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.attention import pattern
 from jitcl.templates.base import (
     ENTRY,
     Argument,
-    ChainTemplate,
     Emitted,
     Epilogue,
     Loader,
     Match,
     OpenClHooks,
     Scratch,
+    Template,
 )
 from jitcl.templates.gemm_opencl.product import counter, fits_int
 from jitcl.templates.gemm_tensor_opencl.template import RUN, WARP, plain
@@ -89,7 +89,7 @@ class Heads:
         return self.scores.n
 
 
-class AttentionOpenCl(ChainTemplate[Form, OpenClHooks]):
+class AttentionOpenCl(Template[Form, OpenClHooks]):
     """matmul, softmax along its rows, matmul; with epilogues of both products. What is stored is
     f32 or f16; sums and powers are f32, but for the powers that tensor cores multiply: halves,
     where the softmax would be stored so.
@@ -98,33 +98,33 @@ class AttentionOpenCl(ChainTemplate[Form, OpenClHooks]):
     name = "attention_opencl"
     length = 3
 
-    def candidates(self, chain: Chain, target: Target) -> tuple[Form, ...]:
-        a = heads_of(chain)
+    def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
+        a = heads_of(group)
         if a is None or target.device_type == "cpu" or max(a.scores.k, a.result.n) > MOST_HEAD:
             return ()
         if not target.stages_tiles:
             return rows_forms(a, target)
         found = tiles_forms(a, target)
-        first, softmax, last = chain.parts
+        first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
                   and plain(last, a.result.nodes[1:]))
         if target.tensor_cores and halves and a.m > FEW_ROWS:
             return tensor_forms(a, target) + found
         return found
 
-    def emit(self, match: Form, chain: Chain, hooks: OpenClHooks) -> list[Emitted] | None:
-        """None where what is fused with the products is nothing that it can write."""
-        a = heads_of(chain)
+    def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted] | None:
+        a = heads_of(hooks.group)
         assert a is not None
-        return _Writer(a, match, chain, hooks).emit()
+        return _Writer(a, match, hooks).emit()
 
 
-def heads_of(chain: Chain) -> Heads | None:
+def heads_of(chain: Group) -> Heads | None:
     """The products of a chain that the template computes; None of any other."""
     found = pattern(chain, _shape)
-    first, _, last = chain.parts
-    if found is None or first.anchor is None or last.anchor is None:
+    if found is None:
         return None
+    first, _, last = chain.parts
+    assert first.anchor is not None and last.anchor is not None
     if any(n.op == "concat" for n in chain.members):
         return None                         # what lies in two buffers is joined first
     scores, result = matmul(first.anchor), matmul(last.anchor)
@@ -283,9 +283,9 @@ class Tiles:
 
 
 class _Writer:
-    def __init__(self, a: Heads, form: Form, chain: Chain, hooks: OpenClHooks) -> None:
-        self.a, self.f, self.hooks, self.root = a, form, hooks, chain.root
-        first, _, last = (dataclasses.replace(part, compute="f32") for part in chain.parts)
+    def __init__(self, a: Heads, form: Form, hooks: OpenClHooks) -> None:
+        self.a, self.f, self.hooks, self.root = a, form, hooks, hooks.group.root
+        first, _, last = (dataclasses.replace(part, compute="f32") for part in hooks.group.parts)
         self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
         self.part = -(-a.n // form.splits)
         self.plain = first.root is first.anchor
