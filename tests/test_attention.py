@@ -12,6 +12,7 @@ from jitcl import config
 from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Chain
+from jitcl.ir.sizes import Space
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.templates.attention_cpu.few import BLOCK
@@ -264,6 +265,25 @@ def test_a_row_of_few_that_is_masked_whole_is_nan_or_zeros():
             got = run(y, inputs, fed)
             assert np.isnan(got[:, :, 1]).all() != guarded
             np.testing.assert_allclose(got, expected(**fed, guarded=guarded), rtol=2e-5, atol=2e-5)
+
+
+def test_a_plan_for_any_number_of_queries_has_both_kernels():
+    """A run launches those for up to eight rows, or those of tiles; its FLOPs stand at these."""
+    space = Space()
+    y, inputs = attention((1, 4, space.symbol("n", 211), 600, 64, 64))
+    plan = compile_graph(Graph("any", tuple(inputs), (("y", y),)), DEVICE.target).plan
+    flops = {}
+    for n in (1, 8, 9, 300):
+        steps = [s for s in plan.at(space.values({"n": n})).steps if 0 not in s.global_size]
+        few = [s.kernel.rpartition("_")[0] for s in steps if "_rows" in s.kernel]
+        assert few == (["attention_4_rows", "attention_4_rows_whole"] if n <= 8 else [])
+        assert len(steps) == (2 if n <= 8 else 4)            # tiles: three operands arranged
+        flops[n] = sum(s.flops for s in plan.at(space.values({"n": n})).steps)
+        assert flops[n] == sum(s.flops for s in steps) == n * flops[1]
+    text = next(k.body for k in plan.kernels if k.entry.startswith("attention_4_rows_")
+                and "_whole_" not in k.entry)
+    assert "height = 4 if m_count >= 4 else 2 if m_count >= 2 else 1\n" in text
+    assert not space.guards
 
 
 def cached(past: int, heads: int = 6, shared: int = 2, size: int = 16

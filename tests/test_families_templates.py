@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 
 import jitcl
+from jitcl import config
 from jitcl.ir.size_ranges import grows, most, require
 from jitcl.ir.sizes import SizeFixed, SizePinned, SizeUnfit, Space, at
 from tests.devices import opened
@@ -128,6 +129,61 @@ def test_a_new_shape_builds_nothing_and_the_order_of_shapes_changes_no_bit(
         np.testing.assert_array_equal(found[0][s], found[1][s])
         (wanted,) = exact.run(None, feeds(*s))
         np.testing.assert_allclose(found[0][s], wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
+DECODER = """
+<ir_version: 8, opset_import: ["" : 18]>
+f (float[b, m, 32] q, float[b, 2, past, 16] key, float[b, 2, m, 16] new, float[b, 2, 16, 300] far)
+        => (float[b, 2, m, 16] y, float[b, 2, m, 300] z) {
+    to = Constant<value_ints = [0, 0, 2, 16]>()
+    q4 = Reshape(q, to)
+    qt = Transpose<perm = [0, 2, 1, 3]>(q4)
+    keys = Concat<axis = 2>(key, new)
+    kt = Transpose<perm = [0, 1, 3, 2]>(keys)
+    scores = MatMul(qt, kt)
+    p = Softmax<axis = -1>(scores)
+    y = MatMul(p, keys)
+    other = MatMul(y, far)
+    po = Softmax<axis = -1>(other)
+    back = Transpose<perm = [0, 1, 3, 2]>(far)
+    found = MatMul(po, back)
+    z = MatMul(found, far)
+}
+"""
+
+
+def decoder_step(b: int, m: int, past: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(b * m * past)
+    shapes = {"q": (b, m, 32), "key": (b, 2, past, 16), "new": (b, 2, m, 16),
+              "far": (b, 2, 16, 300)}
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+
+
+@pytest.mark.slow
+def test_a_decoder_has_kernels_for_few_rows_and_for_many(tmp_path: Path) -> None:
+    """A run launches one or the other. Results of few rows are those of a plan of their own, bit
+    for bit, on any number of threads; keys may be copied (`far`), and fill several blocks."""
+    proto = onnx.parser.parse_model(DECODER)
+    exact = onnxruntime.InferenceSession(proto.SerializeToString())
+    model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
+    for b, m, past in ((2, 1, 7), (1, 40, 3), (1, 3, 300), (2, 7, 253), (1, 8, 600), (1, 9, 1)):
+        fed = decoder_step(b, m, past)
+        found = model.run(fed)
+        for name, want in zip("yz", exact.run(None, fed)):
+            np.testing.assert_allclose(found[name], want, rtol=0, atol=2e-5 * np.abs(want).max())
+        with config.override(threads=3), jitcl.profile() as profile:
+            again = model.run(fed)
+        ran = {k.name.partition("_attention")[2] for k in profile.kernels if "matmul" in k.name}
+        assert ("_4_rows" in ran) == (m <= 8), ran
+        if m in (1, 7):
+            shapes = {n: x.shape for n, x in fed.items()}
+            alone = jitcl.compile(proto, device="cpu", cache_dir=tmp_path / "own", shapes=shapes)
+            own = alone.run(fed)
+        for name in "yz":
+            np.testing.assert_array_equal(again[name], found[name])
+            if m in (1, 7):
+                np.testing.assert_array_equal(own[name], found[name])
+    assert model.cache.stats.builds == 1
 
 
 def test_a_square_is_no_reason_for_a_plan_of_squares(tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ class _Generator:
 
     def launch(self, launch: Launch, group: Group, part: GroupKernels, chosen: GroupVariant,
                number: int) -> None:
-        """One step. All FLOPs of a group are counted at its main step, not at those that arrange
-        its operands."""
+        """One step. All FLOPs of a group are counted where its work is done, not at what arranges
+        its operands; of steps of which a run takes one, at that."""
         kernel, emitted = launch.kernel, launch.emitted
         kernel = self.same.setdefault(kernel.entry[-DIGEST:], kernel)
         if kernel.entry not in self.kernels:
@@ -226,7 +226,7 @@ class _Generator:
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)
-        flops = 0 if launch.helps else part_flops(group, part)
+        flops = emitted.main * part_flops(group, part)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
         work = f"{amount(hint(flops), 'FLOP')}, {amount(hint(moved), 'B')}"
         how = f"template {kernel.template}" if kernel.template else "generated loops"

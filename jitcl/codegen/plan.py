@@ -57,7 +57,8 @@ class Step:
     kernel: str                             # KernelSource.entry
     buffers: tuple[int, ...]                # indices into Plan.buffers, in the arguments' order
     params: tuple[int, ...] = ()            # integer arguments behind the buffers
-    global_size: tuple[int, ...] = ()       # work-items (OpenCL), a multiple of local_size
+    global_size: tuple[int, ...] = ()       # work-items (OpenCL), a multiple of local_size; a step
+                                            # with a 0 in it is left out by runs, on the CPU, too
     local_size: tuple[int, ...] = ()        # () lets the driver choose
     head: str = ""                          # the head comment of this use of the kernel
     origins: tuple[tuple[str, str], ...] = ()   # (node name, ONNX op type) of all fused here

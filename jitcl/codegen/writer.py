@@ -18,7 +18,7 @@ from jitcl.codegen.schedule_sized import group_is_sized, space_of
 from jitcl.ir import expr as E
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Kernel, expressions, statements
-from jitcl.ir.sizes import SizePinned, judged_by_hint
+from jitcl.ir.sizes import SizePinned, judged_by_hint, same
 from jitcl.target import Target
 from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
 from jitcl.templates.base import (
@@ -28,6 +28,7 @@ from jitcl.templates.base import (
     Chooser,
     Emitted,
     Writes,
+    with_main,
 )
 
 DIGEST = 10                     # characters at the end of a kernel's name, of all its text
@@ -113,15 +114,18 @@ class Writer:
 
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:
-        kernels = [_with_flags_written(e, group) for e in kernels]
+        kernels = with_main([_with_flags_written(e, group) for e in kernels])
         options = self._options(group, name, memo)
-        main = next((k for k, e in enumerate(kernels) if e.main), len(kernels) - 1)
+        works = [not same(e.main, 0) for e in kernels]
+        last = max(k for k, does in enumerate(works) if does)
         found = []
         for k, emitted in enumerate(kernels):
             own, helps = name, ""
-            if k != main:
+            if k != last:
                 own = f"{name}_{emitted.stem}" + (f"_{k}" if k else "")
-                helps = ("arranges operands for " if k < main else "puts together ") + name
+            if not works[k]:
+                ends = group.root in emitted.writes
+                helps = ("puts together " if ends else "arranges operands for ") + name
             found.append(Launch(own, self._kernel(emitted, options, template), emitted, helps))
         return tuple(found)
 

@@ -102,11 +102,12 @@ class Family:
             for k in varying:
                 row[k] = tuple([at(d, values) for d in row[k]])
             found.append(tuple(row))
+        inputs, outputs, params, global_sizes = found
         scale = tuple(v.bit_length() for v in values)
         if scale not in self._work:             # nearly the same for all of these
             self._work[scale] = tuple(
-                (at(s.flops, values), at(s.bytes, values)) for s in self.plan.steps)
-        inputs, outputs, params, global_sizes = found
+                (0, 0) if 0 in size else (at(s.flops, values), at(s.bytes, values))
+                for s, size in zip(self.plan.steps, global_sizes))
         return Shapes(inputs, outputs, params, global_sizes, self._work[scale])
 
     def checks(self, values: Sequence[int]) -> tuple[IndexCheck, ...]:

@@ -21,6 +21,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Store
+from jitcl.ir.sizes import same
 from jitcl.ir.types import TensorType
 from jitcl.ops.core import Loader as OperandLoader
 from jitcl.target import Target
@@ -72,11 +73,25 @@ class Emitted:
     arguments: tuple[Argument, ...]
     writes: tuple[Argument, ...]
     params: Mapping[str, int] = field(default_factory=dict)      # behind the buffers, in order
-    global_size: tuple[int, ...] = ()
+    global_size: tuple[int, ...] = ()    # on the CPU 0 or 1, where not all runs launch it
     local_size: tuple[int, ...] = ()
     options: tuple[str, ...] = ()
     images: tuple[Argument, ...] = ()  # those of `arguments` that are read as image1d_buffer
-    main: bool = False          # the group's work is done here, where that isn't the last kernel
+    main: int = 0               # 1 where the group's work is done here (a size, where that depends
+                                # on sizes); of no kernel, where the last one does it
+
+
+def with_main(kernels: list[Emitted]) -> list[Emitted]:
+    """The kernels of a group, of which at least one does its work: the last, if none says so."""
+    if not all(same(e.main, 0) for e in kernels):
+        return kernels
+    return [*kernels[:-1], dataclasses.replace(kernels[-1], main=1)]
+
+
+def launched(kernels: list[Emitted], when: int) -> list[Emitted]:
+    """Kernels that do a group's work where `when` (a size) is 1, and are left out where it is 0."""
+    return [dataclasses.replace(e, main=when * e.main, global_size=(
+        when * (e.global_size or (1,))[0], *e.global_size[1:])) for e in with_main(kernels)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from jitcl import config, dtypes, forking
-from jitcl.codegen.plan import Plan, Shapes
+from jitcl.codegen.plan import Plan, Shapes, Step
 from jitcl.devices import recording
 from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
 from jitcl.devices.cpu.executor import ALONE, RUNTIME, Executor, Job
@@ -145,11 +145,9 @@ class CpuExecutable(Executable):
         self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
         self._flags: dict[tuple[tuple[int, int], ...], tuple[list[int], bool]] = {}
         self._shapes: Shapes | None = None
-        flags = step_flags(plan, lanes)
-        self._args, self._steps = self._tables(self._memory, flags)
+        self._args, self._every = self._tables(self._memory)
         self._fields = self._args.data          # a third of the time of writing to an array
-        self._count = len(self._steps)
-        self._share(flags, is_short(plan, lanes))
+        self._share([s.global_size for s in plan.steps], [(s.flops, s.bytes) for s in plan.steps])
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
@@ -157,10 +155,16 @@ class CpuExecutable(Executable):
         self._closed = False
         enlist(self)
 
-    def _share(self, flags: Sequence[int], short: bool) -> None:
-        """Which steps threads share from here on."""
-        self._steps[:, 2], self._short = flags, short
-        self._job = Job(self._steps, short)
+    def _share(self, sizes: Sequence[tuple[int, ...]], work: Sequence[tuple[int, int]]) -> None:
+        """Which steps runs have from here on, and which of these threads share."""
+        self._works, key = np.array([0 not in size for size in sizes], bool), tuple(work)
+        if key not in self._flags:
+            of_now = at_work(self.plan, self._works.tolist(), work)
+            self._flags[key] = step_flags(of_now, self._lanes), is_short(of_now, self._lanes)
+        flags, self._short = self._flags[key]
+        self._steps = self._every[self._works]
+        self._steps[:, 2], self._count = flags, len(self._steps)
+        self._job = Job(self._steps, self._short)
         vars(self).pop("_stepwise", None)
         self._splits = any(f & ALONE == 0 for f in flags)       # a step is worth splitting
 
@@ -201,10 +205,10 @@ class CpuExecutable(Executable):
         alone = [t.buffer for t in self.plan.outputs].count(output) == 1
         return alone and self.plan.buffers[output].kind == "output"
 
-    def _tables(self, memory: Sequence[np.ndarray], flags: Sequence[int],
-                shapes: Shapes | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(argument tables of all steps in one array, the executor's step table), for buffers
-        there.
+    def _tables(self, memory: Sequence[np.ndarray], shapes: Shapes | None = None
+                ) -> tuple[np.ndarray, np.ndarray]:
+        """(argument tables of all steps in one array, the executor's step table without flags), for
+        buffers there.
         """
         plan = self.plan
         where = [bytes_.ctypes.data for bytes_ in memory]
@@ -213,7 +217,7 @@ class CpuExecutable(Executable):
         args = np.array([v for row in rows for v in row] or [0], np.int64)
         starts = np.cumsum([0, *map(len, rows)])
         steps = [
-            (self._kernels[s.kernel], args.ctypes.data + 8 * int(starts[i]), flags[i])
+            (self._kernels[s.kernel], args.ctypes.data + 8 * int(starts[i]), 0)
             for i, s in enumerate(plan.steps)
         ]
         return args, np.array(steps, np.int64).reshape(-1, 3)
@@ -236,11 +240,7 @@ class CpuExecutable(Executable):
         if shapes is before:
             return
         if before is None or shapes.work is not before.work:
-            if shapes.work not in self._flags:
-                of_now = at_work(plan, shapes.work)
-                self._flags[shapes.work] = (step_flags(of_now, self._lanes),
-                                            is_short(of_now, self._lanes))
-            self._share(*self._flags[shapes.work])
+            self._share(shapes.global_sizes, shapes.work)
         self._args[self._param_places] = [v for params in shapes.params for v in params]
         self._inputs = [self._part(t.buffer, t.dtype, shape)
                         for t, shape in zip(plan.inputs, shapes.inputs)]
@@ -280,7 +280,11 @@ class CpuExecutable(Executable):
 
     @forking.cached_property
     def _stepwise(self) -> Stepwise:
-        return Stepwise(self.plan.steps, self._steps, self._short)
+        return Stepwise(self._working(), self._steps, self._short)
+
+    def _working(self) -> list[Step]:
+        """The steps that runs have now."""
+        return [s for s, works in zip(self.plan.steps, self._works) if works]
 
     def repeat(self, arrays: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None
                ) -> list[np.ndarray]:
@@ -350,7 +354,9 @@ class CpuExecutable(Executable):
                 memory[spec.buffer] = array
             else:
                 after.append((array, view))
-        args, steps = self._tables(memory, self._steps[:, 2].tolist(), shapes)
+        args, every = self._tables(memory, shapes)
+        steps, done = every[self._works], self._working()
+        steps[:, 2] = self._steps[:, 2]
         job, threads = Job(steps, self._short, args, memory, self._kernels), self._threads()
         lock, executor, short = self._lock, self._executor, self._short
         launch = executor.call(job, threads)                # no `self`: `close` gives memory back
@@ -360,7 +366,7 @@ class CpuExecutable(Executable):
             if run is None:
                 launch()
             else:
-                Stepwise(plan.steps, steps, short).run(executor, threads, run)
+                Stepwise(done, steps, short).run(executor, threads, run)
 
         def compute() -> None:
             with recording.turn(lock):

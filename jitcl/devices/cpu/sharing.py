@@ -20,10 +20,11 @@ def _seconds(plan: Plan, lanes: int) -> list[float]:
             for s in plan.steps]
 
 
-def at_work(plan: Plan, work: Sequence[tuple[int, int]]) -> Plan:
-    """The plan where its steps have these FLOPs and bytes."""
+def at_work(plan: Plan, works: Sequence[bool], work: Sequence[tuple[int, int]]) -> Plan:
+    """The plan without the steps that have no work, where its steps have these FLOPs and bytes."""
     return replace(plan, steps=tuple(
-        replace(s, flops=flops, bytes=count) for s, (flops, count) in zip(plan.steps, work)))
+        replace(s, flops=flops, bytes=count)
+        for s, does, (flops, count) in zip(plan.steps, works, work) if does))
 
 
 def is_short(plan: Plan, lanes: int = 16) -> bool:

@@ -24,6 +24,7 @@ from jitcl.templates.gemm_cpu.template import Writer
 from jitcl.templates.matmul import Shape
 
 MOST_ROWS = 8
+HEIGHTS = (4, 2, 1)                 # rows at a time, of a number that is not known
 FEWEST_LANES = 4
 FLOATS = ("f32", "f16", "bf16")     # that rows are read from
 Index = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]      # of image, row and column
@@ -32,11 +33,10 @@ BLOCK = 256                 # keys of a task; places in a cache come in multiple
 
 @dataclass(frozen=True)
 class Few(Match):
-    """Lanes of the vectors along keys' and values' rows; vectors of a value that a tile sums."""
+    """Lanes of the vectors along keys' and values' rows."""
 
     key_lanes: int
     value_lanes: int
-    value_blocks: int
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,9 @@ class Part:
 
 def few_of(scores: Shape, result: Shape, target: Target) -> Few | None:
     """None where there are more rows, or rows that are no whole vectors."""
-    rows, lanes = scores.m, [_lanes(n, target) for n in (scores.k, result.n)]
-    if is_size(rows) or rows > MOST_ROWS or min(lanes) < FEWEST_LANES:
-        return None
-    vectors: int = result.n // lanes[1]
-    blocks = max(b for b in range(1, 9) if b == 1 or vectors % b == 0 and fits(rows, b, target))
-    return Few(lanes[0], lanes[1], blocks)
+    many = not is_size(scores.m) and scores.m > MOST_ROWS
+    lanes = [_lanes(n, target) for n in (scores.k, result.n)]
+    return None if many or min(lanes) < FEWEST_LANES else Few(*lanes)
 
 
 def _lanes(n: int, target: Target) -> int:
@@ -73,6 +70,9 @@ def emit(match: Few, scores: Writer, result: Writer, guarded: bool, hooks: CpuHo
     """The kernels of both products; None where an epilogue is no function of whole vectors. hooks:
     of the chain."""
     s, r, width = scores.s, result.s, scores.width
+    heights, vectors = HEIGHTS if is_size(s.m) else (s.m,), r.n // match.value_lanes
+    blocks = {h: max(b for b in range(1, 9) if b == 1 or (
+        vectors % b == 0 and fits(h, b, hooks.target))) for h in heights}
     score_lines = scores.hooks.row_epilogue(width, "s")
     lines = result.hooks.row_epilogue(match.value_lanes)
     if score_lines is None or lines is None:
@@ -89,16 +89,16 @@ def emit(match: Few, scores: Writer, result: Writer, guarded: bool, hooks: CpuHo
     values = _parts(result, result.b, (r.k, r.n), _joined(result, r.k), lambda i, row, d: (
         *images(result, i), row, d), "v", emitted)
     several = is_size(s.n) or s.n > BLOCK
-    size = s.m * (r.n + 2)
-    parts = Scratch("sums of blocks of keys", "f32", (s.batch, -(-s.n // BLOCK), size))
+    rows = MOST_ROWS if is_size(s.m) else s.m
+    parts = Scratch("sums of blocks of keys", "f32", (s.batch, rows, -(-s.n // BLOCK), r.n + 2))
     root = result.group.root
     y, some = ("y", root.type.dtype, root), ("parts", "f32", parts)
-    stem = f"attention_{s.m}_rows"
+    stem = f"attention_{heights[0]}_rows"
     common = dict(
-        entry=ENTRY, params=("batch", "count"), ROWS=s.m, D=s.k, VN=r.n, K=match.key_lanes,
-        V=match.value_lanes, VB=match.value_blocks, W=width, BLOCK=BLOCK, STRIDE=BLOCK + width,
-        SIZE=size, SEVERAL=several, guarded=guarded, lines=lines, score_lines=score_lines,
-        query=query, keys=keys, values=values)
+        entry=ENTRY, params=("batch", "m_count", "count"), HEIGHTS=heights, D=s.k, VN=r.n,
+        K=match.key_lanes, V=match.value_lanes, VB=blocks, W=width, BLOCK=BLOCK,
+        STRIDE=BLOCK + width, SEVERAL=several, guarded=guarded, lines=lines,
+        score_lines=score_lines, query=query, keys=keys, values=values)
 
     def kernel(file: str, stem: str, given: list[tuple[str, str, Argument]],
                stored: tuple[str, str, Argument], *read: tuple[Lines, CpuHooks]) -> Emitted:
@@ -109,15 +109,15 @@ def emit(match: Few, scores: Writer, result: Writer, guarded: bool, hooks: CpuHo
         body = hooks.render(
             f"attention_cpu/{file}", buffers=[b[:2] for b in buffers],
             operands=[b[:2] for b in own], **common)
-        params = {"batch": s.batch, "count": s.n} | hooks.sizes.params()
+        params = {"batch": s.batch, "m_count": s.m, "count": s.n} | hooks.sizes.params()
         return Emitted(stem, body, tuple(b[2] for b in buffers), (stored[2],), params)
 
     given = [(p.name, p.dtype, p.node) for p in (query, *keys, *values)]
     if not several:
         read = (score_lines, scores.hooks), (lines, result.hooks)
         return [*emitted, kernel("few.py.j2", stem, given, y, *read)]
-    blocks = kernel("few.py.j2", stem, given, some, (score_lines, scores.hooks))
-    return [*emitted, replace(blocks, main=True),
+    sums = kernel("few.py.j2", stem, given, some, (score_lines, scores.hooks))
+    return [*emitted, replace(sums, main=1),
             kernel("parts.py.j2", f"{stem}_whole", [some], y, (lines, result.hooks))]
 
 

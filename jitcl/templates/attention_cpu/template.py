@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.size_ranges import hints
-from jitcl.ir.sizes import hint, is_size
+from jitcl.ir.size_ranges import at_most, hints
+from jitcl.ir.sizes import hint, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import CpuCore, Target
 from jitcl.templates.attention import Attention, pattern
-from jitcl.templates.attention_cpu.few import Few, few_of
+from jitcl.templates.attention_cpu.few import MOST_ROWS, Few, few_of
 from jitcl.templates.attention_cpu.few import emit as emit_few
-from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Match, Template
+from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Match, Template, launched
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
 from jitcl.templates.gemm_cpu.template import Writer, product_of
@@ -46,15 +46,18 @@ class Queries:
 
 @dataclass(frozen=True)
 class Tiles(Match):
-    """The register tiles of both products, of equally many rows."""
+    """The register tiles of both products, of equally many rows. few: what computes up to MOST_ROWS
+    of rows whose number is not known."""
 
     scores: Tile
     result: Tile
+    few: Few | None = None
 
 
 class AttentionCpu(Template[Tiles | Few, CpuHooks]):
     """matmul, softmax along its rows, matmul; with epilogues of both products. What is stored is
-    f32 or f16, sums and powers are f32. Few rows have kernels of their own (few.py)."""
+    f32 or f16, sums and powers are f32. Few rows have kernels of their own (few.py); where their
+    number is not known, a plan has both kinds, of which a run launches one."""
 
     name = "attention_cpu"
     length = 3
@@ -64,18 +67,30 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
         a = attention_of(group, target)
         if a is None:
             return ()
-        return (few_of(a.scores, a.result, target) or choose_tiles(a, target),)
+        few = few_of(a.scores, a.result, target)
+        return (few if few and not is_size(a.scores.m) else choose_tiles(a, few, target),)
 
     def emit(self, match: Tiles | Few, hooks: CpuHooks) -> list[Emitted] | None:
         """None where an epilogue is no function of whole vectors."""
-        chain, width, target = hooks.group, hooks.target.vector_width, hooks.target
-        a = attention_of(chain, target)
+        a = attention_of(hooks.group, hooks.target)
         assert a is not None
-        first, _, last = chain.parts
-        before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
         if isinstance(match, Few):
-            return emit_few(
-                match, Writer(a.scores, before), Writer(a.result, after), a.guarded, hooks)
+            return self._few(match, a, hooks)
+        when = at_most(a.scores.m, MOST_ROWS)
+        if match.few is None or same(when, 0):
+            return self._tiles(match, a, hooks)
+        few, many = self._few(match.few, a, hooks), self._tiles(match, a, hooks)
+        return few and many and [*launched(few, when), *launched(many, 1 - when)]
+
+    def _few(self, match: Few, a: Attention, hooks: CpuHooks) -> list[Emitted] | None:
+        first, _, last = hooks.group.parts
+        scores = Writer(a.scores, hooks.part(first, "x", "scores"))
+        result = Writer(a.result, hooks.part(last, "z", "y"))
+        return emit_few(match, scores, result, a.guarded, hooks)
+
+    def _tiles(self, match: Tiles, a: Attention, hooks: CpuHooks) -> list[Emitted] | None:
+        width, (first, _, last) = hooks.target.vector_width, hooks.group.parts
+        before, after = hooks.part(first, "x", "scores"), hooks.part(last, "z", "y")
         lines = before.row_epilogue(width, "s"), after.row_epilogue(width)
         if lines[0] is None or lines[1] is None:
             return None
@@ -142,11 +157,11 @@ def key_blocks(a: Attention, tile: Tile, width: int, most: int) -> tuple[int, in
     return panels, -(-panels // -(-panel_bytes * hint(panels) // most))
 
 
-def choose_tiles(a: Attention, target: Target) -> Tiles:
+def choose_tiles(a: Attention, few: Few | None, target: Target) -> Tiles:
     """Tiles of equally many rows for both products, with the fewest cycles together."""
     width, rows_at_most, a = target.vector_width, lasting(a.scores.m), hints(a)
     counts = ((-(-a.scores.n // width), a.scores.k), (-(-a.result.n // width), a.result.k))
-    best, least = Tiles(Tile(1, 1, 1), Tile(1, 1, 1)), math.inf
+    best, least = Tiles(Tile(1, 1, 1), Tile(1, 1, 1), few), math.inf
     most = min(MOST_COLUMNS, rows_at_most, target.core.stack // (4 * a.result.n))
     for rows in (r for r in range(1, most + 1) if fits(r, 1, target)):
         pair, cycles = [], 0.0
@@ -158,7 +173,7 @@ def choose_tiles(a: Attention, target: Target) -> Tiles:
             pair.append(tiles[costs.index(min(costs))])
         cycles *= -(-a.scores.m // rows)
         if cycles < least:
-            best, least = Tiles(pair[0], pair[1]), cycles
+            best, least = Tiles(pair[0], pair[1], few), cycles
     return best
 
 

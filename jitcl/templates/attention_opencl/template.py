@@ -393,7 +393,8 @@ class _Writer:
                                  GUARDED=a.guarded)
         group = min(JOIN, self.hooks.target.max_work_group)
         items = -(-rows * a.result.n // group) * group
-        return [Emitted(stem, body, (*operands, totals, parts), (totals, parts), {}, size, local),
+        return [Emitted(stem, body, (*operands, totals, parts), (totals, parts), {}, size, local,
+                        main=1),
                 Emitted("join", join, (parts, totals, *epilogue.nodes, self.root), (self.root,), {},
                         (items,), (group,))]
 

@@ -17,7 +17,15 @@ from jitcl.ir.size_ranges import divisor
 from jitcl.ir.sizes import is_size
 from jitcl.ir.types import TensorType
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Epilogue, OpenClHooks, Packed
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    Emitted,
+    Epilogue,
+    OpenClHooks,
+    Packed,
+    with_main,
+)
 from jitcl.templates.opencl.memory import piece
 from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole, spread
 
@@ -138,7 +146,7 @@ def unfused(hooks: OpenClHooks, emit: Callable[[OpenClHooks], list[Emitted]]) ->
         return tuple(value if a is anchor else a for a in arguments)
 
     kernels = [dataclasses.replace(e, arguments=moved(e.arguments), writes=moved(e.writes))
-               for e in emit(alone)]
+               for e in with_main(emit(alone))]
     return [*kernels, finish]
 
 

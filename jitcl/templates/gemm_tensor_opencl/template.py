@@ -23,6 +23,7 @@ from jitcl.templates.base import (
     OpenClHooks,
     Scratch,
     Template,
+    launched,
 )
 from jitcl.templates.gemm_opencl.product import unfused
 from jitcl.templates.gemm_tiled_opencl.template import (
@@ -30,7 +31,6 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     Product,
     indexed,
     joined,
-    launched,
     places,
     product_of,
     side,
@@ -191,5 +191,5 @@ class _Writer:
             y = Scratch(f"parts of {hooks.group.root.type}", "f32",
                         (t.splits, p.batch * p.m * p.n))
         product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), sizes,
-                          (t.splits * tiles(t, p) * t.items,), (t.items,))
+                          (t.splits * tiles(t, p) * t.items,), (t.items,), main=1)
         return [product] if whole else [product, joined(hooks, epilogue, y, p, t.splits)]

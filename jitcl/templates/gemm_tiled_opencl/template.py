@@ -30,6 +30,7 @@ from jitcl.templates.base import (
     Place,
     Scratch,
     Template,
+    launched,
 )
 from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
 from jitcl.templates.matmul import decoded
@@ -185,11 +186,6 @@ def _either(match: Split, hooks: OpenClHooks, p: Product, when: int) -> list[Emi
     near = at_most(elements, limit)
     return [*launched(_Writer(few, hooks, room).emit(), when * near),
             *launched(_Writer(many, hooks).emit(), when * (1 - near))]
-
-
-def launched(kernels: list[Emitted], when: int) -> list[Emitted]:
-    """The kernels, without work-items where `when` is 0, and not 1."""
-    return [replace(e, global_size=(when * e.global_size[0], *e.global_size[1:])) for e in kernels]
 
 
 def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
@@ -358,7 +354,8 @@ class _Writer:
                  Scratch(f"parts of {root.type}", "f32", (self.splits, total)))
         stem = f"gemm_tiled_{t.bm}x{t.bn}"
         product = Emitted(stem, body, (*nodes, y), (y,), taken,
-                          (self.splits * self.groups * t.items,), (t.items,), limit(hooks.target))
+                          (self.splits * self.groups * t.items,), (t.items,), limit(hooks.target),
+                          main=1)
         if whole:
             return [product]
         joins = hooks.epilogue_lines(p.c(*places(p)), 1)

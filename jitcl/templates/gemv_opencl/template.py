@@ -12,13 +12,21 @@ from jitcl.ir.size_ranges import at_most, hints, parameters
 from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Scratch, Template
+from jitcl.templates.base import (
+    ENTRY,
+    Argument,
+    Emitted,
+    Match,
+    OpenClHooks,
+    Scratch,
+    Template,
+    launched,
+)
 from jitcl.templates.gemm_opencl.product import fits_int, unfused
 from jitcl.templates.gemm_tiled_opencl.template import (
     GemmTiledOpenCl,
     Product,
     joined,
-    launched,
     matmul,
     places,
 )
@@ -120,7 +128,7 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
             AHEAD=max(1, AHEAD // most), SPLITS=match.splits, GROUPS=groups,
             K_PART=-(-p.k // match.splits), HALF=hooks.half, sizes=sizes)
         product = Emitted(f"gemv_{most}x{match.lanes}", body, (*nodes, y), (y,), sizes,
-                          (groups * match.splits * items,), (items,))
+                          (groups * match.splits * items,), (items,), main=1)
         return [product] if whole else [
             product, joined(hooks, epilogue, y, replace(p, m=rows), match.splits)]
 
