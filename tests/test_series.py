@@ -48,7 +48,8 @@ def test_series_give_the_bits_of_launches_one_by_one(device, flushed, monkeypatc
         with jitcl.profile() as profile:                       # an event each, all the same
             model.run(feeds(2))
         steps = model.run_specialised(feeds(2))[1].plan.steps
-        assert sum(k.launches for k in profile.kernels) == len(steps)
+        busy = [s for s in steps if 0 not in s.global_size]         # the others are left out
+        assert sum(k.launches for k in profile.kernels) == len(busy) >= 4
 
 
 @pytest.mark.parametrize("device", OPENCL[:1])
