@@ -14,7 +14,7 @@ import pytest
 from jitcl.codegen import variants
 from jitcl.codegen.generate import Generated
 from jitcl.codegen.trial import GroupTrial, trials
-from jitcl.ir.graph import Graph, Node, graph_input
+from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.group import Chain
 from jitcl.ir.types import TensorType
 from jitcl.target import Target
@@ -209,10 +209,45 @@ def test_forms_for_tensor_cores_become_ptx(name):
         assert int(local) * 16 <= TENSOR.local_memory
 
 
+def encoder() -> Graph:
+    """Products, heads of what they give, attention, a product of all heads."""
+    x = graph_input("x", TensorType("f32", (1, 128, 256)))
+    rng = np.random.default_rng(0)
+    w = [const(rng.standard_normal((256, 256)) / 16, "f32") for _ in range(4)]
+    q, k, v = (g.transpose(g.reshape(g.tanh(g.matmul(x, i)), shape=(1, 128, 4, 64)),
+                           perm=(0, 2, 1, 3)) for i in w[:3])
+    p = g.softmax(g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2))), axis=-1)
+    heads = g.reshape(g.transpose(g.matmul(p, v), perm=(0, 2, 1, 3)), shape=(1, 128, 256))
+    return graph_of(g.relu(g.matmul(heads, w[3])), [x])
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_views_of_halves_are_halves(computes):
+    """Where halves are only stored, too, inlined transposes, reshapes and slices are f32 of buffers
+    of halves: tensor cores take them as they lie."""
+    target = dataclasses.replace(TENSOR, fp16_arithmetic=computes)
+    plan = compile_graph(encoder(), target, "low").plan
+    kernels = {k.entry: k for k in plan.kernels}
+    last = [kernels[s.kernel] for s in plan.steps][-2:]
+    assert [k.template for k in last] == ["attention_opencl", "gemm_tensor_opencl"]
+    for kernel in last:
+        assert "cp.async.cg" in kernel.body
+        assert not re.search(r"vstore_half\(|\)memory\)\[into\]", kernel.body)
+
+
 def test_powers_are_rounded_only_where_the_softmax_would_be():
     assert {f.form for f in forms(HALVES["even"](), TENSOR, "high")} == {"tiles"}
     other = dataclasses.replace(TENSOR, tensor_cores=False)
     assert {f.form for f in forms(HALVES["even"](), other, "low")} == {"tiles"}
+
+
+@pytest.mark.parametrize("shape, rows, splits", [
+    ((1, 16, 2048, 2048, 64, 64), 8, 1), ((1, 6, 1500, 1500, 64, 64), 8, 3),
+    ((1, 12, 128, 128, 64, 64), 2, 4), ((1, 12, 64, 64, 64, 64), 1, 1)],
+    ids=["many groups", "a group a core", "few groups", "least"])
+def test_keys_are_dealt_out_where_groups_are_few(shape, rows, splits):
+    first = forms(graph_of(*attention(shape)), TENSOR)[0]
+    assert (first.form, first.rows, first.splits) == ("tiles", rows, splits)
 
 
 def trial_of_the_chain(made: Generated) -> GroupTrial:

@@ -175,13 +175,16 @@ class OpenClGroupHooks(GroupHooks):
 
     def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:
         """Where the element at `ix` of a node, seen in a `shape`, lies in a buffer of the node's
-        type; None where it is computed, or is 0 for some `ix`.
+        type, or of f16 where that is f32; None where it is computed, or is 0 for some `ix`.
         """
         seen = node.type.with_(shape=shape)
         loads = Loads(KernelBuilder(half=self.half), self.group, self.names,
                       lambda n: seen if n is node else n.type)
         found = self.place(node, ix, loads)
-        if found is None or found[0].type.dtype != node.type.dtype:
+        if found is None:
+            return None
+        types = found[0].type.dtype, node.type.dtype
+        if types[0] != types[1] and types != ("f16", "f32"):
             return None
         source, at = found
         store = Store("y", (E.index(0),), E.cast(at, "i32"))
@@ -282,15 +285,26 @@ def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr
 
 def _runs(at: Expr) -> dict[str, int]:
     """How many neighbours lie side by side and aligned along each variable that is a term of an
-    address, from its multiples of as many on: at most 8."""
+    address, or of its remainder by a number, from its multiples of as many on: at most 8."""
     terms, constant = E.linear(at)
     found = {}
     for atom, step in terms.items():
+        var, room = atom, 0
+        if atom.op == "mod" and atom.args[1].is_const:
+            var, room = atom.args[0], divisor(atom.args[1].value)
         others = [a for a in terms if a is not atom]
-        if atom.op == "var" and step == 1 and not any(x is atom for a in others for x in E.walk(a)):
-            found[str(atom.value)] = math.gcd(8, *map(divisor, (constant, *(
-                terms[a] for a in others))))
+        run = math.gcd(8, room, *(_still(a, var) for a in others), *map(divisor, (
+            constant, *(terms[a] for a in others))))
+        if var.op == "var" and step == 1 and run > 1:
+            found[str(var.value)] = run
     return found
+
+
+def _still(e: Expr, var: Expr) -> int:
+    """How many neighbours along a variable, from multiples of as many on, share a value; 0: all."""
+    if e.op == "floordiv" and e.args[0] is var and e.args[1].is_const:
+        return divisor(e.args[1].value)
+    return 1 if e is var else math.gcd(*(_still(a, var) for a in e.args))
 
 
 def _stride(load: Expr, shape: tuple[int, ...], var: str) -> int:

@@ -14,6 +14,7 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import divisor, parameters
 from jitcl.ir.sizes import has_size
+from jitcl.passes.regions import VIEWS
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
@@ -84,8 +85,6 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         node = group.anchor
         if not target.tensor_cores or node is None or not target.local_works:
             return ()
-        if any(i.type.dtype != "f16" for i in node.inputs[:2]):
-            return ()
         if not GemmTiledOpenCl().candidates(group, target):
             return ()
         product = product_of(node)
@@ -112,7 +111,7 @@ def plain(group: Group, nodes: Iterable[Node]) -> bool:
     """Whether operands are read from buffers as they are: what is computed on the way would be
     rounded to halves."""
     for node in nodes:
-        while node in group.inlined and node.op in ("transpose", "reshape"):
+        while node in group.inlined and node.op in VIEWS:
             node = node.inputs[0]
         if node in group.inlined or node.type.dtype != "f16":
             return False
