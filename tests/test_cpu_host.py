@@ -149,20 +149,6 @@ def test_elsewhere_the_auxiliary_vector_is_not_asked(monkeypatch):
 
 # -- what follows from them --------------------------------------------------------------------
 
-NEON = Target("cpu", "cortex-a53", vector_width=4, registers=32, isa=("neon",))
-
-
-@pytest.mark.parametrize("pixels, blocks, spilled", [
-    (13, 2, True), (12, 2, True), (27, 1, True), (24, 1, True), (22, 1, True),
-    (11, 2, False), (20, 1, False), (8, 3, False), (6, 4, False)])
-def test_tiles_of_halves_stay_in_registers(pixels, blocks, spilled):
-    """As LLVM's code for a Cortex-A53 had them in memory or not."""
-    assert fits(pixels, blocks, NEON)
-    assert fits(pixels, blocks, NEON, halves=True) != spilled
-    tile = choose_tile(1, pixels, blocks, NEON, halves=True)
-    assert fits(tile.rows * tile.columns, tile.blocks, NEON, halves=True)
-
-
 def bytes_plan(zero: int, signed: bool):
     """A product of bytes, and the same as a convolution."""
     target = Target("cpu", "x", vector_width=4, registers=32, byte_dot=True, signed_dot=signed)

@@ -70,7 +70,6 @@ NO_CODE = {
     ("jitcl.codegen.writer", "emitted.body.replace(GROUP, declaration(emitted.local_size)"
      " if self.exact else '')"): "fills a placeholder that templates were rendered with",
     ("jitcl.codegen.writer", "text.replace(ENTRY, entry)"): "fills the other one",
-    ("jitcl.templates.cpu.tiling", "'neon' in target.isa"): "a Target's instructions",
     ("jitcl.templates.recurrent_cpu.template", "self.root.op.removesuffix('_states')"): "an op",
 }
 MAX_LINES = 500

@@ -13,6 +13,7 @@ Numba statements: a quarter of the compile time, the same code.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -20,7 +21,7 @@ from numba.core import cgutils, types
 
 from jitcl.devices.cpu.emit import F32, I8, I32, I64, Emit, constant, declare, mangle, splat
 from jitcl.devices.cpu.numba_parts import intrinsic
-from jitcl.devices.cpu.vector import load_at, store_at
+from jitcl.devices.cpu.vector import SCRATCH_SCOPE, load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
 
 __all__ = ["tile", "gated_tile", "dot_tile", "signed_dot_tile", "lane_tile", "words"]
@@ -130,6 +131,21 @@ def words(typingctx, p):
     return Pointer("i32", p.scope)(p), lambda context, b, sig, values: values[0]
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """Where a tile's scalars lie: that of step z, row r, column c is zs * z + rs * r + ps * c."""
+
+    kind: Pointer
+    pointer: ir.Value
+    zs: int
+    ps: int
+    rs: ir.Value
+
+    def at(self, b: ir.IRBuilder, base: ir.Value, row: int, column: int) -> ir.Value:
+        where = b.add(base, constant(I64, column * self.ps))
+        return b.add(where, b.mul(self.rs, constant(I64, row))) if row else where
+
+
 class _Tile:
     def __init__(
             self, b: ir.IRBuilder, element: ir.Type, product: Product, kinds: tuple[Pointer, ...],
@@ -138,8 +154,9 @@ class _Tile:
     ) -> None:
         self.b, self.kinds, self.pointers, self.counts, self.strides = (
             b, kinds, pointers, counts, strides)
-        self.rows, self.columns, self.blocks, self.zs, self.ps, self.lanes = (
-            rows, columns, blocks, zs, ps, lanes)
+        self.blocks, self.columns, self.lanes = blocks, columns, lanes
+        self.pixels = [divmod(p, columns) for p in range(rows * columns)]       # (row, column)
+        self.inputs = _Inputs(kinds[1], pointers[1], zs, ps, strides[3])
         self.vector, self.product = ir.VectorType(element, lanes), product
 
     def emit(self, fresh: ir.Value | None, fetch: list[_Group],
@@ -147,7 +164,7 @@ class _Tile:
         """fresh: whether sums begin at 0, not at what `acc` holds; None if they always do. fetch:
         groups of lines. gate: none, or one."""
         b, zero = self.b, ir.Constant(self.vector, None)
-        count = self.rows * self.columns * self.blocks
+        count = len(self.pixels) * self.blocks
         sums = [cgutils.alloca_once(b, self.vector) for _ in range(count)]  # registers, after SROA
         for s in sums:
             b.store(zero, s)
@@ -160,25 +177,51 @@ class _Tile:
         taken = cgutils.alloca_once_value(b, constant(I64, 0))           # steps
         n0, n1, n2, n3, last = self.counts
         s0, s1, s2 = self.strides[:3]
+
+        def steps(inputs: _Inputs, base: ir.Value, count: ir.Value) -> None:
+            with cgutils.for_range(b, count) as z:
+                at = b.load(taken)
+                factors = [splat(b, load_at(b, *g, at), self.lanes) for g in gate]
+                self.step(inputs, b.add(base, b.mul(z.index, constant(I64, inputs.zs))), stream,
+                          sums, factors)
+                for every, pace, *addresses in fetch:
+                    moved = b.mul(b.lshr(at, every), pace)
+                    for written, some in enumerate(addresses):
+                        for address in some:
+                            prefetch(b, b.add(address, moved), written)
+                b.store(b.add(at, constant(I64, 1)), taken)
+
         with cgutils.for_range(b, n0) as x:
             inner = b.select(b.icmp_signed("==", x.index, b.sub(n0, constant(I64, 1))), last, n3)
             with cgutils.for_range(b, n1) as y, cgutils.for_range(b, n2) as k:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
-                with cgutils.for_range(b, inner) as z:
-                    at = b.load(taken)
-                    factors = [splat(b, load_at(b, *g, at), self.lanes) for g in gate]
-                    self.step(b.add(base, b.mul(z.index, constant(I64, self.zs))), stream, sums,
-                              factors)
-                    for every, pace, *addresses in fetch:
-                        moved = b.mul(b.lshr(at, every), pace)
-                        for written, some in enumerate(addresses):
-                            for address in some:
-                                prefetch(b, b.add(address, moved), written)
-                    b.store(b.add(at, constant(I64, 1)), taken)
+                if self.inputs.zs == 1 and self.inputs.kind.dtype in ("f16", "bf16"):
+                    whole = b.and_(inner, constant(I64, -self.lanes))
+                    with cgutils.for_range_slice(b, constant(I64, 0), whole,
+                                                 constant(I64, self.lanes), I64) as (z, _):
+                        steps(self.converted(b.add(base, z)), constant(I64, 0),
+                              constant(I64, self.lanes))
+                    base, inner = b.add(base, whole), b.sub(inner, whole)
+                steps(self.inputs, base, inner)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 
-    def step(self, base: ir.Value, stream: ir.Value, sums: list[ir.Value],
+    def converted(self, base: ir.Value) -> _Inputs:
+        """The inputs of `lanes` steps that lie side by side, as f32 in L1. Halves that are
+        converted one by one take two instructions more each, of which the first may wait for the
+        one before: x86 puts a half into a register that keeps what else was in it."""
+        b, x, zero = self.b, self.inputs, constant(I64, 0)
+        with b.goto_entry_block():
+            room = b.alloca(ir.ArrayType(F32, len(self.pixels) * self.lanes))
+        room.align = 64
+        y = _Inputs(Pointer("f32", SCRATCH_SCOPE), room, 1, self.lanes,
+                    constant(I64, self.columns * self.lanes))
+        for p in self.pixels:
+            value = load_at(b, x.kind, x.pointer, x.at(b, base, *p), self.lanes)
+            store_at(b, y.kind, y.pointer, y.at(b, zero, *p), value)
+        return y
+
+    def step(self, inputs: _Inputs, base: ir.Value, stream: ir.Value, sums: list[ir.Value],
              factors: list[ir.Value]) -> None:
         """One step of the sum: `blocks` weight vectors (times factors), rows x columns broadcasts,
         all their products."""
@@ -194,15 +237,11 @@ class _Tile:
             weights = [b.fmul(factor, weight) for weight in weights]
         ws = dict(zip(STRIDES, self.strides)).get("ws", constant(I64, self.blocks * self.lanes))
         b.store(b.add(at, ws), stream)
-        pixels = self.rows * self.columns
-        for p in range(pixels):
-            r, c = divmod(p, self.columns)
-            where = b.add(base, constant(I64, c * self.ps))
-            if r:
-                where = b.add(where, b.mul(self.strides[3], constant(I64, r)))
-            value = splat(b, load_at(b, self.kinds[1], self.pointers[1], where), self.lanes)
+        for p, pixel in enumerate(self.pixels):
+            where = inputs.at(b, base, *pixel)
+            value = splat(b, load_at(b, inputs.kind, inputs.pointer, where), self.lanes)
             for j in range(self.blocks):
-                slot = sums[j * pixels + p]
+                slot = sums[j * len(self.pixels) + p]
                 b.store(self.product(b, value, weights[j], b.load(slot)), slot)
 
 

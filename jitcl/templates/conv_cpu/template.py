@@ -177,7 +177,7 @@ class Writer:
         alone = s.n * rows * columns == 1
         most_blocks = min(4, -(-per_group // PIECES)) if alone else 8
         tile = choose_tile(rows, columns, per_group, self.hooks.target, even=s.groups > 1,
-                           most_blocks=most_blocks, halves=self.a_dtype() == "f16")
+                           most_blocks=most_blocks)
         require(rows, tile.rows)
         require(columns, tile.columns)
         kgs = -(-per_group // tile.blocks) * s.groups

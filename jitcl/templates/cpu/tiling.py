@@ -32,12 +32,8 @@ def step_cycles(tile: Tile, fmas: int = 2) -> float:
     return (cycles + 0.15 * nb + 0.1 * tile.rows + 0.4) * fmas / 2
 
 
-def fits(pixels: int, blocks: int, target: Target, halves: bool = False) -> bool:
-    """Whether a tile's sums and what they are made of stay in registers. halves: of the input, one
-    converted for each pixel. For the pipelines of small cores (Cortex-A53) LLVM converts about
-    every second one ahead, where each waits in a register; on x86 it doesn't."""
-    if halves and "neon" in target.isa and (pixels + 1) * blocks + pixels / 2 >= target.registers:
-        return False
+def fits(pixels: int, blocks: int, target: Target) -> bool:
+    """Whether a tile's sums and what they are made of stay in registers."""
     free = target.registers - (2 if target.vector_width == 16 else 3)
     return (pixels + 1) * blocks <= free and (blocks <= 4 or pixels <= 2)
 
@@ -51,12 +47,12 @@ def lasting(extent: int) -> int:
 
 def choose_tile(
     rows: int, columns: int, blocks: int, target: Target, *, even: bool = False, most_rows: int = 4,
-    most_columns: int = MOST_COLUMNS, most_blocks: int = 8, fmas: int = 2, halves: bool = False
+    most_columns: int = MOST_COLUMNS, most_blocks: int = 8, fmas: int = 2
 ) -> Tile:
     """The tile with the fewest cycles over an output of rows x columns x blocks.
 
-    `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it. `halves`: as
-    `fits` takes it. Of rows and columns that are not known, `lasting` ones are taken.
+    `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it. Of rows and
+    columns that are not known, `lasting` ones are taken.
     """
     most_rows, most_columns = min(lasting(rows), most_rows), min(lasting(columns), most_columns)
     rows, columns = hint(rows), hint(columns)
@@ -66,7 +62,7 @@ def choose_tile(
             continue
         for tr in range(1, most_rows + 1):
             for tc in range(1, most_columns + 1):
-                if not fits(tr * tc, nb, target, halves):
+                if not fits(tr * tc, nb, target):
                     continue
                 tiles = -(-rows // tr) * -(-columns // tc) * -(-blocks // nb)
                 total = step_cycles(Tile(tr, tc, nb), fmas) * tiles

@@ -147,7 +147,7 @@ class Writer:
             return None
         if self.now.m <= FEW:
             return rows if not rows.chunked else None
-        return rows if rows.node.type.dtype == "f32" and not self.far(rows) else None
+        return rows if rows.node.type.dtype in ("f32", "f16") and not self.far(rows) else None
 
     def far(self, rows: Rows) -> bool:
         """Whether a cache can't hold many rows, so far apart they lie."""
