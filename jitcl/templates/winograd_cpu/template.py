@@ -57,8 +57,8 @@ def taps(w: np.ndarray) -> np.ndarray:
 
 
 class WinogradCpu(Template[Blocking, CpuHooks]):
-    """conv 3x3 or 1x3 (3 in one dimension) of f32, stride 1, no dilation, no groups, constant
-    weights that lose no accuracy, results in blocks."""
+    """conv 3x3 or 1x3 (3 in one dimension) of f32 or f16, in f32; stride 1, no dilation, no groups,
+    constant weights that lose no accuracy, results in blocks."""
 
     name = "winograd_cpu"
     sized = True
@@ -68,7 +68,7 @@ class WinogradCpu(Template[Blocking, CpuHooks]):
         if node is None or target.kind != "cpu":
             return ()
         x, w = node.inputs
-        if any(t.dtype != "f32" for t in (x.type, w.type, node.type)):
+        if any(t.dtype not in ("f32", "f16") for t in (x.type, w.type, node.type)):
             return ()
         if root.layout.kind != "NCHWc" or root.layout.block != target.vector_width:
             return ()
@@ -144,7 +144,7 @@ class _Writer:
         t = self.transforms
         return self.hooks.render(
             f"winograd_cpu/{file}.py.j2", entry=ENTRY, params=names, W=self.width, N=t.size,
-            OUT=t.outputs, ROWS=self.b.rows, P=self.b.positions,
+            OUT=t.outputs, ROWS=self.b.rows, P=self.b.positions, a_dtype=self.x.type.dtype,
             TILES=self.b.tiles, data_steps=t.data, result_steps=t.results,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands], **more)
 
