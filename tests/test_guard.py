@@ -343,16 +343,28 @@ def test_inner_tensors_and_later_parts_know_what_was_found(warnings):
 
 def test_layers_that_f16_cant_spoil_are_not_looked_at():
     """A clip by what f16 holds, and halves that are only chosen from: their operands are."""
-    for second, wanted in ((node("Clip", "a low high", "b"), {"c"}),
-                           (node("Relu", "a", "b"), {"a", "b", "c"})):
-        nodes = [node("Conv", "pixels w", "a", pads=[1, 1, 1, 1]), second,
-                 node("Conv", "b v", "c", pads=[1, 1, 1, 1]),
-                 node("MaxPool", "c", "d", kernel_shape=[2, 2]), node("Conv", "d u", "y")]
-        case = Case(nodes, uniform(1, 3, 32, 32), "", {
-            "w": uniform(16, 3, 3, 3), "v": uniform(16, 16, 3, 3), "u": uniform(3, 16, 1, 1),
-            "low": scalar(0.0), "high": scalar(6.0)})
-        model = jitcl.compile(model_of(case), device="reference", precision="low", guard="layers")
-        assert {n for w in model.plan.watched for n, _ in w.nodes} == wanted
+    for second, wanted in ((node("Clip", "a low high", "b"), {"c", "d"}),
+                           (node("Relu", "a", "b"), {"a", "b", "c", "d"})):
+        assert looked_at(second, node("Relu", "c", "d")) == wanted
+
+
+def test_one_layer_tells_of_those_whose_infinities_come_to_it():
+    """By sums and products: a convolution does, a ReLU makes 0 of what is below."""
+    first, last = node("Relu", "a", "b"), node("Neg", "c", "d")
+    assert looked_at(first, last) == {"c", "d"}
+    assert looked_at(first, last, strides=[2, 2]) == {"a", "b", "c", "d"}
+
+
+def looked_at(second, fourth, **attrs):
+    """Names of nodes in kernels that have a flag."""
+    nodes = [node("Conv", "pixels w", "a", pads=[1, 1, 1, 1]), second,
+             node("Conv", "b v", "c", pads=[1, 1, 1, 1], **attrs), fourth,
+             node("MaxPool", "d", "e", kernel_shape=[2, 2]), node("Conv", "e u", "y")]
+    case = Case(nodes, uniform(1, 3, 32, 32), "", {
+        "w": uniform(16, 3, 3, 3), "v": uniform(16, 16, 3, 3), "u": uniform(3, 16, 1, 1),
+        "low": scalar(0.0), "high": scalar(6.0)})
+    model = jitcl.compile(model_of(case), device="reference", precision="low", guard="layers")
+    return {n for w in model.plan.watched for n, _ in w.nodes}
 
 
 def test_f16_files_are_as_they_say_unless_guarded():

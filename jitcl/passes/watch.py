@@ -32,6 +32,8 @@ from jitcl.passes.precision import names_in, overflows
 BOUNDED = ("sigmoid", "hard_sigmoid", "tanh", "softsign", "erf", "sin", "cos", "atan", "sign")
 FLAGS = "flags of what is stored"         # an output's name
 CHOSEN = ("max_pool", "relu", "max", "min")
+SPREADS = ("add", "sub", "mul", "neg", "abs", "cast", "reduce_sum", "reduce_mean", "matmul", "conv",
+           "reshape", "transpose", "expand", "concat")
 
 
 def watchable(group: Group) -> bool:
@@ -50,6 +52,32 @@ def may_spoil(group: Group) -> bool:
         return False
     return not all(n.type.dtype == "f16" for n in group.operands) or not all(
         kind(n) == "movement" or n.op in CHOSEN for n in group.members)
+
+
+def telling(groups: Sequence[Group], chosen: Collection[int]) -> set[int]:
+    """The `chosen` groups less those of which another one tells: where an infinity comes to a group
+    by sums and products, it stores an infinity or NaN, too (0 * inf is NaN).
+    """
+    number = {g.root: i for i, g in enumerate(groups)}
+    left, told = set(chosen), set(chosen)
+    for i in reversed(range(len(groups))):          # readers come first
+        if i in told:
+            for x in groups[i].operands:
+                if x in number and _spreads(groups[i], x):
+                    left.discard(number[x])
+                    told.add(number[x])
+    return left
+
+
+def _spreads(group: Group, x: Node) -> bool:
+    """Whether the group stores something that is not finite where any element of x isn't."""
+    reached = {x}
+    for n in group.members:
+        if n.op in SPREADS and n.type.dtype in ("f16", "f32") and not reached.isdisjoint(n.inputs):
+            strides = (*n.attr("strides"), *n.attr("dilations")) if n.op == "conv" else ()
+            if all(s == 1 for s in strides):        # else it may leave out elements
+                reached.add(n)
+    return group.root in reached
 
 
 def flag(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
@@ -103,4 +131,4 @@ def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
     return replace(graph, outputs=tuple(outputs)), made, tuple(watched)
 
 
-__all__ = ["flag", "may_spoil", "watch", "watchable"]
+__all__ = ["flag", "may_spoil", "telling", "watch", "watchable"]

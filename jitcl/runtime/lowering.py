@@ -25,7 +25,7 @@ from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import WIDE, assign_precision
 from jitcl.passes.verify import check
-from jitcl.passes.watch import flag, may_spoil, watch
+from jitcl.passes.watch import flag, may_spoil, telling, watch
 from jitcl.runtime.memory import plan_memory
 from jitcl.runtime.source import Source
 from jitcl.templates.base import FIRST, Chooser
@@ -77,8 +77,10 @@ class Lowering:
             WIDE if "*" in options.promoted else options.precision, layers)
         self.halves = {i for i, g in enumerate(self.groups) if g.root.type.dtype == "f16"}
         if options.guard != "off" and self.halves:
-            looked_at = self._large_results() | {i for i in self.halves if options.guard == "layers"
-                                                 and may_spoil(self.groups[i])}
+            looked_at = self._large_results()
+            if options.guard == "layers":
+                looked_at |= telling(self.groups, {i for i in self.halves
+                                                   if may_spoil(self.groups[i])})
             self.graph, self.groups, self._watched = flag(self.graph, self.groups, looked_at)
         _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
 
