@@ -14,7 +14,6 @@ from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.target import Target
-from jitcl.templates.cpu.tiling import choose_tile, fits
 from tests.compiling import compile_graph
 
 g = GraphBuilder()
