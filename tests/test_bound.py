@@ -291,3 +291,55 @@ def test_arrays_that_no_kernel_could_read(array, said):
 def test_what_names_no_arrays(inputs, said):
     with pytest.raises(jitcl.InputError, match=rf"bind\(inputs=\): .*{said}"):
         difference().bind(inputs=inputs)
+
+
+# ---- arrays that lie on the device
+
+
+@pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")])
+def test_what_is_on_the_device_is_read_and_left_there(device):
+    """Inputs are tensors, a result is one, too, and is put into an input without the host."""
+    model = difference(device=device)
+    tensor = jitcl.DeviceTensor.zeros(np.float32, SHAPE, model)
+    with model.bind(inputs={"a": tensor}, keep=["y"]) as bound:
+        bound.inputs["b"][...] = B
+        for k in range(1, 4):
+            y = bound.run()["y"]
+            assert isinstance(y, jitcl.DeviceTensor) and y.device == tensor.device
+            np.testing.assert_allclose(y.numpy(), -k * B, rtol=1e-6)
+            tensor.put(y, [(0, 0, y.nbytes)])
+            tensor.settle()
+        with pytest.raises(jitcl.BusyError, match="to be mapped for writing"):
+            tensor.map().__enter__()
+        with pytest.raises(jitcl.InputError, match="Write it there: `put`"):
+            bound.inputs["a"] = A
+        row = tensor.nbytes // SHAPE[0]
+        tensor.put(A, [(row, 2 * row, row)])            # a row of the host's
+        tensor.fill(0, row)
+        tensor.settle()
+        wanted = np.stack([0 * B[0], A[2], -3 * B[2]])
+        np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-6)
+        np.testing.assert_allclose(tensor.part(0, 2).numpy(), wanted[:2], rtol=1e-6)
+        with pytest.raises(jitcl.InputError, match="a part begins at a multiple of"):
+            tensor.part(1, 2)
+        plain = model.run({"a": A, "b": B})["y"]        # kernels find the plan's own arrays again
+        assert plain.tobytes() == (A - B).tobytes()
+        np.testing.assert_allclose(bound.run()["y"].numpy(), wanted - B, rtol=1e-6)
+    with tensor.map() as array:                         # nobody reads it any more
+        array[...] = 0
+    tensor.close()
+
+
+def test_tensors_of_another_device_are_copied_each_run():
+    spec = next((d for d in present() if d.startswith("opencl")), None)
+    if spec is None:
+        pytest.skip("there is no OpenCL driver")
+    model = difference()
+    tensor = jitcl.DeviceTensor.zeros(np.float32, SHAPE, opened(spec))
+    with model.bind(inputs={"a": tensor}, keep=["y"]) as bound:
+        bound.inputs["b"][...] = B
+        assert bound.run()["y"].tobytes() == (-B).tobytes()
+        tensor.put(A, [(0, 0, A.nbytes)])
+        tensor.settle()
+        assert bound.run()["y"].tobytes() == (A - B).tobytes()
+    assert tensor.copies == {model.device.name: 2}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,11 +25,13 @@ from jitcl.errors import (
     ShapeError,
     UnsupportedError,
 )
+from jitcl.ir.files import MOST_BYTES
 from jitcl.lm.architectures import ARCHITECTURES, decoder
 from jitcl.lm.decoder import Decoder
+from jitcl.lm.gguf import Gguf
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Tokenizer
-from jitcl.lm.weights import safetensors
+from jitcl.lm.weights import Stored, safetensors
 from jitcl.lm.writing import Letters
 from tests import lm_models
 from tests.devices import present
@@ -424,3 +427,12 @@ def test_nothing_is_compiled_while_a_text_grows(tmp_path: Path) -> None:
             if k in (300, 1299):
                 built.append(sum(m.cache.stats.writes for m in model._models.values()))
         assert built[0] == built[1] and model._cache.room == 1536
+
+
+@pytest.mark.slow
+def test_files_of_weights_may_have_more_than_two_gigabytes(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as made:
+        made.truncate(MOST_BYTES + 1)               # zeros that take no room
+    assert len(Stored({}, (file,), "").digest(tmp_path)) == 32
+    assert len(Gguf.digest(Mock(path=file), tmp_path)) == 32

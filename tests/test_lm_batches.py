@@ -17,7 +17,7 @@ from jitcl.lm.cache import ROOM, Cache
 from jitcl.lm.sampling import Sampling
 from jitcl.lm.writing import Text, step
 from tests import lm_models
-from tests.devices import present
+from tests.devices import opened, present
 from tests.real_models import MODELS, needs_models
 from tests.test_lm_writing import SCHEMA, Random
 
@@ -107,20 +107,24 @@ def test_batches_are_as_large_as_memory_allows(model: Any, monkeypatch: pytest.M
 # ---- slots
 
 
-def test_slots(model: Any) -> None:
+@pytest.mark.parametrize("where", ["host", *(s for s in present() if s.startswith("opencl"))])
+def test_slots(model: Any, where: str) -> None:
     """Texts find what they share; who is in the way of a run changes places."""
-    cache = Cache(model.decoder, np.float32)
+    cache = Cache(model.decoder, np.float32,
+                  None if where == "host" else opened(where))
 
     def fill(slot: Any, ids: list[int]) -> None:
         shape = (1, len(ids), model.decoder.shared, model.decoder.head_size)
         marks = np.array(ids, np.float32)[None, :, None, None]
         cache.extend([slot], [ids], {n.removeprefix("past_"): np.broadcast_to(marks, shape)
-                                     for n in cache.arrays})
+                                     for n in cache.rows})
 
     def right() -> None:
         for k, slot in enumerate(cache.slots):
             assert slot.index == k
-            for array in cache.arrays.values():
+            for rows in cache.rows.values():
+                array = rows.slots(0, len(cache.slots))
+                array = array if where == "host" else array.numpy()
                 assert (array[k, :len(slot.ids), 0, 0] == slot.ids).all()
                 assert not array[k, len(slot.ids):].any()
 
@@ -222,3 +226,25 @@ def test_shakespeare_at_once(device: str, tmp_path: Path, monkeypatch: pytest.Mo
         asks = [(random.integers(3, model.decoder.vocabulary, n).tolist(), count)
                 for n, count in ((1, 30), (5, 9), (16, 40), (40, 25), (90, 6), (250, 20))]
         at_random(model, asks, monkeypatch, exact=device == "cpu")
+
+
+@pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")][:1])
+def test_a_lost_device_costs_time_alone(device: str, tmp_path: Path) -> None:
+    """Keys and values lay there: they are computed again."""
+    folder = lm_models.stored("llama", tmp_path)
+    ids = [5, 9, 2, 7, 7, 1]
+    with jitcl.lm.load(folder, device=device, cache_dir=tmp_path / "cache") as model:
+        model.ends = frozenset()
+        greedy = Sampling.of({}, {})
+        wanted = list(model.tokens(ids, 8, greedy))
+        found = []
+        for k, token in enumerate(model.tokens(ids, 8, greedy)):
+            found.append(token)
+            if k == 3:
+                model.device.reopen()
+        assert found == wanted
+        slot = model._cache.slots[0]
+        before = model._run([3], "next", slot)
+        slot.shorten(len(slot.ids) - 1)
+        model.device.reopen()
+        assert model._once([slot], [[3]], 1, "next").tobytes() == before.tobytes()

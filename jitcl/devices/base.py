@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -83,9 +83,31 @@ class DeviceArray:
         it went through will be asked for soon.
         """
 
+    def part(self, first: int, count: int) -> DeviceArray:
+        """Places of the first axis, in the same memory."""
+        return DeviceArray(self.open()[first:first + count])
+
+    def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]]
+            ) -> None:
+        """Copy bytes: (to, from, how many). They are there when `settle` has returned."""
+        mine, other = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (
+            self.open(), source if isinstance(source, np.ndarray) else source.open()))
+        for to, start, nbytes in pieces:
+            mine[to:to + nbytes] = other[start:start + nbytes]
+
+    def fill(self, first: int, nbytes: int) -> None:
+        """Bytes that are zero, in the same manner."""
+        self.open().reshape(-1).view(np.uint8)[first:first + nbytes] = 0
+
+    def settle(self) -> None:
+        """Wait for what was put."""
+
     def close(self) -> None:
         """Give its memory back."""
         self._host = None
+
+
+Given = Mapping[str, np.ndarray | DeviceArray]      # inputs that are the caller's
 
 
 class Executable(Protocol):
@@ -116,11 +138,11 @@ class Executable(Protocol):
         what each carried input would be next, what is stacked. `shapes` as `run` takes it.
         """
 
-    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
-             ) -> Binding | None:
+    def bind(self, given: Given | None = None, shapes: Shapes | None = None,
+             keep: Collection[str] = ()) -> Binding | None:
         """The plan on arrays of its own, which the caller fills and reads, and on those that are
         `given` by inputs' names; None where the device can't: it doesn't share the host's memory.
-        `shapes` as `run` takes it.
+        `shapes` as `run` takes it; keep: outputs that may stay on the device.
         """
 
     def close(self) -> None:
@@ -134,8 +156,8 @@ class Binding:
     on these very arrays, where they can.
     """
 
-    inputs: Mapping[str, np.ndarray]
-    outputs: Mapping[str, np.ndarray]
+    inputs: Given
+    outputs: Given
     compute: Callable[[], None]
     in_place: bool = True
 

@@ -6,7 +6,7 @@ templates, so that nothing but their meaning is under test; memory is laid out a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, Executable, Given, Progress, Repeat, Tally
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
 from jitcl.devices.repeated import one_by_one
@@ -107,8 +107,8 @@ class ReferenceExecutable(Executable):
                ) -> list[np.ndarray]:
         return one_by_one(lambda given: self.run(given, shapes), inputs, how)
 
-    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
-             ) -> Binding | None:
+    def bind(self, given: Given | None = None, shapes: Shapes | None = None,
+             keep: Collection[str] = ()) -> Binding | None:
         """None: inputs and outputs are copied."""
         return None
 

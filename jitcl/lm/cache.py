@@ -1,4 +1,5 @@
-"""Keys and values of texts, which stay in the host's memory, and the runs that read them there.
+"""Keys and values of texts, which stay where they are, in the host's memory or on an OpenCL device,
+and the runs that read them there.
 
 A text has a slot: a row of each array [slots, room, heads, size]. So a run of one text reads a
 slot, one of several the first slots, both where they lie. Places without a token hold finite
@@ -10,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitcl.lm.decoder import Decoder
+from jitcl.lm.rows import DeviceRows, HostRows, Made, Rows
 from jitcl.runtime.bound import Bound
 
 ROOM = 256                                  # tokens that all slots grow by
 
-Bind = Callable[[Mapping[str, np.ndarray]], Bound]
+Bind = Callable[[Mapping[str, Any]], Bound]
 
 
 class Slot:
@@ -36,20 +36,46 @@ class Slot:
 
     def shorten(self, kept: int) -> None:
         """Forget all but the first tokens."""
-        for array in self.cache.arrays.values():
-            array[self.index, kept:len(self.ids)] = 0
+        for rows in self.cache.rows.values():
+            rows.clear(self.index, kept, len(self.ids))
+        self.cache.settle()
         del self.ids[kept:]
 
 
 class Cache:
-    """Slots, one at first."""
+    """Slots, one at first. device: where they lie; None, or no OpenCL device: on the host."""
 
-    def __init__(self, decoder: Decoder, dtype: Any) -> None:
-        shape = (1, ROOM, decoder.shared, decoder.head_size)
-        self.arrays = {f"past_{part}.{k}": np.zeros(shape, dtype)
-                       for k in range(decoder.layers) for part in ("key", "value")}
+    def __init__(self, decoder: Decoder, dtype: Any, device: Any = None) -> None:
+        self._row, self._dtype, self._device = (decoder.shared, decoder.head_size), dtype, device
+        self.rows = {f"past_{part}.{k}": self._made(1, ROOM)
+                     for k in range(decoder.layers) for part in ("key", "value")}
         self.slots, self.room, self._uses = [Slot(self, 0)], ROOM, 0
         self._bound: dict[Any, tuple[int, Bound]] = {}      # kernels -> (first slot, run)
+
+    def _made(self, slots: int, room: int) -> Rows:
+        shape = (slots, room, *self._row)
+        if getattr(self._device, "session", None) is None:
+            return HostRows(shape, self._dtype)
+        return DeviceRows(shape, self._dtype, self._device)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it lay on a device that was."""
+        return any(rows.lost for rows in self.rows.values())
+
+    def renew(self) -> list[list[int]]:
+        """As many slots, of no tokens; those that they had."""
+        self.unbind()
+        self.rows = {name: self._made(len(self.slots), self.room) for name in self.rows}
+        had = [slot.ids for slot in self.slots]
+        for slot in self.slots:
+            slot.ids = []
+        return had
+
+    def settle(self) -> None:
+        """Wait for what was copied."""
+        for rows in list(self.rows.values())[:1]:
+            rows.settle()
 
     def slot(self, ids: Sequence[int], taken: Collection[Slot], most: int = 1) -> Slot:
         """The one that shares most tokens with a text, of those that are not taken; of several the
@@ -63,8 +89,9 @@ class Cache:
             self.grow(len(self.slots) + 1)
             found, old = self.slots[-1], found
             if old is not None:
-                for array in self.arrays.values():
-                    array[found.index, :shared] = array[old.index, :shared]
+                for rows in self.rows.values():
+                    rows.copied(found.index, rows, old.index, shared)
+                self.settle()
                 found.ids = old.ids[:shared]
         self._uses += 1
         found.used = self._uses
@@ -77,11 +104,11 @@ class Cache:
         if (slots, room) == (held, self.room):
             return
         self.unbind()
-        for name, array in self.arrays.items():
-            self.arrays[name] = np.zeros((slots, room, *array.shape[2:]), array.dtype)
-            for slot in self.slots:         # zeros behind its tokens take no memory yet
-                count = len(slot.ids)
-                self.arrays[name][slot.index, :count] = array[slot.index, :count]
+        for name, rows in self.rows.items():
+            self.rows[name] = self._made(slots, room)
+            for slot in self.slots:
+                self.rows[name].copied(slot.index, rows, slot.index, len(slot.ids))
+            self.settle()
         self.slots += [Slot(self, k) for k in range(held, slots)]
         self.room = room
 
@@ -93,8 +120,9 @@ class Cache:
         free = [s for s in self.slots[:count] if s not in texts]
         for a, b in zip(away, free):
             most = max(len(a.ids), len(b.ids))
-            for array in self.arrays.values():
-                array[[a.index, b.index], :most] = array[[b.index, a.index], :most]
+            for rows in self.rows.values():
+                rows.swap(a.index, b.index, most)
+            self.settle()
             a.index, b.index = b.index, a.index
             self.slots[a.index], self.slots[b.index] = a, b
         return self.slots[:count]
@@ -106,20 +134,21 @@ class Cache:
         if found is None or at != first:
             if found is not None:
                 found.close()
-            found = bind({name: array[first:first + len(slots)]
-                          for name, array in self.arrays.items()})
+            found = bind({name: rows.slots(first, len(slots))
+                          for name, rows in self.rows.items()})
             self._bound[kernels] = first, found
         return found
 
     def extend(self, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
-               made: Mapping[str, np.ndarray]) -> None:
+               made: Mapping[str, Made]) -> None:
         """New tokens of each slot, and their keys and values [slots, rows, heads, size]."""
         new = [(k, slot, len(slot.ids), len(slot.ids) + len(part))
                for k, (slot, part) in enumerate(zip(slots, parts)) if part]
-        for name, array in self.arrays.items():
+        for name, rows in self.rows.items():
             found = made[name.removeprefix("past_")]
             for k, slot, begin, end in new:
-                array[slot.index, begin:end] = found[k, :end - begin]
+                rows.put(slot.index, begin, end, found, k)
+        self.settle()
         for slot, part in zip(slots, parts):
             slot.ids += part
 
@@ -128,6 +157,15 @@ class Cache:
             bound.close()
         self._bound.clear()
 
+    def close(self) -> None:
+        """Give memory back; no text is known any more."""
+        self.unbind()
+        for rows in self.rows.values():
+            rows.close()
+        self.rows.clear()
+        for slot in self.slots:
+            slot.ids = []
+
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays.values())
+        return sum(r.nbytes for r in self.rows.values())

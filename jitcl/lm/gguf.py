@@ -170,7 +170,7 @@ class Gguf(Weights):
         return g.reshape(w, shape=shape)
 
     def digest(self, root: Path) -> str:
-        return file_digest(self.path, root)
+        return file_digest(self.path, root, None)
 
 
 # ---- blocks, of rows [rows, bytes]

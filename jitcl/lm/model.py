@@ -13,7 +13,7 @@ import numpy as np
 from jitcl import forking
 from jitcl.devices.base import Device, DeviceInfo, Progress
 from jitcl.devices.select import open_device
-from jitcl.errors import InputError, OptionError, UnsupportedError, closed_error
+from jitcl.errors import DeviceError, InputError, OptionError, UnsupportedError, closed_error
 from jitcl.lm import drafts, tokens
 from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder
@@ -80,6 +80,8 @@ class LanguageModel:
         self._cache_dir, self._progress, self._isolation = cache_dir, progress, isolation
         self._kind = "f32" if options.precision == "high" else "f16"
         self._models: dict[tuple[int, str, int], Model] = {}
+        self._made = tuple(f"{part}.{k}" for k in range(decoder.layers)
+                           for part in ("key", "value"))
         self._lock = forking.rlock()
         self._cache, self._other = self._empty(), self._empty()    # other: of no conversation
         self.batch = self._fitting() if batch is None else batch
@@ -279,7 +281,7 @@ class LanguageModel:
     # ---- running
 
     def _empty(self) -> Cache:
-        return Cache(self.decoder, np.float32 if self._kind == "f32" else np.float16)
+        return Cache(self.decoder, np.float32 if self._kind == "f32" else np.float16, self.device)
 
     def _fitting(self) -> int:
         """Texts whose keys and values fit into a share of the host's memory, as long as they may
@@ -291,6 +293,8 @@ class LanguageModel:
     def _alone(self, ids: Sequence[int], give: str) -> np.ndarray:
         """What `give` says for a text that nothing is kept of."""
         with self._lock:
+            if self._other.lost:
+                self._other.renew()
             (slot,) = self._other.slots
             slot.shorten(0)
             return self._run(ids, give, slot)
@@ -322,7 +326,22 @@ class LanguageModel:
 
     def _once(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str
               ) -> np.ndarray:
-        """A run with `rows` for new tokens of each of neighbouring slots, which grow by them."""
+        """A run with `rows` for new tokens of each of neighbouring slots, which grow by them. Where
+        the device is lost, what lay there is computed again."""
+        try:
+            return self._computed(slots, parts, rows, give)
+        except DeviceError:
+            cache = slots[0].cache
+            if not cache.lost:
+                raise
+            for slot, ids in zip(cache.slots, cache.renew()):
+                for first in range(0, len(ids), ROWS[-1]):
+                    part = ids[first:first + ROWS[-1]]
+                    self._computed([slot], [part], next(r for r in ROWS if r >= len(part)), "next")
+            return self._computed(slots, parts, rows, give)
+
+    def _computed(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str
+                  ) -> np.ndarray:
         if self.closed:
             raise closed_error(repr(self))
         cache, past = slots[0].cache, [len(s.ids) for s in slots]
@@ -333,7 +352,7 @@ class LanguageModel:
         bound = cache.bound(
             (rows, give, len(slots)), slots,
             lambda arrays: self._model(rows, give, len(slots)).bind(
-                {"keys": feeds["keys"].shape}, inputs=arrays))
+                {"keys": feeds["keys"].shape}, inputs=arrays, keep=self._made))
         for name, array in feeds.items():
             bound.inputs[name] = array
         outputs = bound.run()
@@ -357,7 +376,8 @@ class LanguageModel:
             for model in self._models.values():
                 model.close()
             self._models.clear()
-            self._cache, self._other = self._empty(), self._empty()
+            for cache in (self._cache, self._other):
+                cache.close()
 
     def __enter__(self) -> LanguageModel:
         return self

@@ -98,7 +98,7 @@ class Stored(Weights):
         return loaded(lambda: np.array(array, np.float32))
 
     def digest(self, root: Path) -> str:
-        return digest("".join(file_digest(f, root) for f in self.files).encode())
+        return digest("".join(file_digest(f, root, None) for f in self.files).encode())
 
 
 def safetensors(folder: Path, name: str = "model") -> Stored:

@@ -169,6 +169,8 @@ def step(model: LanguageModel, texts: Sequence[Text]) -> None:
     """The next token of each text; of one whose prompt is not computed yet, a piece of that first,
     while other prompts wait. A failure is the text's own, or that of all in the same run."""
     with model._lock:
+        if model._cache.lost:
+            model._cache.renew()            # texts compute what they miss
         asked, ready = False, list[tuple[Text, Slot, int]]()
         for text in texts:
             if text.known:

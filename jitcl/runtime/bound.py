@@ -15,12 +15,13 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding
+from jitcl.devices.base import Binding, DeviceArray
 from jitcl.errors import InputError, closed_error
 from jitcl.ir.types import Sym
 from jitcl.runtime.arrays import as_array, plain
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.source import Tensor
+from jitcl.runtime.tensors import DeviceTensor, any_on_device, end_reading
 
 if TYPE_CHECKING:
     from jitcl.runtime.model import Model
@@ -51,16 +52,21 @@ class Bound:
     def __init__(
         self, model: Model, arrays: Mapping[str, np.ndarray], binding: Binding | None,
         special: Specialisation | None = None,
-        given: Mapping[str, np.ndarray] = MappingProxyType({}),
+        given: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.model, self.in_place = model, binding is not None and binding.in_place
         checks = special.checks if special is not None else ()
-        bound = binding.inputs if binding else {}
+        self._given = given
+        own: dict[str, Any] = {n: a for n, a in (binding.inputs if binding else {}).items()
+               if not isinstance(given.get(n), DeviceTensor)}
         self.inputs = Inputs(model.inputs, {
-            n: bound[n] if n in bound else a if n in given else np.array(a)
-            for n, a in {**arrays, **given, **bound}.items()})
-        self._results = _Results(binding.outputs if binding else {})
-        self._values = list(self._results.values())         # as the plan has them
+            n: own[n] if n in own else a if n in given else np.array(a)
+            for n, a in {**arrays, **given, **own}.items()})
+        made: Mapping[str, Any] = binding.outputs if binding else {}
+        self._values = list(made.values())                  # as the plan has them
+        self._kept = {n: DeviceTensor(y, n, model.called) for n, y in made.items()
+                      if isinstance(y, DeviceArray)}
+        self._results = _Results({**made, **self._kept})
         for name in (*(n for c in checks for n in c.outputs), *(
                 special.plan.looked_at if special is not None else ())):
             self._results.pop(name, None)
@@ -100,7 +106,8 @@ class Bound:
         """
         def compute(special: Specialisation) -> list[np.ndarray]:
             if special is not bound:
-                return self.model.computed_by(special, self.inputs.arrays)
+                arrays = self.inputs.arrays
+                return self.model.computed_by(special, arrays, any_on_device(arrays))
             own()
             return self._values
 
@@ -109,7 +116,9 @@ class Bound:
         results = dict(zip(special.plan.output_names, values))
         if special.checks:
             check_computed(special.checks, results)
-        if special is not bound:
+        if special is bound:
+            self._results.update(self._kept)        # a run before this may have given others
+        else:
             self._results.take(results)
             if self.model.options is not self._options:
                 self._compute, self._checks = None, ()
@@ -118,6 +127,10 @@ class Bound:
     def close(self) -> None:
         """Let go of the arrays, and of what runs on them. Twice is fine."""
         name = f"{self.model.called}, bound"
+        end_reading(self._given)
+        for tensor in self._kept.values():
+            tensor.close()
+        self._given, self._kept = {}, {}
         self.inputs.close(name)
         self._results.close(name)
         self._compute = self._special = None
@@ -185,7 +198,11 @@ class Inputs(Mapping[str, np.ndarray]):
     def __setitem__(self, name: str, value: Any) -> None:
         """Copy values in; InputError where name, dtype or shape are others."""
         self._known(name)
-        array, tensor = self.arrays[name], self._tensors[name]
+        tensor = self._tensors[name]
+        array: Any = self.arrays[name]
+        if isinstance(array, DeviceTensor):
+            raise InputError(f"input {tensor}: bound is a tensor on {array.device}\n"
+                             "  Write it there: `put`.")
         given = plain(value, f"input {tensor}")
         if isinstance(value, (bool, int, float, list, tuple)) and given.shape == array.shape:
             given = as_array(value, tensor.dtype, f"input {tensor}")
@@ -202,7 +219,7 @@ class Inputs(Mapping[str, np.ndarray]):
         return len(self.arrays)
 
 
-def given_arrays(tensors: Sequence[Tensor], given: Any) -> dict[str, np.ndarray]:
+def given_arrays(tensors: Sequence[Tensor], given: Any) -> dict[str, Any]:
     """What `bind` gets in place of arrays of its own, checked but for shapes that are open."""
     if given is None:
         return {}
@@ -215,9 +232,11 @@ def given_arrays(tensors: Sequence[Tensor], given: Any) -> dict[str, np.ndarray]
         if tensor is None:
             raise InputError(f"bind(inputs=): there is no input '{name}'; there are "
                              f"{', '.join(known)}")
-        right = isinstance(array, np.ndarray) and array.dtype == dtypes.to_numpy(tensor.dtype)
-        if not right or not array.flags.c_contiguous or len(array.shape) != len(tensor.shape):
-            got = (f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray)
+        lies = isinstance(array, DeviceTensor) or (
+            isinstance(array, np.ndarray) and array.flags.c_contiguous)
+        if not lies or array.dtype != dtypes.to_numpy(tensor.dtype) or (
+                len(array.shape) != len(tensor.shape)):
+            got = (f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype")
                    else type(array).__name__)
             raise InputError(f"bind(inputs=): input {tensor}: got {got}, wanted a contiguous array "
                              "of that dtype and rank")

@@ -33,11 +33,12 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def file_digest(path: Path, root: Path | None) -> str:
+def file_digest(path: Path, root: Path | None, most: int | None = MOST_BYTES) -> str:
     """The digest of a file's bytes; read again only where its size or times differ from those that
-    are remembered under `root` (None: always). Raises OSError, also for what is no regular file.
+    are remembered under `root` (None: always). Raises OSError, also for what is no regular file,
+    or has more than `most` bytes (None: any number).
     """
-    check_regular(path, MOST_BYTES)
+    check_regular(path, most)
     before = _stat(path)
     note = None if root is None else _note(path, root)
     known = None if note is None else _remembered(note, before)

@@ -258,19 +258,28 @@ class Model(Inspected):
 
     @telling
     def bind(self, shapes: Shapes | None = None, *,
-             inputs: Mapping[str, np.ndarray] | None = None) -> Bound:
+             inputs: Mapping[str, np.ndarray | DeviceTensor] | None = None,
+             keep: Collection[str] = ()) -> Bound:
         """Arrays to fill and to read, and a run on them: see `Bound`. Any number of them may be.
 
         shapes: input name -> shape, where the model leaves it open; InputError for one too few.
         inputs: arrays of the caller's that are read where they lie, in place of new ones;
-        contiguous and of the inputs' dtypes and ranks, else InputError.
+        contiguous and of the inputs' dtypes and ranks, else InputError. A `DeviceTensor` among
+        them is not mapped for writing before the end of this; `put` writes it between two runs.
+        keep: outputs that are `DeviceTensor`s where the device has a memory for them.
         """
         given = given_arrays(self.inputs, inputs)
         known = {**shapes_of(shapes), **{n: a.shape for n, a in given.items()}}
         with self._lock:                        # `close` finds nothing of it, or all
             arrays, special = self._compiled_for(self._all_shapes(known, "bind"))
-            binding = special.executable.bind(given) if special else None
-            bound = Bound(self, arrays, binding, special, given)
+            held = {n: a.begin_reading() if isinstance(a, DeviceTensor) else a
+                    for n, a in given.items()}
+            try:
+                binding = special.executable.bind(held, keep=keep) if special else None
+                bound = Bound(self, arrays, binding, special, given)
+            except BaseException:
+                tensors.end_reading(given)
+                raise
             self._bound.add(bound)
             return bound
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jitcl.codegen.plan import Shapes
-from jitcl.devices.base import Binding, DeviceArray, Executable, Repeat
+from jitcl.devices.base import Binding, DeviceArray, Executable, Given, Repeat
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Resized:
                ) -> list[np.ndarray]:
         return self.executable.repeat(inputs, how, shapes or self.shapes)
 
-    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
-             ) -> Binding | None:
-        return self.executable.bind(given, shapes or self.shapes)
+    def bind(self, given: Given | None = None, shapes: Shapes | None = None,
+             keep: Collection[str] = ()) -> Binding | None:
+        return self.executable.bind(given, shapes or self.shapes, keep)
 
     def close(self) -> None:
         self.executable.close()

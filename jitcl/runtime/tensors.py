@@ -23,7 +23,7 @@ from jitcl import dtypes, forking
 from jitcl.codegen.plan import TensorSpec
 from jitcl.devices import recording
 from jitcl.devices.base import DeviceArray
-from jitcl.errors import BusyError, ClosedError, InputError
+from jitcl.errors import BusyError, ClosedError, DeviceError, InputError
 
 if TYPE_CHECKING:
     from jitcl.runtime.specialise import Specialisation
@@ -53,6 +53,17 @@ class DeviceTensor:
         self._mapped: _Mapping | None = None
 
     @classmethod
+    def zeros(cls, dtype: Any, shape: Sequence[int], device: Any) -> DeviceTensor:
+        """device: a model on OpenCL, or its device."""
+        from jitcl.devices.opencl.arrays import OpenClArray
+
+        session, spec = _placed("zeros", dtype, shape, device)
+        made = cls(OpenClArray(session, spec, 0), spec.name, "the caller")
+        made.fill(0, made.nbytes)
+        made.settle()
+        return made
+
+    @classmethod
     def from_cl_mem(cls, buffer: Any, dtype: Any, shape: Sequence[int], device: Any
                     ) -> DeviceTensor:
         """A pyopencl.Buffer that is the caller's, read and written where it lies. device: a model,
@@ -73,16 +84,19 @@ class DeviceTensor:
     @classmethod
     def _imported(cls, how: str, memory: Any, dtype: Any, shape: Sequence[int], device: Any
                   ) -> DeviceTensor:
-        session = getattr(getattr(device, "device", device), "session", None)
-        if session is None:
-            raise InputError(f"{how}: got {device!r:.80}, wanted a model on an OpenCL device")
+        session, spec = _placed(how, dtype, shape, device)
         from jitcl.devices.opencl import imports
 
-        name = dtypes.from_numpy(dtype)
-        if name is None:
-            raise InputError(f"{how}: jitcl has no elements of type {np.dtype(dtype)}")
-        spec = TensorSpec("imported", name, tuple(int(n) for n in shape), -1)
         return cls(getattr(imports, how)(session, spec, memory), "imported", "the caller")
+
+    @property
+    def lost(self) -> bool:
+        """Whether its device was, with what lay there."""
+        try:
+            self._array.check()
+        except DeviceError:
+            return True
+        return False
 
     @property
     def cl_mem(self) -> Any:
@@ -176,6 +190,34 @@ class DeviceTensor:
                     self._array.shut(write)
                 else:
                     self._give_back()
+
+    def part(self, first: int, count: int) -> DeviceTensor:
+        """Places of the first axis, in the same memory, which is this tensor's. InputError where
+        the device can't bind memory that begins there.
+        """
+        return DeviceTensor(self._array.part(first, count), self.name, self._model)
+
+    def put(self, source: DeviceTensor | np.ndarray, pieces: Sequence[tuple[int, int, int]]
+            ) -> None:
+        """Copy bytes from a tensor of the same device, or an array: (to, from, how many). They are
+        there when `settle` has returned; no run may read the tensor meanwhile.
+        """
+        with self._changed, ExitStack() as stack:
+            self.check_readable()
+            given = (stack.enter_context(source.reading()) if isinstance(source, DeviceTensor)
+                     else source)
+            self._array.put(given, pieces)
+
+    def fill(self, first: int, nbytes: int) -> None:
+        """Bytes that are zero, in the same manner."""
+        with self._changed:
+            self.check_readable()
+            self._array.fill(first, nbytes)
+
+    def settle(self) -> None:
+        """Wait for what was put into tensors of this device."""
+        with self.reading() as array:
+            array.settle()
 
     def close(self) -> None:
         """Give its memory back now, or behind the runs that read it. Twice is fine."""
@@ -347,11 +389,29 @@ def _deeply(value: Any) -> Any:
     return _plain(value)
 
 
+def _placed(how: str, dtype: Any, shape: Sequence[int], device: Any) -> tuple[Any, TensorSpec]:
+    """The session of a device, and what is to lie there."""
+    session = getattr(getattr(device, "device", device), "session", None)
+    if session is None:
+        raise InputError(f"{how}: got {device!r:.80}, wanted a model on an OpenCL device")
+    name = dtypes.from_numpy(dtype)
+    if name is None:
+        raise InputError(f"{how}: jitcl has no elements of type {np.dtype(dtype)}")
+    return session, TensorSpec("imported", name, tuple(int(n) for n in shape), -1)
+
+
 # ---- runs of models
 
 
 def any_on_device(arrays: Mapping[str, Any]) -> bool:
     return any(isinstance(x, DeviceTensor) for x in arrays.values())
+
+
+def end_reading(given: Mapping[str, Any]) -> None:
+    """Of tensors among inputs that were bound."""
+    for x in given.values():
+        if isinstance(x, DeviceTensor):
+            x.end_reading()
 
 
 def elements(value: Any) -> Any:
@@ -393,4 +453,5 @@ def kept(results: Mapping[str, Any], model: str) -> dict[str, Any]:
     return found
 
 
-__all__ = ["DeviceTensor", "MappedArray", "any_on_device", "compute", "elements", "kept", "on_host"]
+__all__ = ["DeviceTensor", "MappedArray", "any_on_device", "compute", "elements", "end_reading",
+           "kept", "on_host"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,16 @@ import numpy as np
 from jitcl import config, dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes, Step
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
+from jitcl.devices.base import (
+    Binding,
+    Cache,
+    DeviceArray,
+    Executable,
+    Given,
+    Progress,
+    Repeat,
+    Tally,
+)
 from jitcl.devices.cpu.executor import ALONE, RUNTIME, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import Ahead, LoadedKernels, cached_kernels, load_kernels
@@ -322,17 +331,22 @@ class CpuExecutable(Executable):
         for place in places:
             self._fields[place] = address
 
-    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
-             ) -> Binding:
+    def bind(self, given: Given | None = None, shapes: Shapes | None = None,
+             keep: Collection[str] = ()) -> Binding | None:
         """The plan on arrays of its own, or `given`. Kernels find floats there; whole numbers are
         copied, as they may become addresses, which another thread must not change once they were
-        checked.
+        checked. None for arrays of another device.
         """
+        found: dict[str, np.ndarray] = {}
+        for name, x in (given or {}).items():
+            if isinstance(x, DeviceArray) and x.home is not None:
+                return None
+            found[name] = x.open() if isinstance(x, DeviceArray) else x
         with self._lock:
             if shapes is not None:
                 self._resize(shapes)
             before = self._inputs, self._outputs
-        return self._bound(given or {}, *before, shapes)
+        return self._bound(found, *before, shapes)
 
     def _bound(self, given: Mapping[str, np.ndarray], into: Sequence[np.ndarray],
                out: Sequence[np.ndarray], shapes: Shapes | None) -> Binding:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from jitcl.devices.opencl.errors import translated
 from jitcl.devices.opencl.memory import SMALLEST, release
 from jitcl.devices.opencl.session import Session
 from jitcl.devices.usage import Allocation, enlist
-from jitcl.errors import DeviceError
+from jitcl.errors import DeviceError, InputError
 
 _FLAGS = cl.mem_flags
 _READ_WRITE: Any = cl.map_flags.READ | cl.map_flags.WRITE
@@ -126,6 +128,46 @@ class OpenClArray(DeviceArray):
                     cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=True)
         if not (self.in_place or again):                # pinned memory is scarce
             self._host = None
+
+    def part(self, first: int, count: int) -> OpenClArray:
+        row = self.nbytes // self.shape[0]
+        if first * row % self.home.target.alignment:
+            raise InputError(f"'{self.spec.name}' from place {first} on: a part begins at a "
+                             f"multiple of {self.home.target.alignment} bytes, not {first * row}")
+        spec = replace(self.spec, shape=(count, *self.shape[1:]))
+        with translated(f"{self.device}: a part of '{self.spec.name}'"):
+            buffer = (self.buffer.get_sub_region(first * row, count * row)
+                      if count < self.shape[0] else self.buffer)
+        return OpenClArray(self.home, spec, count * row, buffer)
+
+    def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]]
+            ) -> None:
+        """Copy bytes: (to, from, how many). They are there when `settle` has returned."""
+        self.check()
+        queue = self.home.transfers
+        with translated(f"{self.device}: writing '{self.spec.name}'"), self.acquired(queue):
+            given = (np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+                     if isinstance(source, np.ndarray) else None)
+            for to, start, nbytes in pieces:
+                if given is not None:
+                    cl.enqueue_copy(queue, self.buffer, given[start:start + nbytes],
+                                    dst_offset=to, is_blocking=True)
+                else:
+                    assert isinstance(source, OpenClArray)
+                    cl.enqueue_copy(queue, self.buffer, source.buffer, byte_count=nbytes,
+                                    src_offset=start, dst_offset=to)
+
+    def fill(self, first: int, nbytes: int) -> None:
+        self.check()
+        queue = self.home.transfers
+        with translated(f"{self.device}: clearing '{self.spec.name}'"), self.acquired(queue):
+            if nbytes:
+                cl.enqueue_fill_buffer(queue, self.buffer, np.zeros(1, np.uint8), first, nbytes)
+
+    def settle(self) -> None:
+        """Wait for what was put."""
+        with translated(f"{self.device}: copies to '{self.spec.name}'"):
+            self.home.transfers.finish()
 
     def close(self) -> None:
         if self.buffer is None:

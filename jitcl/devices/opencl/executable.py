@@ -5,7 +5,7 @@ the steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyopencl as cl
 from jitcl import dtypes
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, DeviceArray, Given, Progress, Repeat, Tally
 from jitcl.devices.opencl.arrays import OpenClArray, pinned, shares_memory
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
@@ -67,7 +67,7 @@ class OpenClExecutable(LoadedPlan):
                 if 0 < (nbytes := self.plan.buffers[t.buffer].nbytes) <= STAGED}
             for action in self._prepared:
                 action.bind(self.memory)
-            self._lending.again()
+            self._lending.again(self.memory)
         except BaseException:
             self.memory.release()  # the caller's traceback would hold half a model
             raise
@@ -77,6 +77,7 @@ class OpenClExecutable(LoadedPlan):
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
         if self.memory.released:  # by a run that failed
             self._bind()
+        self._lending.settle(self.memory)
         zeroed, self._zeroed = self._zeroed, False          # until its flags are read
         if recording.run_here() is not None and (recorder := recording.active) is not None:
             return self._recorded(sources, careful, recorder)
@@ -94,6 +95,7 @@ class OpenClExecutable(LoadedPlan):
         """All runs are enqueued behind each other; rows and what is stacked lie on the device."""
         if self.memory.released:
             self._bind()
+        self._lending.settle(self.memory)
         self._zeroed = False
         first = [x[0] if i in how.rows else x for i, x in enumerate(arrays)]
         with self._idle():
@@ -242,15 +244,20 @@ class OpenClExecutable(LoadedPlan):
         finally:
             self._into = None
 
-    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
-             ) -> Binding | None:
+    def bind(self, given: Given | None = None, shapes: Shapes | None = None,
+             keep: Collection[str] = ()) -> Binding | None:
         """The plan on arrays of its own. Where the device shares the host's memory, kernels work on
         them; otherwise they are pinned, and copied without a detour. Whole numbers are copied: they
         may be indices, which another thread must not change once they were checked. None for arrays
-        of the caller's, which no buffer has, and for plans of many shapes.
+        of the host that are the caller's, which no buffer has.
         """
-        if self.session.ended or given or shapes:
+        if self.session.ended or any(x.home is not self.session if isinstance(x, DeviceArray)
+                                     else True for x in (given or {}).values()):
             return None                         # a run opens the device anew, or says why not
+        if given or keep:
+            return self._beside(given or {}, shapes, keep)
+        if shapes:
+            return None
         ins = [OpenClArray(self.session, spec, self.plan.buffers[spec.buffer].nbytes)
                for spec in self.plan.inputs]
         into = self._fresh()
@@ -277,6 +284,27 @@ class OpenClExecutable(LoadedPlan):
         return Binding({t.name: x for t, x in zip(self.plan.inputs, views)},
                        {t.name: y for t, y in zip(self.plan.outputs, views[len(ins):])}, compute,
                        shares_memory(self.session))
+
+    def _beside(self, given: Given, shapes: Shapes | None, keep: Collection[str]) -> Binding:
+        """The same where some arrays lie on the device: the others are the host's, and copied."""
+        with self._turn("binding a model"):
+            if shapes is not None:
+                self._resize(shapes)
+            plan = self.plan
+            ins = [given[t.name] if t.name in given else
+                   np.zeros(t.shape, dtypes.to_numpy(t.dtype)) for t in plan.inputs]
+            into = [OpenClArray(self.session, t, self._lending.least[t.buffer])
+                    if t.name in keep else np.zeros(t.shape, dtypes.to_numpy(t.dtype))
+                    for t in plan.outputs]
+
+        def compute() -> None:
+            with self._turn("running a model"):
+                if shapes is not None:
+                    self._resize(shapes)
+                self._run_on(self._check(ins), into)
+
+        return Binding({t.name: x for t, x in zip(plan.inputs, ins)},
+                       {t.name: y for t, y in zip(plan.outputs, into)}, compute, False)
 
     # ---- measuring
 

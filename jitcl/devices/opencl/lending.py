@@ -22,6 +22,7 @@ class Lending:
     def __init__(self, plan: Plan, actions: Sequence[Action]) -> None:
         self._places: dict[int, list[tuple[Any, int]]] = {}         # buffer -> kernels' arguments
         self.lent: Mapping[int, Any] = {}
+        self._pointed: dict[int, Any] = {}          # what kernels' arguments say instead
         fixed: set[int] = set()                                     # read otherwise than by these
         written: set[int] = set()
         for action in actions:
@@ -49,22 +50,31 @@ class Lending:
 
     @contextmanager
     def instead(self, buffers: Mapping[int, Any], memory: ResidentMemory) -> Iterator[None]:
-        """Have kernels find these buffers in place of the plan's own."""
+        """Have kernels find these buffers in place of the plan's own. They find them there until
+        the next run, which may lend the same: setting arguments takes longer than launching.
+        """
         try:
             self.lent = buffers
-            for index, buffer in buffers.items():
-                self._point(index, buffer)
+            if not memory.released:                 # else all is bound anew
+                self.settle(memory)
             yield
         finally:
             self.lent = {}
-            if not memory.released:                 # else all is bound anew
-                for index in buffers:
-                    self._point(index, memory[index])
 
-    def again(self) -> None:
-        """After the plan's own buffers were bound anew, in the middle of a run."""
+    def settle(self, memory: ResidentMemory) -> None:
+        """Have kernels find what is lent now, and all else in the plan's own buffers."""
+        for index in [i for i in self._pointed if i not in self.lent]:
+            self._point(index, memory[index])
+            del self._pointed[index]
         for index, buffer in self.lent.items():
-            self._point(index, buffer)
+            if self._pointed.get(index) is not buffer:
+                self._point(index, buffer)
+                self._pointed[index] = buffer
+
+    def again(self, memory: ResidentMemory) -> None:
+        """After the plan's own buffers were bound anew, in the middle of a run."""
+        self._pointed.clear()
+        self.settle(memory)
 
     def _point(self, index: int, buffer: Any) -> None:
         for kernel, place in self._places.get(index, ()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ import pyopencl as cl
 from jitcl import dtypes, forking
 from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, Executable, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, Cache, Executable, Given, Progress, Repeat, Tally
 from jitcl.devices.opencl.errors import LOST_CODES, code_name, lost_error, out_of_memory, translated
 from jitcl.devices.opencl.host_steps import HostSection, host_sections
 from jitcl.devices.opencl.launches import Launch, ended, prepared
@@ -119,8 +119,8 @@ class LoadedPlan(Executable):
         """Run by run."""
         return one_by_one(lambda given: self._pass(self._check(given), careful), arrays, how)
 
-    def bind(self, given: Mapping[str, np.ndarray] | None = None, shapes: Shapes | None = None
-             ) -> Binding | None:
+    def bind(self, given: Given | None = None, shapes: Shapes | None = None,
+             keep: Collection[str] = ()) -> Binding | None:
         """None: inputs and outputs are copied to the device and back."""
         return None
 
