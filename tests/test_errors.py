@@ -238,6 +238,8 @@ def test_shapes_that_the_model_does_not_have():
         (1, 3, -8, 8): f"shapes: axis 2 of {wanted} is -8, wanted a whole number from 0 up",
     }.items():
         assert refused(jitcl.InputError, path, shapes={"image": shape}) == text
+    assert refused(jitcl.InputError, path, shapes={"image": np.zeros((1, 3, 8, 8))}) == (
+        f"shapes: {wanted} got an array of shape (1, 3, 8, 8), wanted the shape itself")
 
 
 def test_a_tensor_that_is_too_large_for_the_device():
