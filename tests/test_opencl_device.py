@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jitcl
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.opencl import icd, list_devices, open_device, pocl
 from jitcl.devices.opencl.programs import sealed
@@ -298,6 +299,17 @@ def test_target_holds_what_was_probed(device):
         assert target.fp16_arithmetic and target.multiply_add == "fma"
     if target.device_type == "cpu":
         assert not target.local_is_real and target.vector_width >= 4
+
+
+def test_quotients_are_rounded_correctly(device):
+    """Else a tie of a quantisation falls on the wrong side."""
+    if device.target.device_type == "gpu" and not device.target.build_options:
+        pytest.skip("the driver has no correct quotients")
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(0.1, 9, (2, 10_000)).astype(np.float32)
+    graph = jitcl.parse("graph @g(%a: f32[10000], %b: f32[10000]) { %y = div(%a, %b) return %y }")
+    with jitcl.compile(graph, device=device) as model:
+        assert np.array_equal(model.run({"a": x, "b": y})["y"], x / y)
 
 
 def test_widest_vectors_of_the_target_build(device):

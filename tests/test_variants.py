@@ -13,10 +13,9 @@ import pytest
 from jitcl.codegen.plan import Plan, Step
 from jitcl.codegen.variants import features, unpack
 from jitcl.errors import BuildError, UnsupportedError
-from jitcl.ir.graph import Graph, Origin, graph_input
+from jitcl.ir.graph import Origin
 from jitcl.ir.group import Group
-from jitcl.ir.types import TensorType
-from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.ops.builder import evaluate
 from jitcl.target.variants import VARIANTS
 from tests.generated import clang, oclgrind, ragged
 from tests.generated.kernels import TARGETS
@@ -77,26 +76,6 @@ def test_a_group_steps_down_to_what_works(name, target, fails, variant):
     assert not any(set(f) <= features(k) for f in fails for k in plan.kernels)
     for step in plan.steps:
         assert f"// written {BY_NAME[variant].says}, since the driver fails: SIGABRT" in step.head
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_quotients_that_are_rounded_are_exact_where_a_device_can(exact):
-    target = dataclasses.replace(TARGETS["gpu"], exact_division=exact)
-    g = GraphBuilder()
-    x, scale = graph_input("x", TensorType("f32", (64,))), graph_input("s", TensorType("f32", ()))
-    zero = g.const(3, "u8")
-    rounded = Graph("q", (x, scale), (("y", g.quantize(x, scale, zero, to="u8")),))
-    divided = Graph("d", (x, scale), (("y", g.div(x, scale)),))
-    a, b = graph_input("a", TensorType("f32", (64, 64))), g.const(np.ones((64, 64), np.float32))
-    product = Graph("p", (a, scale), (("y", g.quantize(g.matmul(a, b), scale, zero, to="u8")),))
-    quotient = g.div(x, scale)
-    others = [Graph("o", (x, scale), (("y", y),)) for y in (
-        g.floor(quotient), g.ceil(quotient), g.cast(quotient, to="i32"))]
-    option = "-cl-fp32-correctly-rounded-divide-sqrt"
-    for graph in (rounded, product, *others):
-        assert all((option in k.options) == exact for k in plan_of(graph, target).kernels)
-    assert any(k.template for k in plan_of(product, target).kernels)
-    assert not any(option in k.options for k in plan_of(divided, target).kernels)
 
 
 def main_steps(plan: Plan) -> list[Step]:

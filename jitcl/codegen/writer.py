@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from jitcl import config, dtypes
+from jitcl import config
 from jitcl.codegen.hooks import CpuGroupHooks
 from jitcl.codegen.hooks_opencl import OpenClGroupHooks
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized, space_of
-from jitcl.ir import expr as E
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Kernel, expressions, statements
 from jitcl.ir.sizes import SizePinned, judged_by_hint, same
 from jitcl.target import Target
 from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
@@ -115,7 +113,7 @@ class Writer:
     def _launches(self, group: Group, name: str, kernels: list[Emitted],
                   template: str, memo: Memo) -> tuple[Launch, ...]:
         kernels = with_main([_with_flags_written(e, group) for e in kernels])
-        options = self._options(group, name, memo)
+        options = self._options(group)
         works = [not same(e.main, 0) for e in kernels]
         last = max(k for k, does in enumerate(works) if does)
         found = []
@@ -137,18 +135,12 @@ class Writer:
         body = text.replace(ENTRY, entry)
         return KernelSource(entry, body, self.language, options, template, tuple(emitted.params))
 
-    def _options(self, group: Group, name: str, memo: Memo) -> tuple[str, ...]:
-        """Build options of the group's kernels: the target's, none to optimise where that is wrong,
-        and correct quotients where they are rounded to integers: a GPU's own are off by 2.5 units,
-        so that a tie of a quantisation falls on the wrong side (seen on NVIDIA 580).
+    def _options(self, group: Group) -> tuple[str, ...]:
+        """Build options of the group's kernels: the target's, and none to optimise where that is
+        wrong.
         """
-        options = self.target.build_options
-        if self.target.exact_division and any(
-                rounds_quotients(self._lowered(part, name, memo).kernel) for part in group.parts):
-            options += ("-cl-fp32-correctly-rounded-divide-sqrt",)
-        if any(n.op in self.target.unoptimised_ops for n in group.members):
-            options += ("-cl-opt-disable",)
-        return options
+        wrong = any(n.op in self.target.unoptimised_ops for n in group.members)
+        return self.target.build_options + (("-cl-opt-disable",) if wrong else ())
 
 
 def _with_flags_written(emitted: Emitted, group: Group) -> Emitted:
@@ -204,11 +196,3 @@ def declaration(local_size: tuple[int, ...]) -> str:
     """
     sizes = ", ".join(map(str, (*local_size, 1, 1)[:3]))
     return f"__attribute__((reqd_work_group_size({sizes}))) " if local_size else ""
-
-
-def rounds_quotients(kernel: Kernel) -> bool:
-    """Whether a kernel computes both quotients of floats and floats rounded to integers."""
-    found = [e for stmt, _ in statements(kernel.body) for x in expressions(stmt)
-             for e in E.walk(x) if e.args and dtypes.is_float(e.args[0].dtype)]
-    return any(e.op == "div" for e in found) and any(
-        e.op in ("round", "floor", "ceil", "trunc") or dtypes.is_int(e.dtype) for e in found)

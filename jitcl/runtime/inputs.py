@@ -105,7 +105,8 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
     dims = tuple(shape) if isinstance(shape, (tuple, list)) else (
         tuple(shape.tolist()) if isinstance(shape, np.ndarray) and shape.ndim == 1 else (shape,))
     if isinstance(shape, np.ndarray) and shape.ndim > 1:
-        raise InputError(f"shapes: input {t} got an array of shape {shape.shape}, wanted the shape itself")
+        raise InputError(
+            f"shapes: input {t} got an array of shape {shape.shape}, wanted the shape itself")
     for axis, d in enumerate(dims):
         if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
             raise InputError(

@@ -57,7 +57,6 @@ class Target:
     # how programs are built
     cl_std: str = "CL1.2"
     build_options: tuple[str, ...] = ()
-    exact_division: bool = False           # quotients are rounded correctly where that is asked for
     unoptimised_ops: tuple[str, ...] = ()  # kernels with these are built with -cl-opt-disable
     register_limit: str = ""               # option that keeps a kernel to {} registers
     program_kernels: int = 32              # kernels built as one program

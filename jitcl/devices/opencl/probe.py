@@ -117,8 +117,12 @@ def _limits(found: Found) -> Target:
         global_memory=device.global_mem_size,
         max_allocation=device.max_mem_alloc_size,
         alignment=max(64, device.mem_base_addr_align // 8),
-        exact_division=not cpu and bool(
-            device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+        # Else a GPU's quotients are off by 2.5 units, and a tie of a quantisation falls on the
+        # wrong side, in the same kernel or in one that reads it (NVIDIA 580). CPUs divide so.
+        build_options=("-cl-fp32-correctly-rounded-divide-sqrt",)
+        if not cpu
+        and device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+        else (),
         isa=tuple(sorted(flags & {"avx2", "fma", "avx512f", "avx512bw", "avx512vl"})),
     )
 
