@@ -78,6 +78,23 @@ def test_a_scheduled_kernel_is_right_for_every_size(device: str, kind: str,
     np.testing.assert_allclose(y, expected(kind, x).ravel(), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("to", ["nt 28", "n t 4 7", "nt 4 7", "n 1 t 28"])
+def test_a_reshape_takes_nothing_for_granted(to: str) -> None:
+    """So that any dimension may be 1; which axes belong together is judged by the hints."""
+    space = Space()
+    n, t = (space.symbol(name, size) for name, size in zip("nt", NOW))
+    shape = [{"n": n, "t": t, "nt": n * t}.get(d) or int(d) for d in to.split()]
+    x = graph_input("x", TensorType("f32", (n, t, 28)))
+    kernel = lower(Group(G.reshape(x, shape=shape), frozenset()), "k").kernel
+    assert space.guards == {}
+    for values in ((1, 1), (1, 5), (6, 1), (4, 3)):
+        found = with_sizes(kernel, lambda size, values=values: at(size, values))
+        x0, y = (np.zeros(b.shape, np.float32) for b in found.buffers)
+        x0.flat = np.arange(x0.size)
+        run_kernel(found, {"x0": x0, "y": y})
+        np.testing.assert_array_equal(y.ravel(), x0.ravel())
+
+
 def text_of(kind: str, device: str) -> str:
     kernel = schedule_sized(lowered(kind, Space()), TARGETS[device])
     return print_kernel(with_sizes(kernel, hint))

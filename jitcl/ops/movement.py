@@ -12,7 +12,7 @@ from jitcl.errors import ShapeError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import whole
+from jitcl.ir.sizes import judged_by_hint, whole
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -47,7 +47,7 @@ def _reshape_type(x: TensorType, shape: Sequence[Dim]) -> TensorType:
                              f"stand for one dimension, and the others' product divide {x.size}")
         shape = tuple(x.size // known if d == -1 else d for d in shape)
     y = x.with_(shape=tuple(shape))
-    if y != x and y.size != x.size:
+    if y.size != x.size:
         raise ShapeError(f"cannot reshape {x} ({x.size} elements) to {list(shape)} "
                          f"({math.prod(shape)} elements)")       # type: ignore[arg-type]
     return y
@@ -64,7 +64,9 @@ def reshape(ix: Index, source: Shape, target: Shape, shape: Sequence[Dim]) -> In
     if 0 in source:
         return tuple(E.index(0) for _ in source)
     found: list[Expr] = []
-    for old, new in _matched(source, target):
+    with judged_by_hint():
+        groups = _matched(source, target)
+    for old, new in groups:
         flat = E.index(0)
         for a in new:
             flat = flat * target[a] + ix[a]
@@ -76,14 +78,15 @@ def reshape(ix: Index, source: Shape, target: Shape, shape: Sequence[Dim]) -> In
 
 
 def _matched(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of axes with the same elements: [2,3,4] and [6,2,2] match as [2,3]=[6], [4]=[2,2]."""
+    """Runs of axes with the same elements: [2,3,4] and [6,2,2] match as [2,3]=[6], [4]=[2,2].
+    Longer runs are right, too: no guard is worth it where sizes are equal for some shapes only."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(source) or j < len(target):
         old: list[int] = []
         new: list[int] = []
         left = right = 1
-        while not (old or new) or left != right:
+        while not (old or new) or (left != right and (i < len(source) or j < len(target))):
             if j == len(target) or (i < len(source) and left <= right):
                 left *= source[i]
                 old.append(i)
