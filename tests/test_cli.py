@@ -367,7 +367,7 @@ def test_an_input_whose_value_decides_shapes(tmp_path):
     assert said("run", *fed, "--random")["outputs"][0]["shape"] == [2, 2]
     assert said("cache", "why", *fed)["hit"]
     (differs,) = said("cache", "why", *fed[:4], "shape=[4, 1]", *fed[5:])["differs"]
-    assert differs["part"] == "values" and "[4, 1]" in differs["now"]
+    assert differs["part"] == "shapes" and '["4", "1"]' in differs["now"]
 
 
 # -- the program -------------------------------------------------------------------------------

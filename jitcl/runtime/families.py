@@ -96,8 +96,7 @@ class Families:
         if any(v.size > FEW for v in values.values()):
             return None
         with recording.span("guard", "shapes"):
-            return self._member({**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist())
-                                              for n, v in values.items()}}, key, patience)
+            return self._member(valued(shapes, values), key, patience)
 
     def _member(self, shapes: Mapping[str, Dims], key: Callable[[], Key], patience: Patience
                 ) -> Member | None:
@@ -182,13 +181,13 @@ class Families:
                     Key({**key.parts, "shapes": pattern, "values": "", "family": v}, key.subject)
                     for v in variants]
 
-    def key(self, key: Key, shapes: Mapping[str, Dims]) -> Key:
-        """Of what the cache is asked for at these shapes: of the family that it holds for them, or
-        the first that would be made; `key`, where none would.
+    def key(self, key: Key, shapes: Mapping[str, Dims], values: Mapping[str, np.ndarray]) -> Key:
+        """Of what the cache is asked for at these shapes and values: of the family that it holds
+        for them, or the first that would be made; `key`, where none would.
         """
-        if not self._at_once():
+        if not self._at_once() or any(v.size > FEW for v in values.values()):
             return key
-        first = key
+        first, shapes = key, valued(shapes, values)
         for _, _, keys in self._keys(key, shapes):
             first = keys[0] if first is key else first
             for k in keys:
@@ -360,6 +359,11 @@ def disguised(error: Exception, space: Space) -> bool:
     lines = [(f.f_code, n) for f, n in traceback.walk_tb(error.__traceback__)
              if f.f_globals.get("__name__", "").startswith("jitcl.")]
     return lines[-1] in space.pinned_at
+
+
+def valued(shapes: Mapping[str, Dims], values: Mapping[str, np.ndarray]) -> dict[str, Dims]:
+    """The shapes, and the elements of inputs whose values decide shapes among them."""
+    return {**shapes, **{n + VALUE: tuple(v.reshape(-1).tolist()) for n, v in values.items()}}
 
 
 def said(error: Exception, space: Space) -> str:

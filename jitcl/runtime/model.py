@@ -327,10 +327,10 @@ class Model(Inspected):
         values = {n: feeds[n] for n in self._by_value if n in feeds}
         own = self._key(feeds, values)
         found = self.cache.why("plan", own)
-        if found.hit or values:
+        if found.hit:
             return found
         shapes = {n: a.shape for n, a in feeds.items()}
-        return self.cache.why("plan", self._families.key(own, shapes))
+        return self.cache.why("plan", self._families.key(own, shapes, values))
 
     def decides(self, name: str) -> None:
         """The value of this input decides shapes: it is known without trying."""
