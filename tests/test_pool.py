@@ -215,10 +215,10 @@ def test_what_is_bound_while_the_model_is_closed():
     executable, thread = model.last.executable, threading.Thread(target=model.close)
     bind = executable.bind
 
-    def slow(given):
+    def slow(given, **more):
         thread.start()
         thread.join(0.2)
-        return bind(given)
+        return bind(given, **more)
 
     executable.bind = slow
     bound = model.bind()

@@ -23,6 +23,7 @@ class KernelLanguage:
     places: Mapping[str, str]                # a work-item's number along {axis}, by a loop's kind
     barrier: str                             # for the {memories} of `fences`
     fences: Mapping[str, str]                # by the role of what lanes share
+    before: Mapping[str, str]                # what stands before a barrier, by such a role
     vector: str                              # type of {width} values of {type}
     splat: str                               # {value} as a vector of {type}
     convert: str                             # {value} as {type}, rounded
@@ -45,7 +46,8 @@ class KernelLanguage:
     def fence(self, roles: set[str]) -> str:
         """A barrier that makes visible what work-items share in memories of these roles."""
         memories = " | ".join(text for role, text in self.fences.items() if role in roles)
-        return self.barrier.format(memories=memories)
+        before = "".join(text for role, text in self.before.items() if role in roles)
+        return before + self.barrier.format(memories=memories)
 
 
 # Sizes of groups are written out: where get_local_size() is folded into a loop, Adreno's compiler
@@ -60,6 +62,9 @@ OPENCL_C = KernelLanguage(
             "lane": "get_local_id({axis})"},
     barrier="barrier({memories})",
     fences={"local": "CLK_LOCAL_MEM_FENCE", "scan": "CLK_GLOBAL_MEM_FENCE"},
+    # NVIDIA's compiler (580) loses a store under a condition before such a barrier, where it
+    # unrolls the loop around them: an update of ScatterElements. A fence of its own keeps it.
+    before={"scan": "mem_fence(CLK_GLOBAL_MEM_FENCE); "},
     vector="{type}{width}",
     splat="({type})({value})",
     convert="convert_{type}({value})",
