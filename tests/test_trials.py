@@ -242,6 +242,8 @@ SOUND = {                                    # no fault after all
     *((name, "gpu", "no_barrier") for name in ("conv-1x1", "gemm", "gemm-inputs", "gemm-f16",
                                                "sum-all")),
 }
+SOUND_ON_GPUS = {"no_barrier": PLANTED.keys(),              # lanes of a warp run in step
+                 "no_last_store": ("gemm-f16",)}            # of halves at an edge that isn't there
 
 
 def planted(plan: Plan, fault: Callable[[str], str]) -> Plan | None:
@@ -290,8 +292,10 @@ def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     assert outcome(trial, place) == ""
     assert isinstance(place, OpenClDevice)
     forgetful = OpenClDevice(place.session.found, place.target, FaultDatabase(None))
+    gpu = place.target.device_type == "gpu"
     plans = {title: planted(trial.plan, fault) for title, fault in FAULTS.items()
-             if (name, form, title) not in SOUND}
+             if (name, form, title) not in SOUND
+             and not (gpu and name in SOUND_ON_GPUS.get(title, ()))}
     plans["no launch"] = dataclasses.replace(trial.plan, steps=trial.plan.steps[:-1])
     never = LoadOptions("never")
     said = {title: trial.wrong(forgetful.load(plan, options=never).run(trial.inputs()))
