@@ -14,14 +14,17 @@ import pytest
 from jitcl.codegen import variants
 from jitcl.codegen.generate import Generated
 from jitcl.codegen.trial import GroupTrial, trials
+from jitcl.dtypes import to_numpy
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.group import Chain
 from jitcl.ir.types import TensorType
+from jitcl.ops.builder import evaluate
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.target.variants import VARIANTS
 from jitcl.templates.attention_opencl.template import Form
 from tests.compiling import compile_graph, plan_on
+from tests.devices import OTHERS, opened
 from tests.generated import clang
 from tests.test_attention import attention, expected, g
 from tests.test_candidates import GPU, MALI, POCL, as_target, needs_pocl
@@ -187,6 +190,27 @@ HALVES = {
     "ragged": lambda: halves((2, 3, 77, 101, 40, 80), packed=True, mask=(2, 1, 1, 101)),
     "odd": lambda: halves((1, 2, 20, 30, 7, 9)), "widest": lambda: halves((1, 2, 40, 90, 256, 256)),
 }
+
+
+GPUS = [s for s in OTHERS if opened(s).target.device_type == "gpu"]
+
+
+@pytest.mark.parametrize("spec", GPUS)
+@pytest.mark.parametrize("name", [*SHAPES, *HALVES])
+def test_every_candidate_is_right_on_a_gpu(name, spec):
+    """Tensor cores among them; a row may be masked whole: NaN."""
+    graph = HALVES[name]() if name in HALVES else masked(SHAPES[name])
+    fed = [np.random.default_rng(0).standard_normal(n.type.dims).astype(to_numpy(n.type.dtype))
+           for n in graph.inputs]
+    if len(fed) > 3:
+        fed[3].reshape(-1)[::5] = fed[3][-1, -1, -1] = -np.inf
+    want = evaluate(graph.outputs[0][1], dict(zip(graph.inputs, fed)))
+    found = forms(graph, opened(spec).target, "low")
+    for place in range(len(found)):
+        plan = plan_on(opened(spec), graph, precision="low", chooser=Take(place))
+        assert plan.kernels[0].template == "attention_opencl"
+        (got,) = opened(spec).load(plan).run(fed)
+        np.testing.assert_allclose(got, want, rtol=0, atol=5e-3, err_msg=str(found[place]))
 
 
 @clang.needed
