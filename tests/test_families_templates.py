@@ -195,7 +195,7 @@ def test_a_square_is_no_reason_for_a_plan_of_squares(tmp_path: Path) -> None:
 
 
 STAGING = ("device_type=gpu,vector_width=4,max_vector_width=4,local_is_real=1,local_memory=49152,"
-           "max_work_group=256,compute_units=4,exact_division=1")
+           "max_work_group=256,compute_units=4")
 
 
 @pytest.mark.parametrize("device", [
