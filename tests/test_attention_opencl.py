@@ -26,6 +26,7 @@ from jitcl.templates.attention_opencl.template import Form
 from tests.compiling import compile_graph, plan_on
 from tests.devices import OTHERS, opened
 from tests.generated import clang
+from tests.lacking import unless
 from tests.test_attention import attention, expected, g
 from tests.test_candidates import GPU, MALI, POCL, as_target, needs_pocl
 from tests.test_tensor_cores import FLAGS
@@ -195,7 +196,8 @@ HALVES = {
 GPUS = [s for s in OTHERS if opened(s).target.device_type == "gpu"]
 
 
-@pytest.mark.parametrize("spec", GPUS)
+@unless(GPUS, "there is no GPU with OpenCL")
+@pytest.mark.parametrize("spec", GPUS or ["none"])
 @pytest.mark.parametrize("name", [*SHAPES, *HALVES])
 def test_every_candidate_is_right_on_a_gpu(name, spec):
     """Tensor cores among them; a row may be masked whole: NaN."""
