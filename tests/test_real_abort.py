@@ -246,9 +246,8 @@ def test_the_form_of_multiply_add_is_the_one_that_is_fast_there(unforced, small,
 # ---- real models
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param("superres-x3", marks=pytest.mark.slow),
-    pytest.param("squeezenet1.0_fp32", marks=pytest.mark.long)])       # the fault matrix has others
+@pytest.mark.long                       # the fault matrix has real models on posed drivers
+@pytest.mark.parametrize("name", ["superres-x3", "squeezenet1.0_fp32"])
 def test_a_real_model(name, tmp_path):
     if name == "superres-x3":
         path = SUPERRES
