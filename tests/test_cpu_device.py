@@ -15,6 +15,7 @@ from test_cpu_scalars import CASES, HEAD, elementwise
 
 from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.devices.base import Repeat
 from jitcl.devices.cpu import CpuDevice, executor, host, objects, probe_target
 from jitcl.devices.cpu.executor import ALONE, MEET
 from jitcl.devices.cpu.objects import compile_kernels, load_kernels
@@ -195,6 +196,20 @@ def test_an_input_may_be_an_output_and_lie_anywhere(device):
         assert (same == array).all() and (y == array + 2).all() and same.base is not array
     odd = np.frombuffer(b"x" + x.tobytes(), np.float32, 64, 1) if x.size else x
     assert (executable.run([odd])[0] == x + 2).all()
+
+
+def test_large_inputs_are_read_where_they_lie(device):
+    """Those that are contiguous and aligned; copied are others, and rows of runs in a row."""
+    n = 1 << 18
+    executable = loaded(device, chain(2, n=n))
+    x = np.random.default_rng(0).normal(size=2 * n).astype(np.float32)
+    odd = np.frombuffer(b"x" + x[:n].tobytes(), np.float32, n, 1)
+    for array in (x[:n], odd, x[::2], x[n:]):
+        np.testing.assert_array_equal(executable.run([array])[0], array + 1 + 1)
+    assert (executable._inputs[0] == x[::2]).all()          # as the copy before left it
+    rows = x.reshape(2, n)
+    stacked = executable.repeat([rows], Repeat(2, (0,), (), (0,)))[-1]
+    np.testing.assert_array_equal(stacked, rows + 1 + 1)
 
 
 def test_models_in_several_python_threads(device):

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from jitcl import config, dtypes, forking
-from jitcl.codegen.plan import Plan, Shapes, Step
+from jitcl.codegen.plan import Plan, Shapes, Step, TensorSpec
 from jitcl.devices import recording
 from jitcl.devices.base import (
     Binding,
@@ -43,6 +43,7 @@ from jitcl.target import Target
 __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
 _ALIGN = 64  # bytes: a cache line, and the widest vector
 _SMALL = 16 << 10  # bytes of an output that are copied sooner than an argument table is patched
+_LARGE = 1 << 20  # bytes of an input whose copy takes as long as a kernel takes to read it
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:
@@ -160,6 +161,8 @@ class CpuExecutable(Executable):
         self._param_places = self._places_of_params()
         places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
         self._direct = {i: p for i, p in places.items() if p is not None}
+        self._lent = {i: self._places(t.buffer) for i, t in enumerate(plan.inputs)
+                      if plan.buffers[t.buffer].nbytes >= _LARGE and self._only_read(t)}
         self._lock = forking.lock()
         self._closed = False
         enlist(self)
@@ -214,6 +217,18 @@ class CpuExecutable(Executable):
         alone = [t.buffer for t in self.plan.outputs].count(output) == 1
         return alone and self.plan.buffers[output].kind == "output"
 
+    def _only_read(self, spec: TensorSpec) -> bool:
+        """Whether an input may lie elsewhere: kernels only read it, and never as whole numbers,
+        which may become addresses that another thread must not change once they were checked.
+        """
+        return dtypes.is_float(spec.dtype) and spec.buffer not in self._written
+
+    @forking.cached_property
+    def _written(self) -> set[int]:
+        """Buffers that steps write, and outputs."""
+        steps = {b for step in self.plan.steps for b in step.writes or step.buffers}
+        return steps | {t.buffer for t in self.plan.outputs}
+
     def _tables(self, memory: Sequence[np.ndarray], shapes: Shapes | None = None
                 ) -> tuple[np.ndarray, np.ndarray]:
         """(argument tables of all steps in one array, the executor's step table without flags), for
@@ -266,12 +281,13 @@ class CpuExecutable(Executable):
         """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's, or
         as `shapes` says).
 
-        Inputs are copied, so that no other thread can change them under a kernel's hands. Large
-        outputs are written to the arrays that this returns.
+        Small inputs and whole numbers are copied, so that no other thread can change them under a
+        kernel's hands. Large ones of floats are read where they lie, and large outputs are written
+        to the arrays that this returns.
         """
         with recording.turn(self._lock):
             with recording.span("copy", "inputs", place="cpu"):
-                self._take(arrays, shapes)
+                self._take(arrays, shapes, lent=True)
             with recording.span("host", "memory for outputs"):
                 direct = {i: self._fresh(i) for i in self._direct}
             if self._count:
@@ -334,8 +350,7 @@ class CpuExecutable(Executable):
     def bind(self, given: Given | None = None, shapes: Shapes | None = None,
              keep: Collection[str] = ()) -> Binding | None:
         """The plan on arrays of its own, or `given`. Kernels find floats there; whole numbers are
-        copied, as they may become addresses, which another thread must not change once they were
-        checked. None for arrays of another device.
+        copied. None for arrays of another device.
         """
         found: dict[str, np.ndarray] = {}
         for name, x in (given or {}).items():
@@ -355,11 +370,9 @@ class CpuExecutable(Executable):
         inputs = [given[t.name] if t.name in given else _zeros(view)
                   for t, view in zip(plan.inputs, into)]
         outputs = [_zeros(view) for view in out]
-        written = {b for step in plan.steps for b in step.writes or step.buffers}
-        written.update(t.buffer for t in plan.outputs)
         before, after = [], []                              # (copied to, from)
         for spec, view, array in zip(plan.inputs, into, inputs):
-            if dtypes.is_float(spec.dtype) and spec.buffer not in written:
+            if self._only_read(spec):
                 memory[spec.buffer] = array
             else:
                 before.append((view, array))
@@ -400,20 +413,28 @@ class CpuExecutable(Executable):
                        {t.name: y for t, y in zip(plan.outputs, outputs)},
                        compute_between_copies if before or after else compute)
 
-    def _take(self, arrays: Sequence[np.ndarray], shapes: Shapes | None = None) -> None:
-        """Copy the inputs, of these shapes."""
+    def _take(self, arrays: Sequence[np.ndarray], shapes: Shapes | None = None,
+              lent: bool = False) -> None:
+        """Copy the inputs, of these shapes; lent: or have kernels read large ones where they lie.
+        """
         if self._closed:
             raise closed_error("cpu")
         if shapes is not None:
             self._resize(shapes)
         if len(arrays) != len(self._inputs):
             raise InputError(f"the plan has {len(self._inputs)} inputs, got {len(arrays)} arrays")
-        for spec, view, array in zip(self.plan.inputs, self._inputs, arrays):
+        for i, (spec, view, array) in enumerate(zip(self.plan.inputs, self._inputs, arrays)):
             if array.shape != view.shape or array.dtype != view.dtype:
                 raise InputError(
                     f"input '{spec.name}': got {array.dtype}{list(array.shape)}, "
                     f"wanted {view.dtype}{list(view.shape)}"
                 )
+            if i in self._lent:
+                flags = array.flags
+                if lent and array.nbytes >= _LARGE and flags.c_contiguous and flags.aligned:
+                    self._point(self._lent[i], array.ctypes.data)
+                    continue
+                self._point(self._lent[i], view.ctypes.data)
             view[...] = array               # half the time of copyto, for a small one
 
     def _threads(self) -> int:
