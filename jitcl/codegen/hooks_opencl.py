@@ -197,6 +197,11 @@ class OpenClGroupHooks(GroupHooks):
         return Place(tuple(lines), tuple(renderer.helpers), source, _runs(at),
                      renderer.sizes.params())
 
+    def text(self, x: Expr) -> tuple[str, Mapping[str, int]]:
+        """(an index as a kernel's text has it, the sizes that it reads)"""
+        renderer = OpenClRenderer(Kernel("index", (), ()), fp64=False)
+        return renderer.expr(x), renderer.sizes.params()
+
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one: [N, C, H, W] -> [N, C,
         H*W], with what rows are padded with. None where something in it tells the axes apart."""

@@ -1,17 +1,25 @@
-"""Which chains of groups are attention, for templates of every language:
+"""Which chains of groups are attention, for templates of every language, and where what they read
+lies:
 
     scores = epilogue(matmul(q, k)),  p = softmax(scores),  y = epilogue(matmul(p, v))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from jitcl.ir import expr as E
+from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.sizes import same
+from jitcl.ops.core import norm_axis
 from jitcl.passes.matching import scalar
+from jitcl.templates.base import Argument, Emitted, Hooks
 from jitcl.templates.matmul import Shape
+
+Index = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]      # of image, row and column
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,75 @@ def is_softmax(root: Node, x: Node) -> bool:
             and most.op == "reduce_max" and most.inputs == (x,)
             and all(n.type.dims == row and tuple(n.attr("axes")) == (x.type.rank - 1,)
                     for n in (total, most)))
+
+
+# ---- operands of few rows of queries, which are read where they lie
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `first` to `end` of an operand of each image: those of an image begin at element `base`
+    of a buffer, `pitch` apart."""
+
+    node: Argument
+    dtype: str
+    first: int
+    end: int
+    base: Expr
+    pitch: int
+
+
+def pieces(hooks: Hooks, node: Node, image: Expr, shape: tuple[int, int, int], index: Index,
+           name: str, emitted: list[Emitted], dtypes: Collection[str], whole: bool = False
+           ) -> list[Piece]:
+    """Where an operand of a `shape` (images, rows, columns) lies, which has them at an `index`: in
+    one piece, or a few one after another (a cache and what is new), unless it is to be `whole`.
+    What doesn't lie in rows, or in another than these dtypes, is copied."""
+    images, rows, columns = shape
+    found: list[Piece] = []
+    first = 0
+    for count in [rows] if whole else _joined(hooks, node, rows):
+        def at(i: Expr, row: Expr, column: Expr, first: int = first) -> tuple[Expr, ...]:
+            return index(i, row + first, column)
+
+        def where(to: tuple[Expr, ...], at: Index = at) -> tuple[tuple[Expr, ...], Expr]:
+            return at(*to), E.const(True, "bool")
+
+        place = _in_place(hooks, node, image, (count, columns), at)
+        if place is None or place[0].type.dtype not in dtypes:
+            copy, launch = hooks.arranged(node, f"{name}{first} {node.type}", "f32",
+                                          (images, count, columns), where)
+            emitted.append(launch)
+            found.append(Piece(copy, "f32", first, first + count, image * (count * columns),
+                               columns))
+        else:
+            source, base, pitch = place
+            found.append(Piece(source, source.type.dtype, first, first + count, base, pitch))
+        first += count
+    return found
+
+
+def _in_place(hooks: Hooks, node: Node, image: Expr, shape: tuple[int, int], index: Index
+              ) -> tuple[Node, Expr, int] | None:
+    """(the buffer, where an image begins, elements from a row to the next) of elements of a node,
+    of rows and columns of a `shape`; None where they don't lie in rows."""
+    row, column = (E.var(name, extent=n) for name, n in zip(("t", "d"), shape))
+    place = hooks.place(node, index(image, row, column))
+    if place is None:
+        return None
+    terms, constant = E.linear(place[1])
+    pitch, step = terms.pop(row, 0), terms.pop(column, 0)
+    if not same(step, 1) or any({"t", "d"} & atom.free for atom in terms):
+        return None
+    return place[0], E.from_linear(terms, constant), pitch
+
+
+def _joined(hooks: Hooks, node: Node, count: int) -> list[int]:
+    """Lengths of what is concatenated to `count` rows of an operand."""
+    while node not in hooks.names and node.inputs:
+        if node.op == "concat":
+            axis = norm_axis(node.attr("axis"), node.type.rank)
+            lengths = [n.type.dims[axis] for n in node.inputs if not same(n.type.dims[axis], 0)]
+            if same(sum(lengths), count):
+                return lengths
+        node = node.inputs[0]
+    return [count]

@@ -151,6 +151,10 @@ class Hooks(Protocol):
         functions of codegen/opencl_helpers.py that it calls.
         """
 
+    def place(self, node: Node, ix: Sequence[Expr]) -> tuple[Node, Expr] | None:
+        """(the operand, the place in its buffer) of the element of a node at `ix`; None where it is
+        computed or rounded, or is 0 for some `ix`."""
+
     def arranged(self, node: Node, key: str, dtype: str, shape: tuple[int, ...],
                  where: Arrangement) -> tuple[Scratch, Emitted]:
         """(a copy of an operand in an arrangement of `shape`, the launch that writes it): element
@@ -180,10 +184,6 @@ class CpuHooks(Hooks, Protocol):
 
     def loader(self, node: Node) -> OperandLoader:
         """What an op's body reads an operand through."""
-
-    def place(self, node: Node, ix: Sequence[Expr]) -> tuple[Node, Expr] | None:
-        """(the operand, the place in its buffer) of the element of a node at `ix`; None where it is
-        computed or rounded, or is 0 for some `ix`."""
 
     def text(self, x: Expr) -> str:
         """An index as an operand in a kernel's text."""
@@ -258,6 +258,9 @@ class OpenClHooks(Hooks, Protocol):
         """Where the element at `ix` of a node, seen in a `shape`, lies in a buffer of the node's
         type; None where it is computed, or is 0 for some `ix`.
         """
+
+    def text(self, x: Expr) -> tuple[str, Mapping[str, int]]:
+        """(an index as a kernel's text has it, the sizes that it reads)"""
 
     def flat_pixels(self) -> dict[Node, TensorType] | None:
         """Types of the epilogue's tensors with all spatial axes as one; None where something in it

@@ -8,15 +8,14 @@ results are the same for any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import is_size, same
-from jitcl.ops.core import norm_axis
+from jitcl.ir.sizes import is_size
 from jitcl.target import Target
+from jitcl.templates.attention import Index, pieces
 from jitcl.templates.base import ENTRY, Argument, CpuHooks, Emitted, Lines, Match, Scratch
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import fits
@@ -27,7 +26,6 @@ MOST_ROWS = 8
 HEIGHTS = (4, 2, 1)                 # rows at a time, of a number that is not known
 FEWEST_LANES = 4
 FLOATS = ("f32", "f16", "bf16")     # that rows are read from
-Index = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]      # of image, row and column
 BLOCK = 256                 # keys of a task; places in a cache come in multiples of it
 
 
@@ -82,11 +80,11 @@ def emit(match: Few, scores: Writer, result: Writer, guarded: bool, hooks: CpuHo
     def images(product: Writer, i: Expr) -> list[Expr]:
         return product.operand_index(product.b, i, E.index(0))[:-1]
 
-    (query,) = _parts(scores, scores.a, (s.m, s.k), [s.m], lambda i, row, d: (
-        *scores.operand_index(scores.a, i, row), d), "q", emitted)
-    keys = _parts(scores, scores.b, (s.n, s.k), _joined(scores, s.n), lambda i, row, d: (
+    (query,) = _parts(scores, scores.a, s.m, s.k, lambda i, row, d: (
+        *scores.operand_index(scores.a, i, row), d), "q", emitted, whole=True)
+    keys = _parts(scores, scores.b, s.n, s.k, lambda i, row, d: (
         *images(scores, i), d, row), "k", emitted)
-    values = _parts(result, result.b, (r.k, r.n), _joined(result, r.k), lambda i, row, d: (
+    values = _parts(result, result.b, r.k, r.n, lambda i, row, d: (
         *images(result, i), row, d), "v", emitted)
     several = is_size(s.n) or s.n > BLOCK
     rows = MOST_ROWS if is_size(s.m) else s.m
@@ -121,57 +119,11 @@ def emit(match: Few, scores: Writer, result: Writer, guarded: bool, hooks: CpuHo
             kernel("parts.py.j2", f"{stem}_whole", [some], y, (lines, result.hooks))]
 
 
-def _parts(product: Writer, node: Node, dims: tuple[int, int], lengths: list[int], index: Index,
-           name: str, emitted: list[Emitted]) -> list[Part]:
-    """Where `dims` rows and columns of each image of an operand lie, `lengths` rows together, which
-    has them at an `index` of image, row and column; what doesn't lie in rows is copied."""
-    hooks, (_, columns) = product.hooks, dims
-    found: list[Part] = []
-    first = 0
-    for count in lengths:
-        def at(i: Expr, row: Expr, column: Expr, first: int = first) -> tuple[Expr, ...]:
-            return index(i, row + first, column)
-
-        def where(to: tuple[Expr, ...], at: Index = at) -> tuple[tuple[Expr, ...], Expr]:
-            return at(*to), E.const(True, "bool")
-
-        shape = (product.s.batch, count, columns)
-        place = _in_place(hooks, node, shape, at)
-        if place is None:
-            copy, launch = hooks.arranged(node, f"{name}{first} {node.type}", "f32", shape, where)
-            emitted.append(launch)
-            place = copy, E.var("i") * (count * columns), columns
-        source, base, pitch = place
-        dtype = source.type.dtype if isinstance(source, Node) else "f32"
-        texts = map(hooks.text, (E.index(first), E.index(first + count), base, E.index(pitch)))
-        found.append(Part(f"{name}{len(found)}", source, dtype, *texts))
-        first += count
-    return found
-
-
-def _in_place(hooks: CpuHooks, node: Node, shape: tuple[int, ...], index: Index
-              ) -> tuple[Argument, Expr, int] | None:
-    """(the buffer, where image `i` begins, elements from a row to the next) of elements of a node,
-    of images, rows and columns of a `shape`; None where they don't lie in rows."""
-    i, row, column = (E.var(name, extent=n) for name, n in zip(("i", "t", "d"), shape))
-    place = hooks.place(node, index(i, row, column))
-    if place is None or place[0].type.dtype not in FLOATS:
-        return None
-    terms, constant = E.linear(place[1])
-    pitch, step = terms.pop(row, 0), terms.pop(column, 0)
-    if not same(step, 1) or any({"t", "d"} & atom.free for atom in terms):
-        return None
-    return place[0], E.from_linear(terms, constant), pitch
-
-
-def _joined(product: Writer, count: int) -> list[int]:
-    """Lengths of what is concatenated to `count` rows of a product's second operand."""
-    node = product.b
-    while node not in product.hooks.names and node.inputs:
-        if node.op == "concat":
-            axis = norm_axis(node.attr("axis"), node.type.rank)
-            lengths = [n.type.dims[axis] for n in node.inputs if not same(n.type.dims[axis], 0)]
-            if same(sum(lengths), count):
-                return lengths
-        node = node.inputs[0]
-    return [count]
+def _parts(product: Writer, node: Node, rows: int, columns: int, index: Index, name: str,
+           emitted: list[Emitted], whole: bool = False) -> list[Part]:
+    """Where rows and columns of each image of an operand lie, which has them at an `index`."""
+    hooks, batch = product.hooks, product.s.batch
+    found = pieces(hooks, node, E.var("i", extent=batch), (batch, rows, columns), index, name,
+                   emitted, FLOATS, whole)
+    return [Part(f"{name}{k}", p.node, p.dtype, *map(hooks.text, (
+        E.index(p.first), E.index(p.end), p.base, E.index(p.pitch)))) for k, p in enumerate(found)]

@@ -1,7 +1,8 @@
 """Attention on GPUs in one kernel, or two where keys are dealt out to groups: scores, their softmax
 and its product with the values, without the scores in memory.
 
-Rows keep the largest score so far and the sum of powers less it, and scale what they summed where
+Of few queries all scores of a group's keys exist at once, and a second kernel joins the groups'
+sums (Dao et al., 2023, "Flash-Decoding for long-context inference"). Else rows keep the largest score so far and the sum of powers less it, and scale what they summed where
 it grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"; Rabe and
 Staats, 2021, "Self-attention does not need O(n^2) memory"; Dao et al., 2022, "FlashAttention").
 """
@@ -10,13 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.size_ranges import divisor, hints, parameters, require
+from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.attention import pattern
+from jitcl.templates.attention import Piece, pattern, pieces
 from jitcl.templates.base import (
     ENTRY,
     Argument,
@@ -39,7 +46,7 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     side,
 )
 from jitcl.templates.matmul import Shape
-from jitcl.templates.opencl.tiling import spread
+from jitcl.templates.opencl.tiling import MAX_INDEX, spread
 
 MOST_HEAD = 256                # of a head: beyond it sums fill the registers
 ROW_GROUPS = 8                 # work-items of a column of a group
@@ -48,6 +55,9 @@ ITEMS = 512                    # work-items a core that keep it busy, without lo
 LEAST_PART = 16                # keys of a part
 MAX_SPLITS = 32
 FEW_ROWS = 8                   # queries: without local memory, more are products' task
+FEW_KEYS = (256, 128, 64)      # of a group of as many work-items, for few queries
+LANES = 4                      # work-items that share a key's elements
+FLOATS = ("f32", "f16")        # that keys and values are read from
 REGISTERS = 200                # of a lane, for what tensor cores take and leave
 
 
@@ -55,7 +65,8 @@ REGISTERS = 200                # of a lane, for what tensor cores take and leave
 class Form(Match):
     """`form` "tensor": `rows` are 16s of a warp, `columns` keys of a step, `warps` of a group,
     `stages` steps in local memory at once. "tiles": `rows` and `columns` of a work-item's scores.
-    "rows": `rows` and keys at a time of a work-item. `splits`: parts that keys are dealt out in.
+    "rows": `rows` and keys at a time of a work-item. "few": all `rows` and `columns` keys of a
+    group. `splits`: parts that keys are dealt out in (of "few" as many as it takes).
     """
 
     form: str
@@ -68,11 +79,13 @@ class Form(Match):
 
 @dataclass(frozen=True)
 class Heads:
-    """The two products of a chain, and whether rows of NaN are zeros."""
+    """The two products of a chain, whether rows of NaN are zeros, and whether keys or values are
+    concatenated within."""
 
     scores: Product
     result: Product
     guarded: bool
+    concatenated: bool
 
     @property
     def batch(self) -> int:
@@ -97,14 +110,21 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
 
     name = "attention_opencl"
     length = 3
+    sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
+        """Numbers of images and keys may be open, for few queries."""
         a = heads_of(group)
-        if a is None or target.device_type == "cpu" or max(a.scores.k, a.result.n) > MOST_HEAD:
+        if a is None or target.device_type == "cpu":
             return ()
+        if has_size((a.m, a.scores.k, a.result.n)) or max(a.scores.k, a.result.n) > MOST_HEAD:
+            return ()
+        few = few_forms(a, target)
+        if a.concatenated or has_size((a.batch, a.n)):
+            return few
         if not target.stages_tiles:
-            return rows_forms(a, target)
-        found = tiles_forms(a, target)
+            return rows_forms(a, target) or few
+        found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
                   and plain(last, a.result.nodes[1:]))
@@ -125,13 +145,13 @@ def heads_of(chain: Group) -> Heads | None:
         return None
     first, _, last = chain.parts
     assert first.anchor is not None and last.anchor is not None
-    if any(n.op == "concat" for n in chain.members):
-        return None                         # what lies in two buffers is joined first
     scores, result = matmul(first.anchor), matmul(last.anchor)
     if scores is None or result is None:
         return None
     sizes = (MAX_SPLITS * last.anchor.type.size, *(n.type.size for n in chain.operands))
-    return Heads(scores, result, found.guarded) if fits_int(*sizes) else None
+    if not fits_int(*hints(sizes)):
+        return None
+    return Heads(scores, result, found.guarded, any(n.op == "concat" for n in chain.members))
 
 
 def _shape(group: Group) -> Shape | None:
@@ -147,6 +167,24 @@ def _shape(group: Group) -> Shape | None:
 
 
 # ---- candidates
+
+def few_forms(a: Heads, target: Target) -> tuple[Form, ...]:
+    """Up to FEW_ROWS queries. Best first: the largest groups of which there is one a core; where
+    there are fewer groups, the most."""
+    if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or not target.local_works:
+        return ()
+    batch, n = hints((a.batch, a.n))
+    found = [Form("few", a.m, keys, splits=-(-n // keys)) for keys in FEW_KEYS
+             if keys <= target.max_work_group and QUAD <= target.max_vector_width
+             and 4 * keys >= a.result.n and _few_bytes(a, keys) <= target.local_memory]
+    return tuple(sorted(found, key=lambda f: max(0, target.compute_units - batch * f.splits)))
+
+
+def _few_bytes(a: Heads, keys: int) -> int:
+    """Of the form "few" in local memory, at most."""
+    sums = max(LANES * (keys + 8), QUAD * keys, 8 * keys if a.m <= QUAD else 0)
+    return 4 * a.m * (a.scores.k + keys + sums + max(16, 8 * keys // a.result.n)) + 64
+
 
 
 def tensor_forms(a: Heads, target: Target) -> tuple[Form, ...]:
@@ -290,12 +328,45 @@ class Tiles:
 
 # ---- text
 
+@dataclass(frozen=True)
+class Lying:
+    """An operand that is read where it lies: (buffer, where an image begins, pitch, first row, row
+    behind the last) of its pieces, all of one type; `run`: neighbours that are aligned."""
+
+    pieces: tuple[tuple[str, str, int, int, int], ...]
+    ctype: str
+    run: int
+    nodes: tuple[Node, ...]
+    copies: Mapping[Scratch, str]
+    sizes: Mapping[str, int]
+    helpers: tuple[str, ...] = ()
+
+
+def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None:
+    """None where pieces have several types."""
+    nodes = tuple(p.node for p in found if isinstance(p.node, Node))
+    copies = {p.node: f"{name}{k}" for k, p in enumerate(found) if isinstance(p.node, Scratch)}
+    ctypes = {hooks.ctype(p.dtype) for p in found}
+    if len(ctypes) > 1:
+        return None
+    run, sizes, written = 8, dict[str, int](), []
+    for p in found:
+        terms, constant = E.linear(p.base)
+        run = math.gcd(run, *map(divisor, (constant, p.pitch, *terms.values())))
+        base, read = hooks.text(p.base)
+        sizes |= read | parameters(p.pitch, p.end)
+        buffer = hooks.names[p.node] if isinstance(p.node, Node) else copies[p.node]
+        written.append((buffer, base, p.pitch, p.first, p.end))
+    return Lying(tuple(written), ctypes.pop(), run, nodes, copies, sizes)
+
+
 
 class _Writer:
     def __init__(self, a: Heads, form: Form, hooks: OpenClHooks) -> None:
         self.a, self.f, self.hooks, self.root = a, form, hooks, hooks.group.root
         first, _, last = (dataclasses.replace(part, compute="f32") for part in hooks.group.parts)
         self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
+        self.splits = -(-a.n // form.columns) if form.form == "few" else form.splits
         self.part = -(-a.n // form.splits)
         self.plain = first.root is first.anchor
 
@@ -304,7 +375,8 @@ class _Writer:
             self.a.scores.c(*self.places(self.a.scores)))
         if score is None and not self.plain:
             return None
-        return {"tensor": self.tensor, "tiles": self.tiles, "rows": self.rows}[self.f.form](score)
+        return {"tensor": self.tensor, "tiles": self.tiles, "rows": self.rows,
+                "few": self.few}[self.f.form](score)
 
     def places(self, p: Product) -> tuple[Expr, Expr, Expr]:
         return counter("image", p.batch), counter("m", p.m), counter("n", p.n)
@@ -322,21 +394,22 @@ class _Writer:
                 side(scores, self.before, 1, columns, steps[1], run, 1),
                 side(result, self.after, 1, width, steps[2], run, 1))
 
-    def rendered(self, file: str, score: Loader | None, sides: tuple[Side, Side, Side],
+    def rendered(self, file: str, score: Loader | None, sides: tuple[Side | Lying, ...],
                  epilogue: Epilogue | None, **numbers: object) -> tuple[str, tuple[Argument, ...]]:
         """(the kernel's text, the operands that it reads)"""
         q, k, v = sides
         a, hooks = self.a, (self.before, self.after)
         read = (dict.fromkeys((*q.nodes, *k.nodes, *(score.nodes if score else ()))),
                 dict.fromkeys((*v.nodes, *(epilogue.nodes if epilogue else ()))))
+        copies = {x: name for s in sides if isinstance(s, Lying) for x, name in s.copies.items()}
         sources = [(h.names[n], h.ctype(n.type.dtype)) for h, nodes in zip(hooks, read)
-                   for n in nodes]
+                   for n in nodes] + [(name, "float") for name in copies.values()]
         helpers = dict.fromkeys(x for s in (*sides, score) if s is not None for x in s.helpers)
         text = self.hooks.render(
             f"attention_opencl/{file}.cl.j2", entry=ENTRY, HALF=False, q=q, k=k, v=v, score=score,
             epilogue=epilogue, sources=sources, helpers=list(helpers), GUARDED=a.guarded,
             BATCH=a.batch, M=a.m, N=a.n, D=a.scores.k, E=a.result.n, **numbers)
-        return text, tuple(n for nodes in read for n in nodes)
+        return text, (*(n for nodes in read for n in nodes), *copies)
 
     def tensor(self, score: Loader | None) -> list[Emitted] | None:
         a, f = self.a, self.f
@@ -387,25 +460,64 @@ class _Writer:
         size, local = spread(f.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
         return self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local)
 
+    def few(self, score: Loader | None) -> list[Emitted] | None:
+        a, t, emitted = self.a, self.f.columns, list[Emitted]()
+        several, image = is_size(a.n) or self.splits > 1, counter("image", a.batch)
+        for node in (self.root, *self.hooks.group.operands):
+            require(MAX_INDEX - 1, node.type.size)
+        require(MAX_INDEX - 1, self.splits * a.batch * a.m * a.result.n)
+        query = side(a.scores, self.before, 0, a.m, 1, 1, 1)
+        keys = lying("k", self.before, pieces(
+            self.before, a.scores.nodes[1], image, (a.batch, a.n, a.scores.k),
+            lambda i, row, d: tuple(a.scores.b(i, row, d)[0]), "k", emitted, FLOATS))
+        values = lying("v", self.after, pieces(
+            self.after, a.result.nodes[1], image, (a.batch, a.n, a.result.n),
+            lambda i, row, d: tuple(a.result.b(i, d, row)[0]), "v", emitted, FLOATS))
+        epilogue = None if several else self.epilogue(1)
+        if keys is None or values is None or not (several or epilogue):
+            return None
+        halves = {"half": 8} if self.hooks.target.max_vector_width >= 8 else {}
+        k_run = math.gcd(halves.get(keys.ctype, QUAD), keys.run, a.scores.k)
+        v_run = math.gcd(halves.get(values.ctype, QUAD) if a.m <= QUAD else QUAD, values.run,
+                         a.result.n)
+        read = (query.sizes, keys.sizes, values.sizes, score.sizes if score else {},
+                epilogue.sizes if epilogue else {})
+        sizes = parameters(a.batch, a.n, self.splits, *(v for found in read for v in found.values()))
+        columns, maxima = max(v_run, QUAD), 16 if 16 * a.m <= t else 8
+        slices = t // (a.result.n // columns)
+        body, operands = self.rendered(
+            "few", score, (query, keys, values), epilogue, T=t, SEVERAL=several, L=LANES,
+            KV=max(k_run, QUAD), k_aligned=k_run, VV=columns, v_aligned=v_run, S=slices,
+            G=maxima, SUMS=a.m * max(LANES * (t + 8), slices * a.result.n),
+            MOST=a.m * max(maxima, slices), sizes=sizes)
+        stem, size, local = f"attention_{a.m}x{t}", (self.splits * t, a.batch), (t, 1)
+        if several:
+            found = self.joined(stem, body, operands, size, local, sizes)
+            return None if found is None else [*emitted, *found]
+        return [*emitted, Emitted(stem, body, (*operands, self.root), (self.root,), sizes, size,
+                                  local)]
+
     def joined(self, stem: str, body: str, operands: tuple[Argument, ...], size: tuple[int, ...],
-               local: tuple[int, ...]) -> list[Emitted] | None:
+               local: tuple[int, ...], sizes: Mapping[str, int] = MappingProxyType({})
+               ) -> list[Emitted] | None:
         """The kernel of parts, and that which joins them."""
-        a, splits = self.a, self.f.splits
+        a, splits = self.a, self.splits
         epilogue = self.epilogue(1)
         if epilogue is None:
             return None
         rows = a.batch * a.m
         parts = Scratch(f"parts of {self.root.type}", "f32", (splits, rows * a.result.n))
         totals = Scratch(f"totals of {self.root.type}", "f32", (splits, rows * 2))
+        joins = parameters(a.batch, splits, *epilogue.sizes.values())
         join = self.after.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
                                  BATCH=a.batch, M=a.m, E=a.result.n, SPLITS=splits,
-                                 GUARDED=a.guarded)
+                                 GUARDED=a.guarded, sizes=joins)
         group = min(JOIN, self.hooks.target.max_work_group)
         items = -(-rows * a.result.n // group) * group
-        return [Emitted(stem, body, (*operands, totals, parts), (totals, parts), {}, size, local,
+        return [Emitted(stem, body, (*operands, totals, parts), (totals, parts), sizes, size, local,
                         main=1),
-                Emitted("join", join, (parts, totals, *epilogue.nodes, self.root), (self.root,), {},
-                        (items,), (group,))]
+                Emitted("join", join, (parts, totals, *epilogue.nodes, self.root), (self.root,),
+                        joins, (items,), (group,))]
 
 
 __all__ = ["AttentionOpenCl", "Form"]
