@@ -286,17 +286,21 @@ def test_a_plan_for_any_number_of_queries_has_both_kernels():
     assert not space.guards
 
 
-def cached(past: int, heads: int = 6, shared: int = 2, size: int = 16
-           ) -> tuple[Graph, dict[str, np.ndarray], np.ndarray]:
-    """A token behind `past` others, whose keys and values are halves [1, past, shared, size], and
-    what it finds."""
+def cache_graph(past: int, heads: int = 6, shared: int = 2, size: int = 16) -> Graph:
+    """A token behind `past` others, whose keys and values are halves [1, past, shared, size]."""
     q, new = x("q", 1, heads, 1, size), [x(n, 1, shared, 1, size) for n in ("k", "v")]
     old = [graph_input(n, TensorType("f16", (1, past, shared, size))) for n in ("ks", "vs")]
     joined = [g.transpose(g.cast(g.concat(a, g.cast(g.transpose(b, perm=(0, 2, 1, 3)), to="f16"),
                                           axis=1), to="f32"), perm=(0, 2, 1, 3))
               for a, b in zip(old, new)]
     y = g.attention(q, *joined, scale=0.25, guarded=False)
-    graph = Graph("cached", (q, *new, *old), (("y", y),))
+    return Graph("cached", (q, *new, *old), (("y", y),))
+
+
+def cached(past: int, heads: int = 6, shared: int = 2, size: int = 16
+           ) -> tuple[Graph, dict[str, np.ndarray], np.ndarray]:
+    """The same with what it is fed and what it finds."""
+    graph = cache_graph(past, heads, shared, size)
     rng = np.random.default_rng(past)
     fed = {str(i.attr("name")): rng.standard_normal(i.type.dims).astype(i.type.dtype.replace(
         "f", "float")) for i in graph.inputs}

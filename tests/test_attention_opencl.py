@@ -17,8 +17,10 @@ from jitcl.codegen.trial import GroupTrial, trials
 from jitcl.dtypes import to_numpy
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.group import Chain
+from jitcl.ir.sizes import Space
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import evaluate
+from jitcl.runtime.lowering import laid_out
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.target.variants import VARIANTS
@@ -27,7 +29,7 @@ from tests.compiling import compile_graph, plan_on
 from tests.devices import OTHERS, opened
 from tests.generated import clang
 from tests.lacking import unless
-from tests.test_attention import attention, expected, g
+from tests.test_attention import attention, cache_graph, cached, expected, g
 from tests.test_candidates import GPU, MALI, POCL, as_target, needs_pocl
 from tests.test_tensor_cores import FLAGS
 from tests.test_tensor_cores import TARGET as TENSOR
@@ -103,16 +105,52 @@ def test_every_candidate_is_right(shape, pose):
 
 @needs_pocl
 @pytest.mark.parametrize("guarded", [False, True], ids=["NaN", "zeros"])
-@pytest.mark.parametrize("pose, queries", [(GPU, 30), (GPU, 3), (MALI, 3)],
-                         ids=["tiles", "parts of keys", "without local memory"])
-def test_masks_rows_that_are_masked_whole_and_nan(pose, queries, guarded):
+@pytest.mark.parametrize(
+    "pose, queries, place", [(GPU, 30, 0), (GPU, 3, -1), (GPU, 3, 0), (MALI, 3, 0)],
+    ids=["tiles", "parts of keys", "few", "without local memory"])
+def test_masks_rows_that_are_masked_whole_and_nan(pose, queries, place, guarded):
     graph, target = masked((2, 3, queries, 300, 16, 24), guarded), as_target(**pose)
     fed = feeds(graph)
     fed["mask"].reshape(-1)[::5] = -np.inf
     fed["mask"][0, 1, :, :100] = -3e38            # the first keys, and what is beyond exp's range
     fed["mask"][0, 0, :, 290:] = 200
     fed["mask"][1, 2, 1], fed["q"][0, 1, 2, 3] = -np.inf, np.nan
-    assert "attention_opencl" in check(graph, fed, target, guarded=guarded)
+    assert "attention_opencl" in check(graph, fed, target, place, guarded=guarded)
+
+
+@needs_pocl
+@pytest.mark.parametrize("pose", [GPU, MALI], ids=["local memory", "without"])
+@pytest.mark.parametrize("past", [9, 600])
+def test_a_cache_and_new_keys_are_read_where_they_lie(past, pose):
+    graph, fed, want = cached(past)
+    plan = plan_on(POCL, graph, as_target(**pose), chooser=Take())
+    assert [s.kernel.split("_")[0] for s in plan.steps if "attention" in s.kernel
+            or "join" in s.kernel] == ["attention"] + ["join"] * (past > 9)
+    assert all(b.nbytes < past * 2 * 16 * 2 for b in plan.buffers
+               if b.kind == "temp" and past > 9 and b.dtype == "f16")
+    (got,) = POCL.load(plan).run([fed[str(n.attr("name"))] for n in graph.inputs])
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@needs_pocl
+def test_one_plan_is_for_any_number_of_keys():
+    """Its results are those of a plan for their number, bit for bit."""
+    space = Space()
+    graph = cache_graph(space.symbol("past", 211))
+    plan = compile_graph(graph, as_target(**GPU), chooser=Take()).plan
+    assert [k.template for k in plan.kernels].count("attention_opencl") == 2
+    for past in (1, 127, 128, 700):
+        alone, fed, want = cached(past)
+        arrays = [fed[str(n.attr("name"))] for n in graph.inputs]
+        now = laid_out(plan.at(space.values({"past": past})), POCL, "normal")
+        (got,) = POCL.load(now).run(arrays)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        (form,) = (f for f in forms(alone, as_target(**GPU)) if f.columns == 128)
+        place = forms(alone, as_target(**GPU)).index(form)
+        own = plan_on(POCL, alone, as_target(**GPU), chooser=Take(place))
+        (found,) = POCL.load(own).run(arrays)
+        if past >= 128:                     # one group alone divides by the sum, and is not joined
+            np.testing.assert_array_equal(got, found)
 
 
 @needs_pocl
@@ -265,6 +303,14 @@ def test_powers_are_rounded_only_where_the_softmax_would_be():
     assert {f.form for f in forms(HALVES["even"](), TENSOR, "high")} == {"tiles"}
     other = dataclasses.replace(TENSOR, tensor_cores=False)
     assert {f.form for f in forms(HALVES["even"](), other, "low")} == {"tiles"}
+
+
+@pytest.mark.parametrize("shape, keys", [((1, 32, 1, 2048, 128, 128), 256),
+                                         ((1, 4, 8, 2048, 64, 64), 128)],
+                         ids=["many groups", "few"])
+def test_few_queries_have_a_form_of_their_own(shape, keys):
+    found = forms(graph_of(*attention(shape)), TENSOR)
+    assert (found[0].form, found[0].rows, found[0].columns) == ("few", shape[2], keys)
 
 
 @pytest.mark.parametrize("shape, rows, splits", [

@@ -74,6 +74,15 @@ def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32"
     return graph(G.matmul(G.softmax(scores, axis=-1), v))
 
 
+def cache(past: int, new: int, size: int) -> Graph:
+    """Attention of two rows over keys in two buffers, which are the values, too."""
+    q, old, more = (x(2, rows, size, name=name) for name, rows in (
+        ("q", 2), ("old", past), ("new", new)))
+    keys = G.concat(old, more, axis=1)
+    scores = G.matmul(q, G.transpose(keys, perm=(0, 2, 1)))
+    return graph(G.matmul(G.softmax(scores, axis=-1), keys))
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "conv-3x3": lambda: conv(5, 7, (9, 11), (3, 3), pads=(1, 1, 1, 1)),
     "conv-3x3-blocks": lambda: conv(16, 24, (7, 9), (3, 3), pads=(1, 1, 1, 1)),
@@ -96,6 +105,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "matmul-batched": lambda: graph(G.matmul(x(3, 5, 7), x(3, 7, 9, name="z"))),
     "attention": lambda: attention(19, 37, 12, 20),
     "attention-row": lambda: attention(3, 37, 12, 20),
+    "attention-cache": lambda: cache(130, 3, 12),
     "attention-f16": lambda: attention(9, 21, 7, 9, "f16"),
     "softmax": lambda: graph(G.softmax(x(5, 31), axis=-1)),
     "softmax-columns": lambda: graph(G.softmax(x(31, 5), axis=0)),

@@ -2,9 +2,10 @@
 and its product with the values, without the scores in memory.
 
 Of few queries all scores of a group's keys exist at once, and a second kernel joins the groups'
-sums (Dao et al., 2023, "Flash-Decoding for long-context inference"). Else rows keep the largest score so far and the sum of powers less it, and scale what they summed where
-it grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"; Rabe and
-Staats, 2021, "Self-attention does not need O(n^2) memory"; Dao et al., 2022, "FlashAttention").
+sums (Dao et al., 2023, "Flash-Decoding for long-context inference"). Else rows keep the largest
+score so far and the sum of powers less it, and scale what they summed where it grows (Milakov and
+Gimelshein, 2018, "Online normalizer calculation for softmax"; Rabe and Staats, 2021,
+"Self-attention does not need O(n^2) memory"; Dao et al., 2022, "FlashAttention").
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ ITEMS = 512                    # work-items a core that keep it busy, without lo
 LEAST_PART = 16                # keys of a part
 MAX_SPLITS = 32
 FEW_ROWS = 8                   # queries: without local memory, more are products' task
-FEW_KEYS = (256, 128, 64)      # of a group of as many work-items, for few queries
+FEW_KEYS = (256, 128)          # of a group of as many work-items, for few queries
+LEAST_KEYS = 64                # where there is no room for these
 LANES = 4                      # work-items that share a key's elements
 FLOATS = ("f32", "f16")        # that keys and values are read from
 REGISTERS = 200                # of a lane, for what tensor cores take and leave
@@ -174,9 +176,13 @@ def few_forms(a: Heads, target: Target) -> tuple[Form, ...]:
     if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or not target.local_works:
         return ()
     batch, n = hints((a.batch, a.n))
-    found = [Form("few", a.m, keys, splits=-(-n // keys)) for keys in FEW_KEYS
-             if keys <= target.max_work_group and QUAD <= target.max_vector_width
-             and 4 * keys >= a.result.n and _few_bytes(a, keys) <= target.local_memory]
+
+    def fits(keys: int) -> bool:
+        room = _few_bytes(a, keys) <= target.local_memory and keys <= target.max_work_group
+        return room and QUAD * keys >= a.result.n and QUAD <= target.max_vector_width
+
+    found = [Form("few", a.m, keys, splits=-(-n // keys))
+             for keys in [*filter(fits, FEW_KEYS)] or filter(fits, (LEAST_KEYS,))]
     return tuple(sorted(found, key=lambda f: max(0, target.compute_units - batch * f.splits)))
 
 
@@ -482,7 +488,8 @@ class _Writer:
                          a.result.n)
         read = (query.sizes, keys.sizes, values.sizes, score.sizes if score else {},
                 epilogue.sizes if epilogue else {})
-        sizes = parameters(a.batch, a.n, self.splits, *(v for found in read for v in found.values()))
+        sizes = parameters(a.batch, a.n, self.splits, *(
+            v for found in read for v in found.values()))
         columns, maxima = max(v_run, QUAD), 16 if 16 * a.m <= t else 8
         slices = t // (a.result.n // columns)
         body, operands = self.rendered(
