@@ -121,7 +121,7 @@ def pieces(hooks: Hooks, node: Node, image: Expr, shape: tuple[int, int, int], i
     images, rows, columns = shape
     found: list[Piece] = []
     first = 0
-    for count in [rows] if whole else _joined(hooks, node, rows):
+    for count, dtype in [(rows, "f32")] if whole else _joined(hooks, node, rows):
         def at(i: Expr, row: Expr, column: Expr, first: int = first) -> tuple[Expr, ...]:
             return index(i, row + first, column)
 
@@ -130,10 +130,11 @@ def pieces(hooks: Hooks, node: Node, image: Expr, shape: tuple[int, int, int], i
 
         place = _in_place(hooks, node, image, (count, columns), at)
         if place is None or place[0].type.dtype not in dtypes:
-            copy, launch = hooks.arranged(node, f"{name}{first} {node.type}", "f32",
+            dtype = dtype if dtype in dtypes else "f32"
+            copy, launch = hooks.arranged(node, f"{name}{first} {node.type}", dtype,
                                           (images, count, columns), where)
             emitted.append(launch)
-            found.append(Piece(copy, "f32", first, first + count, image * (count * columns),
+            found.append(Piece(copy, dtype, first, first + count, image * (count * columns),
                                columns))
         else:
             source, base, pitch = place
@@ -157,13 +158,13 @@ def _in_place(hooks: Hooks, node: Node, image: Expr, shape: tuple[int, int], ind
     return place[0], E.from_linear(terms, constant), pitch
 
 
-def _joined(hooks: Hooks, node: Node, count: int) -> list[int]:
-    """Lengths of what is concatenated to `count` rows of an operand."""
+def _joined(hooks: Hooks, node: Node, count: int) -> list[tuple[int, str]]:
+    """Lengths and types of what is concatenated to `count` rows of an operand."""
     while node not in hooks.names and node.inputs:
         if node.op == "concat":
             axis = norm_axis(node.attr("axis"), node.type.rank)
-            lengths = [n.type.dims[axis] for n in node.inputs if not same(n.type.dims[axis], 0)]
-            if same(sum(lengths), count):
-                return lengths
+            found = [(n.type.dims[axis], n.type.dtype) for n in node.inputs]
+            if same(sum(length for length, _ in found), count):
+                return [part for part in found if not same(part[0], 0)]
         node = node.inputs[0]
-    return [count]
+    return [(count, "f32")]

@@ -351,7 +351,7 @@ class Lying:
 def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None:
     """None where pieces have several types."""
     nodes = tuple(p.node for p in found if isinstance(p.node, Node))
-    copies = {p.node: f"{name}{k}" for k, p in enumerate(found) if isinstance(p.node, Scratch)}
+    copies = {p.node: f"{name}_copy{k}" for k, p in enumerate(found) if isinstance(p.node, Scratch)}
     ctypes = {hooks.ctype(p.dtype) for p in found}
     if len(ctypes) > 1:
         return None
@@ -409,7 +409,8 @@ class _Writer:
                 dict.fromkeys((*v.nodes, *(epilogue.nodes if epilogue else ()))))
         copies = {x: name for s in sides if isinstance(s, Lying) for x, name in s.copies.items()}
         sources = [(h.names[n], h.ctype(n.type.dtype)) for h, nodes in zip(hooks, read)
-                   for n in nodes] + [(name, "float") for name in copies.values()]
+                   for n in nodes]
+        sources += [(name, self.before.ctype(x.dtype)) for x, name in copies.items()]
         helpers = dict.fromkeys(x for s in (*sides, score) if s is not None for x in s.helpers)
         text = self.hooks.render(
             f"attention_opencl/{file}.cl.j2", entry=ENTRY, HALF=False, q=q, k=k, v=v, score=score,
