@@ -351,7 +351,8 @@ class Lying:
 def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None:
     """None where pieces have several types."""
     nodes = tuple(p.node for p in found if isinstance(p.node, Node))
-    copies = {p.node: f"{name}_copy{k}" for k, p in enumerate(found) if isinstance(p.node, Scratch)}
+    copies: dict[Scratch, str] = {
+        p.node: f"{name}_copy{k}" for k, p in enumerate(found) if isinstance(p.node, Scratch)}
     ctypes = {hooks.ctype(p.dtype) for p in found}
     if len(ctypes) > 1:
         return None
@@ -360,7 +361,8 @@ def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None
         terms, constant = E.linear(p.base)
         run = math.gcd(run, *map(divisor, (constant, p.pitch, *terms.values())))
         base, read = hooks.text(p.base)
-        sizes |= read | parameters(p.pitch, p.end)
+        sizes |= {**read, **parameters(p.pitch, p.end)}
+        assert isinstance(p.node, (Node, Scratch))
         buffer = hooks.names[p.node] if isinstance(p.node, Node) else copies[p.node]
         written.append((buffer, base, p.pitch, p.first, p.end))
     return Lying(tuple(written), ctypes.pop(), run, nodes, copies, sizes)
