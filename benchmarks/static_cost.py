@@ -97,8 +97,8 @@ def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, 
     device = f"profile:{PROFILES.get(gpu, gpu)}"
     if model.suffix == ".gguf":
         opened = jitcl.lm.load(model, device=device, precision=precision)._model(1, "next")
-        shapes = {"keys": (PAST + 1,)} | {t.name: (PAST, *t.shape[1:]) for t in opened.inputs
-                                          if t.name.startswith("past_")}
+        shapes = {"keys": (1, PAST + 1)} | {t.name: (1, PAST, *t.shape[2:]) for t in opened.inputs
+                                            if t.name.startswith("past_")}
     else:
         opened = open_model(model, device=device, precision=precision)
     known = {t.name for t in opened.inputs}

@@ -24,7 +24,7 @@ from jitcl.runtime.lowering import laid_out
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.target.variants import VARIANTS
-from jitcl.templates.attention_opencl.template import Form
+from jitcl.templates.attention_opencl.forms import Form
 from tests.compiling import compile_graph, plan_on
 from tests.devices import OTHERS, opened
 from tests.generated import clang
