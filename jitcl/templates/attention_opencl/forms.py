@@ -98,15 +98,16 @@ def _shape(group: Group) -> Shape | None:
 
 
 def few_forms(a: Heads, target: Target) -> tuple[Form, ...]:
-    """Up to FEW_ROWS queries. Best first: the largest groups of which there is one a core; where
-    there are fewer groups, the most."""
-    if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or not target.local_works:
+    """Up to FEW_ROWS queries, where tiles are staged in local memory: the sums of all of them are
+    too much for a Mali's registers. Best first: the largest groups of which there is one a core;
+    where there are fewer groups, the most."""
+    if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or not target.stages_tiles:
         return ()
     batch, n = hints((a.batch, a.n))
 
     def fits(keys: int) -> bool:
         room = _few_bytes(a, keys) <= target.local_memory and keys <= target.max_work_group
-        return room and QUAD * keys >= a.result.n and QUAD <= target.max_vector_width
+        return room and QUAD * keys >= a.result.n
 
     found = [Form("few", a.m, keys, splits=-(-n // keys))
              for keys in [*filter(fits, FEW_KEYS)] or filter(fits, (LEAST_KEYS,))]

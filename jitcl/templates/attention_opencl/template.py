@@ -85,7 +85,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
         if a.concatenated or has_size((a.batch, a.n)):
             return few
         if not target.stages_tiles:
-            return rows_forms(a, target) or few
+            return rows_forms(a, target)
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
