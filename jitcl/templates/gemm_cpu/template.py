@@ -30,7 +30,7 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
-from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile
+from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile, step_cycles
 from jitcl.templates.matmul import Shape, decoded
 
 PARAMS = (
@@ -53,7 +53,7 @@ FEWEST_TERMS = 256  # of a sum that are added in one go
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
 MANY = 512  # rows for which is chosen where their number is not known
-LOWER = (4, 1)  # rows of the tiles that serve then where there are fewer than the tile has
+LOWER = (4, 3, 2, 1)  # rows of tiles that serve then beside the tile, and half of it
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Writer:
         nbs, rows, wide = -(-s.n // width), self.in_place(), self.wide()
         tile = self.tile(hint(nbs), rows)
         pixels = tile.rows * tile.columns
-        lower = [h for h in LOWER if h < pixels] if rows and is_size(s.m) else []
+        lower = self.lower(tile) if rows and is_size(s.m) else []
         before: list[Emitted] = []
         a: Argument
         if rows:
@@ -225,6 +225,8 @@ class Writer:
             COLUMNS=tile.columns,
             PIXELS=pixels,
             LOWER=lower,
+            CYCLES={t.columns: round(10 * step_cycles(t, self.hooks.target.fmas))
+                    for t in (*lower, tile)},
             clamped=is_size(s.m) and not rows,
             NB=tile.blocks,
             W=width,
@@ -246,6 +248,12 @@ class Writer:
             1, self.now.m, nbs, self.hooks.target, even=self.wide(), most_columns=most,
             fmas=self.hooks.target.fmas)
         return Tile(tile.columns, 1, tile.blocks) if rows and self.now.m <= FEW else tile
+
+    def lower(self, tile: Tile) -> list[Tile]:
+        """Those that serve for fewer rows, or waste less of the last one."""
+        half = (tile.columns + 1) // 2
+        heights = [h for h in (half, *LOWER) if h < tile.columns and (h == half or h < half)]
+        return [Tile(1, h, tile.blocks) for h in heights]
 
     def k_block(self, tile: Tile, rows: Rows | None) -> int:
         """Terms of the sums that are added in one go: equal parts (of whole chunks).
