@@ -77,15 +77,17 @@ class GroupHooks(ABC):
         return source, flat(loads.types(source).physical, value.indices)
 
     def arranged(
-            self, node: Node, key: str, dtype: str, shape: tuple[int, ...], where: Arrangement
+            self, node: Node, key: str, dtype: str, shape: tuple[int, ...], where: Arrangement,
+            order: Sequence[int] = ()
     ) -> tuple[Scratch, Emitted]:
         """A kernel that copies an operand into an arrangement of `shape`: element `at` is the
-        operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Gives the copy
-        and the launch that writes it."""
+        operand's at the logical index where(at)[0] if where(at)[1] holds, else 0; its loops go
+        over the axes in this order. Gives the copy and the launch that writes it."""
         copy = Scratch(f"{key} for {self.result}", dtype, shape)  # parts of a chain have their own
         s = KernelBuilder()
         loads = Loads(s, self.group, self.names)
-        at = tuple(s.open("i", d, "parallel") for d in shape)
+        opens = {i: s.open("i", shape[i], "parallel") for i in order or range(len(shape))}
+        at = tuple(opens[i] for i in range(len(shape)))
         opened = len(s.scopes) - 1
         index, inside = where(at)
         value = trusting_guards(NodeLoader(loads, node)(*index, guard=inside))

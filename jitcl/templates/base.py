@@ -156,9 +156,10 @@ class Hooks(Protocol):
         computed or rounded, or is 0 for some `ix`."""
 
     def arranged(self, node: Node, key: str, dtype: str, shape: tuple[int, ...],
-                 where: Arrangement) -> tuple[Scratch, Emitted]:
+                 where: Arrangement, order: Sequence[int] = ()) -> tuple[Scratch, Emitted]:
         """(a copy of an operand in an arrangement of `shape`, the launch that writes it): element
-        `at` is the operand's at the logical index where(at)[0] if where(at)[1] holds, else 0.
+        `at` is the operand's at the logical index where(at)[0] if where(at)[1] holds, else 0. Its
+        loops go over the axes in this order.
         """
 
 

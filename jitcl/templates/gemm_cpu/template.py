@@ -345,7 +345,9 @@ class Writer:
                 row = row + at[3]
             return (*self.operand_index(self.a, at[0], row), at[2]), E.const(True, "bool")
 
-        return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "f32", shape, where)
+        order = (0, 1, 3, 2) if is_size(s.m) else ()    # divide for each row, not each element
+        return self.hooks.arranged(
+            self.a, f"rows {height} {self.a.type}", "f32", shape, where, order)
 
     def operand_index(self, node: Node, image: Expr, row: Expr) -> list[Expr]:
         """The indices of an operand but the last, at a row of an image of the result; where there
