@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,8 @@ GEMMS = {
     "few columns": {"a": (5, 64), "shape": (64, 9), "bias": True, "act": "sigmoid"},
     "half": {"a": (2, 20, 16), "shape": (16, 40), "bias": True, "dtype": "f16"},
     "half, odd depth": {"a": (2, 20, 37), "shape": (37, 40), "dtype": "f16"},
+    "half, one row": {"a": (1, 200), "shape": (200, 100), "bias": True, "dtype": "f16"},
+    "half, deep": {"a": (40, 2100), "shape": (2100, 90), "dtype": "f16"},
     "one product": {"a": (7, 1), "shape": (1, 40), "bias": True},
     "blocks of rows": {"a": (700, 300), "shape": (300, 64), "const_b": False},
     "rows in one set": {"a": (40, 1024), "shape": (1024, 100), "bias": True},
@@ -202,3 +206,15 @@ def test_cores_with_one_unit_for_fmas_get_tiles_that_fit_exactly():
 
     assert tile(2) == Tile(1, 13, 2)        # its loads go beside; the last rows come twice
     assert tile(1) == Tile(1, 16, 1)        # more loads for an FMA: here they cost nothing
+
+
+@pytest.mark.parametrize("soft, stored", [(False, "float16"), (True, "float32")])
+def test_halves_stay_halves_in_panels(soft: bool, stored: str) -> None:
+    """But on CPUs that have no instruction to convert them."""
+    outputs, inputs, _ = gemm_case((1, 64), (64, 96), dtype="f16")
+    graph = Graph("g", tuple(inputs), (("y", outputs[0]),))
+    generated = compile_graph(graph, replace(DEVICE.target, soft_half=soft))
+    (panels,) = generated.plan.constants.values()
+    assert panels.dtype == stored
+    np.testing.assert_array_equal(panels.reshape(-1).sum(dtype="f8"),
+                                  outputs[0].inputs[1].data.sum(dtype="f8"))

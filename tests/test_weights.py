@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import jitcl
-from jitcl.runtime import weights
+from jitcl.runtime import cache, weights
 from jitcl.runtime.cache import KernelCache
 from jitcl.runtime.entry import Entry
 from jitcl.runtime.mapping import mapped
@@ -141,9 +141,25 @@ def test_weights_that_do_not_fit_stay_with_their_plan_in_memory(
     with caplog.at_level(logging.WARNING):
         model = jitcl.compile(layers(), device="cpu", cache_dir=tmp_path)
         right(model, 40)
-    assert "does not fit into a cache" in caplog.text
+    assert "does not fit into a cache" in caplog.text and "kept in memory" in caplog.text
     assert not files(tmp_path, "weights")
     assert not model.plan.weights
+
+
+def test_weights_that_memory_does_not_keep_either_are_shared(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Each process compiles the model, and its plans read the same bytes."""
+    monkeypatch.setenv("JITCL_CACHE_SIZE", str(WEIGHTS))
+    monkeypatch.setattr(cache, "IN_MEMORY", 0)
+    with caplog.at_level(logging.WARNING):
+        models = [jitcl.compile(layers(), device="cpu", cache_dir=tmp_path) for _ in range(2)]
+        for model in models:
+            right(model, 40)
+    assert "made anew by each process" in caplog.text
+    assert not files(tmp_path, "weights") and not files(tmp_path, "plan")
+    places = [{a.ctypes.data for a in m.plan.constants.values() if a.nbytes >= weights.LEAST}
+              for m in models]
+    assert len(places[0]) == LAYERS and places[0] == places[1]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.ir.types import TensorType
 
+PIECE = 1 << 18         # elements that stay in a cache meanwhile
+
 
 class Data:
     """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape).
@@ -27,11 +29,13 @@ class Data:
     holds them, too: a model's weights need not be in memory beside what is made of them.
     """
 
-    __slots__ = ("dtype", "shape", "digest", "_held", "_lent", "_reload", "__weakref__")
+    __slots__ = ("dtype", "shape", "digest", "_held", "_largest", "_lent", "_reload",
+                 "__weakref__")
 
     def __init__(self, array: np.ndarray, reload: Callable[[], np.ndarray] | None = None) -> None:
         if reload is None:
-            array = np.array(array, order="C")  # a copy: the caller may change his
+            if array.flags.writeable or not (array.flags.owndata and array.flags.c_contiguous):
+                array = np.array(array, order="C")      # a copy: the caller may change his
             array.flags.writeable = False
         self.dtype, self.shape = array.dtype, array.shape
         digest = hashlib.blake2b(digest_size=16)
@@ -41,6 +45,14 @@ class Data:
         self._reload = reload
         self._held = None if reload else array
         self._lent: weakref.ref[np.ndarray] | None = None
+        self._largest: float | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of finite floats, 0 where there is none; looked for once."""
+        if self._largest is None:
+            self._largest = _largest(self.array.reshape(-1))
+        return self._largest
 
     @property
     def reloads(self) -> bool:
@@ -70,6 +82,20 @@ class Data:
 
     def __reduce__(self) -> Any:
         return Data, (self.array,)
+
+
+def _largest(x: np.ndarray) -> float:
+    """Bits of a magnitude have the order of integers: no half is converted but the result."""
+    if x.dtype not in (np.float16, np.float32, np.float64):
+        x = dtypes.converted(x, "f32")
+    bits = x.view(f"u{x.itemsize}")
+    infinite = np.array(np.inf, x.dtype).view(bits.dtype)
+    found = bits.dtype.type(0)
+    for at in range(0, x.size, PIECE):
+        size = bits[at:at + PIECE] & ~np.array(-0.0, x.dtype).view(bits.dtype)
+        size[size >= infinite] = 0
+        found = max(found, size.max())
+    return float(np.array(found, bits.dtype).view(x.dtype))
 
 
 Attr = Any          # int, float, bool, str, None, Data, or a tuple of these
@@ -143,7 +169,9 @@ def const(array: Any, dtype: str | None = None,
           reload: Callable[[], np.ndarray] | None = None) -> Node:
     """A constant node of an array-like; `dtype` is a jitcl dtype name, `reload` as Data takes it.
     """
-    array = np.asarray(array, dtypes.to_numpy(dtype) if dtype else None)
+    given, array = array, np.asarray(array, dtypes.to_numpy(dtype) if dtype else None)
+    if array is not given:
+        array.flags.writeable = False          # made here, or a view: `Data` copies views
     name = dtypes.from_numpy(array.dtype)
     assert name is not None, f"no jitcl type for {array.dtype}"
     type = TensorType(name, array.shape)

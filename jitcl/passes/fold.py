@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from jitcl import dtypes
 from jitcl.ir.graph import Graph, Node, const, rebuild
 from jitcl.ir.sizes import has_size
@@ -48,7 +50,9 @@ class FoldConstants(Pass):
             return None                        # one value for each shape
         if not self._bounded(node):
             return None
-        return const(reference(node, *(i.data for i in node.inputs)), node.type.dtype)
+        found = np.asarray(reference(node, *(i.data for i in node.inputs)))
+        found.flags.writeable = False          # nobody else's: `Data` need not copy it
+        return const(found, node.type.dtype)
 
     def _bounded(self, node: Node) -> bool:
         read = sum(i.type.size for i in node.inputs) * dtypes.itemsize(node.type.dtype)

@@ -25,7 +25,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import UnsupportedError
-from jitcl.ir.graph import Graph, Node, const
+from jitcl.ir.graph import Data, Graph, Node, const
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.sizes import at_least_always
 from jitcl.ir.types import ROW
@@ -347,20 +347,17 @@ def fits(node: Node) -> bool:
     """Whether f16 holds all values of a constant: none too large, and no number (but 0) that loses
     its digits. Among many weights, the smallest matter little.
     """
-    size = finite(node)
-    return size.size == 0 or bool(size.max() == 0 or TINY <= size.max() <= HUGE)
+    largest = largest_of(node)
+    return largest == 0 or TINY <= largest <= HUGE
 
 
 def overflows(node: Node) -> bool:
     """Whether a constant holds a number that f16 makes infinite."""
-    size = finite(node)
-    return size.size > 0 and bool(size.max() > HUGE)
+    return largest_of(node) > HUGE
 
 
-def finite(node: Node) -> np.ndarray:
-    """The magnitudes of a constant's numbers; of integers none."""
-    if not dtypes.is_float(node.type.dtype):
-        return np.zeros(0)
-    values = node.data if node.type.dtype in ("f16", "f32", "f64") else dtypes.converted(
-        node.data, "f32")
-    return np.abs(values[np.isfinite(values)])
+def largest_of(node: Node) -> float:
+    """The largest magnitude of a constant's finite numbers; 0 of integers."""
+    data = node.attr("data")
+    assert isinstance(data, Data)
+    return data.largest if dtypes.is_float(node.type.dtype) else 0.0

@@ -299,6 +299,16 @@ class DeviceCache:
         """Whether entries of so many bytes stay in the directory together."""
         return nbytes < self.cache.limit * KEEP
 
+    def holds(self, nbytes: int) -> bool:
+        """Whether they stay in the directory, or in this process's memory; tells where not."""
+        if self.has_room(nbytes):
+            return True
+        held = nbytes <= IN_MEMORY
+        where = "kept in memory" if held else "made anew by each process"
+        self.cache._warn_once("large", f"an entry of {nbytes} bytes does not fit into a cache of "
+                              f"{self.cache.limit}: {where}. JITCL_CACHE_SIZE sets the bound.")
+        return held
+
     def touch(self, kind: str, key: Key | str) -> bool:
         """Note a use of what was read before; False where the entry is gone."""
         path = self._path(kind, key)
@@ -319,9 +329,8 @@ class DeviceCache:
         chunks = [memoryview(c).cast("B") for c in (data if isinstance(data, list) else [data])]
         nbytes = sum(len(c) for c in chunks)
         if not self.has_room(nbytes):
-            cache._warn_once("large", f"an entry of {nbytes} bytes does not fit into a cache of "
-                             f"{cache.limit}: kept in memory. JITCL_CACHE_SIZE sets the bound.")
-            cache._keep_in_memory(path, chunks)
+            if self.holds(nbytes):
+                cache._keep_in_memory(path, chunks)
             return
         parts = key.shown() if isinstance(key, Key) else {}
         head: dict[str, Any] = dict(self._identity(path), parts=parts, uses=list(uses))

@@ -155,8 +155,9 @@ class Specialiser:
         return Weights(self.cache)
 
     def store(self, key: Key, plan: Plan, extra: Any = None) -> None:
-        """Have the cache hold a plan that has loaded."""
-        self.cache.put("plan", key, serial.encode(plan, extra), uses=needs(plan))
+        """Have the cache hold a plan that has loaded, if it holds its weights."""
+        if self.weights.held(plan):
+            self.cache.put("plan", key, serial.encode(plan, extra), uses=needs(plan))
 
     # ---- from the cache, or compiled
 

@@ -7,7 +7,8 @@ Constants of some size leave their plan, packed ones as they are packed. A plan 
 digest of their bytes; entries of the cache are called after it. In a process, plans use the same
 mapped bytes, and a device uploads them once (devices/opencl/memory.py).
 
-A plan whose weights are damaged or gone is no plan any more: it is compiled anew.
+A plan whose weights are damaged or gone is no plan any more: it is compiled anew. So is one whose
+weights are larger than the cache may be; its process shares them all the same.
 """
 
 from __future__ import annotations
@@ -46,18 +47,22 @@ class Weights:
 
     cache: DeviceCache
 
+    def held(self, plan: Plan) -> bool:
+        """Whether the cache holds a plan with its large constants."""
+        return self.cache.holds(_size(plan))
+
     def shared(self, plan: Plan) -> Plan:
-        """The plan with its large constants in the cache, and read from there; as it is where they
-        don't fit into the cache.
+        """The plan with its large constants in the cache, and read from there. Where they don't fit
+        it has them as they are, if the cache holds it in memory, else shared with other plans.
         """
-        large = {b: a for b, a in plan.constants.items() if a.nbytes >= LEAST}
-        if not self.cache.has_room(sum(a.nbytes for a in large.values())):
+        fit = self.cache.has_room(_size(plan))
+        if not fit and self.held(plan):
             return plan
         constants, weights = dict(plan.constants), dict(plan.weights)
-        for buffer, array in large.items():
+        for buffer, array in _large(plan).items():
             data = little_endian(array, buffer).reshape(-1).view(np.uint8)
-            weights[buffer] = hashlib.sha256(data.data).hexdigest()[:40]
-            kept = self._kept(weights[buffer], data)
+            digest = weights[buffer] = hashlib.sha256(data.data).hexdigest()[:40]
+            kept = self._kept(digest, data) if fit else _one(digest, data.data)
             constants[buffer] = kept.view(array.dtype).reshape(array.shape)
         return replace(plan, constants=constants, weights=weights)
 
@@ -86,12 +91,20 @@ class Weights:
         return _one(digest, data.data if view is None else view)
 
 
+def _large(plan: Plan) -> dict[int, np.ndarray]:
+    return {b: a for b, a in plan.constants.items() if a.nbytes >= LEAST}
+
+
+def _size(plan: Plan) -> int:
+    return sum(a.nbytes for a in _large(plan).values())
+
+
 def _one(digest: str, view: memoryview) -> Bytes:
     """The process's array of these bytes: this one, unless there is one already. Arrays of a plan
     are views of it and keep it alive.
     """
     array = np.frombuffer(view, np.uint8)
-    if array.ctypes.data % ALIGN:                   # not mapped: the cache is not written to disk
+    if array.ctypes.data % ALIGN:                   # not mapped: not in the cache's directory
         raw = np.empty(array.size + ALIGN, np.uint8)
         skip = -raw.ctypes.data % ALIGN
         raw[skip:skip + array.size] = array

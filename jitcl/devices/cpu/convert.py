@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import types
 
 from jitcl import dtypes
 from jitcl.devices.cpu.emit import F16, F32, I8, I16, I32, constant, vector_of
-from jitcl.devices.cpu.host import features
+from jitcl.devices.cpu.host import soft_half
 from jitcl.devices.cpu.minifloats import load_low, store_low
 from jitcl.devices.cpu.vtypes import llvm_type
 
@@ -99,12 +98,6 @@ def to_storage(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
     if dtype == "bool":
         return b.zext(x, vector_of(I8, lanes))
     return store_low(b, x, dtype) if dtype in dtypes.LOW else x
-
-
-def soft_half() -> bool:
-    """Whether the CPU cannot convert halves itself: x86 without F16C, where LLVM would call a
-    library that no process has."""
-    return llvm.get_process_triple().startswith(("x86", "i686")) and "f16c" not in features()
 
 
 def _half_to_f32(b: ir.IRBuilder, x: ir.Value, lanes: int) -> ir.Value:

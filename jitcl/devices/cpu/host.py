@@ -162,6 +162,12 @@ def _operations() -> str:
     return digest.hexdigest()[:16]
 
 
+def soft_half() -> bool:
+    """Whether the CPU cannot convert halves itself: x86 without F16C, where LLVM would call a
+    library that no process has."""
+    return llvm.get_process_triple().startswith(("x86", "i686")) and "f16c" not in features()
+
+
 def probe_target() -> Target:
     """The host as a Target, with the cores that this process may use. The thread count is no part
     of it: kernels serve any number of threads.
@@ -179,6 +185,6 @@ def probe_target() -> Target:
         signed_dot="dotprod" in have and "i8mm" not in have,
         cache_bytes=_cache() or Target.cache_bytes, winograd=config.get("winograd"),
         global_memory=memory, max_allocation=memory, alignment=64, fp16_storage=True,
-        fp16_arithmetic=False, fp64=True, bf16_storage=True,
+        fp16_arithmetic=False, fp64=True, bf16_storage=True, soft_half=soft_half(),
         multiply_add="fma" if "fma" in have or "neon" in have else "plain",
         isa=tuple(f for f in _RELEVANT if f in have))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -72,14 +71,11 @@ class Rows:
 
 
 def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
-    """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width], zeros behind N; of f32 or
-    i32.
-    """
+    """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width], zeros behind N."""
     *_, k, n = b.shape
     panel = width * blocks
     panels = -(-n // panel)
-    dtype = np.int32 if b.dtype == np.int32 else np.float32
-    full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), dtype)
+    full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), b.dtype)
     full[:, :, :n] = b.reshape(-1, k, n)
     return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
 
@@ -197,7 +193,7 @@ class Writer:
         else:
             a, emitted = self.rows(tile.columns)
             before.append(emitted)
-        b = self.b if wide else self.columns(tile.blocks, before)
+        b = self.b if wide else self.columns(tile.blocks, before, self.b_dtype(wide))
         vector = self.hooks.row_epilogue(width)
         scalar = Lines() if vector else self.hooks.row_scalar_epilogue(width)
         operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
@@ -215,6 +211,8 @@ class Writer:
             touched=["y", *vector.beside] if vector and self.now.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
             a_dtype=self.a_dtype(rows),
+            b_dtype=self.b_dtype(wide),
+            b_bytes=dtypes.itemsize(self.b_dtype(wide)),
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile,
             zero=len(zero),
@@ -301,6 +299,13 @@ class Writer:
         """Of what is read, which may be stored as less than a view of it says."""
         return rows.node.type.dtype if rows else "f32"
 
+    def b_dtype(self, wide: bool) -> str:
+        """Of panels: halves stay halves, where a CPU converts them by an instruction."""
+        halves = self.b.op == "const" and self.b.type.dtype == "f16" and not wide
+        if halves and self.arithmetic is FLOATS and not self.hooks.target.soft_half:
+            return "f16"
+        return self.arithmetic.dtype
+
     def zero_sums(self) -> tuple[Packed, ...]:
         """What is subtracted from the sums of each column, if anything."""
         return ()
@@ -358,14 +363,18 @@ class Writer:
         ix = ix[len(ix) - (node.type.rank - 1) :]
         return [E.index(0) if same(d, 1) else i for i, d in zip(ix, node.type.dims[:-1])]
 
-    def columns(self, blocks: int, before: list[Emitted]) -> Argument:
+    def columns(self, blocks: int, before: list[Emitted], dtype: str = "f32") -> Argument:
         """b in panels of `blocks` vectors, [batch or 1][panels][K][blocks * width]; constants are
-        packed now."""
+        packed now, as `dtype`."""
         s, panel = self.s, blocks * self.width
         whole = s.merged or self.b.type.dims[:-2] == self.leading
         if self.b.op == "const" and whole:
-            make = partial(pack_columns, width=self.width, blocks=blocks)
-            return Packed(self.b, f"gemm {self.width} {blocks}", make)
+            stored = dtypes.to_numpy(dtype)
+
+            def make(b: np.ndarray) -> np.ndarray:
+                return pack_columns(b.astype(stored, copy=False), self.width, blocks)
+
+            return Packed(self.b, f"gemm {self.width} {blocks} {dtype}", make)
         shape = (1 if s.merged else s.batch, -(-s.n // panel), s.k, panel)
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:

@@ -77,7 +77,7 @@ class _BytesWriter(Writer):
 
         return self.hooks.arranged(self.a, f"rows {height} {self.a.type}", "u8", shape, where)
 
-    def columns(self, blocks: int, before: list[Emitted]) -> Argument:
+    def columns(self, blocks: int, before: list[Emitted], dtype: str = "i32") -> Argument:
         pack = partial(pack_columns, width=self.width, blocks=blocks)
         return Packed(self.b, f"gemm bytes {self.width} {blocks}", lambda b: pack(fours(b, -2)))
 
