@@ -14,16 +14,16 @@ import functools
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba.core import codegen, compiler, cpu, types
+from numba.core import codegen, compiler, compiler_machinery, cpu, types
 from numba.core.compiler_machinery import PassManager
+from numba.core.ir_utils import build_definitions
 from numba.core.typed_passes import (
-    IRLegalization,
     NativeLowering,
     NoPythonBackend,
     NopythonTypeInference,
     PreLowerStripPhis,
 )
-from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
+from numba.core.untyped_passes import FixupArgs, ReconstructSSA, TranslateByteCode
 
 from jitcl.devices.cpu import host, vector  # noqa: F401  (registers the types that kernels use)
 from jitcl.devices.cpu.numba_parts import Lowering, Typing
@@ -99,17 +99,29 @@ def _context(absent: str = "") -> tuple[Any, Any]:
     return typing, context
 
 
+@compiler_machinery.register_pass(mutates_CFG=True, analysis_only=False)
+class _StripPhis(PreLowerStripPhis):
+    """As Numba's, but for lifetimes of variables and generators."""
+
+    _name = "jitcl_strip_phis"
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = self._strip_phi_nodes(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
 class _Pipeline(compiler.CompilerBase):
-    """Of Numba's passes those that kernels need, a third. The others look for closures, `with`,
-    `raise`, branches on None and literal loops, which generated text does not have: the objects are
-    the same to the byte, an eighth sooner.
+    """Of Numba's passes those that kernels need, a quarter. The others look for closures, `with`,
+    `raise`, branches on None and literal loops, which generated text does not have, and for the
+    ends of variables' lives, where references would be counted: the objects are the same to the
+    byte, sooner.
     """
 
     def define_pipelines(self) -> list[PassManager]:
         manager = PassManager("kernel")
-        for each in (TranslateByteCode, FixupArgs, IRProcessing, ReconstructSSA,
-                     NopythonTypeInference, PreLowerStripPhis, IRLegalization, NativeLowering,
-                     NoPythonBackend):
+        for each in (TranslateByteCode, FixupArgs, ReconstructSSA, NopythonTypeInference,
+                     _StripPhis, NativeLowering, NoPythonBackend):
             manager.add_pass(each, each.__name__)
         manager.finalize()
         return [manager]

@@ -57,6 +57,22 @@ def intrinsic(definition: Callable[..., tuple[Any, Codegen]] | None = None, *,
 class Typing(context.BaseContext):
     """Numbers, `range`, tuples; `math` for its constants and scalar functions."""
 
+    def init(self) -> None:
+        super().init()
+        self._resolved: dict[Any, Any] = {}
+
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        """As Numba's, once for each list of types: kernels ask for the same few thousands of times.
+        """
+        if kws:
+            return super().resolve_function_type(func, args, kws)
+        key = func, tuple(args)
+        if (found := self._resolved.get(key)) is None:
+            found = super().resolve_function_type(func, args, kws)
+            if found is not None:
+                self._resolved[key] = found
+        return found
+
     def load_additional_registries(self) -> None:
         self.install_registry(mathdecl.registry)
 
