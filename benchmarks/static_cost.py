@@ -3,13 +3,13 @@
 
     static_cost.py --root DIR [--reach FOLDER] [--gpus mali-g610,...] [--precisions high,low]
                    [--shape ids=1,128] [--save NUMBERS.json] [--baseline NUMBERS.json]
-                   [--write TABLE.md] MODEL.onnx|MODEL.gguf ...
+                   [--write TABLE.md] MODEL ...
 
 DIR (or the environment variable REACH_ROOT) holds the compilers, FOLDER (or REACH; by default
 ../shared/reach beside this checkout) the scripts that fetch and run them. Nothing runs on a GPU:
 the kernels of every model, for the profile of each GPU, are compiled, and the driver's statistics
-read; of a language model (.gguf) those of a step behind PAST tokens. Printed for each GPU,
-precision and kind of kernel:
+read; of a language model (a .gguf file or a folder) those of a step behind PAST tokens. What was
+compiled is kept in DIR/costs. Printed for each GPU, precision and kind of kernel:
 
     kernels       different texts
     load/store    mean over launches of a work-item's memory accesses: cycles on Mali, instructions
@@ -37,12 +37,14 @@ has those of commit f44c608, for the table in docs/measurements.md.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
@@ -95,7 +97,7 @@ def kind_of(step: Step, template: str) -> str:
 def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]]) -> Plan:
     """The launches of a model for the profile of a GPU."""
     device = f"profile:{PROFILES.get(gpu, gpu)}"
-    if model.suffix == ".gguf":
+    if model.suffix != ".onnx":
         opened = jitcl.lm.load(model, device=device, precision=precision)._model(1, "next")
         shapes = {"keys": (1, PAST + 1)} | {t.name: (1, PAST, *t.shape[2:]) for t in opened.inputs
                                             if t.name.startswith("past_")}
@@ -107,20 +109,35 @@ def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, 
 
 
 def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[str, Numbers]:
-    """What the driver says of each kernel, by name; SystemExit where it can't be asked."""
+    """What the driver says of each kernel, by name; SystemExit where it can't be asked. Kept by
+    the kernel's text in ROOT/costs: each is compiled once, and a run that is cut off goes on.
+    """
+    kept = root / "costs" / gpu
+    kept.mkdir(parents=True, exist_ok=True)
+    asked = (reach / "compile.py").read_bytes() + (reach / "setup.sh").read_bytes()
+    places = {name: kept / hashlib.sha256(asked + text.encode()).hexdigest()[:32]
+              for name, text in files.items()}
+    found = {name: json.loads(zlib.decompress(place.read_bytes()))
+             for name, place in places.items() if place.exists()}
+    missing = sorted(set(files) - set(found))
     with tempfile.TemporaryDirectory() as folder:
-        paths = []
-        for name, text in files.items():
-            path = Path(folder, f"{name}.cl")
-            path.write_text(text)
-            paths.append(str(path))
+        for name in missing:
+            Path(folder, f"{name}.cl").write_text(files[name])
+        paths = [f"{folder}/{name}.cl" for name in missing]
         command = [sys.executable, str(reach / "compile.py"), *paths, "--gpu", gpu, "--root",
-                   str(root), "--disasm"]
-        done = subprocess.run(command, capture_output=True, text=True)
-    found = {Path(r["file"]).stem: r for r in map(json.loads, done.stdout.splitlines())}
-    missing = set(files) - set(found)
-    if missing:
-        raise SystemExit(f"{gpu}: no answer for {sorted(missing)}\n{done.stderr[-2000:]}")
+                   str(root), "--disasm", "--limit", "600"]
+        with subprocess.Popen(command if missing else ["true"], stdout=subprocess.PIPE,
+                              text=True) as child:
+            for line in child.stdout or ():
+                said = json.loads(line)
+                name = Path(said["file"]).stem
+                found[name] = said
+                if said["ok"]:                   # failures are asked again: time may have run out
+                    beside = places[name].with_suffix(f".{os.getpid()}")
+                    beside.write_bytes(zlib.compress(line.encode()))
+                    beside.replace(places[name])
+    if set(files) - set(found):
+        raise SystemExit(f"{gpu}: no answer for {sorted(set(files) - set(found))}")
     return found
 
 
