@@ -91,6 +91,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
                                        epsilon=1e-5),
     "conv_bias_relu": lambda: g.relu(g.add(conv(x("x", 1, 16, 14, 14), weights(32, 16, 3, 3)),
                                            weights(32, 1, 1))),
+    "pointwise": lambda: g.relu(g.add(conv(x("x", 1, 16, 28, 28), weights(32, 16, 1, 1),
+                                           pads=(0,) * 4), weights(32, 1, 1))),
     "winograd": lambda: pooled_conv(16, 24),
     "winograd_in_two_steps": lambda: pooled_conv(32, 40),
     "residual": lambda: residual(16, 28),
@@ -112,6 +114,9 @@ FILES = {f"{name}.{suffix}": (name, target)
 for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps",
              "attention", "gate"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
+for suffix in TARGETS:
+    del FILES[f"pointwise.{suffix}"]           # a product as any other there
+FILES["pointwise.registers.cl"] = "pointwise", REGISTERS
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 for name in ("half_matmul", "half_conv"):      # computed in half: see source()
     for suffix in TARGETS:

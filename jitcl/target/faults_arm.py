@@ -59,7 +59,7 @@ ARM: tuple[Quirk, ...] = (
         caps={"registers": 5},
         why="tiles that fit other GPUs spill: 64 registers of 32 bits a thread, of which "
         "addresses need a third; and from 33 on half as many threads run: five vectors of four "
-        "leave room for addresses (a 2x2x4 tile takes 47 to 57, 2x1x4 up to 32)",
+        "leave room for addresses (a 2x2x4 tile takes 47 to 57, 2x1x4 up to 32, 4x1x4 32 at least)",
         seen_on="Mali, where Adreno doesn't spill; Mesa's compiler for G610 and G52",
         links=("MNN skills/opencl-optimize",),
     ),

@@ -30,13 +30,13 @@ half4 jitcl_to_halfx4(float4 a)
 }
 #endif
 
-void gemm_2x1x4_ae9cb44432_store(float4 v, int image, int m, int n, int at,
+void gemm_2x1x4_ebaa27f4c9_store(float4 v, int image, int m, int n, int at,
     __global half *restrict y)
 {
     *(__global half4 *)(y + at) = jitcl_to_halfx4(jitcl_max_f32x4(v, (float4)(0.0f)));
 }
 
-__kernel void gemm_2x1x4_ae9cb44432(
+__kernel void gemm_2x1x4_ebaa27f4c9(
     __global const half *restrict a,
     __global const half *restrict b,
     __global half *restrict y,
@@ -58,7 +58,6 @@ int m_tiles, int n_tiles, int m_count, int n_count, int k_count, int a_image, in
                 half4 r0 = *(__global const half4 *)(a0 + k);
                 half4 r1 = *(__global const half4 *)(a1 + k);
                 half8 p0 = *(__global const half8 *)(bk + 0), p1 = *(__global const half8 *)(bk + 8);
-                bk += 16;
                 {
                     half4 b0 = p0.lo;
                     half s0 = r0.s0;
@@ -87,11 +86,12 @@ int m_tiles, int n_tiles, int m_count, int n_count, int k_count, int a_image, in
                     half s1 = r1.s3;
                     h10 += s1 * b0;
                 }
+                bk += 16;
             }
             c00 += jitcl_from_halfx4(h00); c10 += jitcl_from_halfx4(h10);
         }
-        int at = (image * m_count + m0) * n_count;
-        gemm_2x1x4_ae9cb44432_store(c00, image, m0 + 0, n0, at + 0 * n_count + n0, y);
-        gemm_2x1x4_ae9cb44432_store(c10, image, m0 + 1, n0, at + 1 * n_count + n0, y);
+        int at = (image * m_count + m0) * n_count + n0;
+        gemm_2x1x4_ebaa27f4c9_store(c00, image, m0 + 0, n0, at, y);
+        gemm_2x1x4_ebaa27f4c9_store(c10, image, m0 + 1, n0, at + 1 * n_count, y);
     }
 }

@@ -18,6 +18,9 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints, require
 from jitcl.ir.sizes import has_size
+from jitcl.ir.types import ROW
+from jitcl.ops.builder import lookup
+from jitcl.ops.cost import element_cost
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, Match, OpenClHooks, Packed, Template
 from jitcl.templates.convolution import ConvShape, shape_of
@@ -56,6 +59,7 @@ from jitcl.templates.opencl.tiling import (
 ON_AXES = ("m_tiles", "m_count", "c_count", "kh", "kw", "oh", "ow", "h_step", "ky_step", "dw",
            "plane", "x_image", "groups", "wt_group", "wt_tile")
 PARAMS = ("each", "tasks", "n_tiles", "m_inner", "vectors", "row_vectors", *ON_AXES)
+FUNCTION = 8                   # FLOPs of an element from which on an op is a long function
 COPY = 32                      # multiply-adds done in the time of copying one element
 
 
@@ -89,13 +93,28 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
         if has_size(s.kernel) or not fits_int(*hints(elements(s))):
             return ()
         same = node.inputs[0].type.physical[-1] == s.out[1]
-        return choose_forms(hints(s), node.inputs[1].op == "const", target, in_half(group, target),
-                            same)
+        half = in_half(group, target)
+        return choose_forms(hints(s), node.inputs[1].op == "const", target, half, same,
+                            sparing(group))
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
         for size in elements(as_stored(shape_of(hooks.anchor), hooks.group.root)):
             require(MAX_INDEX - 1, size)
         return _Writer(match, hooks).emit()
+
+
+def sparing(group: Group) -> bool:
+    """Whether a product needs few registers beside the sums: its floats are stored as such, and its
+    epilogue calls no long function and counts no columns, since nothing is padded and it reads one
+    element a channel, or what lies as y does.
+    """
+    anchor, root = group.anchor, group.root.type
+    read = [n.type for n in group.operands if anchor is None or n not in anchor.inputs]
+    return (root.layout == ROW and not has_size(root.dims)
+            and all(n.type.dtype == "f32" for n in group.operands)
+            and all(t.dims == root.dims or set(t.dims[2 - root.rank:]) <= {1} for t in read)
+            and all(element_cost(n) < FUNCTION for n in group.members
+                    if lookup(n.op).kind == "elementwise"))
 
 
 def pixels(s: ConvShape) -> int:
@@ -110,13 +129,14 @@ def elements(s: ConvShape) -> tuple[int, ...]:
 
 
 def choose_forms(s: ConvShape, const_weights: bool, target: Target, half: bool = False,
-                 same: bool = True) -> tuple[Form, ...]:
+                 same: bool = True, sparing: bool = False) -> tuple[Form, ...]:
     """The forms, that with the least work first: multiply-adds of its tiles, and elements that it
     copies. Behind the best tiles of the forms come their others. `same`: rows of the input are as
-    long in memory as those of the output.
+    long in memory as those of the output. `sparing`: nothing but sums takes registers in a product.
     """
     batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
-    flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target, half)
+    flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target, half,
+                        int(sparing and const_weights))
     if s.kernel == (1, 1) and s.strides == (1, 1) and same and not any(s.pads):
         return tuple(Form("flat", tile) for tile in flat)
     patches = [Form("patches", tile) for tile in flat]

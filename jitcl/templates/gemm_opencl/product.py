@@ -16,7 +16,6 @@ from jitcl.ir.graph import Node
 from jitcl.ir.size_ranges import divisor
 from jitcl.ir.sizes import is_size
 from jitcl.ir.types import TensorType
-from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
     Argument,
@@ -32,7 +31,7 @@ from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, rea
 ON_AXES = ("m_tiles", "n_tiles", "m_count", "n_count", "k_count", "a_image", "a_tile", "a_period",
            "b_image", "b_panel")
 PARAMS = ("each", "tasks", "m_inner", *ON_AXES)  # with tiles dealt out to work-items
-HALVES = 8                     # of a vector that Mali and Adreno read at once
+HALVES, FLOATS = 8, 4          # of a vector that Mali and Adreno read at once
 
 
 @dataclass(frozen=True)
@@ -75,17 +74,20 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     if written is None:
         return unfused(hooks, lambda alone: emit_product(p, tile, alone))
     epilogue, single = written
+    if tile.registers > hooks.target.registers:      # choose_tiles had some to spare
+        epilogue = dataclasses.replace(epilogue, rows_apart=True)
     columns = math.gcd(tile.width, divisor(p.n))     # the last vector of a row overlaps
     before, a = p.a(tile)
     more, b = p.b(tile)
-    a_image = image_of(a.argument, a.image * a.period, tile.rows, hooks.target)
+    aligned = piece(tile.width, hooks.target, 0 if b.packed else columns)
+    steps = steps_at_once(p.k, tile.rows if a.packed else 2, hooks)
+    run = tile.rows * (1 if hooks.half else steps)
+    a_image = image_of(a.argument, a.image * a.period, run, hooks.target)
     b_image = image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
     axes = hooks.target.device_type != "cpu"
     params = ON_AXES if axes else PARAMS
-    aligned = piece(tile.width, hooks.target, 0 if b.packed else columns)
-    steps = 1
-    if hooks.half and not a_image and aligned == tile.width:     # more would take registers
-        steps = steps_at_once(p.k, tile.rows if a.packed else 2, hooks.target)
+    if hooks.half and (a_image or aligned < tile.width):         # more would take registers
+        steps = 1
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
         single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
@@ -114,11 +116,13 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
                                     images=(*a_image, *b_image))]
 
 
-def steps_at_once(k: int, rows: int, target: Target) -> int:
-    """Terms whose halves, of `rows` rows, are read as one vector: a divisor of k."""
-    most = min(HALVES, target.max_vector_width)
+def steps_at_once(k: int, rows: int, hooks: OpenClHooks) -> int:
+    """Terms of a turn of a GPU's loop, whose elements of A, of `rows` rows, are read as one vector:
+    a divisor of k. Counters and pointers move once for them."""
+    target = hooks.target
     if target.device_type == "cpu":
         return 1
+    most = min(HALVES if hooks.half else FLOATS, target.max_vector_width)
     return math.gcd(divisor(k), max(1, most // rows))
 
 

@@ -34,6 +34,11 @@ class Tile(Match):
         """Columns."""
         return self.vectors * self.width
 
+    @property
+    def registers(self) -> int:
+        """Vectors that a term of its sums in f32 needs: the sums, a row of B, an element of A."""
+        return self.rows * self.vectors + self.vectors + 1
+
 
 def in_half(group: Group, target: Target) -> bool:
     """Whether products of the group's f16 operands are to be computed in the type half."""
@@ -41,10 +46,11 @@ def in_half(group: Group, target: Target) -> bool:
 
 
 def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int],
-                 target: Target, half: bool = False) -> tuple[Tile, ...]:
+                 target: Target, half: bool = False, spare: int = 0) -> tuple[Tile, ...]:
     """The tiles that are done soonest, best first. `vectors(width)`: how many vectors a row of the
     result has, `most`: the widest that fits it; `half`: sums in f32 have sums in half beside them,
-    of half their size. () where there is no such vector.
+    of half their size; `spare`: registers that the kernel needs less than others for addresses. ()
+    where there is no such vector.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
@@ -55,7 +61,7 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
         for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
             for count in (3, 2, 1) if cpu else (2, 1):
                 sums = height * count * (3 if half else 2) // 2
-                if sums + count + 1 > target.registers:
+                if sums + count + 1 > target.registers + spare:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
                 found.append((_cost(tiles, height, count, target), Tile(height, count, width)))

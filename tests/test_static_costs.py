@@ -1,0 +1,54 @@
+"""What products cost on GPUs that aren't here, as Mesa's compilers for them count.
+
+REACH_ROOT names the folder of the compilers (benchmarks/static_cost.py says where they come from).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import pytest
+
+from benchmarks import static_cost
+from jitcl.ir.graph import Node
+from jitcl.ops.builder import GraphBuilder
+from jitcl.target.profiles import PROFILES
+from tests.test_golden import conv, weights, x
+from tests.test_quirks import plan
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.environ.get("REACH_ROOT"), reason="no REACH_ROOT: no compilers")]
+g = GraphBuilder()
+
+
+def pointwise(c: int, k: int, size: int) -> Node:
+    y = conv(x("x", 1, c, size, size), weights(k, c, 1, 1), pads=(0,) * 4)
+    return g.add(y, weights(k, 1, 1))
+
+
+def gelu(y: Node) -> Node:
+    return g.mul(g.mul(y, 0.5), g.add(g.erf(g.mul(y, 0.7071)), 1.0))
+
+
+GRAPHS = {                                       # and the least share of multiply-adds in its loop
+    "relu": (lambda: g.relu(pointwise(96, 64, 28)), 0.6),
+    "residual": (lambda: g.add(pointwise(96, 64, 28), x("z", 1, 64, 28, 28)), 0.6),
+    "matmul": (lambda: g.add(g.matmul(x("a", 128, 96), weights(96, 64)), weights(64)), 0.45),
+    "gelu": (lambda: gelu(g.matmul(x("a", 128, 96), weights(96, 64))), 0.4),
+}
+
+
+def test_products_keep_full_occupancy_and_multiply_most_of_the_time():
+    target = PROFILES["mali-g610"].target
+    reach, root = static_cost.compilers(argparse.Namespace(
+        root=os.environ["REACH_ROOT"], reach=os.environ.get("REACH", static_cost.REACH)))
+    kernels = {name: next(k for k in plan(make(), target).kernels
+                          if k.template in ("gemm_opencl", "conv_opencl"))
+               for name, (make, _) in GRAPHS.items()}
+    said = static_cost.compiled({n: k.body for n, k in kernels.items()}, "mali-g610", reach, root)
+    for name, kernel in kernels.items():
+        found = static_cost.numbers(said[name], kernel.body, False)
+        assert (found["occupancy"], found["spills"]) == (1, 0), (name, kernel.entry, found)
+        assert found["useful"] >= GRAPHS[name][1], (name, kernel.entry, found)
