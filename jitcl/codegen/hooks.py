@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitcl import dtypes
-from jitcl.codegen.flags import buffers_of, flag_names, flagging_of
+from jitcl.codegen.flags import FLAG, buffers_of, flag_names, flagging_of
 from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
 from jitcl.codegen.render import SizesWritten, flat, render
@@ -124,11 +124,13 @@ class CpuGroupHooks(GroupHooks):
                 self.sizes.write(value)
         if self.sizes.found:
             values["params"] = (*values["params"], *self.sizes.params())
-        text = super().render(template, **values)
         *_, y = self._buffers(self.group.root)
         flagging = flagging_of(Buffer(name, dtype, ())
                                for name, dtype in values.get("operands", ()))
-        return text if flagging is None else "\n".join([text, *flag_lines(flagging, y), ""])
+        if flagging:
+            values["params"] = (*values.get("params", ()), FLAG)
+        text = super().render(template, **values)
+        return "\n".join([text, *flag_lines(flagging, y), ""]) if flagging else text
 
     def part(self, group: Group, prefix: str, result: str) -> CpuGroupHooks:
         """The hooks of a part of a chain, whose operands and root have names of their own."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-from jitcl.codegen.flags import buffers_of, flag_names, flagging_of
+from jitcl.codegen.flags import buffers_of, flag_names, flag_params, flagging_of
 from jitcl.codegen.hooks import GroupHooks
 from jitcl.codegen.language import OPENCL_C
 from jitcl.codegen.loops import flatten
@@ -111,7 +111,7 @@ class OpenClGroupHooks(GroupHooks):
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
                         self.ctype(root.type.dtype), functions and few_registers(self.target),
-                        renderer.sizes.params())
+                        renderer.sizes.params() | flag_params(self.group))
 
     def _inside(self, ix: tuple[Expr, ...], lane: Expr, multiples: Mapping[str, int]) -> Expr:
         """Whether an index of the root, or of planes as one axis, is no padding of rows."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from jitcl.codegen.flags import FLAG
 from jitcl.codegen.loops import rewrite, substitute
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
@@ -38,8 +37,7 @@ def lifted(kernel: Kernel) -> Kernel:
     lift = _Lift(kernel)
     buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
     body = tuple(map(lift.statement, kernel.body))
-    flagging = None if kernel.flagging is None else lift.store(kernel.flagging)
-    return replace(kernel, buffers=buffers, body=body, flagging=flagging)
+    return replace(kernel, buffers=buffers, body=body)
 
 
 def reciprocal(d: int) -> tuple[int, int]:
@@ -56,7 +54,7 @@ class _Lift:
 
     def __init__(self, kernel: Kernel) -> None:
         self.shapes = {b.name: b.shape for b in kernel.buffers}
-        read = [b.name for b in kernel.buffers if b.role == "in" and b.name != FLAG]
+        read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
         body = [s for s, _ in statements(kernel.body)]
         self.changing = {v.value for s in body for v in mutated(s)}

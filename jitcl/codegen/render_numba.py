@@ -11,6 +11,7 @@ import keyword
 import math
 
 from jitcl import dtypes
+from jitcl.codegen.flags import as_text, text_params
 from jitcl.codegen.loops import linear_in
 from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.transpose import TILE, turned
@@ -289,8 +290,9 @@ def stored_value(value: Expr) -> Expr:
 
 def flag_lines(flagging: Store, y: Buffer) -> list[str]:
     """The end of a kernel that has kept the magnitudes of what it stores in y."""
-    flags = Kernel("flags", (Buffer("flag", "i32", (1,)), Buffer("flags", "i32", (1,), "out")), ())
-    return [f"    if kept_overflows('{y.dtype}'):", *NumbaRenderer(flags).store(flagging, " " * 8)]
+    flags = Kernel("flags", (Buffer(flagging.buffer, "i32", (1,), "out"),), ())
+    lines = NumbaRenderer(flags).store(as_text(flagging), " " * 8)
+    return [f"    if kept_overflows('{y.dtype}'):", *lines]
 
 
 def looked_at(value: Expr) -> Expr:
@@ -353,4 +355,4 @@ def kernel_text(r: NumbaRenderer, entry: str) -> str:
     """The text of a renderer's kernel."""
     lines = r.body()
     return render("loops/numba.py.j2", entry=entry, buffers=r.kernel.buffers, scratch=r.rows,
-                  lines=lines, sizes=list(r.sizes.params()))
+                  lines=lines, sizes=[*r.sizes.params(), *text_params(r.kernel)])

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from jitcl import dtypes
+from jitcl.codegen.flags import as_text, text_params
 from jitcl.codegen.loops import renamed
 from jitcl.codegen.opencl_expressions import LOGIC, RELATION
 from jitcl.codegen.opencl_vectors import NotVectorisable, VectorRenderer
@@ -149,7 +150,7 @@ class OpenClRenderer(VectorRenderer):
         store = f"{self.wide_store(inner)}" if self.lane is not None else self.store_one(inner)
         self.wide = before
         assert self.kernel.flagging is not None
-        flag = self.store_one(self.kernel.flagging)
+        flag = self.store_one(as_text(self.kernel.flagging))
         kind = self.vector_type(value.dtype) if wide else self.ctype(value.dtype)
         held = "stored"
         if value.dtype != "f32" and self.half:
@@ -240,7 +241,7 @@ class OpenClRenderer(VectorRenderer):
             arguments=arguments,
             lifted=self.lifted,
             lines=lines,
-            sizes=list(self.sizes.params()),
+            sizes=[*self.sizes.params(), *text_params(self.kernel)],
             doubles=self.doubles,
             half=self.half,
             helpers=[self.language.helper(name) for name in self.helpers],

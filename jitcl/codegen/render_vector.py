@@ -8,7 +8,7 @@ it scalars that are broadcast.
 from __future__ import annotations
 
 from jitcl import dtypes
-from jitcl.codegen.flags import flagging_of
+from jitcl.codegen.flags import flagging_of, text_params
 from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.render_numba import NumbaRenderer, bits_of, looked_at, only_stored, stored_value
 from jitcl.codegen.share import share
@@ -216,7 +216,8 @@ def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
         lines = VectorRenderer(kernel, lane, width).body()
     except NotVectorisable:
         return None
-    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, lines=lines, sizes=())
+    return render("loops/numba.py.j2", entry=entry, buffers=kernel.buffers, lines=lines,
+                  sizes=text_params(kernel))
 
 
 class EpilogueRenderer(VectorRenderer):

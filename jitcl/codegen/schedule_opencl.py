@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jitcl.codegen.axes import STEP, group_of_items
+from jitcl.codegen.flags import text_params
 from jitcl.codegen.lift import lifted
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule_gpu import schedule_gpu
@@ -67,7 +68,8 @@ def rendered(kernel: Kernel, target: Target, lift: bool = False) -> Scheduled:
                        target.half_builtins)
     r.aligned, r.lifted = target.device_type != "cpu", lift
     body, params = r.scheduled(local), r.sizes.params()
-    if lift and POINTER * len(kernel.buffers) + INT * len(params) > ARGUMENTS:
+    ints = len(params) + len(text_params(kernel))
+    if lift and POINTER * len(kernel.buffers) + INT * ints > ARGUMENTS:
         return rendered(kernel, target)
     if lift:
         params = {name: hint(size) for name, size in params.items()}

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from jitcl import config
+from jitcl.codegen.flags import flag_params
 from jitcl.codegen.hooks import CpuGroupHooks
 from jitcl.codegen.hooks_opencl import OpenClGroupHooks
 from jitcl.codegen.lower import Lowered, lower
@@ -144,10 +145,12 @@ class Writer:
 
 
 def _with_flags_written(emitted: Emitted, group: Group) -> Emitted:
-    """A kernel that has flags among its arguments writes them."""
+    """A kernel that has flags among its arguments writes them, at the place that its last parameter
+    says."""
     if group.flag is None or group.flag.flags not in emitted.arguments:
         return emitted
-    return replace(emitted, writes=(group.flag.flags, *emitted.writes))
+    return replace(emitted, writes=(group.flag.flags, *emitted.writes),
+                   params={**emitted.params, **flag_params(group)})
 
 
 def telling(template: Writes[Any], group: Group,

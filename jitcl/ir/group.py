@@ -14,7 +14,7 @@ class Flag:
     """Where a group tells that what it stores is infinite or NaN: flags[number] is 1 then."""
 
     flags: Node                              # i32, zeros before the first group runs
-    number: Node                             # i32[1]: a constant, so that equal kernels are one
+    number: int
 
 
 @dataclass(frozen=True)

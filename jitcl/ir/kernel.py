@@ -46,8 +46,7 @@ once, from what they were.
 A kernel may tell that a result of its own is infinite or NaN as it is stored, by a store of its
 head. All that do so store the same number, so their order says nothing:
 
-    kernel @relu_3(in x: f32[64], in flag: i32[1], out flags: i32[7], out y: f16[64])
-        flagging flags[index(flag[0])] = 1 { .. }
+    kernel @relu_3(in x: f32[64], out flags: i32[7], out y: f16[64]) flagging flags[3] = 1 { .. }
 """
 
 from __future__ import annotations

@@ -92,8 +92,9 @@ class _KernelCheck:
         for e in expressions(stmt):
             self.expression(e)
         self.store(stmt)
-        if not stmt.value.is_const or stmt.guard is not None:
-            self.fail("several iterations flag at once: wanted a constant, and no guard")
+        constant = all(e.is_const for e in (stmt.value, *stmt.indices))
+        if not constant or stmt.guard is not None:
+            self.fail("several iterations flag at once: wanted constants, and no guard")
         for s in _all(self.kernel.body):
             self.stmt = s
             if isinstance(s, Store) and (s.buffer == stmt.buffer or self.kernel.flags(

@@ -94,8 +94,7 @@ def flag(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
     made, watched = list(groups), []
     place = {node: k for k, (_, node) in enumerate(graph.outputs)}
     for k, n in enumerate(numbers):
-        number = const(np.array([k], np.int32), "i32")
-        made[n] = replace(groups[n], flag=Flag(flags, number))
+        made[n] = replace(groups[n], flag=Flag(flags, k))
         watched.append(Watched(FLAGS, n, tuple(names_in(groups[n], graph).items()),
                                place.get(groups[n].root, -1), k))
     made.append(Group(flags, frozenset()))

@@ -256,10 +256,10 @@ class _Writer:
         k_run = math.gcd(halves.get(keys.ctype, QUAD), keys.run, a.scores.k)
         v_run = math.gcd(halves.get(values.ctype, QUAD) if a.m <= QUAD else QUAD, values.run,
                          a.result.n)
-        read = (query.sizes, keys.sizes, values.sizes, score.sizes if score else {},
-                epilogue.sizes if epilogue else {})
+        stored: dict[str, int] = epilogue.sizes if epilogue else {}
+        read = (query.sizes, keys.sizes, values.sizes, score.sizes if score else {}, stored)
         sizes = parameters(a.batch, a.n, self.splits, *(
-            v for found in read for v in found.values()))
+            v for found in read for v in found.values())) | stored
         columns, maxima = max(v_run, QUAD), 16 if 16 * a.m <= t else 8
         slices = t // (a.result.n // columns)
         body, operands = self.rendered(
@@ -285,7 +285,7 @@ class _Writer:
         rows = a.batch * a.m
         parts = Scratch(f"parts of {self.root.type}", "f32", (splits, rows * a.result.n))
         totals = Scratch(f"totals of {self.root.type}", "f32", (splits, rows * 2))
-        joins = parameters(a.batch, splits, *epilogue.sizes.values())
+        joins = parameters(a.batch, splits, *epilogue.sizes.values()) | epilogue.sizes
         join = self.after.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
                                  BATCH=a.batch, M=a.m, E=a.result.n, SPLITS=splits,
                                  GUARDED=a.guarded, sizes=joins)

@@ -178,7 +178,7 @@ class _Writer:
         m_tiles, n_tiles = -(-p.m // t.bm), -(-p.n // t.bn)
         read = (epilogue.sizes if whole else {}, a.sizes, b.sizes)
         sizes = parameters(*p.numbers, part, m_tiles, n_tiles,
-                           *(v for found in read for v in found.values()))
+                           *(v for found in read for v in found.values())) | read[0]
         body = hooks.render(
             "gemm_tensor_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a=a, b=b, K=p.k, K_PART=part, PAIR=pair, BM=t.bm, BN=t.bn,

@@ -339,7 +339,7 @@ class _Writer:
         m_tiles, n_tiles = -(-p.m // t.bm), -(-p.n // t.bn)
         read = (epilogue.sizes if whole else {}, a.sizes, b.sizes)
         taken = parameters(*sizes.values(), p.k, self.part, m_tiles, n_tiles,
-                           *(v for found in read for v in found.values()))
+                           *(v for found in read for v in found.values())) | read[0]
         body = hooks.render(
             "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a=a, b=b, K=p.k, K_PART=self.part, V=v, SLICES=t.slices,
@@ -444,7 +444,7 @@ def buffers(t: Tiling, target: Target) -> int:
 def joined(hooks: OpenClHooks, epilogue: Epilogue, part: Argument, p: Product, splits: int
            ) -> Emitted:
     """The kernel that adds the parts of sums, and writes the epilogue (of one element)."""
-    sizes = parameters(p.batch, p.m, p.n, splits, *epilogue.sizes.values())
+    sizes = parameters(p.batch, p.m, p.n, splits, *epilogue.sizes.values()) | epilogue.sizes
     body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
                         BATCH=p.batch, M=p.m, N=p.n, SPLITS=splits, sizes=sizes)
     group, root = min(JOIN, hooks.target.max_work_group), hooks.group.root
