@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 HUGE, LEAST = 65504.0, 2.0 ** -25       # beyond these, halves are infinite and zero
 IN_VAIN = 8                             # repeats of one result that f32 made no better
 FEW = 256                               # elements that show that a result is not zeros alone
+SHORT = 8192                            # elements whose product NumPy's BLAS keeps in one thread
 ROUNDS = 8                              # of finding layers, before all are computed in f32
 
 Compute = Callable[[Specialisation], list[np.ndarray]]
@@ -62,8 +64,8 @@ class Guard:
         if self.options.guard == "off" or not plan.stores_f16:
             return []
         count = len(values) - len(plan.looked_at)
-        hit = ([w for w in plan.watched if values[-1][w.place]]
-               if plan.watched and values[-1].any() else [])
+        flags = values[-1].tolist() if plan.watched else []
+        hit = [w for w in plan.watched if flags[w.place]] if any(flags) else []
         finite = plan.watched_results.difference(w.result for w in hit)
         found = [(~w.group, "") for w in hit if w.result < 0]
         for place, value in enumerate(values[:count]):
@@ -222,16 +224,23 @@ class _Repair:
 
 
 def _fine(value: np.ndarray) -> bool:
-    """Whether a sum shows that a result is finite, and not zeros alone."""
-    with np.errstate(all="ignore"):
-        total = np.add.reduce(value, axis=None,
-                              dtype=np.float32 if value.dtype.itemsize == 2 else None)
-    return bool(total != 0 and np.isfinite(total))
+    """Whether a sum shows that a result is finite, and not zeros alone. Of few elements it is one
+    of squares: behind a run ufuncs are code that is cold, and a product takes half of their time.
+    """
+    if value.size <= SHORT and value.dtype.itemsize > 2:
+        x = value.reshape(-1)
+        total = float(x.dot(x))
+    else:
+        with np.errstate(all="ignore"):
+            total = float(np.add.reduce(value, axis=None, dtype=np.float32
+                                        if value.dtype.itemsize == 2 else None))
+    return total != 0 and math.isfinite(total)
 
 
 def _any(value: np.ndarray) -> bool:
     """Whether the beginning of a result, which is finite, is not zeros alone."""
-    return bool(value.reshape(-1)[:FEW].any())
+    x = value.reshape(-1)[:FEW]
+    return bool(x.dot(x) != 0)
 
 
 def _sign(value: np.ndarray) -> str:

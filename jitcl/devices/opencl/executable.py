@@ -174,7 +174,7 @@ class OpenClExecutable(LoadedPlan):
         results = self._results()
         ended(self.queue, [*events, *(c.event for c in self._read(results))])
         self._unstage(results)
-        self._zeroed = self._clears and not any(results[n].any() for n in self._flags)
+        self._zeroed = self._clears and not any(any(results[n].tolist()) for n in self._flags)
         return results
 
     def _results(self) -> list[Any]:
