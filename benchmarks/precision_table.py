@@ -6,9 +6,9 @@
 
 FOLDER holds NAME.onnx and golden/NAME.CALL.npz, inputs as "in0:name" (no NAME: all of them);
 without one it is the model of examples/. Errors are the largest of an output, in units of its
-largest element, over all recorded inputs. Those are also what `auto` is calibrated on. What outputs
-are used for is compared, too: the class, boxes behind NMS, masks, texts, steps that read their own
-states. --json keeps rows, which --print makes a table of.
+largest element, over all recorded inputs. Those are also what `auto` is calibrated on; of streams
+it is steps that read their own states. What outputs are used for is compared, too: the class, boxes
+behind NMS, masks, texts, streams. --json keeps rows, which --print makes a table of.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ def row_of(path: Path, feeds: list[Values], device: Any, budget: float) -> dict[
     want, aim = [exact.run(f) for f in feeds], used(exact.run, feeds)
     row: dict[str, Any] = {"model": name, "device": device.target.name}
     for precision in PRECISIONS:
-        more = {"calibrate": feeds, "budget": budget} if precision == "auto" else {}
+        tried = (lambda run: stream(run, feeds)) if used is stream else feeds
+        more = {"calibrate": tried, "budget": budget} if precision == "auto" else {}
         begin = time.perf_counter()
         with jitcl.compile(path, device=device, precision=precision, **more) as model:
             row[f"{precision} s"] = time.perf_counter() - begin

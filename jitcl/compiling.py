@@ -57,7 +57,8 @@ def compile(
     None: "outputs" where precision is below "high".
     tolerance: of "auto": the largest error of an output, in units of its largest element (1e-2), or
     a function of (outputs, outputs in f32) -> whether they are fine. calibrate: inputs to try: a
-    dict, an iterable of dicts (64 at most), a folder of .npz; None: random ones for "auto". budget:
+    dict, an iterable of dicts (64 at most), a folder of .npz; of "auto", too, a function of
+    run(inputs) -> outputs that runs steps which read their states; None: random ones. budget:
     seconds, after which the best so far is taken (300).
     shapes: input name -> shape, to compile now; without it, models of fixed shape compile now and
     others when run.

@@ -24,6 +24,9 @@ from tests.overflowing import (
     large_logits,
     model_of,
     node,
+    normal,
+    scalar,
+    uniform,
 )
 from tests.test_guard import F32_FILES, error, spoilt
 
@@ -211,6 +214,32 @@ def test_what_plain_f16_spoils_is_mostly_f16_on_intel(name):
     found = jitcl.compile(model, device="opencl:intel", precision="auto", calibrate=feeds)
     assert error(found.run(feeds)["y"], want) < 1e-2
     assert found.report().chosen.share >= 0.8
+
+
+def test_errors_that_grow_from_step_to_step():
+    """What each recorded step allows, a stream of steps that read their own states may not."""
+    turn = np.linalg.qr(normal(64, 64, seed=1))[0].astype(np.float32)
+    case = Case([node("MatMul", "x turn", "a"), node("Mul", "a two", "b"), node("Sin", "b", "y")],
+                uniform(64, 64), "", {"turn": turn, "two": scalar(2.0)})
+
+    def steps(run):
+        found = [case.x]
+        for _ in range(8):
+            found.append(run({"x": found[-1]})["y"])
+        return found[1:]
+
+    def chosen(calibrate):
+        return jitcl.compile(model_of(case), device="reference", precision="auto",
+                             calibrate=calibrate, budget=0)
+
+    want = steps(jitcl.compile(model_of(case), device="reference").run)
+    recorded = chosen([{"x": x} for x in (case.x, want[3])])
+    assert error(steps(recorded.run)[-1], want[-1]) > 1e-2
+    found = chosen(steps)
+    assert error(steps(found.run)[-1], want[-1]) < 1e-2
+    assert found.report().chosen.inputs == 8
+    with pytest.raises(InputError, match="calibrate: the function ended without a run"):
+        chosen(lambda run: None)
 
 
 def test_reports_say_what_stays_in_f32_by_itself():

@@ -45,20 +45,22 @@ MOST, MADE_UP = 64, 2                   # inputs that are taken of an iterator; 
 SPLITS, TRIALS = 12, 40                 # of parts of the model; of sets of layers
 Feeds = Mapping[str, Any]
 Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]      # (outputs, in f32): fine?
+Use = Callable[[Callable[[Feeds], Any]], Any]       # runs a model as it is used: steps, say
 log = logging.getLogger("jitcl")
 
 
 @dataclass(frozen=True)
 class Trial:
     """What outputs are held to, and on what. tolerance: of the largest error, in units of an
-    output's largest element, or a function of (outputs, outputs in f32). feeds: checked. random:
-    they were made up. budget: seconds after which no search goes on.
+    output's largest element, or a function of (outputs, outputs in f32). feeds: checked; none where
+    there is a use. random: they were made up. budget: seconds after which no search goes on.
     """
 
     tolerance: float | Judge
     feeds: tuple[Feeds, ...]
     random: bool
     budget: float
+    use: Use | None = None
 
     @staticmethod
     def of(tolerance: Any, calibrate: Any, shapes: Any, budget: Any,
@@ -70,8 +72,9 @@ class Trial:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
                     0 <= value < np.inf):
                 raise OptionError(f"{name}: got {shown(value)}, wanted a number from 0 up")
-        given = feeds_of_calibration(calibrate, inputs)
-        random = not given
+        use = calibrate if callable(calibrate) else None
+        given = [] if use else feeds_of_calibration(calibrate, inputs)
+        random = not given and use is None
         if random:
             fixed = fixed_shapes(inputs, shapes)
             if fixed is None:
@@ -82,7 +85,7 @@ class Trial:
                       if t.name in fixed} for seed in range(MADE_UP)]
         return Trial(TOLERANCE if tolerance is None else tolerance,
                      tuple(check_feeds(inputs, f) for f in given), random,
-                     BUDGET if budget is None else float(budget))
+                     BUDGET if budget is None else float(budget), use)
 
     @property
     def said(self) -> str:
@@ -92,7 +95,7 @@ class Trial:
 
     def key(self) -> dict[str, str] | None:
         """Parts of a key; None where a function decides, which can't be told from others."""
-        if callable(self.tolerance):
+        if callable(self.tolerance) or self.use is not None:
             return None
         digest = hashlib.sha256()
         for feeds in self.feeds:
@@ -178,8 +181,12 @@ class _Search:
         self.half, self.end, self.left = now + trial.budget / 2, now + trial.budget, TRIALS
         self.reasons: dict[str, str] = {}
         self.notes: list[str] = []
-        self.wanted = self._ran(Options("high", memory, guard="off", promoted=(ALL,)))
-        self.order = list(range(len(trial.feeds)))      # of inputs, the hardest first
+        with self._model(Options("high", memory, guard="off", promoted=(ALL,))) as model:
+            self.wanted = [self._outputs(model, k) for k in range(len(trial.feeds) or 1)]
+        if not self.wanted[0]:
+            raise InputError("calibrate: the function ended without a run: it is to call what it "
+                             "is given, run(inputs) -> outputs")
+        self.order = list(range(len(self.wanted)))      # of inputs, the hardest first
 
     def run(self) -> Options:
         promoted = self._out_of_range()
@@ -191,16 +198,25 @@ class _Search:
     def _model(self, options: Options) -> Model:
         return Model(self.source, self.device, options, False, *self.open)
 
-    def _ran(self, options: Options) -> list[dict[str, Any]]:
-        with self._model(options) as model:
-            return [model.run(feeds) for feeds in self.trial.feeds]
+    def _outputs(self, model: Model, k: int) -> list[dict[str, Any]]:
+        """For input k; where there is a use, of all of its runs."""
+        if self.trial.use is None:
+            return [model.run(self.trial.feeds[k])]
+        found: list[dict[str, Any]] = []
+
+        def run(feeds: Feeds) -> dict[str, Any]:
+            found.append(model.run(feeds))
+            return found[-1]
+
+        self.trial.use(run)
+        return found
 
     def _out_of_range(self) -> tuple[str, ...]:
         """The nodes that the guard puts into f32 for these inputs."""
         self.open[1].now("looking for layers that f16 can't hold")
         with self._model(Options("low", self.memory, guard="layers")) as model:
-            for feeds in self.trial.feeds:
-                model.run(feeds)
+            for k in self.order:
+                self._outputs(model, k)
             program = model.program
             guards = [model.guard, *(p.guard for p in program.parts)] if program else [model.guard]
         found = dict.fromkeys(n for g in guards for n in g.options.promoted)
@@ -262,7 +278,7 @@ class _Search:
     def _layers(self, base: str) -> dict[str, int]:
         """Layers in the order in which they run, and the FLOPs of their kernels."""
         with self._model(Options(base, self.memory, guard="off")) as model:
-            model.run(self.trial.feeds[self.order[0]])
+            self._outputs(model, self.order[0])
             found: dict[str, int] = {}
             for plan in model.plans:
                 for step in plan.steps:
@@ -274,7 +290,7 @@ class _Search:
         """The error of outputs for the hardest input."""
         k = self.order[0]
         with self._model(dataclasses.replace(options, guard="off")) as model:
-            return _error(model.run(self.trial.feeds[k]), self.wanted[k])
+            return _error(self._outputs(model, k), self.wanted[k])
 
     def _holds(self, options: Options, always: bool = False) -> bool:
         """Whether outputs are within the tolerance for all inputs; False when time is over,
@@ -285,7 +301,7 @@ class _Search:
         self._tell()
         with self._model(dataclasses.replace(options, guard="off")) as model:
             for k in list(self.order):
-                if not self._fine(model.run(self.trial.feeds[k]), self.wanted[k]):
+                if not self._fine(self._outputs(model, k), self.wanted[k]):
                     self.order.remove(k)
                     self.order.insert(0, k)
                     return False
@@ -294,18 +310,20 @@ class _Search:
     def _tell(self) -> None:
         self.open[1].now(f"trying precisions: {TRIALS - self.left} sets of layers")
 
-    def _fine(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    def _fine(self, found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
         limit = self.trial.tolerance
-        return bool(limit(found, wanted)) if callable(limit) else _error(found, wanted) <= limit
+        if callable(limit):
+            return len(found) == len(wanted) and all(map(limit, found, wanted))
+        return _error(found, wanted) <= limit
 
     def _checked(self, options: Options) -> Options:
         """The options with what they came to: two runs of each input, compared."""
         error, same = 0.0, True
         with self._model(dataclasses.replace(options, guard="off")) as model:
-            for feeds, wanted in zip(self.trial.feeds, self.wanted):
-                one, two = (model.run(feeds) for _ in range(2))
+            for k, wanted in enumerate(self.wanted):
+                one, two = (self._outputs(model, k) for _ in range(2))
                 error = max(error, _error(one, wanted))
-                same = same and all(bit_equal(one[n], two[n]) for n in one)
+                same = same and all(bit_equal(a[n], b[n]) for a, b in zip(one, two) for n in a)
             share = _share(model, self.reasons)
         if not same:
             self.notes.append(f"two runs on {self.device.name} differ in their bits")
@@ -314,14 +332,16 @@ class _Search:
             self.notes.append("tried on random inputs: calibrate= takes real ones")
         trial = self.trial
         return dataclasses.replace(options, guard=None, chosen=Chosen(
-            trial.said, error, len(trial.feeds), trial.random, share,
+            trial.said, error, sum(map(len, self.wanted)), trial.random, share,
             tuple(self.reasons.items()), tuple(self.notes)))
 
 
-def _error(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
-    """The largest one of an output."""
-    return max((difference(found[n], wanted[n]).relative for n in tensors_in(wanted, wanted)),
-               default=0.0)
+def _error(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> float:
+    """The largest one of an output; without end where there are more runs, or fewer."""
+    if len(found) != len(wanted):
+        return float("inf")
+    return max((difference(f[n], w[n]).relative for f, w in zip(found, wanted)
+                for n in tensors_in(w, w)), default=0.0)
 
 
 def _share(model: Model, raised: Mapping[str, str]) -> float:

@@ -127,7 +127,7 @@ class Epilogue:
     nodes: tuple[Node, ...]                      # the operands' nodes, in the same order
     y_type: str                                  # C type of the result's elements
     rows_apart: bool = False                     # registers hold what it needs for one row alone
-    sizes: Mapping[str, int] = field(default_factory=dict)   # parameters that it reads
+    sizes: dict[str, int] = field(default_factory=dict)  # parameters that it reads
 
 
 Arrangement = Callable[[tuple[Expr, ...]], tuple[Sequence[Expr], Expr]]

@@ -119,7 +119,7 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
         if not whole:
             y = Scratch(f"parts of {hooks.group.root.type}", "f32", (match.splits, most * p.n))
         groups, items = -(-p.n // (match.lanes * width)), match.lanes * match.slices
-        stored = epilogue.sizes if whole else {}
+        stored: dict[str, int] = epilogue.sizes if whole else {}
         sizes = parameters(rows, *load.sizes.values(), *stored.values()) | stored
         body = hooks.render(
             "gemv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, load=load,
