@@ -119,6 +119,21 @@ def test_masks_rows_that_are_masked_whole_and_nan(pose, queries, place, guarded)
 
 
 @needs_pocl
+@pytest.mark.parametrize(
+    "pose, queries, place", [(GPU, 30, 0), (GPU, 3, -1), (GPU, 3, 0), (MALI, 3, 0)],
+    ids=["tiles", "parts of keys", "few", "without local memory"])
+def test_what_is_not_finite_is_flagged(pose, queries, place):
+    graph = graph_of(*attention((2, 3, queries, 300, 16, 24)))
+    plan = plan_on(POCL, graph, as_target(**pose), chooser=Take(place), flags=True)
+    assert "attention_opencl" in {k.template for k in plan.kernels}
+    fed, loaded = feeds(graph), POCL.load(plan)
+    for spoilt in (1, np.inf):
+        fed["q"][0, 1, 2, 3] *= spoilt
+        got, flags = loaded.run([fed[str(n.attr("name"))] for n in graph.inputs])
+        assert flags.any() == (not np.isfinite(got).all()) == (spoilt > 1)
+
+
+@needs_pocl
 @pytest.mark.parametrize("past", [9, 600])
 def test_a_cache_and_new_keys_are_read_where_they_lie(past):
     graph, fed, want = cached(past)
