@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from tests import lm_models
 from tests.devices import present
 from tests.lm_models import FAMILIES, IDS
 from tests.real_models import MODELS, needs_models
+from tests.test_families_memory import resident
 
 SHAKESPEARE = MODELS / "shakespeare-llama"
 
@@ -415,18 +417,29 @@ def test_the_page_and_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.exit_code == 1 and "has no chat template" in found.stderr
 
 
-@pytest.mark.slow
-def test_nothing_is_compiled_while_a_text_grows(tmp_path: Path) -> None:
-    """Room for tokens grows five times; plans for the first two sizes serve the others."""
-    folder = lm_models.stored("qwen2", tmp_path)
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.long if d == "opencl:intel" else pytest.mark.slow)
+    for d in present() if d != "reference"])
+def test_a_text_of_4096_tokens(device: str, tmp_path: Path) -> None:
+    """Nothing is built behind the tenth token, memory grows by the cache alone, and a token takes
+    no longer than reading the cache explains. Room for tokens grows 16 times."""
+    folder = lm_models.stored("llama", tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
-    with jitcl.lm.load(folder, device="cpu", cache_dir=tmp_path / "cache") as model:
-        model.ends, built = frozenset(), []
-        for k, _ in enumerate(model.tokens(IDS, 1300, Sampling())):
-            if k in (300, 1299):
-                built.append(sum(m.cache.stats.writes for m in model._models.values()))
-        assert built[0] == built[1] and model._cache.room == 1536
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4200}))
+    with jitcl.lm.load(folder, device=device, cache_dir=tmp_path / "cache") as model:
+        model.ends, seconds, known = frozenset(), [time.process_time()], {}
+        for k, _ in enumerate(model.tokens(IDS, 4096, Sampling())):
+            seconds.append(time.process_time())
+            if k in (9, 400, 4095):
+                built = sum(m.cache.stats.writes for m in model._models.values())
+                known[k] = built, model._cache.nbytes, resident()
+        assert model._cache.room == 4352
+    assert known[9][0] == known[4095][0]
+    cache, own = (known[4095][i] - known[400][i] for i in (1, 2))
+    assert own < cache + (4 << 20)
+    early, late = (np.percentile(np.diff(seconds)[a:a + 200], 10) for a in (300, 3800))
+    rate = 2e9 if device == "cpu" else 5e8      # bytes a second: OpenCL copies them before products
+    assert late - early < cache / rate
 
 
 @pytest.mark.slow
