@@ -356,6 +356,26 @@ def test_one_layer_tells_of_those_whose_infinities_come_to_it():
     assert looked_at(first, last, strides=[2, 2]) == {"a", "b", "c", "d"}
 
 
+def test_a_layer_that_is_infinite_in_f32_too_tells_of_nobody(warnings):
+    """'a' leaves f16's range, 'b' is infinite at some places whatever 'a' is."""
+    far = np.zeros((64, 64), np.float32)
+    far[:, ::7] = np.inf
+    nodes = [node("MatMul", "x w", "product"), node("Neg", "product", "a"),
+             node("MatMul", "a v", "moved"), node("Add", "moved far", "b"),
+             node("Clip", "b low high", "c"), node("Clip", "b low top", "d"),
+             node("MatMul", "c u", "y0"), node("MatMul", "d u", "y1"), node("Add", "y0 y1", "y")]
+    case = Case(nodes, uniform(64, 64, high=100), "", {
+        "w": uniform(64, 64, seed=1, high=100), "v": -uniform(64, 64, seed=2, high=1e-5),
+        "u": uniform(64, 64, seed=3), "far": far, "low": scalar(0.0), "high": scalar(500.0),
+        "top": scalar(400.0)})
+    want = jitcl.compile(model_of(case), device="reference").run(feeds_of(case))["y"]
+    model = jitcl.compile(model_of(case), device="reference", precision="low", guard="layers")
+    assert not {"a"} & {n for w in model.plan.watched for n, _ in w.nodes}
+    for _ in range(2):
+        assert error(model.run(feeds_of(case))["y"], want) < 1e-2
+    assert len(warnings()) == 1 and "layer 'product' (MatMul) with 'a' leaves" in warnings()[0]
+
+
 def looked_at(second, fourth, **attrs):
     """Names of nodes in kernels that have a flag."""
     nodes = [node("Conv", "pixels w", "a", pads=[1, 1, 1, 1]), second,

@@ -62,7 +62,8 @@ class Options:
 
     guard: what is looked at behind each run for the marks of f16's range: the outputs, or all that
     is stored as f16; None: outputs, where any layer may be in less than the model says.
-    promoted: nodes that the guard has put into f32 since, "*" for all.
+    promoted: nodes that the guard has put into f32 since, "*" for all. each: no layer tells for
+    others, as one that did was infinite in f32, too.
     chosen: where `precision="auto"` found the rest, what it came to.
     """
 
@@ -72,6 +73,7 @@ class Options:
     guard: str | None = None
     layers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     promoted: tuple[str, ...] = field(default=(), kw_only=True)
+    each: bool = field(default=False, kw_only=True)
     chosen: Chosen | None = field(default=None, kw_only=True, compare=False)
     weights: Packing | None = field(default=None, kw_only=True)
 
@@ -126,7 +128,7 @@ class Options:
     def key_parts(self) -> dict[str, str]:
         """Parts of keys: of what plans are made of, as far as it is said."""
         parts = {name: str(getattr(self, name)) for name in CHOICES if name != "guard"}
-        more = {"layers": self.layers, "promoted": self.promoted,
+        more = {"layers": self.layers, "promoted": self.promoted, "each": self.each,
                 "weights": self.weights and [self.weights.said, self.weights.calibration],
                 "guard": "" if self.guard == "off" else self.guard}
         return {**parts, **{name: json.dumps(value) for name, value in more.items() if value}}

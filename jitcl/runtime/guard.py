@@ -116,7 +116,7 @@ class Guard:
         self.options = replace(self.options, promoted=("*",) if "*" in more else tuple(more))
 
     def _key(self) -> Key:
-        asked = replace(self.options, promoted=(), guard="off").key_parts()
+        asked = replace(self.options, promoted=(), guard="off", each=False).key_parts()
         return Key({"model": self.source.digest, "code": code_version(), "of": "promoted",
                     **asked}, f"layers of {self.source.name}")
 
@@ -143,7 +143,13 @@ class _Repair:
             for _ in range(ROUNDS):
                 signs = guard.signs(values, special.plan)
                 wrong = [s for s in signs if self._differs(s[0], values, exact, magnitudes)]
-                guard.not_ours([s for s in signs if s not in wrong])
+                theirs = [s for s in signs if s not in wrong]
+                if not guard.options.each and any(n < 0 for n, _ in theirs):
+                    guard.options = replace(guard.options, each=True)   # whom do these tell of?
+                    special = self._recompiled()
+                    values = self.compute(special)
+                    continue
+                guard.not_ours(theirs)
                 if not wrong or "*" in guard.options.promoted:
                     break
                 special = self._promoted(magnitudes)
@@ -162,7 +168,7 @@ class _Repair:
 
     def _promoted(self, exact: Mapping[int, float]) -> Specialisation:
         """What was compiled with the layers in f32 that leave f16's range."""
-        guard, model = self.guard, self.model
+        guard = self.guard
         lowering = self._lowering(replace(guard.options, guard="off"))
         groups, graph, halves = list(lowering.groups), lowering.graph, lowering.halves
         lowering.watch(range(len(groups)))
@@ -177,8 +183,11 @@ class _Repair:
             guard.reasons |= dict.fromkeys(_nodes(groups, graph, [c]), f"f16 can't hold {reach}")
         self._tell(fresh, groups, graph, culprits, exact)
         guard.promote(list(fresh))
-        model.recompile(guard.options)
-        return model._specialise(self.arrays, Patience())
+        return self._recompiled()
+
+    def _recompiled(self) -> Specialisation:
+        self.model.recompile(self.guard.options)
+        return self.model._specialise(self.arrays, Patience())
 
     def _lowering(self, options: Options) -> Lowering:
         from jitcl.runtime.lowering import Lowering

@@ -79,8 +79,8 @@ class Lowering:
         if options.guard != "off" and self.halves:
             looked_at = self._large_results()
             if options.guard == "layers":
-                looked_at |= telling(self.groups, {i for i in self.halves
-                                                   if may_spoil(self.groups[i])})
+                spoiling = {i for i in self.halves if may_spoil(self.groups[i])}
+                looked_at |= spoiling if options.each else telling(self.groups, spoiling)
             self.graph, self.groups, self._watched = flag(self.graph, self.groups, looked_at)
         _debugging(observe)("assign-precision", self.graph, time.perf_counter() - started)
 
