@@ -26,11 +26,11 @@ PIXELS = 65536
 
 # case -> whether tiles of a device of few cores are of whole pixels, as GPU ("mali") and as CPU
 READ = {
-    "1x1": "mali cpu", "1x1, a bias over pixels": "cpu", "3x3": "mali cpu",
+    "1x1": "mali cpu", "1x1, a bias over pixels": "mali cpu", "3x3": "mali cpu",
     "odd sizes, batch": "mali cpu", "stem 7x7": "mali cpu", "groups": "mali cpu",
     "groups of few pixels": "cpu", "asymmetric": "mali cpu", "strided 1x1": "cpu", "half": "cpu",
     "half, strided": "cpu", "1-D": "cpu", "1-D strided": "cpu", "constant": "mali cpu",
-    "one row": "mali cpu", "batch, merged": "mali cpu", "constant a": "cpu",
+    "one row": "mali cpu", "batch, merged": "mali cpu", "constant a": "mali cpu",
     "half product": "mali cpu", "weights not constant": "", "one output": ""}
 
 
@@ -60,7 +60,8 @@ def read_as_images(plan: Plan) -> list[str]:
 @pytest.mark.parametrize("name, pose", [
     ("1x1", "mali"), ("3x3", "mali"), ("3x3", "cpu"), ("groups", "mali"), ("stem 7x7", "mali"),
     ("asymmetric", "cpu"), ("half, strided", "cpu"), ("1-D", "cpu"), ("constant", "mali"),
-    ("constant", "cpu"), ("batch, merged", "mali"), ("constant a", "cpu")])
+    ("constant", "cpu"), ("batch, merged", "mali"), ("constant a", "cpu"), ("constant a", "mali"),
+    ("1x1, a bias over pixels", "mali")])
 def test_results_are_equal_bit_for_bit(name, spec, pose):
     place = device(spec)
     graph, arrays = case(name)
