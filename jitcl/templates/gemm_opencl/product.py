@@ -92,8 +92,8 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
         single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
         SPAN=tile.span, AXES=axes, HALF=hooks.half, FLUSHED=FLUSHED, STEPS=steps,
-        PAIRS=(steps % 2 == 0 and b.packed and not b_image and 2 * tile.span <= HALVES
-               and single is None),
+        PAIRS=(steps % 2 == 0 and tile.vectors == 1 and b.packed and not b_image
+               and 2 * tile.span <= HALVES and single is None),
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
