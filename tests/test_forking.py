@@ -442,3 +442,29 @@ def test_locks_are_those_that_survive_a_fork() -> None:
                 wrong += [f"{name}:{node.lineno} {a.name}" for a in node.names
                           if a.name in ("cached_property", "Lock", "RLock", "Condition")]
     assert wrong == [], "see jitcl/forking.py: a forked child finds such locks held for ever"
+
+
+def test_unique_sorts() -> None:
+    """`np.unique` of nothing but values hashes from NumPy 2.3 on, without the interpreter's lock,
+    and a thread that is in it when the process ends takes it down: no exception leaves that C++.
+    `isin` calls it."""
+    wrong = []
+    for path in sorted((ROOT / "jitcl").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                    "np.unique", "np.isin", "np.union1d", "np.intersect1d", "np.setdiff1d"):
+                names = {k.arg for k in node.keywords}
+                if not names & {"return_index", "return_inverse", "return_counts"}:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert wrong == [], "see _distinct in jitcl/frontends/onnx/rules/ml_forest.py"
+
+
+def test_the_end_with_a_thread_that_sorts() -> None:
+    run("cpu", """
+    x = np.random.default_rng(0).integers(0, 10**5, 10**5)
+    def work():
+        while True:
+            np.unique(x, return_index=True)
+    threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.3)
+    """)

@@ -60,7 +60,8 @@ def sample_scan_places(kernel: Kernel, buffers: Mapping[str, Array | Noise], pos
                        seed: int) -> Sample:
     """Those of the given flat positions that `sample_scan` computes."""
     found = sample_scan(kernel, buffers, seed)
-    kept = np.isin(found.positions, positions)
+    wanted = set(positions.tolist())
+    kept = np.array([p in wanted for p in found.positions.tolist()], bool)
     return Sample(found.positions[kept], found.mid[kept], found.radius[kept])
 
 

@@ -347,8 +347,8 @@ class _KernelCheck:
         for f in loops:
             step = f.step if f.first is None else 1
             last = max(0, f.extent - 1) // step
-            turns = np.arange(last + 1) if few else np.unique(
-                [0, 1, last // 2, last - 1, last]).clip(0, last)
+            turns = np.arange(last + 1) if few else np.array(
+                sorted({0, 1, last // 2, last - 1, last})).clip(0, last)
             axes.append(turns * step)
         if math.prod(len(a) for a in axes) > 1 << 18:
             return None

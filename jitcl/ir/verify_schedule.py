@@ -207,8 +207,8 @@ class _ScheduleCheck:
         held: np.ndarray = np.ones((1,) * rank, bool)
         room = max(1, TRIED // count)
         for k, f in enumerate(loops):
-            turns = np.arange(f.trips) if f.trips <= room else np.unique(
-                [0, 1, f.trips // 2, f.trips - 1])
+            turns = np.arange(f.trips) if f.trips <= room else np.array(
+                sorted({0, 1, f.trips // 2, f.trips - 1}))
             room = max(1, room // len(turns))
             first = index_values(f.first, values) if f.first is not None else 0
             now = first + f.step * turns.reshape((1,) * (k + 1) + (-1,) + (1,) * (rank - k - 2))

@@ -50,7 +50,7 @@ class Forest:
     @property
     def test(self) -> str:
         """How all nodes compare, or "masked"."""
-        found = np.unique(self.masks[:self.inner])
+        found = _distinct(self.masks[:self.inner])
         if not len(found):
             return "le"
         return _TESTS.get(int(found[0]), "masked") if len(found) == 1 else "masked"
@@ -68,9 +68,9 @@ class Forest:
             if ((owner[below] >= 0) & (owner[below] != mine)).any():
                 return np.asarray(everywhere)    # trees share nodes: of no leaf one owner is known
             owner[below] = mine
-            at = np.unique(below)
+            at = _distinct(below)
         ends = owner[self.inner:]
-        for tree in np.unique(ends[ends >= 0]):
+        for tree in _distinct(ends[ends >= 0]):
             if everywhere.all():
                 break
             everywhere |= self.votes[ends == tree].all(axis=0)
@@ -79,12 +79,19 @@ class Forest:
     @property
     def depth(self) -> int:
         """Steps to the farthest leaf. Raises ModelError where the trees have a circle."""
-        at, depth = np.unique(self.roots), 0
+        at, depth = _distinct(self.roots), 0
         while (at := at[at < self.inner]).size:
-            at, depth = np.unique(self.children[at]), depth + 1
+            at, depth = _distinct(self.children[at]), depth + 1
             if depth > self.inner:
                 raise ModelError("its trees have a circle: some node is its own descendant")
         return depth
+
+
+def _distinct(x: Array) -> Array:
+    """In order. By sorting: where NumPy (2.3 on) hashes, a daemon thread in `unique` aborts a
+    process that ends ("terminate called", Python before 3.14)."""
+    found, _ = np.unique(x, return_index=True)
+    return found
 
 
 def numbered(attrs: Mapping[str, Any], votes: str, targets: int, combine: str,
