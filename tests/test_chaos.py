@@ -56,7 +56,7 @@ def chaos(seed: int, models: tuple[str, ...], folder: Path) -> int:
     precision = rng.choice(("high", "low"))
     stages = rng.sample(("build", "reload", "launch", "finish", "wait", "read", "allocate"), 4)
     settings: dict[str, str | int] = {
-        "chaos": f"seed={seed} percent={rng.choice((1, 4, 15))} most={rng.randint(2, 6)} "
+        "chaos": f"seed={seed} percent={rng.choice((1, 4, 15))} most={rng.randint(1, 4)} "
                  f"at={','.join(stages)} crash_where=@{WORKER}"}
     if rng.random() < 0.3:
         settings["lost_after"] = rng.randint(5, 80)
