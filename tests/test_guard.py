@@ -17,6 +17,7 @@ from jitcl.devices.opencl import arrays, executable
 from jitcl.devices.opencl.series import Series
 from jitcl.errors import OptionError, OutOfMemoryError
 from jitcl.ir.group import Watched
+from jitcl.runtime import guard as guards
 from jitcl.runtime.guard import IN_VAIN, Guard
 from tests.devices import needs, present
 from tests.overflowing import (
@@ -430,3 +431,19 @@ def test_shapes_that_change(warnings):
         feeds = {"x": normal(n, 64, seed=n, scale=40 if n > 66 else 1)}
         assert error(model.run(feeds)["y"], exact.run(feeds)["y"]) < 1e-2
     assert len(warnings()) == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [5, 3 * guards.SHORT])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_looking_at_a_result_warns_of_nothing(dtype: str, size: int) -> None:
+    """NumPy does, where a square or a sum of large numbers is infinite; what is not seen to be fine
+    is looked at again, number by number."""
+    info = np.finfo(dtype)
+    for value in (1, info.max, info.tiny, 0, np.inf, np.nan):
+        x = np.full(size, value, dtype)
+        if value in (1, 0) or not np.isfinite(value):
+            assert guards._fine(x) == (value == 1)
+            assert guards._any(x) == (value != 0)
+        else:
+            guards._fine(x), guards._any(x)

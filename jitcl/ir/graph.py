@@ -23,7 +23,8 @@ PIECE = 1 << 18         # elements that stay in a cache meanwhile
 
 
 class Data:
-    """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape).
+    """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape). An
+    array that owns its memory and is read-only already is taken as it is, others are copied.
 
     With `reload`, which gives the same elements again, they are held only while somebody else
     holds them, too: a model's weights need not be in memory beside what is made of them.
@@ -170,8 +171,8 @@ def const(array: Any, dtype: str | None = None,
     """A constant node of an array-like; `dtype` is a jitcl dtype name, `reload` as Data takes it.
     """
     given, array = array, np.asarray(array, dtypes.to_numpy(dtype) if dtype else None)
-    if array is not given:
-        array.flags.writeable = False          # made here, or a view: `Data` copies views
+    if array is not given and isinstance(given, np.ndarray):
+        array.flags.writeable = False          # converted here, or a view: `Data` copies views
     name = dtypes.from_numpy(array.dtype)
     assert name is not None, f"no jitcl type for {array.dtype}"
     type = TensorType(name, array.shape)

@@ -236,11 +236,11 @@ def _fine(value: np.ndarray) -> bool:
     """Whether a sum shows that a result is finite, and not zeros alone. Of few elements it is one
     of squares: behind a run ufuncs are code that is cold, and a product takes half of their time.
     """
-    if value.size <= SHORT and value.dtype.itemsize > 2:
-        x = value.reshape(-1)
-        total = float(x.dot(x))
-    else:
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):            # squares and sums of large numbers are infinite
+        if value.size <= SHORT and value.dtype.itemsize > 2:
+            x = value.reshape(-1)
+            total = float(x.dot(x))
+        else:
             total = float(np.add.reduce(value, axis=None, dtype=np.float32
                                         if value.dtype.itemsize == 2 else None))
     return total != 0 and math.isfinite(total)
@@ -249,7 +249,8 @@ def _fine(value: np.ndarray) -> bool:
 def _any(value: np.ndarray) -> bool:
     """Whether the beginning of a result, which is finite, is not zeros alone."""
     x = value.reshape(-1)[:FEW]
-    return bool(x.dot(x) != 0)
+    with np.errstate(all="ignore"):            # the square of a large half is infinite
+        return bool(x.dot(x) != 0)
 
 
 def _sign(value: np.ndarray) -> str:
