@@ -63,11 +63,15 @@ class Guard:
         """What is suspicious of a run's results, behind which stand the plan's flags."""
         if self.options.guard == "off" or not plan.stores_f16:
             return []
-        count = len(values) - len(plan.looked_at)
-        flags = values[-1].tolist() if plan.watched else []
-        hit = [w for w in plan.watched if flags[w.place]] if any(flags) else []
-        finite = plan.watched_results.difference(w.result for w in hit)
-        found = [(~w.group, "") for w in hit if w.result < 0]
+        count, finite = len(values), plan.watched_results
+        found: list[Sign] = []
+        if plan.watched:
+            count -= len(plan.looked_at)
+            flags = values[-1].tolist()
+            if any(flags):
+                hit = [w for w in plan.watched if flags[w.place]]
+                finite = finite.difference(w.result for w in hit)
+                found = [(~w.group, "") for w in hit if w.result < 0]
         for place, value in enumerate(values[:count]):
             if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
                 continue
@@ -233,24 +237,25 @@ class _Repair:
 
 
 def _fine(value: np.ndarray) -> bool:
-    """Whether a sum shows that a result is finite, and not zeros alone. Of few elements it is one
-    of squares: behind a run ufuncs are code that is cold, and a product takes half of their time.
+    """Whether a sum shows that a result is finite, and not zeros alone: one of squares, by `vdot`,
+    which takes a microsecond or two where code is cold behind a run, and warns of nothing. It is
+    slow for halves: of these it is the plain one.
     """
-    with np.errstate(all="ignore"):            # squares and sums of large numbers are infinite
-        if value.size <= SHORT and value.dtype.itemsize > 2:
-            x = value.reshape(-1)
-            total = float(x.dot(x))
-        else:
-            total = float(np.add.reduce(value, axis=None, dtype=np.float32
-                                        if value.dtype.itemsize == 2 else None))
+    if value.dtype.itemsize == 2:
+        with np.errstate(all="ignore"):         # sums of large halves are infinite
+            total = float(np.add.reduce(value, axis=None, dtype=np.float32))
+    else:
+        x, total = value.reshape(-1), 0.0
+        for k in range(0, x.size, SHORT):
+            part = x[k:k + SHORT]
+            total += float(np.vdot(part, part))
     return total != 0 and math.isfinite(total)
 
 
 def _any(value: np.ndarray) -> bool:
     """Whether the beginning of a result, which is finite, is not zeros alone."""
     x = value.reshape(-1)[:FEW]
-    with np.errstate(all="ignore"):            # the square of a large half is infinite
-        return bool(x.dot(x) != 0)
+    return bool(np.vdot(x, x) != 0)
 
 
 def _sign(value: np.ndarray) -> str:
