@@ -128,14 +128,15 @@ def parts(device: str, path: str, options: argparse.Namespace) -> None:
 
 
 def chain(device: str, path: str, options: argparse.Namespace) -> None:
-    """A filter feeds a model; both stay on the device."""
+    """A filter feeds a model. Alone, the model is fed a tensor that is on the device, too: behind a
+    copy from the host an H100's first kernels take 2 us less each.
+    """
     with jitcl.compile(path, device=device) as second:
         (name, shape), = ((t.name, t.shape) for t in second.inputs)
         proto = image_filter("filter", shape[-2], shape[-1], 4)
         with jitcl.compile(proto, device=device) as first:
             feeds = feeds_of(first)
-            middle = first.run(feeds)
-            (out,) = middle
+            (out, middle), = first.run(feeds, keep_on_device=True).items()
 
             def chained() -> None:
                 with first.run(feeds, keep_on_device=True)[out] as kept:
@@ -146,10 +147,11 @@ def chain(device: str, path: str, options: argparse.Namespace) -> None:
                     run()
                 return {m.model: m.parts["kernel"] for m in profile.models}
 
-            ways = (lambda: first.run(feeds), lambda: second.run({name: middle[out]}), chained)
+            ways = (lambda: first.run(feeds), lambda: second.run({name: middle}), chained)
             for way in ways * 3:
                 way()
             rounds = [[one(way) for way in ways] for _ in range(options.runs)]
+            middle.close()
         for model in (first, second):
             label = next(k for k in rounds[0][2] if k in model.called)
             alone = statistics.median(r[0 if model is first else 1][label] for r in rounds)

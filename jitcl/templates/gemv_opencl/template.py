@@ -14,11 +14,9 @@ from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
-    Argument,
     Emitted,
     Match,
     OpenClHooks,
-    Scratch,
     Template,
     launched,
 )
@@ -26,26 +24,21 @@ from jitcl.templates.gemm_opencl.product import fits_int, unfused
 from jitcl.templates.gemm_tiled_opencl.template import (
     GemmTiledOpenCl,
     Product,
-    joined,
     matmul,
     places,
 )
 
 MOST_ROWS = 8
-AHEAD = 4                      # vectors of B that a work-item reads before it multiplies
-LEAST_K = 512                  # terms of a part of a sum that is split
-GROUPS = 4                     # work-groups a core that keep it busy
+AHEAD = 8                      # vectors of B that a work-item reads before it multiplies
+GROUPS = 2                     # work-groups a core that keep it busy
 
 
 @dataclass(frozen=True)
 class Slices(Match):
-    """A group's work-items: along a row of B, and along its columns, who each sum a slice of k; in
-    how many parts for groups of their own k falls before that.
-    """
+    """A group's work-items: along a row of B, and along its columns, who each sum a slice of k."""
 
     lanes: int
     slices: int
-    splits: int
 
 
 class GemvOpenCl(Template[Slices, OpenClHooks]):
@@ -106,7 +99,6 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
         b = hooks.anchor.inputs[1]
         rows = 1 if most == 1 else p.m
         _, m, n = places(replace(p, m=rows))
-        whole = match.splits == 1
         epilogue = hooks.epilogue_lines(p.c(E.index(0), m, n), 1)
         assert epilogue is not None
         k = E.var("k", extent=p.k)
@@ -114,38 +106,31 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
         inside = (at < rows,) if is_size(rows) else ()
         load = hooks.load_lines(p.nodes[0], p.shapes[0], p.a(E.index(0), at, k)[0], *inside)
         width = lanes_of(b.type.dtype, hooks.target)
-        nodes = dict.fromkeys((*load.nodes, b, *(epilogue.nodes if whole else ())))
-        y: Argument = hooks.group.root
-        if not whole:
-            y = Scratch(f"parts of {hooks.group.root.type}", "f32", (match.splits, most * p.n))
+        nodes = dict.fromkeys((*load.nodes, b, *epilogue.nodes))
         groups, items = -(-p.n // (match.lanes * width)), match.lanes * match.slices
-        stored: dict[str, int] = epilogue.sizes if whole else {}
-        sizes = parameters(rows, *load.sizes.values(), *stored.values()) | stored
+        sizes = parameters(rows, *load.sizes.values(), *epilogue.sizes.values()) | epilogue.sizes
         body = hooks.render(
             "gemv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, load=load,
             sources=[(hooks.names[x], hooks.ctype(x.type.dtype)) for x in nodes],
             b=hooks.names[b], b_type=hooks.ctype(b.type.dtype), BITS=width == 8, M=most, ROWS=rows,
             N=p.n, K=p.k, V=width, LANES=match.lanes, SLICES=match.slices,
-            AHEAD=max(1, AHEAD // most), SPLITS=match.splits, GROUPS=groups,
-            K_PART=-(-p.k // match.splits), HALF=hooks.half, sizes=sizes)
-        product = Emitted(f"gemv_{most}x{match.lanes}", body, (*nodes, y), (y,), sizes,
-                          (groups * match.splits * items,), (items,), main=1)
-        return [product] if whole else [
-            product, joined(hooks, epilogue, y, replace(p, m=rows), match.splits)]
+            AHEAD=max(1, min(AHEAD // most, -(-p.k // match.slices))),
+            MET=1 << match.slices.bit_length() // 2,
+            HALF=hooks.half, sizes=sizes)
+        y = hooks.group.root
+        return [Emitted(f"gemv_{most}x{match.lanes}", body, (*nodes, y), (y,), sizes,
+                        (groups * items,), (items,), main=1)]
 
 
 def slices(p: Product, width: int, target: Target) -> tuple[Slices, ...]:
-    """Best first."""
-    found = []
-    for lanes in (16, 8, 32) if p.k >= 2 * LEAST_K else (8, 16, 32):
-        groups = -(-p.n // (lanes * width))
-        for items in (256, 128):
-            fits = 4 * items * width * p.m <= target.local_memory
-            if fits and items <= target.max_work_group:
-                wanted = min(GROUPS * target.compute_units // groups, p.k // LEAST_K)
-                found += [Slices(lanes, items // lanes, n)
-                          for n in sorted({1, max(1, wanted)}, reverse=True)]
-    return tuple(found)
+    """Best first: as many neighbours along a row as leave all cores busy, of large groups."""
+    def rank(lanes: int) -> tuple[bool, int]:
+        idle = -(-p.n // (lanes * width)) < GROUPS * target.compute_units
+        return idle, lanes if idle else -lanes
+
+    return tuple(Slices(lanes, items // lanes) for lanes in sorted((1, 2, 4, 8, 16), key=rank)
+                 for items in (256, 128) if items <= target.max_work_group
+                 and 4 * items * width * p.m <= target.local_memory)
 
 
 def lanes_of(dtype: str, target: Target) -> int:
