@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from onnx import NodeProto
 
 import jitcl
 from jitcl.accuracy import auto
 from jitcl.cli.main import cli
 from jitcl.errors import InputError, OptionError, UnsupportedError
-from tests.devices import needs
+from tests.devices import needs, present
 from tests.overflowing import (
     CASES,
     Case,
@@ -118,6 +119,22 @@ def test_no_time_means_that_all_layers_go_up():
     assert set(dict(found.options.layers).values()) == {"high"} and found.options.layers
     assert found.report().chosen.notes == ("not all was tried: fewer layers may be enough",)
     assert found.report().chosen.error == 0
+
+
+def test_what_is_written_in_place_goes_up_with_the_rest():
+    """Operands of a Concat are stored where it has them, unless their precision is another."""
+    def conv(x: str, y: str) -> NodeProto:
+        return node("Conv", f"{x} {y}.w", y, pads=[1, 1, 1, 1])
+
+    case = Case([conv("pixels", "a"), conv("a", "b"), node("Concat", "a b", "both", axis=1),
+                 conv("both", "y")], uniform(1, 3, 32, 32), "",
+                {f"{n}.w": normal(*shape, 3, 3, seed=k) for k, (n, shape) in enumerate(
+                    {"a": (16, 3), "b": (16, 16), "y": (3, 32)}.items())})
+    for device in present():
+        found = jitcl.compile(model_of(case), device=device, precision="auto", tolerance=0,
+                              calibrate=feeds_of(case), budget=0)
+        assert {n for n, p in found.options.layers if p == "high"} >= {"a", "b", "both"}
+        assert found.report().chosen.error == 0
 
 
 def test_a_driver_that_gives_other_bits_is_told(monkeypatch, caplog):

@@ -231,11 +231,14 @@ class _Search:
         if target.kind != "cpu" and target.computes_f16:
             whole = dataclasses.replace(options, precision="normal")
             base, level = ("low", "normal") if self._holds(whole) else ("normal", "high")
-        layers = self._layers(base)
+        layers = self._layers(Options(base, self.memory))
 
         def low(names: Sequence[str]) -> Options:
             up = dict.fromkeys((n for n in layers if n not in names), level)
             return Options({**up, ALL: base}, self.memory, promoted=options.promoted)
+
+        # What is written in place is a kernel of its own beside one of another precision.
+        layers = {**self._layers(low([])), **layers}
 
         def holds(up: Sequence[str]) -> bool:
             return self._holds(low([n for n in layers if n not in up]))
@@ -275,9 +278,9 @@ class _Search:
             found |= {part: effect(part) for part in (most[:half], most[half:])}
         return found
 
-    def _layers(self, base: str) -> dict[str, int]:
+    def _layers(self, options: Options) -> dict[str, int]:
         """Layers in the order in which they run, and the FLOPs of their kernels."""
-        with self._model(Options(base, self.memory, guard="off")) as model:
+        with self._model(dataclasses.replace(options, guard="off")) as model:
             self._outputs(model, self.order[0])
             found: dict[str, int] = {}
             for plan in model.plans:
