@@ -7,13 +7,15 @@ the zero of a padding, or fill a halo. None of that counts: each node's arithmet
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from jitcl.codegen.lower import lower
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.graph import Node
-from jitcl.ir.group import Chain, Group
+from jitcl.ir.graph import Node, graph_input
+from jitcl.ir.group import Chain, Group, is_literal
 from jitcl.ir.kernel import Accum, Kernel, expressions, statements
+from jitcl.ir.sizes import has_size
 from jitcl.ops.builder import lookup
 from jitcl.ops.cost import element_cost, expr_cost
 
@@ -32,10 +34,22 @@ def node_flops(node: Node) -> int:
         return node.type.size * element_cost(node)
     if kind == "movement":
         return 0
+    types = [n.type for n in (node, *node.inputs)]
+    if has_size([[t.shape for t in types], [value for _, value in node.attrs]]):
+        return _computed(node)
+    return _computed_once(node.with_inputs(
+        i if is_literal(i) else graph_input(f"x{node.inputs.index(i)}", i.type)
+        for i in node.inputs))
+
+
+def _computed(node: Node) -> int:
     flops, stored = kernel_flops(lower(Group(node, frozenset(), node), "count").kernel), node.type
     if stored.physical == stored.dims:
         return flops
     return flops * stored.size // math.prod(stored.physical)     # without halo and padding lanes
+
+
+_computed_once = lru_cache(maxsize=4096)(_computed)      # of nodes on inputs, which keep no weights
 
 
 def kernel_flops(kernel: Kernel) -> int:

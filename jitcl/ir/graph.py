@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jitcl import dtypes
+from jitcl.forking import cached_property
 from jitcl.ir.types import TensorType
 
 PIECE = 1 << 18         # elements that stay in a cache meanwhile
@@ -218,10 +219,10 @@ class Graph:
     outputs: tuple[tuple[str, Node], ...]
     origins: Mapping[Node, Origin] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
-    def nodes(self) -> list[Node]:
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
         """All nodes that the outputs need, and the inputs, each after what it reads."""
-        return toposort((*self.inputs, *(n for _, n in self.outputs)))
+        return tuple(toposort((*self.inputs, *(n for _, n in self.outputs))))
 
     def readers(self) -> dict[Node, list[Node]]:
         """Who reads each node (once for each operand that it is); outputs are not counted."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,6 +17,9 @@ from jitcl.ir.sizes import Size
 from jitcl.ir.types import ROW, Sym, TensorType
 
 Infer = Callable[[str, tuple[TensorType, ...], dict[str, Any]], TensorType]
+#: nodes never change: who was well formed after one pass is so after the next; by what inferred
+_WELL_FORMED: weakref.WeakKeyDictionary[Node, Infer | None] = weakref.WeakKeyDictionary()
+
 
 def verify_graph(graph: Graph, infer: Infer | None = None) -> None:
     """VerifyError unless the graph is well formed; `infer(op, operand types, attrs)` checks types.
@@ -48,7 +52,9 @@ class _GraphCheck:
         for node in graph.nodes:
             if node.op == "input" and node not in known:
                 self.fail(node, f"the graph does not declare its input {node.attr('name')!r}")
-            self.node(node)
+            if _WELL_FORMED.get(node, self) is not self.infer:
+                self.node(node)
+                _WELL_FORMED[node] = self.infer
 
     def fail(self, node: Node, message: str) -> NoReturn:
         origin = self.graph.origins.get(node)
