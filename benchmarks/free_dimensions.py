@@ -4,32 +4,36 @@
     free_dimensions.py [--device cpu] [--shapes 10] [--seed 0] [--alone] [NAME ...]
 
 Models are made here, with seeded weights: `bert`, four layers with batch and length free, and
-`base` of BERT base's size; `resnet`, a ResNet-18, and `mobilenet`, a MobileNetV2, with batch,
-height and width free; `gpt2`, twelve layers of GPT-2's size, and `whisper`, a step of a small
-decoder with attention to 1500 places of a sound, with batch, new tokens and past free. Each runs on
-shapes drawn at random.
+`base` of BERT base's size; `resnet`, a ResNet-18, `mobilenet`, a MobileNetV2, and `yolox`, a
+YOLOX-nano (sides in steps of 32), with batch, height and width free; `gpt2`, twelve layers of
+GPT-2's size, and `whisper`, a step of a small decoder with attention to 1500 places of a sound,
+with batch, new tokens and past free. Each runs on shapes drawn at random.
 Printed for each: plans that were built for it, the first result's time, and the time of a warm
 run; with --alone the warm run's time over that of a plan made for the shape alone; and over
-onnxruntime's. Warm times are medians of runs in turns, so that noise falls on all alike.
+onnxruntime's, which runs in a process of its own. Warm times are medians of turns, with pauses
+between them, so that noise falls on all alike and no engine's threads spin beside another's run.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import jitcl
+from jitcl.bench.processes import EngineProcess, Entrant
+from jitcl.bench.turns import Contestant, take_turns, timed_turn
+from jitcl.cores import usable_cores
 
-TURNS = 12
+TURNS = 8
 
 
 class Builder:
@@ -150,6 +154,66 @@ def mobilenet() -> onnx.ModelProto:
     return b.model("mobilenet", {"x": (TensorProto.FLOAT, ["batch", 3, "height", "width"])}, y)
 
 
+def yolox(width: int = 16, classes: int = 80) -> onnx.ModelProto:
+    """Pictures [batch, 3, height, width], sides multiples of 32, to [batch, places, 5 + classes]: a
+    YOLOX-nano (Ge and others 2021) without the arithmetic that turns places into boxes.
+    """
+    b = Builder(5)
+
+    def conv(x: str, c: int, k: int, size: int = 1, stride: int = 1, group: int = 1) -> str:
+        y = b.op("Conv", x, b.weight(k, c // group, size, size), b.weight(k, scale=0.1),
+                 strides=[stride] * 2, pads=[size // 2] * 4, group=group)
+        return b.op("Mul", y, b.op("Sigmoid", y))
+
+    def light(x: str, c: int, k: int, stride: int = 1) -> str:
+        return conv(conv(x, c, c, 3, stride, c), c, k)
+
+    def joined(*parts: str) -> str:
+        return b.op("Concat", *parts, axis=1)
+
+    def stage(x: str, c: int, k: int, blocks: int = 1, skip: bool = False) -> str:
+        half = k // 2
+        y, beside = conv(x, c, half), conv(x, c, half)
+        for _ in range(blocks):
+            z = light(conv(y, half, half), half, half)
+            y = b.op("Add", y, z) if skip else z
+        return conv(joined(y, beside), k, k)
+
+    def larger(x: str) -> str:
+        return b.op("Resize", x, "", b.constant(np.float32([1, 1, 2, 2])), mode="nearest",
+                    coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+    def every(axis: int, first: int, x: str) -> str:
+        last = np.iinfo(np.int64).max
+        return b.op("Slice", x, *(b.constant(np.array([v])) for v in (first, last, axis, 2)))
+
+    c2, c3, c4, c5 = (width << k for k in range(1, 5))
+    x = conv(joined(*(every(3, j, every(2, i, "x")) for j in (0, 1) for i in (0, 1))), 12, width, 3)
+    x = stage(light(x, width, c2, 2), c2, c2, skip=True)
+    p3 = stage(light(x, c2, c3, 2), c3, c3, 3, skip=True)
+    p4 = stage(light(p3, c3, c4, 2), c4, c4, 3, skip=True)
+    x = conv(light(p4, c4, c5, 2), c5, c4)
+    pools = [b.op("MaxPool", x, kernel_shape=[s, s], strides=[1, 1], pads=[s // 2] * 4)
+             for s in (5, 9, 13)]
+    x = stage(conv(joined(x, *pools), 4 * c4, c5), c5, c5)
+    top = conv(x, c5, c4)
+    middle = conv(stage(joined(larger(top), p4), c5, c4), c4, c3)
+    n3 = stage(joined(larger(middle), p3), c4, c3)
+    n4 = stage(joined(light(n3, c3, c3, 2), middle), c4, c4)
+    n5 = stage(joined(light(n4, c4, c4, 2), top), c5, c5)
+    found = []
+    for x, c in ((n3, c3), (n4, c4), (n5, c5)):
+        kinds = boxes = conv(x, c, c3)
+        for _ in range(2):
+            kinds, boxes = light(kinds, c3, c3), light(boxes, c3, c3)
+        ends = [b.op("Conv", y, b.weight(k, c3, 1, 1), b.weight(k, scale=0.1))
+                for y, k in ((boxes, 4), (boxes, 1), (kinds, classes))]
+        y = joined(ends[0], *(b.op("Sigmoid", end) for end in ends[1:]))
+        found.append(b.op("Reshape", y, b.constant(np.array([0, 5 + classes, -1]))))
+    y = b.op("Transpose", b.op("Concat", *found, axis=2), perm=[0, 2, 1])
+    return b.model("yolox", {"x": (TensorProto.FLOAT, ["batch", 3, "height", "width"])}, y)
+
+
 def decoder(layers: int, width: int, heads: int, words: int, sound: int = 0) -> onnx.ModelProto:
     """Token numbers [batch, new] and keys and values [batch, heads, past, width / heads] to logits
     and keys and values with the new ones; `sound`: places of a sound to attend to, too.
@@ -188,16 +252,18 @@ def decoder(layers: int, width: int, heads: int, words: int, sound: int = 0) -> 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "bert": bert, "base": partial(bert, 12, 768, 12, 30522), "resnet": resnet,
-    "mobilenet": mobilenet, "gpt2": partial(decoder, 12, 768, 12, 50257),
+    "mobilenet": mobilenet, "yolox": yolox, "gpt2": partial(decoder, 12, 768, 12, 50257),
     "whisper": partial(decoder, 4, 384, 6, 51865, 1500)}
 
 
 def feeds(model: onnx.ModelProto, rng: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
     """Inputs of a model at random shapes, without end."""
+    step = 32 if model.graph.name == "yolox" else 1
     while True:
         sizes = {"batch": int(rng.integers(1, 9)), "length": int(rng.integers(1, 513)),
                  "past": int(rng.integers(1, 257)), "new": int(rng.choice([1, 1, 1, 4, 32])),
-                 "height": int(rng.integers(97, 641)), "width": int(rng.integers(97, 641))}
+                 "height": int(rng.integers(97, 641)) // step * step,
+                 "width": int(rng.integers(97, 641)) // step * step}
         fed = {}
         for value in model.graph.input:
             dims = [sizes.get(d.dim_param, d.dim_value)
@@ -208,59 +274,76 @@ def feeds(model: onnx.ModelProto, rng: np.random.Generator) -> Iterator[dict[str
         yield fed
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Milliseconds of one run."""
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
+class Peer:
+    """onnxruntime, in a process of its own."""
+
+    about: dict[str, Any] = {}
+
+    def __init__(self, model: bytes, inputs: dict[str, np.ndarray], threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        self.inputs = inputs
+        self.session = onnxruntime.InferenceSession(model, options,
+                                                    providers=["CPUExecutionProvider"])
+
+    def run(self) -> dict[str, np.ndarray]:
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names[:1], self.session.run(None, self.inputs)))
+
+    def first(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        """The first output of inputs that are those of all runs from now on."""
+        self.inputs = inputs
+        return next(iter(self.run().values()))
 
 
-def in_turns(runs: list[Callable[[], object]]) -> list[float]:
-    """The median time of each. What runs behind another engine's run has its threads beside it,
-    which go on spinning for a while: each order comes in turn."""
-    times: list[list[float]] = [[] for _ in runs]
-    orders = list(itertools.permutations(range(len(runs))))
-    for turn in range(TURNS):
-        for k in orders[turn % len(orders)]:
-            times[k].append(timed(runs[k]))
-    return [statistics.median(t) for t in times]
+class Own:
+    """A model of ours, in this process."""
+
+    def __init__(self, name: str, run: Callable[[], object]) -> None:
+        self.name, self.run = name, run
+
+    def turn(self, seconds: float) -> list[float]:
+        return timed_turn(self.run, seconds)
 
 
 def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
-    import onnxruntime
-
     made = MODELS[name]()
     proto = made.SerializeToString()
     model = jitcl.compile(proto, device=device)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    shapes = [inputs for inputs, _ in zip(feeds(made, np.random.default_rng(seed)), range(count))]
+    entrant = Entrant("onnxruntime", f"{__file__}:Peer", {"model": proto, "inputs": shapes[0]})
+    peer = EngineProcess(entrant, usable_cores())
+    peer.open()
     over_alone, over_peer, late = [], [], []
-    for inputs, _ in zip(feeds(made, np.random.default_rng(seed)), range(count)):
-        run, peer_run = partial(model.run, inputs), partial(session.run, None, inputs)
+    for inputs in shapes:
+        run = partial(model.run, inputs)
         built, start = model.cache.stats.builds, time.perf_counter()
         found = next(iter(run().values()))
         first = 1e3 * (time.perf_counter() - start)
         built = model.cache.stats.builds - built
         report = model.report()
-        want = peer_run()[0]
+        want = peer.ask("first", inputs=inputs)
         error = float(np.abs(found - want).max() / np.abs(want).max())
-        runs: list[Callable[[], object]] = [run, peer_run]
+        engines: list[Contestant] = [Own("shared", run), peer]
         if alone:
             own = jitcl.compile(proto, device=device,
                                 shapes={n: x.shape for n, x in inputs.items()})
             own.run(inputs)
-            runs.append(partial(own.run, inputs))
-        warm, peer, *rest = in_turns(runs)
-        over_peer.append(warm / peer)
+            engines.append(Own("alone", partial(own.run, inputs)))
+        times = {n: 1e3 * t.median for n, t in take_turns(engines, TURNS).items()}
+        warm, theirs = times["shared"], times["onnxruntime"]
+        over_peer.append(warm / theirs)
         late.append(first - 1.5 * warm)
         line = (f"{name} {dict(s[:2] for s in report.sizes)}: {built} plans built, first "
-                f"{first:.1f} ms, warm {warm:.2f} ms, onnxruntime {peer:.2f} ms "
-                f"({warm / peer:.2f}), error {error:.1e}")
-        if rest:
-            over_alone.append(warm / rest[0])
-            line += f", a plan of its own {rest[0]:.2f} ms ({warm / rest[0]:.2f})"
+                f"{first:.1f} ms, warm {warm:.2f} ms, onnxruntime {theirs:.2f} ms "
+                f"({warm / theirs:.2f}), error {error:.1e}")
+        if alone:
+            over_alone.append(warm / times["alone"])
+            line += f", a plan of its own {times['alone']:.2f} ms ({over_alone[-1]:.2f})"
         print(line, flush=True)
+    peer.close()
     print(f"{name}: {statistics.geometric_mean(over_peer):.2f} of onnxruntime's time"
           + (f", {statistics.geometric_mean(over_alone):.2f} (at most {max(over_alone):.2f}) of a "
              "plan's own" if over_alone else "")
