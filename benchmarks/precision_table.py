@@ -4,9 +4,10 @@
     precision_table.py [--models FOLDER] [--device opencl:intel] [--budget SECONDS] [NAME ...]
     precision_table.py --print ROWS.json ...
 
-FOLDER holds NAME.onnx and golden/NAME.CALL.npz, inputs as "in0:name" (no NAME: all of them);
-without one it is the model of examples/. Errors are the largest of an output, in units of its
-largest element, over all recorded inputs. Those are also what `auto` is calibrated on; of streams
+FOLDER holds NAME.onnx and golden/NAME.CALL.npz, inputs as "in0:name", and language models in
+folders with held tokens in an expected.json (no NAME: all of them); without one it is the model
+of examples/. Errors are the largest of an output, in units of its largest element, over all
+recorded inputs. Those are also what `auto` is calibrated on; of streams
 it is steps that read their own states. What outputs are used for is compared, too: the class, boxes
 behind NMS, masks, texts, streams. --json keeps rows, which --print makes a table of.
 """
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import jitcl
+import jitcl.lm
 from jitcl.accuracy.engines import tensors_in
 from jitcl.accuracy.measures import difference
 from jitcl.devices.select import open_device
@@ -248,6 +250,28 @@ def row_of(path: Path, feeds: list[Values], device: Any, budget: float) -> dict[
     return row
 
 
+def language_row(folder: Path, device: Any) -> dict[str, Any]:
+    """Of logits behind held tokens; `auto` on what the model writes itself."""
+    held = json.loads((folder / "expected.json").read_text())["val_tokens_first_256"]
+
+    def used(model: jitcl.lm.LanguageModel) -> tuple[np.ndarray, list[int]]:
+        model.generate(held[:4], max_new_tokens=STEPS)
+        return model.logits(held), model.last.ids
+
+    with jitcl.lm.load(folder, device=device) as exact:
+        want, aim = used(exact)
+    row: dict[str, Any] = {"model": folder.name, "device": device.target.name}
+    for precision in PRECISIONS:
+        begin = time.perf_counter()
+        with jitcl.lm.load(folder, device=device, precision=precision) as model:
+            row[f"{precision} s"] = time.perf_counter() - begin
+            got, tokens = used(model)
+            row[precision] = difference(got, want).relative
+            row[f"{precision} same"], row[f"{precision} use"] = equal(tokens, aim)
+            row |= {"share": float(model.options.reduced), "reasons": [], "notes": [], "kept": []}
+    return row
+
+
 def printed(rows: list[dict[str, Any]]) -> None:
     print("| model | normal | low | auto | used for | FLOPs in f16 | stays f32 | s |\n"
           "|---|---|---|---|---|---|---|---|")
@@ -275,11 +299,17 @@ def main() -> None:
         printed([row for f in options.files for row in json.loads(f.read_text())])
         return
     device, rows = open_device(options.device), []
-    todo = [example()] if options.models is None else [
-        (options.models / f"{n}.onnx", recorded(options.models, n)) for n in
-        options.names or sorted(f.stem for f in options.models.glob("*.onnx"))]
-    for path, feeds in todo:
-        rows.append(row_of(path, feeds, device, options.budget))
+    names = [""] if options.models is None else options.names or sorted(
+        f.stem if f.suffix == ".onnx" else f.parent.name
+        for f in (*options.models.glob("*.onnx"), *options.models.glob("*/expected.json")))
+    for name in names:
+        if options.models is None:
+            rows.append(row_of(*example(), device, options.budget))
+        elif (options.models / name).is_dir():
+            rows.append(language_row(options.models / name, device))
+        else:
+            rows.append(row_of(options.models / f"{name}.onnx", recorded(options.models, name),
+                               device, options.budget))
         print(json.dumps(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps(rows))

@@ -132,6 +132,37 @@ def test_shakespeare_in_halves(device: str, precision: str, tmp_path: Path) -> N
         assert loss == pytest.approx(said["loss"], abs=1e-3)
 
 
+@pytest.mark.parametrize(("more", "precision"), [
+    ({"tolerance": 0.05}, "low"), ({"calibrate": IDS}, "low"), ({"tolerance": 0}, "high"),
+    ({"tolerance": lambda got, want: bool((got.argmax(-1) == want.argmax(-1)).all())}, "low"),
+    pytest.param({"calibrate": IDS, "memory": {"bits": 8}}, "low", marks=pytest.mark.slow)])
+def test_the_lowest_precision_that_says_the_same(
+        more: dict[str, Any], precision: str, tmp_path: Path) -> None:
+    """The models that were tried beside it hold nothing any more."""
+    folder = lm_models.stored("llama", tmp_path)
+    exact = jitcl.lm.load(folder, device="cpu", memory=more.get("memory", "normal"),
+                          calibrate=IDS if "memory" in more else None)
+    tried: list[jitcl.lm.LanguageModel] = []
+    with pytest.MonkeyPatch.context() as patch:
+        begin = jitcl.lm.LanguageModel.__init__
+        patch.setattr(jitcl.lm.LanguageModel, "__init__",
+                      lambda self, *args: tried.append(self) or begin(self, *args))
+        found = jitcl.lm.load(folder, device="cpu", precision="auto", **more)
+    assert found.options.precision == precision and found.options.reduced == (precision != "high")
+    assert [m for m in tried if not m.closed] == [found] and len(tried) > 1
+    got, want = found.logits(IDS), exact.logits(IDS)
+    assert np.abs(got - want).max() <= (precision != "high") * 1e-2 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"tolerance": 1e-3}, "tolerance is of precision='auto'"),
+    ({"tolerance": True, "precision": "auto"}, "tolerance: got True, wanted a number from 0 up"),
+    ({"precision": "least"}, "precision='least' is not known")])
+def test_tolerances_that_are_none(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        jitcl.lm.load(lm_models.stored("llama", tmp_path), device="reference", **options)
+
+
 # ---- a model whose next token is written down
 
 

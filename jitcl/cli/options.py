@@ -165,7 +165,11 @@ def common_options(command: F) -> F:
 
 def language_options(command: F) -> F:
     """A folder and the options that `jitcl.lm.load` takes, but isolation."""
-    precision, memory, *_, cache_dir = _SHARED
+    _, memory, *_, cache_dir = _SHARED
+    precision = click.option(
+        "--precision", type=Precision((*CHOICES["precision"], "auto")), default="high",
+        show_default=True, help="high: as the model says; normal: f16 storage; low: f16 arithmetic "
+        "too, where the device has it; auto: the lowest that says nearly the same.")
     adapter = click.option("--adapter", type=click.Path(path_type=Path), metavar="FOLDER",
                            help="A LoRA adapter, as peft saves it, which is added to the weights.")
     return _all(command, _MODEL, _DEVICE, precision, memory, adapter, cache_dir)

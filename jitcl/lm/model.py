@@ -22,6 +22,7 @@ from jitcl.lm.decoder import Decoder, DecoderSource
 from jitcl.lm.forms import Form, Forms
 from jitcl.lm.gguf import Gguf
 from jitcl.lm.gguf_tokens import of_metadata
+from jitcl.lm.lowest import Tolerance, limit_of, lowest
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
@@ -390,7 +391,7 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
          precision: str = "high", memory: Memory = "normal", isolation: str | None = None,
          cache_dir: str | Path | None = None, progress: Progress | None = None,
          adapter: str | Path | None = None, calibrate: Prompt | None = None,
-         batch: int | None = None) -> LanguageModel:
+         batch: int | None = None, tolerance: Tolerance | None = None) -> LanguageModel:
     """A language model of files that are there; nothing is downloaded.
 
     path: a folder as Hugging Face's save_pretrained() writes it, or a .gguf file. The other options
@@ -401,10 +402,17 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     keys and values as long as the longest's; by default 8, fewer where a quarter of the host's
     memory would not hold them at full length.
 
+    precision="auto" is "low", else "normal", else "high": the first whose logits behind each token
+    of a text, that of `calibrate` or one that the model writes itself, are off by `tolerance` of
+    the largest one at most (default 1e-2), or as a function of (logits, logits in f32) says.
+
     Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
     library is missing (`pip install 'jitcl[lm]'`).
     """
-    options, isolation = Options(precision, memory, "none"), isolation_of(isolation)
+    auto = precision == "auto"
+    limit = limit_of(tolerance, auto)
+    options = Options("high" if auto else precision, memory, "none")
+    isolation = isolation_of(isolation)
     if options.layers:
         raise OptionError(f"precision={precision!r}: language models have one for all layers")
     if options.weights is not None and (options.weights.skip or options.weights.wide):
@@ -415,11 +423,19 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     found, tokenizer, ends, configured = (
         _gguf(Path(path), adapter) if str(path).endswith(".gguf") else _folder(Path(path), adapter))
     tally = tally_of(progress)
-    model = LanguageModel(found, tokenizer, ends, configured, device_of(device, tally), options,
-                          cache_dir, tally, isolation, batch)
-    if calibrate is not None:
+    place = device_of(device, tally)
+
+    def opened(options: Options) -> LanguageModel:
+        return LanguageModel(found, tokenizer, ends, configured, place, options, cache_dir, tally,
+                             isolation, batch)
+
+    model = opened(options)
+    if calibrate is not None and not (auto and options.weights is None):
         model._calibrate(calibrate)
-    return model
+    if not auto:
+        return model
+    options, text = model.options, None if calibrate is None else model._ids(calibrate)
+    return lowest(model, text, limit, lambda p: opened(replace(options, precision=p, guard=None)))
 
 
 def whole_number(name: str, value: Any) -> None:
