@@ -36,7 +36,8 @@ from tests.rounding import TOLERANCE
 b = GraphBuilder()
 MALI_G610 = PROFILES["mali-g610"].target
 POCL, needs_pocl = device("opencl:pocl"), needs("opencl:pocl")
-MALI = dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False)
+MALI = dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=False,
+            registers=5)
 GPU = dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=True,
            local_memory=32 << 10, max_work_group=256, compute_units=8)
 

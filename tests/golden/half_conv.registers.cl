@@ -31,9 +31,9 @@ int each, int rows, int height, int width, int pitch, int oh, int ow, int kh, in
 
 // conv_0: conv + relu
 // from the graph
-// add f16[16,1,1,16,16], x1 packed f16[1,16,144,2] -> y f16[1,32,14,14]
-// 1.81 MFLOP, 30 kB; template conv_opencl
-// launch: 4x16x16 by 4x16x1; m_tiles 16, m_count 32, c_count 16, kh 3, kw 3, oh 14, ow 14, h_step 16, ky_step 16, dw 1, plane 256, x_image 4096, groups 1, wt_group 4608, wt_tile 288
+// add f16[16,1,1,16,16], x1 packed f16[1,16,48,8] -> y f16[1,32,14,14]
+// 1.81 MFLOP, 33 kB; template conv_opencl
+// launch: 4x16x16 by 4x16x1; m_tiles 16, m_count 32, c_count 16, kh 3, kw 3, oh 14, ow 14, h_step 16, ky_step 32, dw 1, plane 416, x_image 4096, groups 1, wt_group 6144, wt_tile 384
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #ifndef JITCL_FROM_HALFX4
@@ -52,13 +52,13 @@ float4 jitcl_max_f32x4(float4 a, float4 b)
 }
 #endif
 
-void conv_2x1x4_874528cde7_store(float4 v, int image, int m, int h, int w, int at,
+void conv_2x1x4_b544449a1e_store(float4 v, int image, int m, int h, int w, int at,
     __global half *restrict y)
 {
     vstore_half4_rte(jitcl_max_f32x4(v, (float4)(0.0f)), 0, y + at);
 }
 
-__kernel void conv_2x1x4_874528cde7(
+__kernel void conv_2x1x4_b544449a1e(
     __global const half *restrict x,
     __global const half *restrict wt,
     __global half *restrict y,
@@ -71,43 +71,34 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
         int m0 = min(mt * 2, m_count - 2);
         int h0 = min(ht * 1 + 0, oh - 1), w0 = min(left, ow - 4);
         int o0 = h0 * h_step + w0 * 1;
-        __global const half *xy = x + image * x_image + o0;
+        uintptr_t xy_at = (uintptr_t)(x + image * x_image + o0) - (uint)ky_step;
         int at = (image * m_count + m0) * oh * ow;
         int at0 = at + h0 * ow + w0;
-        __global const half *wk = wt + (image % groups) * wt_group + mt * wt_tile;
+        uintptr_t wk_at = (uintptr_t)(wt + (image % groups) * wt_group + mt * wt_tile) - 16;
         float4 c00 = (float4)(0.0f);
         float4 c10 = (float4)(0.0f);
         for (int c = 0; c < c_count; ++c) {
             half4 h00 = (half4)((half)0.0f), h10 = (half4)((half)0.0f);
             for (int ky = 0; ky < kh; ++ky) {
+                xy_at += (uint)ky_step;
+                __global const half *xy = (__global const half *)xy_at;
                 half2 r0_0 = *(__global const half2 *)(xy + 0), r0_2 = *(__global const half2 *)(xy + 2), r0_4 = *(__global const half2 *)(xy + 4);
                 {
-                    half4 b0 = (half4)(r0_0.s0, r0_0.s1, r0_2.s0, r0_2.s1);
-                    half2 wk0 = *(__global const half2 *)(wk + 0);
-                    h00 += wk0.s0 * b0;
-                    h10 += wk0.s1 * b0;
-                    wk += 2;
+                    wk_at += 16;
+                    __global const half *wk = (__global const half *)wk_at;
+                    half8 s = *(__global const half8 *)(wk + 0);
+                    h00 += s.s0 * (half4)(r0_0.s0, r0_0.s1, r0_2.s0, r0_2.s1);
+                    h10 += s.s1 * (half4)(r0_0.s0, r0_0.s1, r0_2.s0, r0_2.s1);
+                    h00 += s.s2 * (half4)(r0_0.s1, r0_2.s0, r0_2.s1, r0_4.s0);
+                    h10 += s.s3 * (half4)(r0_0.s1, r0_2.s0, r0_2.s1, r0_4.s0);
+                    h00 += s.s4 * (half4)(r0_2.s0, r0_2.s1, r0_4.s0, r0_4.s1);
+                    h10 += s.s5 * (half4)(r0_2.s0, r0_2.s1, r0_4.s0, r0_4.s1);
                 }
-                {
-                    half4 b0 = (half4)(r0_0.s1, r0_2.s0, r0_2.s1, r0_4.s0);
-                    half2 wk0 = *(__global const half2 *)(wk + 0);
-                    h00 += wk0.s0 * b0;
-                    h10 += wk0.s1 * b0;
-                    wk += 2;
-                }
-                {
-                    half4 b0 = (half4)(r0_2.s0, r0_2.s1, r0_4.s0, r0_4.s1);
-                    half2 wk0 = *(__global const half2 *)(wk + 0);
-                    h00 += wk0.s0 * b0;
-                    h10 += wk0.s1 * b0;
-                    wk += 2;
-                }
-                xy += ky_step;
             }
-            xy += plane - kh * ky_step;
+            xy_at += plane;
             c00 += jitcl_from_halfx4(h00); c10 += jitcl_from_halfx4(h10);
         }
-        conv_2x1x4_874528cde7_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, y);
-        conv_2x1x4_874528cde7_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, y);
+        conv_2x1x4_b544449a1e_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, y);
+        conv_2x1x4_b544449a1e_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, y);
     }
 }

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from jitcl.dtypes import itemsize
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
@@ -39,6 +40,7 @@ from jitcl.templates.opencl.planes import (
     Window,
     as_stored,
     in_rows,
+    moves_by_int,
     padded,
     patches,
     row_of_taps,
@@ -161,6 +163,25 @@ def pack_taps(w: np.ndarray, groups: int, rows: int) -> np.ndarray:
     return pack_rows(w.reshape(groups, w.shape[0] // groups, -1), rows)
 
 
+def pack_rows_of_taps(w: np.ndarray, groups: int, rows: int, quad: int) -> np.ndarray:
+    """[K, C, kh, kw] -> [groups, K / groups / rows, C * kh, kw * rows padded to whole quads]."""
+    taps = pack_taps(w, groups, rows)
+    taps = taps.reshape(*taps.shape[:2], -1, w.shape[-1] * rows)
+    return np.pad(taps, ((0, 0), (0, 0), (0, 0), (0, -taps.shape[3] % quad)))
+
+
+def quad_of(tile: Tile, taps: int, row: int, half: bool, target: Target) -> int:
+    """Packed weights of one access where they are read so for a row of taps, in halves twice as
+    many; 0 where vectors are shorter, padding is more than a third, or that and the `row` elements
+    of the input leave sums too few registers."""
+    quad, sums = (8 if half else 4), tile.rows * tile.vectors * tile.width
+    if -taps * tile.rows % quad * 3 > taps * tile.rows:
+        return 0
+    held = (3 * sums + row + quad) / 2 if half else sums + row + quad
+    fits = quad <= target.max_vector_width and held <= target.registers * target.vector_width
+    return quad if fits else 0
+
+
 class _Writer:
     def __init__(self, match: Form, hooks: OpenClHooks) -> None:
         self.s = as_stored(shape_of(hooks.anchor), hooks.group.root)
@@ -230,19 +251,27 @@ class _Writer:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
         epilogue, single = written
         before, x, (height, width) = whole_planes(hooks, self.x, s)
-        taps = s.c // s.groups * s.kernel[0] * s.kernel[1]
-        m_tiles = -(-self.m // tile.rows)
-        wt_group = m_tiles * tile.rows * taps
+        m_tiles, lines = -(-self.m // tile.rows), s.c // s.groups * s.kernel[0]
+        wt_tile = tile.rows * lines * s.kernel[1]
         weights = self.packed(tile)
-        image = image_of(weights, s.groups * wt_group, tile.rows, hooks.target)
+        image = image_of(weights, s.groups * m_tiles * wt_tile, tile.rows, hooks.target)
         axes = hooks.target.device_type != "cpu"
-        names = ON_AXES if axes else PARAMS
         row, aligned = row_of_taps(s, tile.width, width, hooks.target)
         half = hooks.half and s.kernel[1] <= FLUSHED
+        ahead = axes and row and tile.vectors == 1 and single is None and not image
+        quad = quad_of(tile, s.kernel[1], row, half, hooks.target) if (
+            ahead and moves_by_int(height, width)) else 0
+        names = ON_AXES if axes else PARAMS
+        if quad:
+            line = -(-s.kernel[1] * tile.rows // quad) * quad
+            wt_tile = lines * line
+            weights = Packed(self.w, f"rows of taps {s.groups} {tile.rows} {quad}", partial(
+                pack_rows_of_taps, groups=s.groups, rows=tile.rows, quad=quad))
+        held = itemsize(self.x.type.dtype)
         body = hooks.render(
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, single=single,
             FEW_COLUMNS=single is not None, params=names, AXES=axes,
-            HALF=half, CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned,
+            HALF=half, CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned, QUAD=quad,
             KW=s.kernel[1] if row else 0, DW=s.dilations[1] if row else 0,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
             x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
@@ -261,9 +290,11 @@ class _Writer:
             each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles,
             m_inner=int(self.m * kh * kw < height * width), m_count=self.m, c_count=c, kh=kh,
             kw=kw, oh=oh, ow=ow, vectors=oh * row_vectors, row_vectors=row_vectors,
-            h_step=s.strides[0] * width, ky_step=s.dilations[0] * width, dw=s.dilations[1],
-            plane=height * width, x_image=c * height * width, groups=s.groups,
-            wt_group=wt_group, wt_tile=tile.rows * taps)
+            h_step=s.strides[0] * width,
+            ky_step=s.dilations[0] * width * (held if quad else 1), dw=s.dilations[1],
+            plane=(height - kh * s.dilations[0]) * width * held if quad else height * width,
+            x_image=c * height * width, groups=s.groups,
+            wt_group=m_tiles * wt_tile, wt_tile=wt_tile)
         stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
         arguments: tuple[Argument, ...] = (x, weights, *epilogue.nodes, hooks.group.root)
         return [*before, Emitted(stem, body, arguments, (hooks.group.root,),

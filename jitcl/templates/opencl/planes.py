@@ -15,7 +15,7 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Scratch
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.opencl.memory import piece
-from jitcl.templates.opencl.tiling import launch
+from jitcl.templates.opencl.tiling import MAX_INDEX, launch
 
 PARAMS = ("each", "rows", "height", "width", "pitch", "oh", "ow", "kh", "kw", "sh", "sw", "dh",
           "dw", "top", "left")
@@ -89,6 +89,11 @@ def row_of_taps(s: ConvShape, width: int, pitch: int, target: Target) -> tuple[i
     needed = s.strides[1] * (width - 1) + s.dilations[1] * (s.kernel[1] - 1) + 1
     fewer = -(-needed // aligned) <= s.kernel[1] * width and s.kernel[1] <= MOST_ROW
     return (needed, aligned) if target.device_type != "cpu" and fewer else (0, 1)
+
+
+def moves_by_int(height: int, pitch: int) -> bool:
+    """Whether the bytes of a plane are known, and an int."""
+    return not (is_size(height) or is_size(pitch)) and height * pitch * 4 < MAX_INDEX
 
 
 def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: str = "add"

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from jitcl.dtypes import itemsize
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
@@ -19,6 +20,7 @@ from jitcl.templates.gemm_opencl.product import counter, epilogues, fits_int, un
 from jitcl.templates.opencl.planes import (
     PITCH,
     in_rows,
+    moves_by_int,
     padded,
     row_of_taps,
     staged,
@@ -101,7 +103,6 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     kh, kw = s.kernel
     unroll = kh * kw <= MOST_TAPS
     axes = target.device_type != "cpu"
-    params = ON_AXES if axes else PARAMS
     half = hooks.half and unroll and kw <= FLUSHED
     row, aligned = row_of_taps(s, width, wide, target) if unroll else (0, 1)
     held = -(-kh * kw // 4) + kh * (-(-row // 4) or kw)      # vectors, where all is read before
@@ -109,12 +110,19 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     lines = kh if loop else 1
     packs = axes and unroll and p.weights is not None and target.max_vector_width >= 4
     quads = -(-kh * kw // lines // 4) if packs else 0
+    ahead = bool(quads and row and lines > 1 and single is None and moves_by_int(height, wide))
+    params = (*(ON_AXES if axes else PARAMS), *(("quad",) if ahead else ()))
+    quad, size = 0, itemsize(x.type.dtype)
+    if ahead and p.weights is not None:
+        quad = 4 * itemsize(p.weights.type.dtype)
     body = hooks.render(
         "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, single=single, params=params,
         FEW_COLUMNS=single is not None, AXES=axes, ROW=row, A=aligned,
-        DW=s.dilations[1] if row else 0, QUADS=quads, kind=p.kind, W=width, HALF=half,
-        LINES=FLUSHED // kw, WIDEST=target.max_vector_width, SW=s.strides[1], UNROLL=unroll,
-        LOOP=loop, KH=kh // lines if unroll else 0, KW=kw if unroll else 0,
+        DW=s.dilations[1] if row else 0, QUADS=quads, AHEAD=ahead,
+        A_QUAD=quad == aligned * size, kind=p.kind, W=width, HALF=half,
+        LINES=FLUSHED // kw, AT_ONCE=kh * kw <= FLUSHED, WIDEST=target.max_vector_width,
+        SW=s.strides[1], UNROLL=unroll, LOOP=loop, KH=kh // lines if unroll else 0,
+        KW=kw if unroll else 0,
         x_type=hooks.ctype(x.type.dtype),
         wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
         multiply_add=target.multiply_add)
@@ -127,7 +135,7 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
     values = dict(
         each=each, tasks=tasks, blocks=blocks, block=block, channels=s.k, copies=s.k // s.c, oh=oh,
         ow=ow, kh=kh, kw=kw, dw=s.dilations[1], h_step=s.strides[0] * wide,
-        ky_step=s.dilations[0] * wide, x_plane=height * wide)
+        ky_step=s.dilations[0] * wide * (size if ahead else 1), quad=quad, x_plane=height * wide)
     weights: tuple[Argument, ...] = ()
     if p.weights is not None:
         packed = Packed(p.weights, f"{lines} lines of taps in {quads} quads",
