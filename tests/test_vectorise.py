@@ -223,3 +223,19 @@ def test_each_reduction_of_lanes_is_there_on_the_cpu(op: str, want) -> None:
     y = getattr(GraphBuilder(), op)(data, axes=(2,), keepdims=False)
     found = devices.run_graph("cpu", Graph("g", (data,), (("y", y),)), {"x": x})["y"]
     np.testing.assert_array_equal(found, want(x, axis=2))
+
+
+def test_a_sum_that_goes_on_in_an_outer_loop_stays() -> None:
+    """What its lanes are joined in would be carried from turn to turn there."""
+    text = """\
+kernel @k(in x: f32[128], out y: f32[1]) {
+  let acc: f32 = 0.0
+  for i < 8 @loop {
+    for j < 16 @loop {
+      acc add= x[i * 16 + j]
+    }
+  }
+  y[0] = acc
+}
+"""
+    assert print_kernel(vectorise(parse_kernel(text), CPU)) == print_kernel(parse_kernel(text))

@@ -61,16 +61,19 @@ class _Vectors:
 
     def block(self, body: Body) -> Body:
         out: list[Stmt] = []
+        begun = {s.var.value for s in body if isinstance(s, Let)}
         for s in body:
             if not isinstance(s, For):
                 out.append(s)
             elif any(isinstance(b, For) for b in s.body):
                 out.append(replace(s, body=self.block(s.body)))
             else:
-                out += self.innermost(s)
+                out += self.innermost(s, begun)
         return tuple(out)
 
-    def innermost(self, loop: For) -> Body:
+    def innermost(self, loop: For, begun: set[str]) -> Body:
+        """begun: names that are declared beside the loop. A sum that goes on in an outer loop stays
+        as it is: what its lanes are joined in would be carried there."""
         loop = ranged(loop)
         sums = [s for s in loop.body if isinstance(s, Accum)]
         if self.width == 1 or loop.extent < self.width or not independent(loop):
@@ -78,7 +81,8 @@ class _Vectors:
         if not sums:
             return self.along(loop)
         long = loop.plain and loop.extent >= 2 * self.width and self.width >= 4
-        return self.sums(loop, sums) if long and partial(sums) else (loop,)
+        here = all(s.var.value in begun for s in sums)
+        return self.sums(loop, sums) if long and here and partial(sums) else (loop,)
 
     def lanes(self, loop: For, extent: int, inner: Body, first: Expr | None = None,
               end: Expr | None = None) -> tuple[Expr, For]:
