@@ -119,6 +119,8 @@ def test_no_time_means_that_all_layers_go_up():
     assert set(dict(found.options.layers).values()) == {"high"} and found.options.layers
     assert found.report().chosen.notes == ("not all was tried: fewer layers may be enough",)
     assert found.report().chosen.error == 0
+    assert {why for _, why in found.report().chosen.reasons} == {
+        "there was no time to try f16 in parts"}
 
 
 def test_what_is_written_in_place_goes_up_with_the_rest():

@@ -319,6 +319,14 @@ def test_options_join_those_that_the_device_names(device, asked, wanted):
     assert found.configuration.partition(",")[2] == wanted
 
 
+@pytest.mark.parametrize(("options", "limit"), [
+    ({}, 1e-3), ({"memory": "low"}, 1e-3), ({"memory": "bits=8"}, 1e-2),
+    ({"precision": "high;act1=low"}, 1e-2), ({"memory": "bits=8", "tolerance": 1e-4}, 1e-4)])
+def test_weights_in_few_bits_are_less_than_the_model_says(options, limit):
+    found = jitcl.check(chain(1), feeds(), device="reference", against="reference", **options)
+    assert found.tolerance == limit
+
+
 @pytest.mark.parametrize(("asked", "error", "says"), [
     ({"against": "cpu,precison=low"}, OptionError, "'precison' is no option of a configuration"),
     ({"against": "cpu,precision=half"}, OptionError, "precision='half' is not known"),

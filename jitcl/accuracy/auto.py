@@ -262,6 +262,7 @@ class _Search:
         effect = {n: e for part, e in parts.items() for n in part}
         kind = "f16 arithmetic" if level == "normal" else "f16"
         self.reasons |= {n: f"{kind} in it and its neighbours moves outputs by {effect[n]:.2g}"
+                         if len(parts) > 1 else f"there was no time to try {kind} in parts"
                          for n in layers if n in up}
         return low([n for n in layers if n not in up])
 

@@ -101,7 +101,8 @@ def check(
 
 def _tolerance(given: Any, one: Configuration, other: Configuration) -> float:
     if given is None:
-        return AS_MODEL if one.precision == other.precision == "high" else HALF
+        both = [Options(c.precision, c.memory) for c in (one, other)]
+        return HALF if any(o.reduced or o.weights for o in both) else AS_MODEL
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < np.inf:
         raise OptionError(f"tolerance: got {shown(given)}, wanted a number from 0 up, such as 1e-3")
     return float(given)
