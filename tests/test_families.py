@@ -16,6 +16,7 @@ import onnx.parser
 import pytest
 
 import jitcl
+from jitcl.devices.cpu import device as cpu
 from jitcl.ir.sizes import Size, Space
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, disguised
@@ -326,6 +327,18 @@ def test_what_is_outgrown_is_gone_before_more_is_allocated(
     monkeypatch.setattr(type(model._specialiser), "load_sized", larger)
     model.run(feeds("softmax", 300))
     assert left == [None]
+
+
+def test_a_family_that_grows_keeps_its_kernels(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neither read from the cache nor linked again."""
+    model, family = grown(tmp_path)
+    assert family.loaded is not None
+    code, before = family.loaded.executable.code, family.capacity
+    monkeypatch.setattr(cpu, "cached_kernels", None)
+    monkeypatch.setattr(cpu, "load_kernels", None)
+    check(model.run(feeds("softmax", 300)), reference("softmax").run(feeds("softmax", 300)))
+    assert family.capacity != before and family.loaded.executable.code is code is not None
 
 
 def test_shapes_that_come_again_build_nothing(tmp_path: Path) -> None:

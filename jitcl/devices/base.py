@@ -118,6 +118,11 @@ class Executable(Protocol):
         """See `DeviceArray`; None where there are none of this device."""
         return None
 
+    @property
+    def code(self) -> object:
+        """Its kernels in memory, if others of this device may use them: see `LoadOptions`."""
+        return None
+
     def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
                       shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:
         """`run` with inputs that lie on the device already (of the same `home`), and with results

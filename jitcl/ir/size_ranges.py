@@ -140,6 +140,8 @@ def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
     """x with every size in it exchanged: in tuples, lists, dicts' values, dataclasses."""
     if type(x) is Size:
         return change(x)
+    if type(x) in (str, int, float, bool):
+        return x
     if isinstance(x, tuple):
         new = tuple(everywhere(v, change) for v in x)
         return x if all(a is b for a, b in zip(x, new)) else new

@@ -335,9 +335,11 @@ class Families:
         """
         specialiser, loaded = self.specialiser, family.loaded
         if family.outgrown(values):
+            code = loaded.executable.code if loaded is not None else None
             family.loaded = loaded = None               # room for the larger one
             family.capacity = family.roomy(values)
-            loaded = specialiser.load_sized(family.largest(), patience, tried, family.stepped)
+            loaded = specialiser.load_sized(
+                family.largest(), patience, tried, family.stepped, code)
         elif loaded is not None and loaded.stale:
             loaded = specialiser.reload(loaded, patience)
         family.loaded = loaded

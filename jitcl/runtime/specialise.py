@@ -338,9 +338,11 @@ class Specialiser:
         return tuned
 
     def load_sized(self, plan: Plan, patience: Patience, tried: Sequence[Generated] = (),
-                   stepped: tuple[KernelFallback, ...] = ()) -> Specialisation:
+                   stepped: tuple[KernelFallback, ...] = (), code: object = None
+                   ) -> Specialisation:
         """The largest member of a family: a plan without places for its temporaries. Its kernels
-        are tried at the shapes of `tried`. Raises KernelFault, OutOfMemoryError, BuildError.
+        are tried at the shapes of `tried`, or are `code`, of an executable before. Raises
+        KernelFault, OutOfMemoryError, BuildError.
         """
         from jitcl.runtime.lowering import laid_out
 
@@ -348,18 +350,20 @@ class Specialiser:
         while True:
             seen = opening(self.device)
             try:
-                executable = self._load(self.device, plan, tried)
+                executable = self._load(self.device, plan, tried, code)
                 return Specialisation(plan, executable, self.device, seen, stepped=stepped)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
 
-    def _load(self, device: Device, plan: Plan, tried: Sequence[Generated] = ()) -> Executable:
+    def _load(self, device: Device, plan: Plan, tried: Sequence[Generated] = (),
+              code: object = None) -> Executable:
         """Loaded, in a worker first as was asked for; new plans with trials of their kernels in the
         plans of `tried`.
         """
         cache = self._cache_of(device)
         trials = _trials(device, tried)
-        options = LoadOptions(self.isolation or config.get("isolation"), trials, self.priority)
+        options = LoadOptions(
+            self.isolation or config.get("isolation"), trials, self.priority, code)
         with recording.span("load", f"{len(plan.kernels)} kernels of {self.source.name}"):
             return device.load(plan, cache, self.tally, options)
 

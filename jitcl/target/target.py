@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from jitcl.forking import cached_property
 from jitcl.target.cpu_core import CpuCore
 
 QUAD, LEAST_ITEMS = 4, 64      # of tiles in local memory: elements of a vector, work-items
@@ -109,7 +110,7 @@ class Target:
         works = self.local_works and self.max_vector_width >= QUAD
         return self.local_is_real and works and self.max_work_group >= LEAST_ITEMS
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Digest of every field that code depends on: two devices that differ in one never share
         an entry. Not of the memory, which is only compared with what a plan needs: PoCL reports

@@ -128,11 +128,13 @@ class CpuDevice:
                 f"  Use a smaller input or memory='low'."
             )
         tally = Tally.of(progress)
-        objects = cached_kernels(plan.kernels, cache, self.target, tally)
+        kernels = options.code if options is not None else None
+        if not isinstance(kernels, LoadedKernels) or {*kernels} != {k.entry for k in plan.kernels}:
+            kernels = load_kernels(cached_kernels(plan.kernels, cache, self.target, tally))
         tally.now("loading the model")
         try:
             executor = _executor(self.target, cache)
-            return CpuExecutable(plan, objects, executor, self.target.vector_width)
+            return CpuExecutable(plan, kernels, executor, self.target.vector_width)
         except MemoryError:
             raise OutOfMemoryError(
                 f"the plan needs {needed / 2**20:.0f} MiB, which the system refused\n"
@@ -144,11 +146,10 @@ class CpuExecutable(Executable):
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
     def __init__(
-        self, plan: Plan, objects: Mapping[str, bytes], executor: Executor, lanes: int
+        self, plan: Plan, kernels: LoadedKernels, executor: Executor, lanes: int
     ) -> None:
         self.plan, self._lanes = plan, lanes
-        self._executor = executor
-        self._kernels = load_kernels({k.entry: objects[k.entry] for k in plan.kernels})
+        self._executor, self._kernels = executor, kernels
         self._slots = [aligned_empty(n) for n in plan.slots]
         self._memory = [self._place(i) for i in range(len(plan.buffers))]
         self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
@@ -455,6 +456,10 @@ class CpuExecutable(Executable):
                     self._executor.run(job, self._threads())
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
+
+    @property
+    def code(self) -> LoadedKernels:
+        return self._kernels
 
     @property
     def place(self) -> str:
