@@ -92,7 +92,9 @@ def u8(*shape: int, low: int = 0, high: int = 256) -> Array:
 
 
 def i8(*shape: int) -> Array:
-    return _rng(shape).integers(-128, 128, shape).astype(np.int8)
+    """In 7 bits: without VNNI onnxruntime adds two products with unsigned bytes in 16 bits, and these
+    saturate. The judge would be wrong."""
+    return _rng(shape).integers(-64, 64, shape).astype(np.int8)
 
 
 def i32(*values: Any) -> Array:
