@@ -92,8 +92,8 @@ def u8(*shape: int, low: int = 0, high: int = 256) -> Array:
 
 
 def i8(*shape: int) -> Array:
-    """In 7 bits: without VNNI onnxruntime adds two products with unsigned bytes in 16 bits, and these
-    saturate. The judge would be wrong."""
+    """In 7 bits: without VNNI onnxruntime adds two products with unsigned bytes in 16 bits, which
+    saturate, and would judge wrongly."""
     return _rng(shape).integers(-64, 64, shape).astype(np.int8)
 
 

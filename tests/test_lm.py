@@ -62,7 +62,7 @@ def test_a_familys_logits_are_transformers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_random_models_are_transformers_too(name: str, tmp_path: Path) -> None:
     lm_models.transformers_model(name)                      # skips where there is none
-    folder, wanted = lm_models.told(name, 7, tmp_path)
+    folder, wanted = lm_models.told(name, 7, tmp_path, own=2e-5)
     found = lm_models.by_references(opened(folder), IDS)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
 
