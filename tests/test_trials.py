@@ -301,7 +301,8 @@ def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     said = {title: trial.wrong(forgetful.load(plan, options=never).run(trial.inputs()))
             for title, plan in plans.items() if plan is not None}
     assert [t for t, text in said.items() if not text.startswith(f"{trial.subject}: ")] == []
-    assert len(said) >= 3
+    # A kernel for tensor cores has few of the texts that faults are planted in.
+    assert len(said) >= (2 if "tensor" in trial.plan.steps[-1].kernel else 3)
 
 
 @pytest.mark.parametrize("name", ["conv-3x3", "depthwise", "gemm", "max-pool", "softmax",
