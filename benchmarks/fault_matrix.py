@@ -101,9 +101,7 @@ def _kept(path: str) -> list[Result]:
 
 
 def _models(row: Scenario, count: int) -> list[str]:
-    """The row's first models that are here, or its own small one; none where it can't happen."""
-    if row.impossible():
-        return []
+    """The row's first models that are here; its own small one where there are none."""
     return [m for m in row.models if not missing(m)][:count] or [row.own]
 
 

@@ -112,9 +112,8 @@ def lettered(name: str, folder: Path) -> Path:
 
 def by_references(decoder: Decoder, ids: list[int], splits: Sequence[int] = ()) -> np.ndarray:
     """Logits [ids, vocabulary] by the ops' NumPy references, in runs that end before `splits`."""
-    shape = (1, 0, decoder.shared, decoder.head_size)
-    past = {f"past_{part}.{k}": np.zeros(shape, np.float32)
-            for k in range(decoder.layers) for part in ("key", "value")}
+    shape = (1, 0, 2 * decoder.shared, decoder.head_size)
+    past = {f"past.{k}": np.zeros(shape, np.float32) for k in range(decoder.layers)}
     found = []
     for first, last in zip((0, *splits), (*splits, len(ids))):
         feeds = {**decoder.feeds([ids[first:last]], [first], last - first, first), **past}
@@ -123,7 +122,7 @@ def by_references(decoder: Decoder, ids: list[int], splits: Sequence[int] = ()) 
         memo = {node: feeds[str(node.attr("name"))] for node in graph.inputs}
         outputs = {n: evaluate(node, memo) for n, node in graph.outputs}
         found.append(outputs["logits"])
-        past = {n: np.concatenate([a, outputs[n.removeprefix("past_")]], axis=1)
+        past = {n: np.concatenate([a, outputs[n.replace("past", "new")]], axis=1)
                 for n, a in past.items()}
     return np.concatenate(found)
 

@@ -330,6 +330,35 @@ def test_what_is_on_the_device_is_read_and_left_there(device):
     tensor.close()
 
 
+@pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")])
+def test_results_that_are_kept_are_copied_together(device, monkeypatch):
+    """One command puts rows of them all, evenly, into a tensor; others are put one by one."""
+    cl = pytest.importorskip("pyopencl")
+    g = GraphBuilder()
+    x = graph_input("a", TensorType("f32", SHAPE))
+    model = jitcl.compile(Graph("two", (x,), (("y", g.neg(x)), ("z", g.add(x, 1)))), device=device)
+    given, tensor = (jitcl.DeviceTensor.zeros(np.float32, SHAPE, model) for _ in range(2))
+    given.put(A, [(0, 0, A.nbytes)])
+    given.settle()
+    copied, row = cl.enqueue_copy, A.nbytes // SHAPE[0]
+    commands = []
+    with model.bind(inputs={"a": given}, keep=["y", "z"]) as bound:
+        found = bound.run()
+        monkeypatch.setattr(cl, "enqueue_copy", lambda *a, **b: (commands.append(0),
+                                                                 copied(*a, **b)))
+        tensor.put_each([found["y"], found["z"]], 0, 2 * row, row, row)
+        tensor.settle()
+        assert len(commands) == 1
+        wanted = np.stack([-A[1], 0 * A[0], A[1] + 1])
+        np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-6)
+        tensor.put_each([A, found["z"]], row, row, 2 * row, row)
+        tensor.settle()
+        wanted[1:] = A[2], A[2] + 1
+        np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-6)
+    tensor.close()
+    given.close()
+
+
 def test_tensors_of_another_device_are_copied_each_run():
     spec = next((d for d in present() if d.startswith("opencl")), None)
     if spec is None:

@@ -114,16 +114,15 @@ def test_slots(model: Any, where: str) -> None:
                   None if where == "host" else opened(where))
 
     def fill(slot: Any, ids: list[int]) -> None:
-        shape = (1, len(ids), model.decoder.shared, model.decoder.head_size)
+        shape = (1, len(ids), 2 * model.decoder.shared, model.decoder.head_size)
         marks = np.array(ids, np.float32)[None, :, None, None]
-        cache.extend([slot], [ids], {n.removeprefix("past_"): np.broadcast_to(marks, shape)
-                                     for n in cache.rows})
+        cache.extend([slot], [ids], {f"new.{k}": np.broadcast_to(marks, shape)
+                                     for k in range(model.decoder.layers)})
 
     def right() -> None:
         for k, slot in enumerate(cache.slots):
             assert slot.index == k
-            for rows in cache.rows.values():
-                array = rows.slots(0, len(cache.slots))
+            for array in (a for rows in cache.rows for a in rows.slots(0, len(cache.slots))):
                 array = array if where == "host" else array.numpy()
                 assert (array[k, :len(slot.ids), 0, 0] == slot.ids).all()
                 assert not array[k, len(slot.ids):].any()

@@ -95,6 +95,12 @@ class DeviceArray:
         for to, start, nbytes in pieces:
             mine[to:to + nbytes] = other[start:start + nbytes]
 
+    def put_each(self, sources: Sequence[DeviceArray | np.ndarray], to: int, pitch: int,
+                 start: int, nbytes: int) -> None:
+        """`nbytes` from byte `start` on of each source to byte `to`, `to + pitch`, .."""
+        for k, source in enumerate(sources):
+            self.put(source, [(to + k * pitch, start, nbytes)])
+
     def fill(self, first: int, nbytes: int) -> None:
         """Bytes that are zero, in the same manner."""
         self.open().reshape(-1).view(np.uint8)[first:first + nbytes] = 0

@@ -84,10 +84,11 @@ class Adapted(Weights):
             found = found + self.factor * (a[:, which].T @ b.T if self.turned else b[which] @ a)
         return found
 
-    def made(self, g: GraphBuilder, name: str) -> Node:
-        if name not in self._names:
-            return self.weights.node(g, name)
-        return loaded(lambda: self.rows(name, np.arange(self.shape(name)[0])))
+    def made(self, g: GraphBuilder, *names: str) -> Node:
+        if not any(name in self._names for name in names):
+            return self.weights.node(g, *names)
+        return loaded(lambda: np.concatenate(
+            [self.rows(name, np.arange(self.shape(name)[0])) for name in names]))
 
     def digest(self, root: Path) -> str:
         return digest("".join([self.weights.digest(root), self._pair.digest(root), self._config])

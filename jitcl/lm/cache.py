@@ -1,9 +1,9 @@
 """Keys and values of texts, which stay where they are, in the host's memory or on an OpenCL device,
 and the runs that read them there.
 
-A text has a slot: a row of each array [slots, room, heads, size]. So a run of one text reads a
-slot, one of several the first slots, both where they lie. Places without a token hold finite
-numbers: they count for nothing, but 0 * NaN is NaN.
+A text has a slot: a row of each layer's array [slots, room, 2 * heads, size]. So a run of one text
+reads a slot, one of several the first slots, both where they lie. Places without a token hold
+finite numbers: they count for nothing, but 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jitcl.lm.rows import DeviceRows, HostRows, Made, Rows
 from jitcl.runtime.bound import Bound
 
 ROOM = 256                                  # tokens that all slots grow by
+BLOCKS = 4              # of layers, each one memory: a copy of all layers' new rows is as many
 
 Bind = Callable[[Mapping[str, Any]], Bound]
 
@@ -36,7 +37,7 @@ class Slot:
 
     def shorten(self, kept: int) -> None:
         """Forget all but the first tokens."""
-        for rows in self.cache.rows.values():
+        for rows in self.cache.rows:
             rows.clear(self.index, kept, len(self.ids))
         self.cache.settle()
         del self.ids[kept:]
@@ -46,14 +47,17 @@ class Cache:
     """Slots, one at first. device: where they lie; None, or no OpenCL device: on the host."""
 
     def __init__(self, decoder: Decoder, dtype: Any, device: Any = None) -> None:
-        self._row, self._dtype, self._device = (decoder.shared, decoder.head_size), dtype, device
-        self.rows = {f"past_{part}.{k}": self._made(1, ROOM)
-                     for k in range(decoder.layers) for part in ("key", "value")}
+        self._row, self._dtype = (2 * decoder.shared, decoder.head_size), dtype
+        self._device = device
+        each = -(-decoder.layers // BLOCKS)
+        self._blocks = [range(k, min(k + each, decoder.layers))
+                        for k in range(0, decoder.layers, each)]
+        self.rows = [self._made(block, 1, ROOM) for block in self._blocks]
         self.slots, self.room, self._uses = [Slot(self, 0)], ROOM, 0
         self._bound: dict[Any, tuple[int, Bound]] = {}      # kernels -> (first slot, run)
 
-    def _made(self, slots: int, room: int) -> Rows:
-        shape = (slots, room, *self._row)
+    def _made(self, block: range, slots: int, room: int) -> Rows:
+        shape = (len(block), slots, room, *self._row)
         if getattr(self._device, "session", None) is None:
             return HostRows(shape, self._dtype)
         return DeviceRows(shape, self._dtype, self._device)
@@ -61,12 +65,12 @@ class Cache:
     @property
     def lost(self) -> bool:
         """Whether it lay on a device that was."""
-        return any(rows.lost for rows in self.rows.values())
+        return any(rows.lost for rows in self.rows)
 
     def renew(self) -> list[list[int]]:
         """As many slots, of no tokens; those that they had."""
         self.unbind()
-        self.rows = {name: self._made(len(self.slots), self.room) for name in self.rows}
+        self.rows = [self._made(block, len(self.slots), self.room) for block in self._blocks]
         had = [slot.ids for slot in self.slots]
         for slot in self.slots:
             slot.ids = []
@@ -74,7 +78,7 @@ class Cache:
 
     def settle(self) -> None:
         """Wait for what was copied."""
-        for rows in list(self.rows.values())[:1]:
+        for rows in self.rows[:1]:
             rows.settle()
 
     def slot(self, ids: Sequence[int], taken: Collection[Slot], most: int = 1) -> Slot:
@@ -89,7 +93,7 @@ class Cache:
             self.grow(len(self.slots) + 1)
             found, old = self.slots[-1], found
             if old is not None:
-                for rows in self.rows.values():
+                for rows in self.rows:
                     rows.copied(found.index, rows, old.index, shared)
                 self.settle()
                 found.ids = old.ids[:shared]
@@ -104,10 +108,10 @@ class Cache:
         if (slots, room) == (held, self.room):
             return
         self.unbind()
-        for name, rows in self.rows.items():
-            self.rows[name] = self._made(slots, room)
+        for k, (block, rows) in enumerate(zip(self._blocks, self.rows)):
+            self.rows[k] = self._made(block, slots, room)
             for slot in self.slots:
-                self.rows[name].copied(slot.index, rows, slot.index, len(slot.ids))
+                self.rows[k].copied(slot.index, rows, slot.index, len(slot.ids))
             self.settle()
         self.slots += [Slot(self, k) for k in range(held, slots)]
         self.room = room
@@ -120,7 +124,7 @@ class Cache:
         free = [s for s in self.slots[:count] if s not in texts]
         for a, b in zip(away, free):
             most = max(len(a.ids), len(b.ids))
-            for rows in self.rows.values():
+            for rows in self.rows:
                 rows.swap(a.index, b.index, most)
             self.settle()
             a.index, b.index = b.index, a.index
@@ -134,8 +138,9 @@ class Cache:
         if found is None or at != first:
             if found is not None:
                 found.close()
-            found = bind({name: rows.slots(first, len(slots))
-                          for name, rows in self.rows.items()})
+            found = bind({f"past.{k}": layer
+                          for block, rows in zip(self._blocks, self.rows)
+                          for k, layer in zip(block, rows.slots(first, len(slots)))})
             self._bound[kernels] = first, found
         return found
 
@@ -144,8 +149,8 @@ class Cache:
         """New tokens of each slot, and their keys and values [slots, rows, heads, size]."""
         new = [(k, slot, len(slot.ids), len(slot.ids) + len(part))
                for k, (slot, part) in enumerate(zip(slots, parts)) if part]
-        for name, rows in self.rows.items():
-            found = made[name.removeprefix("past_")]
+        for block, rows in zip(self._blocks, self.rows):
+            found = [made[f"new.{k}"] for k in block]
             for k, slot, begin, end in new:
                 rows.put(slot.index, begin, end, found, k)
         self.settle()
@@ -160,7 +165,7 @@ class Cache:
     def close(self) -> None:
         """Give memory back; no text is known any more."""
         self.unbind()
-        for rows in self.rows.values():
+        for rows in self.rows:
             rows.close()
         self.rows.clear()
         for slot in self.slots:
@@ -168,4 +173,4 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        return sum(r.nbytes for r in self.rows.values())
+        return sum(rows.nbytes for rows in self.rows)

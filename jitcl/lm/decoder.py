@@ -4,9 +4,10 @@ is compiled from.
     x [texts * rows, width]  ->  blocks, each with keys and values of the past  ->  norm  ->  logits
 
 The graph reads embedded tokens, cosines and sines of their positions, and keys and values with room
-for `past` tokens of each text; it gives those of the new tokens alone, so that no cache goes to and
-fro. Places that no token has are FREE, and rows that a text does not fill come last: causality
-hides both. Products are of all texts' rows at once, attention is each text's own.
+for `past` tokens of each text, a tensor a layer: a token's keys, behind them its values. It gives
+those of the new tokens alone, so that no cache goes to and fro. Places that no token has are FREE,
+and rows that a text does not fill come last: causality hides both. Products are of all texts' rows
+at once, attention is each text's own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,7 +114,7 @@ class Decoder(ABC):
         for k in range(self.layers):
             b = Layer(self, g, inputs, k)
             x = self.block(b, x)
-            outputs += zip((f"key.{k}", f"value.{k}"), b.made)
+            outputs += [(f"new.{k}", new) for new in b.made]
         if give == "next":
             x = g.gather(x, inputs["row"], axis=0)
         b = Layer(self, g, inputs, -1)
@@ -134,10 +136,8 @@ class Decoder(ABC):
         found += [Tensor("query", "i32", (texts, rows, 1)), Tensor("keys", "i32", (texts, keys))]
         if give == "next":
             found.append(Tensor("row", "i32", (1,)))
-        for k in range(self.layers):
-            found += [Tensor(f"past_{part}.{k}", kind, (texts, past, self.shared, self.head_size))
-                      for part in ("key", "value")]
-        return found
+        return found + [Tensor(f"past.{k}", kind, (texts, past, 2 * self.shared, self.head_size))
+                        for k in range(self.layers)]
 
     def feeds(self, parts: Sequence[Sequence[int]], past: Sequence[int], rows: int, room: int
               ) -> dict[str, np.ndarray]:
@@ -164,7 +164,7 @@ class Decoder(ABC):
         rows = min(len(ids), most, self.context)
         source = DecoderSource(self, rows, "logits", "f32", root)
         past = {t.name: np.zeros([0 if isinstance(d, Sym) else d for d in t.shape], np.float32)
-                for t in source.signature()[0] if t.name.startswith("past_")}
+                for t in source.signature()[0] if t.name.startswith("past.")}
         starts = [min(first, len(ids) - rows) for first in range(0, len(ids), rows)]
         return source, [{**self.feeds([ids[s:s + rows]], [0], rows, 0), **past} for s in starts]
 
@@ -198,8 +198,12 @@ class _Types:
     def __contains__(self, name: object) -> bool:
         return name in self._weights
 
-    def node(self, g: GraphBuilder, name: str) -> Node:
-        return graph_input(name, TensorType("f32", self._weights.shape(name)))
+    def node(self, g: GraphBuilder, *names: str) -> Node:
+        shapes = [self._weights.shape(name) for name in names]
+        row = shapes[0][1:]
+        for name, shape in zip(names, shapes):
+            wants(self._weights, name, (shape[0], *row))
+        return graph_input(names[0], TensorType("f32", (sum(s[0] for s in shapes), *row)))
 
 
 class Layer:
@@ -212,8 +216,8 @@ class Layer:
         self.stem = decoder.stem.format(layer) if layer >= 0 else ""
         self.made: list[Node] = []          # keys and values of the new tokens
 
-    def weight(self, name: str) -> Node:
-        return self.decoder.weights.node(self.g, self.stem + name)
+    def weight(self, *names: str) -> Node:
+        return self.decoder.weights.node(self.g, *(self.stem + name for name in names))
 
     def has(self, name: str) -> bool:
         return self.stem + name in self.decoder.weights
@@ -221,14 +225,32 @@ class Layer:
     def norm(self, x: Node, name: str) -> Node:
         return self.decoder.norm(self, x, name)
 
-    def product(self, x: Node, name: str) -> Node:
-        """x [rows, k] @ w' of a weight [n, k]."""
-        return self.g.matmul(x, self.g.transpose(self.weight(name), perm=(1, 0)))
+    def product(self, x: Node, *names: str) -> Node:
+        """x [rows, k] @ w' of a weight [n, k], or several."""
+        return self.g.matmul(x, self.g.transpose(self.weight(*names), perm=(1, 0)))
 
-    def linear(self, x: Node, name: str) -> Node:
-        """x @ w' + bias, of a weight [n, k]; without the bias where there is none."""
-        y = self.product(x, f"{name}.weight")
-        return self.g.add(y, self.weight(f"{name}.bias")) if self.has(f"{name}.bias") else y
+    def linear(self, x: Node, *names: str) -> Node:
+        """x @ w' + bias, of a weight [n, k], or several; without the bias where there is none."""
+        y = self.product(x, *(f"{name}.weight" for name in names))
+        biases = [f"{name}.bias" for name in names]
+        return self.g.add(y, self.weight(*biases)) if self.has(biases[0]) else y
+
+    def linears(self, x: Node, *names: str) -> list[Node]:
+        """`linear` of each name; one product where their weights lie alike."""
+        weights, biases = ([f"{self.stem}{name}.{part}" for name in names]
+                           for part in ("weight", "bias"))
+        w = self.decoder.weights
+        if not w.alike(weights) or not (w.alike(biases) or not any(b in w for b in biases)):
+            return [self.linear(x, name) for name in names]
+        return self.columns(self.linear(x, *names), *(w.shape(name)[0] for name in weights))
+
+    def columns(self, x: Node, *counts: int) -> list[Node]:
+        """x [rows, columns] in parts of so many columns."""
+        ends = list(accumulate(counts))
+        return [self.part(x, 1, end - n, end) for n, end in zip(counts, ends)]
+
+    def part(self, x: Node, axis: int, first: int, end: int) -> Node:
+        return self.g.slice(x, starts=(first,), ends=(end,), axes=(axis,), steps=(1,))
 
     def split(self, x: Node, heads: int, size: int) -> Node:
         """[texts * rows, heads * size] as [texts, heads, rows, size]."""
@@ -254,18 +276,25 @@ class Layer:
         """Of [texts, heads, rows, size], each over its text's past, too; [texts * rows, heads *
         size]."""
         g, d = self.g, self.decoder
-        k, v = (self._with_past(part, n) for part, n in (("key", k), ("value", v)))
+        k, v = self._with_past(k, v)
         y = g.attention(q, k, v, *self._mask(), scale=scale or 1 / math.sqrt(d.head_size),
                         softcap=softcap, guarded=False)
         return g.reshape(g.transpose(y, perm=(0, 2, 1, 3)),
                          shape=(self.texts * self.rows, d.heads * d.head_size))
 
-    def _with_past(self, part: str, x: Node) -> Node:
-        g, past = self.g, self.inputs[f"past_{part}.{self.index}"]
-        new = g.cast(g.transpose(x, perm=(0, 2, 1, 3)), to=past.type.dtype)
+    def _with_past(self, k: Node, v: Node) -> list[Node]:
+        g, past, shared = self.g, self.inputs[f"past.{self.index}"], self.decoder.shared
+        k, v = (g.transpose(x, perm=(0, 2, 1, 3)) for x in (k, v))
+        new = g.cast(g.concat(k, v, axis=2), to=past.type.dtype)
         self.made.append(new)
-        whole = new if past.type.dims[1] == 0 else g.concat(past, new, axis=1)
-        return g.transpose(g.cast(whole, to="f32"), perm=(0, 2, 1, 3))
+        lie = [new] if past.type.dims[1] == 0 else [past, new]
+
+        def whole(first: int) -> Node:
+            parts = [self.part(x, 2, first, first + shared) for x in lie]
+            joined = parts[0] if len(parts) == 1 else g.concat(*parts, axis=1)
+            return g.transpose(g.cast(joined, to="f32"), perm=(0, 2, 1, 3))
+
+        return [whole(0), whole(shared)]
 
     def _mask(self) -> list[Node]:
         """What is added to scores, [texts, 1, rows, keys]: -inf where a row must not look."""
@@ -312,8 +341,8 @@ class DecoderSource:
         width = d.width if self.give == "hidden" else d.vocabulary
         first = Tensor("hidden" if self.give == "hidden" else "logits", "f32",
                        (1 if self.give == "next" else self.texts * self.rows, width))
-        made = [Tensor(f"{part}.{k}", self.kind, (self.texts, self.rows, d.shared, d.head_size))
-                for k in range(d.layers) for part in ("key", "value")]
+        made = [Tensor(f"new.{k}", self.kind, (self.texts, self.rows, 2 * d.shared, d.head_size))
+                for k in range(d.layers)]
         return tuple(self._inputs()), (first, *made), ()
 
     def _inputs(self) -> list[Tensor]:

@@ -12,7 +12,7 @@ The others become float32 when the model is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,16 +146,24 @@ class Gguf(Weights):
             raise UnsupportedError(f"{self.path}: weight '{t.name}' is {t.tensor_type.name}, which "
                                    "the library gguf does not decode") from None
 
-    def made(self, g: GraphBuilder, name: str) -> Node:
-        t, shape = self._tensor(name), self.shape(name)
-        decode = PACKED.get(t.tensor_type.name)
-        if decode is None:
-            return loaded(lambda: self._float(t, t.data))
-        data = np.asarray(t.data).reshape(shape[0], -1)
-        codes, scales, block, shifts = decode(data)
+    def alike(self, names: Sequence[str]) -> bool:
+        return super().alike(names) and len({self._tensor(n).tensor_type for n in names}) == 1
 
-        def load() -> np.ndarray:           # the file is mapped: codes need not stay, too
-            return decode(data).codes.reshape(form)
+    def made(self, g: GraphBuilder, *names: str) -> Node:
+        tensors = [self._tensor(name) for name in names]
+        decode = PACKED.get(tensors[0].tensor_type.name)
+        if decode is None:
+            return loaded(lambda: np.concatenate([self._float(t, t.data) for t in tensors]))
+        shape = (sum(self.shape(name)[0] for name in names), *self.shape(names[0])[1:])
+
+        def data() -> np.ndarray:           # the file is mapped: nothing of it need stay, too
+            parts = [np.asarray(t.data).reshape(t.shape[-1], -1) for t in tensors]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+        codes, scales, block, shifts = decode(data())
+
+        def load() -> np.ndarray:
+            return decode(data()).codes.reshape(form)
 
         signed = codes.dtype == np.int8
         form = (shape[0], -1, block) if signed else (codes.size,)

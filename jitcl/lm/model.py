@@ -61,7 +61,7 @@ class _ForAnyPast(Model):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._families.grows.add(("past_key.0", 1))
+        self._families.grows.add(("past.0", 1))
 
 
 class LanguageModel:
@@ -81,8 +81,7 @@ class LanguageModel:
         self._cache_dir, self._progress, self._isolation = cache_dir, progress, isolation
         self._kind = "f32" if options.precision == "high" else "f16"
         self._models: dict[tuple[int, str, int], Model] = {}
-        self._made = tuple(f"{part}.{k}" for k in range(decoder.layers)
-                           for part in ("key", "value"))
+        self._made = tuple(f"new.{k}" for k in range(decoder.layers))
         self._lock = forking.rlock()
         self._cache, self._other = self._empty(), self._empty()    # other: of no conversation
         self.batch = self._fitting() if batch is None else batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Weights(ABC):
     read: set[str]                          # names that were asked for
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[tuple[str, ...], Node] = {}
 
     @abstractmethod
     def __contains__(self, name: object) -> bool: ...
@@ -44,14 +44,19 @@ class Weights(ABC):
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
         """Rows of a matrix as float32."""
 
-    def node(self, g: GraphBuilder, name: str) -> Node:
-        """All of it, float32, for kernels: one node, however often it is asked for."""
-        if name not in self._nodes:
-            self._nodes[name] = self.made(g, name)
-        return self._nodes[name]
+    def node(self, g: GraphBuilder, *names: str) -> Node:
+        """All of it, float32, for kernels: one node, however often it is asked for. Of several that
+        are `alike`, the rows of one behind those of the other."""
+        if names not in self._nodes:
+            self._nodes[names] = self.made(g, *names)
+        return self._nodes[names]
+
+    def alike(self, names: Sequence[str]) -> bool:
+        """Whether they can be one node."""
+        return all(name in self for name in names)
 
     @abstractmethod
-    def made(self, g: GraphBuilder, name: str) -> Node:
+    def made(self, g: GraphBuilder, *names: str) -> Node:
         """The node, made anew."""
 
     @abstractmethod
@@ -93,9 +98,9 @@ class Stored(Weights):
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
         return self.array(name)[which].astype(np.float32)
 
-    def made(self, g: GraphBuilder, name: str) -> Node:
-        array = self.array(name)
-        return loaded(lambda: np.array(array, np.float32))
+    def made(self, g: GraphBuilder, *names: str) -> Node:
+        arrays = [self.array(name) for name in names]
+        return loaded(lambda: np.concatenate(arrays, dtype=np.float32, casting="unsafe"))
 
     def digest(self, root: Path) -> str:
         return digest("".join(file_digest(f, root, None) for f in self.files).encode())

@@ -208,6 +208,25 @@ class DeviceTensor:
                      else source)
             self._array.put(given, pieces)
 
+    def put_each(self, sources: Sequence[DeviceTensor | np.ndarray], to: int, pitch: int,
+                 start: int, nbytes: int) -> None:
+        """`put` of `nbytes` from byte `start` on of each source, as byte `to`, `to + pitch`, .. on.
+        One command where they are results that a bound run keeps, of one size.
+        """
+        with self._changed:
+            self.check_readable()
+            held = [s for s in sources if isinstance(s, DeviceTensor)]
+            begun: list[DeviceTensor] = []
+            try:
+                for source in held:
+                    source.begin_reading()
+                    begun.append(source)
+                self._array.put_each([s._array if isinstance(s, DeviceTensor) else s
+                                      for s in sources], to, pitch, start, nbytes)
+            finally:
+                for source in begun:
+                    source.end_reading()
+
     def fill(self, first: int, nbytes: int) -> None:
         """Bytes that are zero, in the same manner."""
         with self._changed:

@@ -15,6 +15,7 @@ import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ class OpenClArray(DeviceArray):
                  ) -> None:
         """buffer: one that is its owner's, who gives it back."""
         self.home, self.spec = session, spec
+        self.whole: OpenClArray | None = None           # that it is a part of, from byte `first` on
+        self.first = 0
         self.dtype, self.shape = dtypes.to_numpy(spec.dtype), spec.shape
         self.nbytes = math.prod(spec.shape) * self.dtype.itemsize
         self.capacity = max(capacity, self.nbytes, SMALLEST)
@@ -140,6 +143,24 @@ class OpenClArray(DeviceArray):
                       if count < self.shape[0] else self.buffer)
         return OpenClArray(self.home, spec, count * row, buffer)
 
+    @classmethod
+    def together(cls, session: Session, specs: Sequence[TensorSpec], sizes: Sequence[int]
+                 ) -> list[OpenClArray]:
+        """Arrays of at least these bytes in one buffer."""
+        if not specs:
+            return []
+        align = session.target.alignment
+        firsts = [0, *accumulate(-(-max(n, SMALLEST) // align) * align for n in sizes)]
+        whole = cls(session, TensorSpec("results", "u8", (firsts[-1],), -1), firsts[-1])
+        made = []
+        for spec, first, nbytes in zip(specs, firsts, sizes):
+            with translated(f"{session.name}: a part for '{spec.name}'"):
+                part = cls(session, spec, nbytes, whole.buffer.get_sub_region(
+                    first, max(nbytes, SMALLEST)))
+            part.whole, part.first = whole, first
+            made.append(part)
+        return made
+
     def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]]
             ) -> None:
         """Copy bytes: (to, from, how many). They are there when `settle` has returned."""
@@ -156,6 +177,27 @@ class OpenClArray(DeviceArray):
                     assert isinstance(source, OpenClArray)
                     cl.enqueue_copy(queue, self.buffer, source.buffer, byte_count=nbytes,
                                     src_offset=start, dst_offset=to)
+
+    def put_each(self, sources: Sequence[DeviceArray | np.ndarray], to: int, pitch: int,
+                 start: int, nbytes: int) -> None:
+        """`nbytes` from byte `start` on of each source to byte `to`, `to + pitch`, ..: one command
+        where they lie evenly in one buffer.
+        """
+        at = [s.first if isinstance(s, OpenClArray) else 0 for s in sources]
+        step = at[1] - at[0] if len(at) > 1 else 0
+        whole = sources[0].whole if isinstance(sources[0], OpenClArray) else None
+        if step < nbytes or whole is None or pitch < nbytes or any(
+                not isinstance(s, OpenClArray) or s.whole is not whole for s in sources
+                ) or at != [at[0] + k * step for k in range(len(at))]:
+            super().put_each(sources, to, pitch, start, nbytes)
+            return
+        self.check()
+        queue = self.home.transfers
+        with translated(f"{self.device}: writing '{self.spec.name}'"), self.acquired(queue):
+            (y, x), (b, a) = divmod(to, pitch), divmod(at[0] + start, step)
+            cl.enqueue_copy(queue, self.buffer, whole.buffer, dst_origin=(x, y, 0),
+                            src_origin=(a, b, 0), region=(nbytes, len(at), 1),
+                            dst_pitches=(pitch, 0), src_pitches=(step, 0))
 
     def fill(self, first: int, nbytes: int) -> None:
         self.check()

@@ -293,8 +293,10 @@ class OpenClExecutable(LoadedPlan):
             plan = self.plan
             ins = [given[t.name] if t.name in given else
                    np.zeros(t.shape, dtypes.to_numpy(t.dtype)) for t in plan.inputs]
-            into = [OpenClArray(self.session, t, self._lending.least[t.buffer])
-                    if t.name in keep else np.zeros(t.shape, dtypes.to_numpy(t.dtype))
+            kept = [t for t in plan.outputs if t.name in keep]
+            there = iter(OpenClArray.together(
+                self.session, kept, [self._lending.least[t.buffer] for t in kept]))
+            into = [next(there) if t.name in keep else np.zeros(t.shape, dtypes.to_numpy(t.dtype))
                     for t in plan.outputs]
 
         def compute() -> None:

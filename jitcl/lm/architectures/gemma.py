@@ -29,7 +29,7 @@ class Gemma(Decoder):
     def block(self, b: Layer, x: Node) -> Node:
         c = self.config
         h = b.norm(x, "input_layernorm")
-        q, k, v = (b.linear(h, f"self_attn.{n}_proj") for n in "qkv")
+        q, k, v = b.linears(h, *(f"self_attn.{n}_proj" for n in "qkv"))
         y = b.attention(b.turned(self._maybe(b, b.queries(q), "self_attn.q_norm")),
                         b.turned(self._maybe(b, b.keys(k), "self_attn.k_norm")), b.keys(v),
                         scale=c.number("query_pre_attn_scalar", self.head_size) ** -0.5,

@@ -42,8 +42,7 @@ class Gpt2(Decoder):
 
     def block(self, b: Layer, x: Node) -> Node:
         qkv = _affine(b, b.norm(x, "ln_1"), "attn.c_attn")
-        q, k, v = (b.queries(b.g.slice(qkv, starts=(self.width * n,), ends=(self.width * (n + 1),),
-                                       axes=(1,), steps=(1,))) for n in range(3))
+        q, k, v = map(b.queries, b.columns(qkv, *(self.width,) * 3))
         x = b.g.add(x, _affine(b, b.attention(q, k, v), "attn.c_proj"))
         h = b.activated(_affine(b, b.norm(x, "ln_2"), "mlp.c_fc"))
         return b.g.add(x, _affine(b, h, "mlp.c_proj"))

@@ -14,7 +14,7 @@ class Llama(Decoder):
 
     def block(self, b: Layer, x: Node) -> Node:
         h = b.norm(x, "input_layernorm")
-        q, k, v = (b.linear(h, f"self_attn.{n}_proj") for n in "qkv")
+        q, k, v = b.linears(h, *(f"self_attn.{n}_proj" for n in "qkv"))
         y = b.attention(b.turned(self._head_norm(b, b.queries(q), "q")),
                         b.turned(self._head_norm(b, b.keys(k), "k")), b.keys(v))
         x = b.g.add(x, b.linear(y, "self_attn.o_proj"))

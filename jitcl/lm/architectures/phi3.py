@@ -14,18 +14,13 @@ class Phi3(Decoder):
     def block(self, b: Layer, x: Node) -> Node:
         qkv = b.linear(b.norm(x, "input_layernorm"), "self_attn.qkv_proj")
         wide, narrow = self.heads * self.head_size, self.shared * self.head_size
-        q, k, v = (_columns(b, qkv, first, last) for first, last in (
-            (0, wide), (wide, wide + narrow), (wide + narrow, wide + 2 * narrow)))
+        q, k, v = b.columns(qkv, wide, narrow, narrow)
         y = b.attention(b.turned(b.queries(q)), b.turned(b.keys(k)), b.keys(v))
         x = b.g.add(x, b.linear(y, "self_attn.o_proj"))
         both = b.linear(b.norm(x, "post_attention_layernorm"), "mlp.gate_up_proj")
         half = both.type.dims[1] // 2
-        h = b.g.mul(b.activated(_columns(b, both, 0, half)), _columns(b, both, half, 2 * half))
-        return b.g.add(x, b.linear(h, "mlp.down_proj"))
+        gate, up = b.columns(both, half, half)
+        return b.g.add(x, b.linear(b.g.mul(b.activated(gate), up), "mlp.down_proj"))
 
     def slides(self, layer: int) -> bool:
         return True
-
-
-def _columns(b: Layer, x: Node, first: int, last: int) -> Node:
-    return b.g.slice(x, starts=(first,), ends=(last,), axes=(1,), steps=(1,))
