@@ -101,7 +101,9 @@ def _kept(path: str) -> list[Result]:
 
 
 def _models(row: Scenario, count: int) -> list[str]:
-    """The row's first models that are here; its own small one where there are none."""
+    """The row's first models that are here, or its own small one; none where it can't happen."""
+    if row.impossible():
+        return []
     return [m for m in row.models if not missing(m)][:count] or [row.own]
 
 

@@ -123,6 +123,7 @@ def test_no_time_means_that_all_layers_go_up():
         "there was no time to try f16 in parts"}
 
 
+@pytest.mark.slow
 def test_what_is_written_in_place_goes_up_with_the_rest():
     """Operands of a Concat are stored where it has them, unless their precision is another."""
     def conv(x: str, y: str) -> NodeProto:

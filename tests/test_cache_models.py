@@ -297,7 +297,7 @@ def others_can_run(workers: bool) -> bool:
     return done.returncode == 0
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions as POSIX has them")
 @pytest.mark.parametrize("device", TWO)
 def test_a_read_only_directory_costs_a_warning(device: str, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "opencl:intel"])
 def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(

@@ -30,8 +30,8 @@ def rows(chosen: list[Scenario]) -> pytest.MarkDecorator:
 
 
 def passes(scenario: Scenario, driver: str, model: str, tmp_path) -> None:
-    if missing(model):
-        pytest.skip(missing(model))
+    if why := scenario.impossible() or missing(model):
+        pytest.skip(why)
     result = check(scenario, driver, case(model), tmp_path / "cache")
     assert result.problems == []
     assert result.outcome == "right"

@@ -47,7 +47,7 @@ def test_kernels_of_a_model_pass_clang(name: str, target: str) -> None:
 
 @clang.needed
 @needs_models
-@pytest.mark.slow
+@pytest.mark.thinned(100)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MORE)
 def test_kernels_of_more_models_pass_clang(name: str, target: str) -> None:

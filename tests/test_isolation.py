@@ -19,7 +19,7 @@ from jitcl import config
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.faults import BINARIES, FaultDatabase
 from jitcl.devices.load_options import LoadOptions
-from jitcl.devices.opencl import list_devices, trust
+from jitcl.devices.opencl import list_devices, pocl, trust
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.opencl.isolation import Isolated, WorkerFault, isolated
 from jitcl.devices.opencl.probe import probe_target
@@ -452,6 +452,7 @@ def deadly(cache: Path) -> str:
 
 @pytest.mark.skipif(POCL is None or not POCL.handle.driver_version.startswith("3.0"),
                     reason="PoCL 3.0 is not installed")
+@pytest.mark.skipif("avx512f" not in pocl.host_features(), reason="the CPU has no AVX-512")
 @pytest.mark.slow
 def test_sixteen_lanes_end_pocl_3_and_nobody_else(tmp_path):
     """It aborts, segfaults or hangs over them on this CPU name, as on AMD's Zen 4."""

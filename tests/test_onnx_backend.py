@@ -52,8 +52,8 @@ def by_onnx(category: str, chosen: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("category", "step"), [
-    ("OnnxBackendNodeModelTest", 150), ("OnnxBackendSimpleModelTest", 6),
-    ("OnnxBackendPyTorchConvertedModelTest", 8), ("OnnxBackendPyTorchOperatorModelTest", 4)])
+    ("OnnxBackendNodeModelTest", 300), ("OnnxBackendSimpleModelTest", 12),
+    ("OnnxBackendPyTorchConvertedModelTest", 16), ("OnnxBackendPyTorchOperatorModelTest", 8)])
 def test_a_sample_by_onnx_s_own_runner(category, step):
     by_onnx(category, names(category)[3::step])
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jitcl.devices.opencl import pocl
+
 KERNEL = r"_[0-9a-f]{10}\("
 # templates multiply and add in the form that the probe found fast there; plain loops add to acc0
 MULTIPLY_ADD = r"((fma|mad)\(| (c[0-9]+|v) \+= )"
@@ -67,6 +69,12 @@ class Scenario:
     halves: bool = False                # the plan must use halves, on the driver that has them
     steps: bool = False                 # a kernel must have stepped down
     tells: str = ""                     # what the user must read: a regular expression
+    feature: str = ""                   # a feature of the CPU without which nothing would fail
+
+    def impossible(self) -> str:
+        """Why this can't happen on this machine, for skips; "" where it can."""
+        lacking = self.feature and self.feature not in pocl.host_features()
+        return f"the CPU has no {self.feature}" if lacking else ""
 
 
 def rules(*lines: str, **settings: Any) -> tuple[Phase, ...]:
@@ -154,9 +162,11 @@ SCENARIOS: tuple[Scenario, ...] = (
              "Zen 4: nothing is posed), and they are forced upon it", rules(), pose="",
              drivers=("pocl",), variables={
                  "JITCL_POCL_CPU": "znver3", "JITCL_BUILD_SECONDS": "8",
-                 "JITCL_TARGET": "max_vector_width=16,vector_width=16"}, steps=True),
+                 "JITCL_TARGET": "max_vector_width=16,vector_width=16"}, steps=True,
+             feature="avx512f"),
     Scenario("wide-vectors-probed", "is the same, and nothing is forced", rules(), pose="",
              drivers=("pocl",), variables={
-                 "JITCL_POCL_CPU": "znver3", "JITCL_BUILD_SECONDS": "8"}, tells="probe vec16"),
+                 "JITCL_POCL_CPU": "znver3", "JITCL_BUILD_SECONDS": "8"}, tells="probe vec16",
+             feature="avx512f"),
 )
 BY_NAME = {s.name: s for s in SCENARIOS}
