@@ -3,7 +3,7 @@
 
     static_cost.py --root DIR [--reach FOLDER] [--gpus mali-g610,...] [--precisions high,low]
                    [--shape ids=1,128] [--save NUMBERS.json] [--baseline NUMBERS.json]
-                   [--write TABLE.md] MODEL ...
+                   [--write TABLE.md] [--check] MODEL ...
 
 DIR (or the environment variable REACH_ROOT) holds the compilers, FOLDER (or REACH; by default
 ../shared/reach beside this checkout) the scripts that fetch and run them. Nothing runs on a GPU:
@@ -30,6 +30,17 @@ compiled is kept in DIR/costs. Printed for each GPU, precision and kind of kerne
                   beside each: more sums than there are registers at full occupancy.
     useful        multiply-adds (under "low" of pairs of halves) of the instructions there, a mean
 
+--check: which kernels miss which criterion, in place of the table; exit status 1 where one does.
+
+    loop          of products and convolutions: "loop" above is at most 1.25. Not asked of products
+                  of one row (GEMV): each weight is read for one multiply-add, whatever is done
+    occupancy     full, on Valhall (G57 and later)
+    spills        none
+    scalar        of vectors that the text reads or writes by elements (vloadN, x[0] beside x[1])
+                  the machine code has accesses of one element
+    halves        under "low", of products and convolutions: all multiply-adds of the innermost
+                  loops are of halves, on Mali of pairs (v2f16)
+
 --baseline: numbers that --save kept; each cell then says "before -> after". static_cost_before.json
 has those of commit f44c608, for the table in docs/measurements.md.
 """
@@ -39,6 +50,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -46,16 +58,20 @@ import sys
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import jitcl
 from jitcl.cli.lowered import lower_for_dump
-from jitcl.codegen.plan import Plan, Step
+from jitcl.codegen.plan import KernelSource, Plan, Step
 from jitcl.runtime.model import open_model
 
+PROCESSES = 2                                # that plan, and that compile
+BATCH = 12                                   # kernels that a process of the driver's compiles
 REACH = Path(__file__).resolve().parents[2] / "shared" / "reach"
 # GPUs without a profile: that of their generation, or of the one before
 PROFILES = {"adreno-630": "adreno-640", "mali-g720": "mali-g715"}
@@ -65,21 +81,27 @@ WAVES, THREADS = 16, 2                       # at full occupancy: Adreno, Mali f
 ROUTINE = 100                                # instructions more than mad(): fma() is a routine
 PROBE = ("__kernel void probe_{0}(__global const float *x, __global float *y)\n"
          "{{ int i = get_global_id(0); y[i] = {0}(x[i], x[i + 1], x[i + 2]); }}\n")
-KINDS = ("GEMM", "convolution", "depthwise", "pooling", "softmax", "layer norm", "elementwise",
-         "transpose", "copies", "other")
+KINDS = ("GEMM", "GEMV", "convolution", "depthwise", "pooling", "softmax", "layer norm",
+         "attention", "elementwise", "transpose", "copies", "other")
 COLUMNS = ("kernels", "load/store", "all items", "arithmetic", "registers", "occupancy", "spills",
            "fma", "loop", "useful")
 LOOPS = ("GEMM", "convolution", "depthwise")     # whose innermost loops are weighed
+CRITERIA = ("loop", "occupancy", "spills", "scalar", "halves")
+MOST_LOOP = 1.25                                 # cycles of memory for one of arithmetic
 LANES, WORDS = 64, 16                            # a cycle: that compute, that are moved
 BIFROST = 24, 8
 MOVES = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Expand", "Slice"}
 Numbers = dict[str, Any]                     # of a kernel: what the table's columns are made of
 
 
-def kind_of(step: Step, template: str) -> str:
+def kind_of(step: Step, kernel: KernelSource) -> str:
     """Which row of the table a launch counts in."""
     stem, types = step.kernel.partition("_")[0], {op for _, op in step.origins}
-    if template:
+    if stem == "gemm" and dict(zip(kernel.params, step.params)).get("m_count") == 1:
+        return "GEMV"
+    if stem == "attention":
+        return stem
+    if kernel.template:
         return {"gemm": "GEMM", "conv": "convolution", "sum": "depthwise", "max": "pooling",
                 "mean": "pooling"}.get(stem, "copies")
     if any("Pool" in op for op in types):
@@ -95,7 +117,7 @@ def kind_of(step: Step, template: str) -> str:
 
 
 def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]]) -> Plan:
-    """The launches of a model for the profile of a GPU."""
+    """The launches of a model for the profile of a GPU, without its constants."""
     device = f"profile:{PROFILES.get(gpu, gpu)}"
     if model.suffix != ".onnx":
         opened = jitcl.lm.load(model, device=device, precision=precision)._model(1, "next")
@@ -105,7 +127,7 @@ def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, 
         opened = open_model(model, device=device, precision=precision)
     known = {t.name for t in opened.inputs}
     given = {name: shape for name, shape in shapes.items() if name in known}
-    return lower_for_dump(opened, given, ()).plan
+    return replace(lower_for_dump(opened, given, ()).plan, constants={})
 
 
 def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[str, Numbers]:
@@ -123,19 +145,22 @@ def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         for name in missing:
             Path(folder, f"{name}.cl").write_text(files[name])
-        paths = [f"{folder}/{name}.cl" for name in missing]
-        command = [sys.executable, str(reach / "compile.py"), *paths, "--gpu", gpu, "--root",
-                   str(root), "--disasm", "--limit", "600"]
-        with subprocess.Popen(command if missing else ["true"], stdout=subprocess.PIPE,
-                              text=True) as child:
-            for line in child.stdout or ():
-                said = json.loads(line)
-                name = Path(said["file"]).stem
-                found[name] = said
-                if said["ok"]:                   # failures are asked again: time may have run out
-                    beside = places[name].with_suffix(f".{os.getpid()}")
-                    beside.write_bytes(zlib.compress(line.encode()))
-                    beside.replace(places[name])
+
+        def ask(names: list[str]) -> None:
+            command = [sys.executable, str(reach / "compile.py"), "--gpu", gpu, "--root", str(root),
+                       "--disasm", "--limit", "600", *(f"{folder}/{name}.cl" for name in names)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+                for line in child.stdout or ():
+                    said = json.loads(line)
+                    name = Path(said["file"]).stem
+                    found[name] = said
+                    if said["ok"]:               # failures are asked again: time may have run out
+                        beside = places[name].with_suffix(f".{os.getpid()}")
+                        beside.write_bytes(zlib.compress(line.encode()))
+                        beside.replace(places[name])
+
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            list(pool.map(ask, [missing[i:i + BATCH] for i in range(0, len(missing), BATCH)]))
     if set(files) - set(found):
         raise SystemExit(f"{gpu}: no answer for {sorted(set(files) - set(found))}")
     return found
@@ -156,16 +181,21 @@ def numbers(said: Numbers, text: str, fma_is_routine: bool) -> Numbers:
     return {"access": access, "sums": sums, "registers": s["registers"],
             "occupancy": threads / full, "instructions": s["instructions"],
             "spills": s.get("spills", 0) + s.get("fills", 0) + s.get("stp", 0) + s.get("ldp", 0),
+            "scalar": by_elements(text, machine_code(said["disasm"])),
             "fma": int(fma_is_routine and re.search(r"\bfma\(", text) is not None)} | weighed(
                 said["disasm"], s)
 
 
-def innermost(text: str) -> list[list[str]]:
-    """The instructions of the loops without a loop inside, of a kernel's last machine code: lines
-    from the target of a jump backwards to the jump."""
+def machine_code(text: str) -> list[str]:
+    """The lines of a kernel's last machine code."""
     text = re.split(r"^Native code for .*|^shader: .*|^}.*", text, flags=re.M)[-1] if (
         "clause_0:" not in text) else text[text.rindex("clause_0:"):]
-    lines = [x for x in text.splitlines() if x.startswith("   ") or x.strip()]
+    return [x for x in text.splitlines() if x.startswith("   ") or x.strip()]
+
+
+def innermost(lines: list[str]) -> list[list[str]]:
+    """The instructions of the loops without a loop inside: lines from the target of a jump
+    backwards to the jump. Of code without a loop all of it."""
     places = {x.rstrip(":"): i for i, x in enumerate(lines) if re.fullmatch(r"(l|clause_)\d+:", x)}
     edges = []
     for i, line in enumerate(lines):
@@ -174,14 +204,16 @@ def innermost(text: str) -> list[list[str]]:
         start = i + 1 - int(back[1]) if back else places.get(label[1], i) if label else i
         if start < i:
             edges.append((start, i))
-    return [lines[a:b] for a, b in edges if not any(a <= c and d < b for c, d in edges)]
+    loops = [lines[a:b] for a, b in edges if not any(a <= c and d < b for c, d in edges)]
+    return loops or [lines]
 
 
 def weighed(text: str, stats: Numbers) -> Numbers:
-    """"loop" and "useful" of a kernel: its worst innermost loop; {} where it has none."""
+    """Of a kernel: "loop" and "useful" of its worst innermost loop, "floats", multiply-adds of f32
+    in all of them; {} where they add up no products."""
     lanes, words = BIFROST if "tuples" in stats else (LANES, WORDS)
     found = []
-    for loop in innermost(text):
+    for loop in innermost(machine_code(text)):
         times = [1 + int(n[1]) if (n := re.search(r"\(rpt(\d)\)", x)) else 1 for x in loop]
         moved = sum(int(n[1]) / 32 for x in loop if (n := re.search(r"(?:LOAD|STORE)\.i(\d+)", x)))
         moved += sum(int(n[1]) for x in loop if (n := re.search(r"\b[ls][dt]g\.\S+ .*, (\d)$", x)))
@@ -191,25 +223,55 @@ def weighed(text: str, stats: Numbers) -> Numbers:
             r"LOAD|STORE|BRANCH|JUMP|NOP|[ls][dt]g\.|isam|nop|jump|br |^\w+:|^[{}]|ds\(", x))
         tuples = sum(x.strip().startswith("*") for x in loop) or computed
         if sums:
-            found.append({"loop": moved / words / (tuples / lanes), "useful": sums / computed})
-    return max(found, key=lambda f: f["loop"], default={})
+            floats = sum(bool(re.search(r"\bFMA\.f32|mad\.f32", x)) for x in loop)
+            found.append({"loop": moved / words / (tuples / lanes), "useful": sums / computed,
+                          "floats": floats})
+    worst = max(found, key=lambda f: f["loop"], default={})
+    return worst and worst | {"floats": sum(f["floats"] for f in found)}
 
 
-def measure(models: Iterable[Path], gpu: str, precisions: Iterable[str],
-            shapes: dict[str, tuple[int, ...]], reach: Path, root: Path) -> dict[str, Numbers]:
+def by_elements(text: str, code: list[str]) -> int:
+    """Accesses of one element in the machine code of a kernel whose text reads or writes vectors of
+    global memory by elements; 0 where it doesn't."""
+    pointers = set(re.findall(r"__global (?:const )?\w+ \*(?:restrict )?(\w+)", text))
+    single = {x for x in re.findall(r"\b(\w+)\[((?:[^][]*\+ )?)(\d+)\]", text)
+              if x[0] in pointers}
+    beside = any((name, at, str(int(k) + 1)) in single for name, at, k in single)
+    if not beside and not re.search(r"\bv(load|store)(_half)?\d+(_rte)?\(", text):
+        return 0
+    return sum(bool(re.search(r"(?:LOAD|STORE)\.i(8|16|32)\b|\b[ls][dt]g\.\S+ .*, 1$", x))
+               for x in code)
+
+
+def missed(c: Numbers, gpu: str, precision: str, kind: str) -> set[str]:
+    """The criteria that a kernel's numbers miss."""
+    looped = kind in LOOPS and "loop" in c
+    valhall = gpu.startswith("mali-g") and not re.fullmatch(r"mali-g(71|72|31|51|52|76)", gpu)
+    misses = {"loop": looped and c["loop"] > MOST_LOOP,
+              "occupancy": valhall and c["occupancy"] < 1, "spills": c["spills"] > 0,
+              "scalar": c["scalar"] > 0,
+              "halves": looped and precision == "low" and c["floats"] > 0}
+    return {name for name in CRITERIA if misses[name]}
+
+
+def measure(plans: dict[tuple[Path, str], Plan], gpu: str, reach: Path, root: Path
+            ) -> dict[str, Numbers]:
     """"gpu precision kind" -> the row's numbers."""
-    plans = {(m, p): plan_of(m, gpu, p, shapes) for m in models for p in precisions}
     texts = {k.entry: k.body for plan in plans.values() for k in plan.kernels}
     probes = {f"probe_{name}": PROBE.format(name) for name in ("fma", "mad")}
     said = compiled(probes | texts, gpu, reach, root)
     fma, mad = (said[name]["stats"]["instructions"] for name in probes)
     costs = {name: numbers(said[name], text, fma - mad > ROUTINE) for name, text in texts.items()}
     rows: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for (_, precision), plan in plans.items():
-        templates = {k.entry: k.template for k in plan.kernels}
+    for (model, precision), plan in plans.items():
+        kernels = {k.entry: k for k in plan.kernels}
+        whole = sum(step.flops for step in plan.steps) or 1
         for step in plan.steps:
-            kind = kind_of(step, templates[step.kernel])
+            kind = kind_of(step, kernels[step.kernel])
             rows[f"{gpu} {precision} {kind}"].append((step.kernel, prod(step.global_size)))
+            of = costs[step.kernel].setdefault("FLOPs", {})
+            key = f"{precision} {kind} {model.stem}"
+            of[key] = of.get(key, 0) + step.flops / whole
     return {key: row_of(key.split(" ", 2)[2], launches, costs) for key, launches in rows.items()}
 
 
@@ -252,6 +314,36 @@ def table(rows: dict[str, Numbers], before: dict[str, Numbers]) -> str:
     return "\n".join([*lines, *(["", "Not compiled:", *failed] if failed else []), ""])
 
 
+def misses(rows: dict[str, Numbers]) -> str:
+    """Markdown: how many kernels of each row miss which criterion, then each of them with its
+    numbers and the most that it is of a model's FLOPs."""
+    lines = ["| GPU | precision | kernels of | kernels | " + " | ".join(CRITERIA) + " |",
+             "|---|---|---|" + "---:|" * (1 + len(CRITERIA))]
+    named: list[tuple[float, str]] = []
+    total, bad = 0, 0
+    for key in sorted(rows):
+        gpu, precision, kind = key.split(" ", 2)
+        costs = {k: c for k, c in rows[key]["by kernel"].items() if "failed" not in c}
+        found = {k: missed(c, gpu, precision, kind) for k, c in costs.items()}
+        total, bad = total + rows[key]["kernels"], bad + sum(map(bool, found.values()))
+        counts = [sum(name in f for f in found.values()) for name in CRITERIA]
+        if any(counts):
+            lines.append(f"| {gpu} | {precision} | {kind} | {len(found)} | "
+                         f"{' | '.join(str(n or '') for n in counts)} |")
+        for k, names in found.items():
+            of = {m: f for m, f in costs[k]["FLOPs"].items()
+                  if m.startswith(f"{precision} {kind} ")}
+            most = max(of, key=lambda m: of[m])
+            if names:
+                told = ", ".join(f"{n} {costs[k].get(n, 0):.3g}" for n in (
+                    "loop", "useful", "registers", "occupancy", "spills", "scalar", "floats"))
+                named.append((of[most], f"- {key}, {k}, {of[most]:.1%} of {most.split()[-1]}: "
+                              f"{', '.join(sorted(names))} ({told})"))
+        named += [(1, f"- {key}, {k}: not compiled") for k in rows[key]["failed"]]
+    return "\n".join([*lines, "", f"{bad} of {total} kernels miss a criterion.", "", "Missed by:",
+                      "", *(line for _, line in sorted(named, reverse=True)), ""])
+
+
 def cell(before: float | None, after: float | None) -> str:
     """A number, after what it was."""
     old, new = ("-" if x is None else f"{x:.3g}" for x in (before, after))
@@ -289,19 +381,26 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="numbers, for a later --baseline")
     parser.add_argument("--baseline", type=Path)
     parser.add_argument("--write", type=Path, help="the table, too")
+    parser.add_argument("--check", action="store_true", help="which kernels miss which criterion")
     options = parser.parse_args()
     reach, root = compilers(options)
     before = json.loads(options.baseline.read_text()) if options.baseline else {}
     rows: dict[str, Numbers] = {}
-    for gpu in options.gpus.split(","):
-        rows |= measure(options.models, gpu, options.precisions.split(","), dict(options.shape),
-                        reach, root)
-        if options.save:                         # a long run that is cut off keeps what it has
-            options.save.write_text(json.dumps(rows, indent=1))
-    text = table(rows, before)
+    gpus, pairs = options.gpus.split(","), [*product(options.models, options.precisions.split(","))]
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        plans = {(gpu, *pair): pool.submit(plan_of, pair[0], gpu, pair[1], dict(options.shape))
+                 for gpu in gpus for pair in pairs}
+        for gpu in gpus:
+            made = {pair: plans[(gpu, *pair)].result() for pair in pairs}
+            rows |= measure(made, gpu, reach, root)
+            if options.save:                     # a long run that is cut off keeps what it has
+                options.save.write_text(json.dumps(rows, indent=1))
+    text = misses(rows) if options.check else table(rows, before)
     print(text)
     if options.write:
         options.write.write_text(text)
+    if options.check and "- " in text.partition("Missed by:")[2]:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

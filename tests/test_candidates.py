@@ -156,7 +156,7 @@ def test_a_tuner_sees_names_and_parameters():
         compile_graph(graph, target, chooser=chooser)
     (gemm, group, tiles), (conv, _, forms) = chooser.seen
     assert (gemm, conv) == ("gemm_opencl", "conv_opencl") and group.anchor.op == "matmul"
-    assert set(tiles[0].parameters()) == {"rows", "vectors", "width"}
+    assert set(tiles[0].parameters()) == {"rows", "vectors", "width", "slices"}
     assert {f.parameters()["form"] for f in forms} == {"direct", "patches"}
     for match in (*tiles, *forms):
         assert json.loads(json.dumps(match.parameters())) == match.parameters()

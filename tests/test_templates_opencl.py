@@ -209,6 +209,10 @@ GEMMS = {
     "constant": lambda: (b.relu(b.add(b.matmul(x := matrix("a", 37, 64), weights(64, 50)),
                                       weights(1, 50))), [x]),
     "one row": lambda: (b.matmul(x := matrix("a", 1, 64), weights(64, 70)), [x]),
+    "few tiles, many terms": lambda: (b.add(b.matmul(x := matrix("a", 9, 150), weights(150, 42)),
+                                            y := matrix("r", 9, 42)), [x, y]),
+    "half, many terms": lambda: (b.matmul(x := matrix("a", 9, 148, dtype="f16"),
+                                          weights(148, 42, dtype="f16")), [x]),
     "narrow": lambda: (b.matmul(x := matrix("a", 19, 30), weights(30, 5)), [x]),
     "both read": lambda: (b.matmul(x := matrix("a", 33, 64), y := matrix("b", 64, 65)), [x, y]),
     "large": lambda: (b.matmul(x := matrix("a", 300, 64), y := matrix("b", 64, 300)), [x, y]),
@@ -240,6 +244,29 @@ def test_matrix_product(name, spec, pose):
     y, inputs = GEMMS[name]()
     template = "gemm_tiled_opencl" if pose == "gpu" else "gemm_opencl"
     check(spec, [y], inputs, y.type.dtype, template, pose)
+
+
+@pytest.mark.parametrize("pose", ["mali", "adreno"])
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_few_tiles_share_their_terms(pose, precision):
+    """In slices, the last of which is shorter, or empty; rows and columns that no tile has."""
+    x = graph_input("x", TensorType("f32", (1, 90, 5, 5)))
+    conv = b.conv(x, weights(180, 90, 1, 1), strides=(1, 1), pads=(0,) * 4, dilations=(1, 1),
+                  group=1)
+    y = b.matmul(b.reshape(b.relu(conv), shape=(180, 25)), weights(25, 300))
+    y = b.matmul(b.reduce_mean(b.reshape(y, shape=(1, 540, 100)), axes=(2,), keepdims=False),
+                 weights(540, 33))
+    graph = Graph("t", (x,), (("y", y),))
+    place = device(DEVICES[-1])
+    made = compile_graph(graph, dataclasses.replace(place.target, **POSES[pose]), precision)
+    plan = laid_out(made.plan, place, "normal")
+    used = [k for s in plan.steps for k in plan.kernels if k.entry == s.kernel]
+    assert "k_part" in used[-1].params
+    data = rng().standard_normal(x.type.dims).astype("f4")
+    want = evaluate(y, {x: data}).astype(np.float64)
+    (got,) = place.load(plan).run([data])
+    bound = (3e-2 if precision == "low" else TOLERANCE["f32"]) * np.abs(want).max()
+    assert np.abs(got - want).max() <= bound
 
 
 def depthwise(x, kernel, strides=(1, 1), pads=None, dilations=(1, 1), copies=1, dtype="f32"):

@@ -222,7 +222,7 @@ class VectorRenderer(ExpressionRenderer):
         dtype, w = self._checked(buffer), self.width
         halves = self.target is not None and self.target.fp16_arithmetic
         if dtype == "f16" and not self.half and not self.soft_half:
-            if n == w and halves:
+            if n > 1 and halves:
                 value = self.call_helper(f"to_halfx{w}", value)[0]
                 return self.language.write_vector(buffer, at, value, "half", w, n)
             if n == w:

@@ -52,13 +52,22 @@ float4 jitcl_max_f32x4(float4 a, float4 b)
 }
 #endif
 
-void conv_2x1x4_b544449a1e_store(float4 v, int image, int m, int h, int w, int at,
+#ifndef JITCL_TO_HALFX4
+#define JITCL_TO_HALFX4
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+half4 jitcl_to_halfx4(float4 a)
+{
+    return (half4)((half)a.s0, (half)a.s1, (half)a.s2, (half)a.s3);
+}
+#endif
+
+void conv_2x1x4_2418cfb7ac_store(float4 v, int image, int m, int h, int w, int at,
     __global half *restrict y)
 {
-    vstore_half4_rte(jitcl_max_f32x4(v, (float4)(0.0f)), 0, y + at);
+    half4 stored = jitcl_to_halfx4(jitcl_max_f32x4(v, (float4)(0.0f))); *(__global half2 *)(y + at) = stored.s01; *(__global half2 *)(y + at + 2) = stored.s23;
 }
 
-__kernel void conv_2x1x4_b544449a1e(
+__kernel void conv_2x1x4_2418cfb7ac(
     __global const half *restrict x,
     __global const half *restrict wt,
     __global half *restrict y,
@@ -98,7 +107,7 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
             xy_at += plane;
             c00 += jitcl_from_halfx4(h00); c10 += jitcl_from_halfx4(h10);
         }
-        conv_2x1x4_b544449a1e_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, y);
-        conv_2x1x4_b544449a1e_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, y);
+        conv_2x1x4_2418cfb7ac_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, y);
+        conv_2x1x4_2418cfb7ac_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, y);
     }
 }

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,7 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
         same = node.inputs[0].type.physical[-1] == s.out[1]
         half = in_half(group, target)
         return choose_forms(hints(s), node.inputs[1].op == "const", target, half, same,
-                            sparing(group))
+                            sparing(group), not has_size(dataclasses.astuple(s)))
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
         for size in elements(as_stored(shape_of(hooks.anchor), hooks.group.root)):
@@ -131,14 +132,17 @@ def elements(s: ConvShape) -> tuple[int, ...]:
 
 
 def choose_forms(s: ConvShape, const_weights: bool, target: Target, half: bool = False,
-                 same: bool = True, sparing: bool = False) -> tuple[Form, ...]:
+                 same: bool = True, sparing: bool = False, known: bool = False
+                 ) -> tuple[Form, ...]:
     """The forms, that with the least work first: multiply-adds of its tiles, and elements that it
     copies. Behind the best tiles of the forms come their others. `same`: rows of the input are as
     long in memory as those of the output. `sparing`: nothing but sums takes registers in a product.
+    `known`: all sizes are.
     """
     batch, m, total = s.n * s.groups, s.k // s.groups, pixels(s)
+    terms = s.c // s.groups * math.prod(s.kernel) if known else 0
     flat = choose_tiles(batch, m, total, lambda w: -(-total // w), target, half,
-                        int(sparing and const_weights))
+                        int(sparing and const_weights), terms)
     if s.kernel == (1, 1) and s.strides == (1, 1) and same and not any(s.pads):
         return tuple(Form("flat", tile) for tile in flat)
     patches = [Form("patches", tile) for tile in flat]

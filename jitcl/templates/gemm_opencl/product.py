@@ -85,9 +85,16 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     a_image = image_of(a.argument, a.image * a.period, run, hooks.target)
     b_image = image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
     axes = hooks.target.device_type != "cpu"
-    params = ON_AXES if axes else PARAMS
+    slices = tile.slices
+    params = (*ON_AXES, "k_part") if slices > 1 else ON_AXES if axes else PARAMS
     if hooks.half and (a_image or aligned < tile.width):         # more would take registers
         steps = 1
+    arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
+    m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
+    tasks = p.batch * m_tiles * n_tiles
+    each, sizes, local = launch(tasks, hooks.target)
+    if axes:
+        sizes, local = spread(n_tiles, m_tiles, p.batch, hooks.target, slices)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
         single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
@@ -98,17 +105,12 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
         a_whole=a.packed and not a_image and (steps > 1 or read_whole(tile, hooks.target)),
-        b_aligned=aligned)
-    arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
-    m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
-    tasks = p.batch * m_tiles * n_tiles
-    each, sizes, local = launch(tasks, hooks.target)
-    if axes:
-        sizes, local = spread(n_tiles, m_tiles, p.batch, hooks.target)
+        b_aligned=aligned, SLICES=slices, LOCAL=local)
     values = dict(
         each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles, m_inner=int(p.m < p.n),
         m_count=p.m, n_count=p.n, k_count=p.k, a_image=a.image, a_tile=p.k * tile.rows,
-        a_period=a.period, b_image=b.image, b_panel=p.k * tile.span)
+        a_period=a.period, b_image=b.image, b_panel=p.k * tile.span,
+        k_part=-(-p.k // (slices * steps)) * steps)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
                                     {**{name: values[name] for name in params}, **epilogue.sizes},

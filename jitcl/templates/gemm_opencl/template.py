@@ -12,7 +12,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints, require
-from jitcl.ir.sizes import is_size, same
+from jitcl.ir.sizes import has_size, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
@@ -56,8 +56,9 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
         if not fits_int(*hints((*sizes, *(x.type.size for x in group.operands)))):
             return ()
         now: Shape = hints(s)
+        known = not has_size((s.batch, s.m, s.n, s.k))
         return choose_tiles(now.batch, now.m, now.n, lambda w: -(-now.n // w), target,
-                            in_half(group, target))
+                            in_half(group, target), terms=now.k if known else 0)
 
     def emit(self, match: Tile, hooks: OpenClHooks) -> list[Emitted]:
         s = Shape.of(hooks.anchor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints
@@ -19,15 +19,20 @@ MOST_CANDIDATES = 8            # of all tiles that fit
 GROUP = 64                     # work-items a group of a GPU
 MAX_INDEX = 1 << 31            # kernels count in int
 PIXEL = 4                      # floats of an image's pixel
+SLICES = (2, 4, 8, 16)         # of a sum's terms
+LEAST_TERMS = 16               # of a slice
+JOIN = 12                      # writing and reading a vector of sums, in multiply-adds of vectors
 
 
 @dataclass(frozen=True)
 class Tile(Match):
-    """`rows` rows times `vectors` vectors of `width` neighbours."""
+    """`rows` rows times `vectors` vectors of `width` neighbours, the terms of whose sums are dealt
+    to `slices` work-items of a group."""
 
     rows: int
     vectors: int
     width: int
+    slices: int = field(default=1, repr=False)
 
     @property
     def span(self) -> int:
@@ -46,11 +51,13 @@ def in_half(group: Group, target: Target) -> bool:
 
 
 def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int],
-                 target: Target, half: bool = False, spare: int = 0) -> tuple[Tile, ...]:
+                 target: Target, half: bool = False, spare: int = 0, terms: int = 0
+                 ) -> tuple[Tile, ...]:
     """The tiles that are done soonest, best first. `vectors(width)`: how many vectors a row of the
     result has, `most`: the widest that fits it; `half`: sums in f32 have sums in half beside them,
-    of half their size; `spare`: registers that the kernel needs less than others for addresses. ()
-    where there is no such vector.
+    of half their size; `spare`: registers that the kernel needs less than others for addresses;
+    `terms`: of a sum, where slices of them may be added up in local memory, for which a tile that
+    needs spare registers has none. () where there is no such vector.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
@@ -64,19 +71,34 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
                 if sums + count + 1 > target.registers + spare:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
-                found.append((_cost(tiles, height, count, target), Tile(height, count, width)))
+                dealt = terms if sums + count + 1 <= target.registers else 0
+                found += [(_cost(tiles, height, count, target, slices, terms),
+                           Tile(height, count, width, slices))
+                          for slices in slices_of(height * count * width, dealt, target)]
     best = heapq.nsmallest(MOST_CANDIDATES, found, key=lambda pair: pair[0])   # stable
     return tuple(tile for _, tile in best)
 
 
-def _cost(tiles: int, rows: int, vectors: int, target: Target) -> float:
+def slices_of(sums: int, terms: int, target: Target) -> tuple[int, ...]:
+    """How many work-items of a group may share the terms of a tile's sums."""
+    fits = (target.device_type != "cpu" and target.local_works and target.max_work_group >= GROUP
+            and 4 * sums * GROUP <= target.local_memory)
+    return (1, *(s for s in SLICES if fits and terms >= LEAST_TERMS * s
+                 and s <= (*target.max_work_item_sizes, 1, 1)[2]))
+
+
+def _cost(tiles: int, rows: int, vectors: int, target: Target, slices: int = 1, terms: int = 0
+          ) -> float:
     """Cycles of a step of the sum over all tiles: two multiply-adds or two loads a cycle, and at
     least four cycles, in which the tile before this one is awaited."""
     step = max(rows * vectors / 2, (rows + vectors) / 2, 4)
     if target.device_type == "cpu":
         return -(-tiles // target.compute_units) * step
     lanes = target.compute_units * 4 * GROUP     # what keeps a GPU busy
-    return max(tiles, lanes) * (rows * vectors + 2 * rows + 2 * vectors)
+    step = (rows * vectors + 2 * rows + 2 * vectors) / slices
+    if slices > 1:
+        step += JOIN * rows * vectors / terms
+    return max(tiles * slices, lanes) * step
 
 
 def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -92,13 +114,15 @@ def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int,
     return 1, (-(-tasks // local) * local,), (local,)
 
 
-def spread(columns: int, rows: int, planes: int, target: Target
+def spread(columns: int, rows: int, planes: int, target: Target, slices: int = 1
            ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(global size, local size) of a task a work-item on a GPU, whose place is its indices: no
-    division finds it. Of the groups along columns and rows that which idles least at their ends; of
-    equals the largest, then the widest. Kernels return beyond the last column and row.
+    """(global size, local size) of a task a work-item on a GPU, or `slices` of them, whose place is
+    its indices: no division finds it. Of the groups along columns and rows that which idles least
+    at their ends; of equals the largest, then the widest. Kernels return beyond the last column and
+    row.
     """
-    most, powers = min(GROUP, target.max_work_group), [1 << k for k in range(GROUP.bit_length())]
+    most = min(GROUP, target.max_work_group) // slices
+    powers = [1 << k for k in range(GROUP.bit_length())]
 
     def size(local: tuple[int, int], extents: tuple[int, int]) -> tuple[int, int]:
         return -(-extents[0] // local[0]) * local[0], -(-extents[1] // local[1]) * local[1]
@@ -110,7 +134,7 @@ def spread(columns: int, rows: int, planes: int, target: Target
     limits = target.max_work_item_sizes
     local = min(((x, y) for x in powers for y in powers if x * y <= most and x <= limits[0]
                  and y <= (*limits, 1)[1]), key=order)
-    return (*size(local, (columns, rows)), planes), (*local, 1)
+    return (*size(local, (columns, rows)), planes * slices), (*local, slices)
 
 
 def read_whole(tile: Tile, target: Target) -> bool:
