@@ -122,7 +122,7 @@ def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, 
     if model.suffix != ".onnx":
         opened = jitcl.lm.load(model, device=device, precision=precision)._model(1, "next")
         shapes = {"keys": (1, PAST + 1)} | {t.name: (1, PAST, *t.shape[2:]) for t in opened.inputs
-                                            if t.name.startswith("past_")}
+                                            if t.name.startswith("past")}
     else:
         opened = open_model(model, device=device, precision=precision)
     known = {t.name for t in opened.inputs}
