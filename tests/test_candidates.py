@@ -44,7 +44,7 @@ GPU = dict(device_type="gpu", vector_width=4, max_vector_width=4, local_is_real=
 
 class Take:
     """Takes the candidate of a place in the list, counted as Python does; notes what it was
-    asked.
+    asked. The CPU path's templates it declines.
     """
 
     def __init__(self, place: int) -> None:
@@ -52,6 +52,8 @@ class Take:
         self.seen: list[tuple[str, Group, tuple[Match, ...]]] = []
 
     def choose(self, template, group, candidates):
+        if template.endswith("_cpu"):
+            return None
         self.seen.append((template, group, candidates))
         return candidates[self.place]
 

@@ -19,7 +19,7 @@ from tests.compiling import compile_graph
 from tests.devices import device, needs_driver
 from tests.generated import clang
 from tests.generated.kernels import TARGETS
-from tests.test_templates_opencl import CONVS, DEVICES, GEMMS, POSES, conv_case
+from tests.test_templates_opencl import CONVS, DEVICES, GEMMS, POSES, Own, conv_case
 
 pytestmark = [needs_driver(), pytest.mark.in_turn]
 PIXELS = 65536
@@ -48,7 +48,7 @@ def case(name: str) -> tuple[Graph, list[np.ndarray]]:
 
 def plan_of(graph: Graph, target: Target, **fields: Any) -> Plan:
     target = dataclasses.replace(target, **fields)
-    plan = compile_graph(graph, target, passes=False).plan
+    plan = compile_graph(graph, target, passes=False, chooser=Own()).plan
     return plan_memory(plan, "slots", "normal", max(64, target.alignment))
 
 

@@ -13,13 +13,14 @@ from jitcl.codegen.flags import flag_params
 from jitcl.codegen.hooks import CpuGroupHooks
 from jitcl.codegen.hooks_opencl import OpenClGroupHooks
 from jitcl.codegen.lower import Lowered, lower
+from jitcl.codegen.opencl_threads import ThreadHooks, runs_threads
 from jitcl.codegen.plan import LANGUAGE, KernelSource, Language
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_sized import group_is_sized, space_of
 from jitcl.ir.group import Group
 from jitcl.ir.sizes import SizePinned, judged_by_hint, same
 from jitcl.target import Target
-from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
+from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES, THREAD_TEMPLATES
 from jitcl.templates.base import (
     ENTRY,
     FIRST,
@@ -89,6 +90,8 @@ class Writer:
             hooks = make(group, self.target)
             for template in templates:
                 emitted = telling(template, group, partial(template.write, hooks, self.chooser))
+                if isinstance(hooks, ThreadHooks):
+                    emitted = hooks.launches(template.name, emitted)
                 if emitted is not None:
                     return GroupKernels(
                         group, self._launches(group, name, emitted, template.name, memo))
@@ -99,6 +102,8 @@ class Writer:
         if not self.templates:
             return []
         found: list[Asked] = []
+        if self.language == "opencl" and runs_threads(group, self.target):
+            found.append((ThreadHooks, THREAD_TEMPLATES))
         if self.language == "opencl":
             found.append((OpenClGroupHooks, OPENCL_TEMPLATES))
         elif all(n.type.layout.kind != "rows" for n in (*group.members, *group.operands)):

@@ -83,6 +83,7 @@ class Target:
     image_pixels: int = 0                  # of the largest image1d_buffer
     tensor_cores: bool = False             # mma.sync, ldmatrix and cp.async in inline PTX
     packed_weights: bool = True            # int4 and int8 weights are unpacked in kernels
+    cpu_templates: bool = True             # those of the CPU path write for OpenCL on CPUs, too
     half_builtins: bool = True             # exp(half) and its like; else by way of a float
     soft_half: bool = False                # halves are read and written by integer arithmetic
     gated_weights: bool = False            # a convolution's weights take a gate of its input
@@ -91,6 +92,16 @@ class Target:
     def core(self) -> CpuCore:
         """A core of a CPU."""
         return CpuCore(self.cache_bytes)
+
+    @property
+    def as_cpu(self) -> Target | None:
+        """What the CPU path's templates take an OpenCL device for that is a CPU: their kernels run
+        on it, a work-item for each thread (codegen/opencl_threads.py). None of others."""
+        width = min(self.vector_width, self.max_vector_width)
+        opencl = self.kind == "opencl" and self.device_type == "cpu" and self.cpu_templates
+        if not opencl or width not in (4, 8, 16):
+            return None
+        return dataclasses.replace(self, kind="cpu", vector_width=width)
 
     @property
     def computes_f16(self) -> bool:

@@ -27,8 +27,12 @@ CPU_TEMPLATES: tuple[Writes[CpuHooks], ...] = (
     AttentionCpu(), WinogradCpu(), ConvCpu(), DepthwiseCpu(), ConvTransposeCpu(), GemmPackedCpu(),
     GemmCpu(), PoolCpu(), RecurrentCpu(), ConvIntegerCpu(), GemmIntegerCpu())
 
+# those whose kernels OpenCL devices that are CPUs run, too
+THREAD_TEMPLATES: tuple[Writes[CpuHooks], ...] = tuple(t for t in CPU_TEMPLATES if t.name in (
+    "attention_cpu", "winograd_cpu", "conv_cpu", "depthwise_cpu", "gemm_cpu", "pool_cpu"))
+
 OPENCL_TEMPLATES: tuple[Writes[OpenClHooks], ...] = (
     AttentionOpenCl(), ConvOpenCl(), DepthwiseOpenCl(), GemmOpenCl(), GemmTensorOpenCl(),
     GemvOpenCl(), GemmTiledOpenCl(), PoolOpenCl())
 
-__all__ = ["CPU_TEMPLATES", "OPENCL_TEMPLATES"]
+__all__ = ["CPU_TEMPLATES", "OPENCL_TEMPLATES", "THREAD_TEMPLATES"]

@@ -1,0 +1,421 @@
+"""Kernels of the CPU path's templates as OpenCL C, for OpenCL devices that are CPUs.
+
+    def f(args, tid, nthreads):                     __kernel void f(__global float *restrict a,
+        a = ptr(args, 0, "f32")                                     const int n_)
+        n = param(args, 1)                          {
+        for i in range(share(n, tid, nthreads),  =>     long n = n_;
+                       share(n, tid + 1, nthreads)):    for (long i = jitcl_share(..); ..)
+            store(a, i, f32(0))                             a[i] = 0.0f;
+
+A work-item stands for a thread; work-groups have one. What a text may say is what the templates'
+say (devices/cpu/vector.py, tiles.py): anything else is refused by NotThreaded, and the group gets
+another template. Variables have the type of what they are first given; addresses are 64 bits wide;
+what is only fetched ahead is left to the CPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+
+from jitcl import config
+from jitcl.codegen.hooks import CpuGroupHooks
+from jitcl.codegen.opencl_helpers import helper
+from jitcl.codegen.schedule_opencl import schedule
+from jitcl.codegen.schedule_sized import group_is_sized
+from jitcl.codegen.thread_expressions import (
+    INDEX,
+    Kind,
+    NotThreaded,
+    ThreadExpressions,
+    Value,
+    element,
+    literal,
+    name_of,
+)
+from jitcl.ir.group import Group
+from jitcl.ir.kernel import Kernel
+from jitcl.target import Target
+from jitcl.templates.base import ENTRY, GROUP, Argument, Emitted, Scratch
+
+FETCHED = 12                # argument of `tile`: what it would fetch ahead
+RESERVED = ("half", "kernel", "global", "local", "constant", "private", "char", "short", "long")
+
+
+class ThreadHooks(CpuGroupHooks):
+    """What the CPU's templates read a group through, where OpenCL C is made of what they write."""
+
+    def __init__(self, group: Group, target: Target) -> None:
+        assert target.as_cpu is not None
+        super().__init__(group, target.as_cpu)
+        self.device = target
+
+    def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
+        """The launch of a copying kernel: OpenCL's own loops."""
+        done = schedule(kernel, self.device)
+        return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
+                       done.local_size)
+
+    def launches(self, template: str, kernels: list[Emitted] | None
+                 ) -> list[Emitted] | None:
+        """A template's kernels as OpenCL C; None where one of them can't be: the template declines
+        the group."""
+        try:
+            return kernels and [k if k.local_size else self._threaded(k) for k in kernels]
+        except NotThreaded as error:
+            config.say(2, f"{template}: its kernel for {self.group.root.op} has {error}, of which "
+                          "there is no OpenCL C")
+            return None
+
+    def _threaded(self, e: Emitted) -> Emitted:
+        threads, translator = max(1, self.device.compute_units), Translator(self.device)
+        body = translator.kernel(e.body, len(e.arguments), tuple(e.params))
+        params = {name: e.params[name] for name in e.params if name in translator.taken}
+        return dataclasses.replace(e, body=body, params=params, global_size=(threads,),
+                                   local_size=(1,))
+
+
+def runs_threads(group: Group, target: Target) -> bool:
+    """Whether the CPU's templates may write a group for an OpenCL device."""
+    cpu, nodes = target.as_cpu, (*group.members, *group.operands)
+    if cpu is None or group.flag is not None or group_is_sized(group):
+        return False
+    return all(n.type.layout.kind == "row" or n.type.layout.block == cpu.vector_width
+               for n in nodes) and not any(n.type.dtype == "f16" for n in nodes)
+
+
+class Translator(ThreadExpressions):
+    """Writes one kernel."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.tuples: dict[str, list[Value]] = {}
+        self.declared: dict[str, Kind] = {}              # C variables
+        self.arrays: dict[str, str] = {}                 # declarations
+        self.blank: set[str] = set()                     # arrays read where nothing is written
+        self.undeclared: set[str] = set()                # to be, where they get their first value
+        self.blocks = 0
+        self.buffers: dict[int, str] = {}                # arguments' declarations
+        self.count = 0
+        self.given = 0                                   # buffers, before the integers
+        self.params: tuple[str, ...] = ()
+        self.taken: set[str] = set()                     # of `params`, those that are read
+
+    def kernel(self, text: str, arguments: int, params: tuple[str, ...]) -> str:
+        """The kernel of a template's text, of so many buffers."""
+        self.given, self.params = arguments, params
+        (function,) = (f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef))
+        body = needed(function)
+        draft = Translator(self.target)
+        draft.given, draft.params = arguments, params
+        draft.block(body, 1)
+        within = draft.within_a_block()
+        self.undeclared = set(within)
+        lines = self.block(body, 1)
+        if len(self.buffers) != arguments:
+            raise NotThreaded("an argument that is not read")
+        heads = [*(self.buffers[k] for k in range(arguments)),
+                 *(f"const int {name}_i" for name in params if name in self.taken)]
+        ahead = [f"    {kind.ctype} {name};" for name, kind in self.declared.items()
+                 if name not in within]
+        arrays = [f"    {text}{' = {0}' if name in self.blank else ''};"
+                  for name, text in self.arrays.items()]
+        helpers = "".join(map(helper, self.calls.missing()))
+        return "".join((
+            helpers, *(f"#ifndef {n.upper()}\n#define {n.upper()}\n{t}\n#endif\n"
+                       for n, t in self.functions.items()),
+            f"__kernel {GROUP}void {ENTRY}(\n    ", ",\n    ".join(heads), ")\n{\n",
+            "\n".join((*arrays, *ahead, *lines)), "\n}\n"))
+
+    def within_a_block(self) -> set[str]:
+        """Variables that are only named in the block of their first value, behind it: there they
+        are declared."""
+        found = set()
+        for name, ((block, given), *others) in self.mentions.items():
+            if given and all(b[:len(block)] == block for b, _ in others):
+                found.add(name)
+        return found
+
+    # ---- statements
+
+    def block(self, body: Sequence[ast.stmt], indent: int) -> list[str]:
+        self.blocks += 1
+        outer, self.place = self.place, (*self.place, self.blocks)
+        lines = [line for s in body for line in self.stmt(s, indent)]
+        self.place = outer
+        return lines
+
+    def stmt(self, s: ast.stmt, indent: int) -> list[str]:
+        pad = "    " * indent
+        if isinstance(s, ast.Assign):
+            return [pad + line for line in self.assign(s.targets[0], s.value)]
+        if isinstance(s, ast.AugAssign):
+            value = ast.BinOp(ast.Name(name_of(s.target)), s.op, s.value)
+            return [pad + line for line in self.assign(s.target, value)]
+        if isinstance(s, ast.Expr):
+            return [pad + line for line in self.effect(s.value)]
+        if isinstance(s, ast.For):
+            return self.loop(s, indent)
+        if isinstance(s, ast.While):
+            return [f"{pad}while {self.condition(s.test)} {{", *self.block(s.body, indent + 1),
+                    pad + "}"]
+        if isinstance(s, ast.If):
+            lines = [f"{pad}if {self.condition(s.test)} {{", *self.block(s.body, indent + 1)]
+            if s.orelse:
+                lines += [pad + "} else {", *self.block(s.orelse, indent + 1)]
+            return [*lines, pad + "}"]
+        if isinstance(s, (ast.Break, ast.Continue)):
+            return [pad + ("break;" if isinstance(s, ast.Break) else "continue;")]
+        if isinstance(s, ast.Pass):
+            return []
+        raise NotThreaded(f"a statement {ast.unparse(s)}")
+
+    def condition(self, x: ast.expr) -> str:
+        """In one pair of parentheses: compilers warn of two around ==."""
+        text = self.truth(x)
+        return text if isinstance(x, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else f"({text})"
+
+    def assign(self, target: ast.expr, value: ast.expr) -> list[str]:
+        if isinstance(target, ast.Tuple):
+            if not isinstance(value, ast.Tuple):
+                raise NotThreaded(f"several values of {ast.unparse(value)}")
+            values = [self.value(v) for v in value.elts]
+            names = [name_of(t) for t in target.elts]
+            held = [f"next_{n}" for n in names]
+            lines = [line for h, v in zip(held, values) for line in self.named(h, v)]
+            return [*lines, *(line for n, h in zip(names, held)
+                              for line in self.named(n, self.value(ast.Name(h))))]
+        name = name_of(target)
+        if isinstance(value, ast.Tuple):
+            if any(isinstance(v, ast.Tuple) for v in value.elts):
+                return []                                # what is fetched ahead
+            lines, self.tuples[name] = [], []
+            for k, v in enumerate(value.elts):
+                found = self.value(v)
+                lines += self.named(f"{name}_{k}", found)
+                self.tuples[name].append(self.names[f"{name}_{k}"])
+            return lines
+        if isinstance(value, ast.Call) and (special := getattr(
+                self, f"name_{name_of(value.func)}", None)):
+            return list(special(name, *value.args))
+        return self.named(name, self.value(value))
+
+    def named(self, name: str, value: Value) -> list[str]:
+        """A variable's new value: another C variable where its type is another."""
+        own = self.variable(name, value.kind)
+        self.names[name] = Value(own, value.kind)
+        self.mention(own, True)
+        first = own in self.undeclared
+        self.undeclared.discard(own)
+        return [f"{value.kind.ctype + ' ' if first else ''}{own} = {value.text};"]
+
+    def variable(self, name: str, kind: Kind) -> str:
+        own = f"{name}_" if name in RESERVED else name
+        if self.declared.setdefault(own, kind) != kind:
+            own = f"{name}_{kind.dtype}x{kind.lanes}{kind.memory[:3]}"
+            if self.declared.setdefault(own, kind) != kind:
+                raise NotThreaded(f"'{name}' is of several types")
+        return own
+
+    def name_ptr(self, name: str, args: ast.expr, k: ast.expr, dtype: ast.expr) -> list[str]:
+        number, kind = literal(k), Kind(literal(dtype), 0, "__global")
+        self.buffers[number] = f"{kind.ctype}restrict {name}"
+        self.names[name] = Value(name, kind)
+        return []
+
+    def name_param(self, name: str, args: ast.expr, k: ast.expr) -> list[str]:
+        given = self.params[literal(k) - self.given]
+        self.taken.add(given)
+        return self.named(name, Value(f"{given}_i", INDEX))
+
+    def name_scratch(self, name: str, count: ast.expr, dtype: ast.expr) -> list[str]:
+        kind = Kind(literal(dtype), 0, "__private")
+        self.arrays[name] = (f"{element(kind.dtype)} {name}[{literal(count)}] "
+                             "__attribute__((aligned(64)))")
+        self.names[name] = Value(name, kind)
+        return []
+
+    def name_in_memory(self, name: str, call: ast.Call) -> list[str]:
+        return self.name_scratch(name, *call.args)
+
+    def name_place(self, name: str, *args: ast.expr) -> list[str]:
+        return []                                        # only fetched ahead
+
+    def loop(self, s: ast.For, indent: int) -> list[str]:
+        if not isinstance(s.iter, ast.Call) or name_of(s.iter.func) != "range":
+            raise NotThreaded(f"a loop over {ast.unparse(s.iter)}")
+        given = [self.value(a).text for a in s.iter.args]
+        first, end, step = [*(given if len(given) > 1 else ["0", *given]), "1"][:3]
+        name, pad = name_of(s.target), "    " * indent
+        self.count += 1
+        own = f"{name if name != '_' else 'turn'}_{self.count}"
+        before, self.names[name] = self.names.get(name), Value(own, INDEX)
+        lines = [f"{pad}for (long {own} = {first}, end_{self.count} = {end}; {own} < "
+                 f"end_{self.count}; {own} += {step}) {{", *self.block(s.body, indent + 1),
+                 pad + "}"]
+        self.names.pop(name)
+        if before is not None:
+            self.names[name] = before
+        return lines
+
+    def effect(self, x: ast.expr) -> list[str]:
+        """A call that only does something."""
+        if isinstance(x, ast.Constant):
+            return []
+        call: Callable[..., list[str]] | None = None
+        if isinstance(x, ast.Call) and not x.keywords:
+            call = getattr(self, f"do_{name_of(x.func)}", None)
+        if call is None:
+            raise NotThreaded(f"a statement {ast.unparse(x)}")
+        assert isinstance(x, ast.Call)
+        return call(*x.args)
+
+    def do_store(self, p: ast.expr, i: ast.expr, value: ast.expr) -> list[str]:
+        to, at, v = self.value(p), self.value(i), self.value(value)
+        v = self.converted(v, to.kind.dtype)
+        if v.kind.lanes:
+            return [f"vstore{v.kind.lanes}({v.text}, 0, {to.text} + {at.text});"]
+        text = f"({v.text}) ? 1 : 0" if to.kind.dtype == "bool" else v.text
+        return [f"{to.text}[{at.text}] = {text};"]
+
+    def do_vstore_part(self, p: ast.expr, i: ast.expr, value: ast.expr, count: ast.expr
+                       ) -> list[str]:
+        to, at, v, n = map(self.value, (p, i, value, count))
+        v = self.converted(v, to.kind.dtype)
+        lanes = v.kind.lanes
+        name = f"jitcl_store_part_{to.kind.dtype}x{lanes}{to.kind.memory}"
+        one = "\n".join(f"    if (n > {k}) p[{k}] = v.s{k:x};" for k in range(lanes))
+        self.functions[name] = (
+            f"void {name}({to.kind.ctype}p, {v.kind.ctype} v, long n)\n{{\n"
+            f"    if (n >= {lanes}) {{ vstore{lanes}(v, 0, p); return; }}\n{one}\n}}")
+        return [f"{name}({to.text} + {at.text}, {v.text}, {n.text});"]
+
+    def do_transpose(self, to: ast.expr, source: ast.expr, lanes: ast.expr) -> list[str]:
+        y, x, n = self.value(to), self.value(source), literal(lanes)
+        name = f"jitcl_transpose_{y.kind.dtype}x{n}"
+        if {y.kind.memory, x.kind.memory} != {"__private"}:
+            raise NotThreaded("a transposition in global memory")
+        # the last rows of a tile's last columns: in lanes that nothing stores
+        names = {v.id for v in ast.walk(source) if isinstance(v, ast.Name)}
+        self.blank |= names & self.arrays.keys()
+        rows = "\n".join(f"    vstore{n}(({Kind(x.kind.dtype, n).ctype})(" + ", ".join(
+            f"x[{c * n + r}]" for c in range(n)) + f"), {r}, y);" for r in range(n))
+        self.functions[name] = f"void {name}({y.kind.ctype}y, {x.kind.ctype}x)\n{{\n{rows}\n}}"
+        return [f"{name}({y.text}, {x.text});"]
+
+    # ---- register tiles (devices/cpu/tiles.py)
+
+    def do_tile(self, *args: ast.expr) -> list[str]:
+        acc, a, w = map(self.value, args[:3])
+        counts, strides = map(self.several, args[3:5])
+        rows, columns, blocks, zs, ps, lanes = map(literal, args[5:11])
+        always = isinstance(args[11], ast.Constant) and args[11].value is True
+        streamed = len(strides) == 4
+        if {acc.kind.dtype, a.kind.dtype, w.kind.dtype} != {"f32"}:
+            raise NotThreaded("a tile of other numbers")
+        pixels = [divmod(p, columns) for p in range(rows * columns)]
+        sums = [f"t{j}_{p}" for j in range(blocks) for p in range(len(pixels))]
+        v = f"float{lanes}"
+        body = [f"    {v} {', '.join(sums)};"]
+        if not always:
+            body += ["    if (!fresh) {", *(f"        {t} = vload{lanes}({k}, acc);"
+                                            for k, t in enumerate(sums)), "    } else {"]
+        body += [f"    {t} = 0.0f;" for t in sums] + ["    }"] * (not always)
+        body += ["    for (long x = 0; x < n0; ++x) {", "    long n = x == n0 - 1 ? last : n3;",
+                 "    for (long y = 0; y < n1; ++y)", "    for (long k = 0; k < n2; ++k) {",
+                 f"        {a.kind.ctype}p0 = a + x * s0 + y * s1 + k * s2;",
+                 *(f"        {a.kind.ctype}p{r} = p0 + {r} * rs;" for r in range(1, rows)),
+                 "        for (long z = 0; z < n; ++z) {"]
+        body += [f"            {v} w{j} = vload{lanes}({j}, w);" for j in range(blocks)]
+        for p, (r, c) in enumerate(pixels):
+            body.append(f"            {'' if p else v + ' '}u = p{r}[{c * ps}];")
+            body += [f"            t{j}_{p} = {self.fused.format('u', f'w{j}', f't{j}_{p}')};"
+                     for j in range(blocks)]
+        body.append(f"            w += {blocks * lanes if streamed else 'ws'};")
+        body += [f"            p{r} += {zs};" for r in range(rows)]
+        body += ["        }", "    }", "    }"]
+        body += [f"    vstore{lanes}({t}, {k}, acc);" for k, t in enumerate(sums)]
+        numbers = ["n0", "n1", "n2", "n3", "last", "s0", "s1", "s2", "rs"] + ["ws"] * (not streamed)
+        head = [f"{acc.kind.ctype}acc", f"{a.kind.ctype}a", f"{w.kind.ctype}w",
+                *(f"long {n}" for n in numbers), *["bool fresh"] * (not always)]
+        given = [x.text for x in (acc, a, w, *counts, *strides)]
+        given += [] if always else [self.truth(args[11])]
+        return self.function(f"tile_{rows}x{columns}x{blocks}", head, body, given)
+
+    def do_lane_tile(self, *args: ast.expr) -> list[str]:
+        acc, a, w, taps, stride = map(self.value, args[:5])
+        columns, kw, step, dilation, lanes = map(literal, args[5:])
+        v = f"float{lanes}"
+        body = [f"    {v} t{c} = 0.0f;" for c in range(columns)]
+        body.append("    for (long y = 0; y < taps; ++y, a += stride, "
+                    f"w += {kw * lanes}) {{")
+        seen = set()
+        for x in range(kw):
+            body.append(f"        {v} w{x} = vload{lanes}({x}, w);")
+            for c in range(columns):
+                at = c * step + x * dilation
+                if at not in seen:
+                    body.append(f"        {v} u{at} = vload{lanes}({at}, a);")
+                    seen.add(at)
+                body.append(f"        t{c} = {self.fused.format(f'u{at}', f'w{x}', f't{c}')};")
+        body += ["    }", *(f"    vstore{lanes}(t{c}, {c}, acc);" for c in range(columns))]
+        if {acc.kind.dtype, a.kind.dtype, w.kind.dtype} != {"f32"}:
+            raise NotThreaded("a tile of other numbers")
+        head = [f"{acc.kind.ctype}acc", f"{a.kind.ctype}a", f"{w.kind.ctype}w", "long taps",
+                "long stride"]
+        return self.function(f"lane_tile_{columns}x{kw}", head, body,
+                             [x.text for x in (acc, a, w, taps, stride)])
+
+    def function(self, stem: str, head: list[str], body: list[str], given: list[str]) -> list[str]:
+        """A call of a function of this text, written once for all kernels."""
+        text = ", ".join(head) + ")\n{\n" + "\n".join(body) + "\n}"
+        name = f"jitcl_{stem}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        self.functions[name] = f"void {name}({text}"
+        return [f"{name}({', '.join(given)});"]
+
+    def several(self, x: ast.expr) -> list[Value]:
+        """A tuple's values."""
+        if isinstance(x, ast.Tuple):
+            return [self.value(v) for v in x.elts]
+        if name_of(x) not in self.tuples:
+            raise NotThreaded(f"a tuple {ast.unparse(x)}")
+        for v in self.tuples[name_of(x)]:
+            self.mention(v.text)
+        return self.tuples[name_of(x)]
+
+
+def needed(function: ast.FunctionDef) -> list[ast.stmt]:
+    """A kernel's statements without what a tile would fetch ahead, and without names that nothing
+    reads then: compilers warn of these."""
+    for call in ast.walk(function):
+        if isinstance(call, ast.Call) and name_of(call.func) == "tile":
+            call.args[FETCHED] = ast.Constant(None)
+    while True:
+        read = {x.id for x in ast.walk(function)
+                if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
+        before = sum(1 for _ in ast.walk(function))
+        function.body = _without(function.body, read)
+        if sum(1 for _ in ast.walk(function)) == before:
+            return function.body
+
+
+def _without(body: Sequence[ast.stmt], read: set[str]) -> list[ast.stmt]:
+    """Statements without those that only set names that are not `read`; values have no effects."""
+    kept: list[ast.stmt] = []
+    for s in body:
+        if isinstance(s, (ast.If, ast.For, ast.While)):
+            s.body, s.orelse = _without(s.body, read), _without(s.orelse, read)
+            if not s.body and not s.orelse:
+                continue
+            s.body = s.body or [ast.Pass()]
+        targets = s.targets if isinstance(s, ast.Assign) else (
+            [s.target] if isinstance(s, ast.AugAssign) else [])
+        names = {x.id for t in targets for x in ast.walk(t) if isinstance(x, ast.Name)}
+        if not names or names & read:
+            kept.append(s)
+    return kept
+
+
+__all__ = ["NotThreaded", "ThreadHooks", "Translator", "runs_threads"]

@@ -1,0 +1,163 @@
+"""The CPU path's kernels on OpenCL devices that are CPUs: the same results, whatever the sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jitcl.codegen.opencl_threads import NotThreaded, Translator
+from jitcl.ir.graph import Graph, const, graph_input
+from jitcl.ir.types import Layout, TensorType
+from jitcl.ops import OPS
+from jitcl.ops.builder import GraphBuilder
+from jitcl.passes.layout import AssignLayouts
+from jitcl.target import Target
+from tests.compiling import compile_graph, plan_on
+from tests.devices import cpus, device
+from tests.drawn import rng
+from tests.lacking import unless
+
+b = GraphBuilder()
+DEVICES = cpus()
+pytestmark = [unless(DEVICES, "there is no OpenCL driver of a CPU"), pytest.mark.in_turn]
+AVX2 = Target("opencl", "a CPU", vector_width=8, multiply_add="fma", compute_units=2)
+
+
+def product(m, k, n, *batch, act="relu", constant=True):
+    a = graph_input("a", TensorType("f32", (*batch, m, k)))
+    w = (rng().standard_normal((k, n)) / np.sqrt(k)).astype("f4")
+    weights = const(w) if constant else graph_input("w", TensorType("f32", w.shape))
+    bias = const(rng().standard_normal(n).astype("f4"))
+    y = b.op(act, b.add(b.matmul(a, weights), bias))
+    return y, [a] if constant else [a, weights]
+
+
+def convolution(x, k, kernel, *, strides=(1, 1), group=1, act="relu", residual=True):
+    pads = tuple((n - 1) // 2 for n in kernel) * 2
+    data = graph_input("x", TensorType("f32", x))
+    shape = (k, x[1] // group, *kernel)
+    w = const((rng().standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype("f4"))
+    first = b.conv(data, const(rng().standard_normal((x[1], x[1], 1, 1)).astype("f4")),
+                   strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1)
+    y = b.conv(first, w, strides=strides, pads=pads, dilations=(1, 1), group=group)
+    y = b.add(y, const(rng().standard_normal((1, k, 1, 1)).astype("f4")))
+    return b.op(act, b.add(y, y) if residual else y), [data]
+
+
+def inner(y, inputs):
+    """Between convolutions, in the layout that these have."""
+    w = const(rng().standard_normal((16, y.type.dims[1], 1, 1)).astype("f4"))
+    return b.conv(y, w, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1), inputs
+
+
+def pooled(op, x):
+    y, inputs = convolution(x, x[1], (1, 1), residual=False)
+    return inner(b.op(op, y, kernel=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1)),
+                 inputs)
+
+
+def attention(batch, m, d, n):
+    q, k, v = (graph_input(name, TensorType("f32", (batch, rows, d)))
+               for name, rows in (("q", m), ("k", n), ("v", n)))
+    scores = b.mul(b.matmul(q, b.transpose(k, perm=(0, 2, 1))), const(np.float32(d**-0.5)))
+    return b.matmul(b.softmax(scores, axis=-1), v), [q, k, v]
+
+
+CASES = {
+    "product": lambda: (product(37, 300, 70), "gemm_cpu"),
+    "product of one row": lambda: (product(1, 129, 33), "gemm_cpu"),
+    "product in batches": lambda: (product(19, 64, 48, 2, 3, act="tanh"), "gemm_cpu"),
+    "product of two inputs": lambda: (product(50, 40, 24, constant=False), "gemm_cpu"),
+    "deep product": lambda: (product(65, 2000, 31, act="sigmoid"), "gemm_cpu"),
+    "1x1": lambda: (convolution((1, 64, 14, 14), 64, (1, 1)), "conv_cpu"),
+    "3x3, odd": lambda: (convolution((2, 24, 13, 19), 41, (3, 3), strides=(2, 2)), "conv_cpu"),
+    "groups": lambda: (convolution((1, 64, 12, 18), 64, (3, 3), group=4), "conv_cpu"),
+    "depthwise": lambda: (convolution((1, 33, 15, 21), 33, (3, 3), group=33), "depthwise_cpu"),
+    "depthwise by two": lambda: (
+        convolution((2, 48, 15, 21), 48, (5, 5), strides=(2, 2), group=48), "depthwise_cpu"),
+    "winograd": lambda: (inner(*convolution((1, 128, 28, 29), 128, (3, 3))), "winograd_cpu"),
+    "winograd, odd": lambda: (inner(*convolution((2, 64, 31, 33), 72, (3, 3))), "winograd_cpu"),
+    "largest": lambda: (pooled("max_pool", (1, 40, 19, 21)), "pool_cpu"),
+    "mean": lambda: (pooled("average_pool", (2, 16, 19, 21)), "pool_cpu"),
+    "attention": lambda: (attention(6, 70, 32, 90), "attention_cpu"),
+    "attention of few rows": lambda: (attention(4, 2, 64, 300), "attention_cpu"),
+}
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+@pytest.mark.parametrize("width", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 16))])
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_those_of_the_cpu_path(spec, width, case):
+    """width: of the device's vectors, as another CPU has them; 0 as they are."""
+    (y, inputs), template = CASES[case]()
+    graph = Graph("t", tuple(inputs), (("y", y),))
+    arrays = [rng().standard_normal(n.type.dims).astype("f4") for n in inputs]
+    place, cpu = device(spec), device("cpu")
+    outputs = 4 if template == "winograd_cpu" else 0
+    target = dataclasses.replace(place.target, winograd=outputs)
+    if width:
+        target = dataclasses.replace(target, vector_width=width, max_vector_width=width)
+    plan = plan_on(place, graph, target)
+    assert template in {k.template for k in plan.kernels}
+    (got,) = place.load(plan).run(arrays)
+    other = plan_on(cpu, graph, dataclasses.replace(cpu.target, winograd=outputs))
+    (want,) = cpu.load(other).run(arrays)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * max(1, np.abs(want).max()))
+
+
+@pytest.mark.parametrize("threads", [1, 3, 7])
+def test_results_are_equal_on_any_number_of_threads(threads):
+    (y, inputs), _ = CASES["3x3, odd"]()
+    graph = Graph("t", tuple(inputs), (("y", y),))
+    place = device(DEVICES[0])
+    arrays = [rng().standard_normal(n.type.dims).astype("f4") for n in inputs]
+    target = dataclasses.replace(place.target, compute_units=threads)
+    (got,) = place.load(plan_on(place, graph, target)).run(arrays)
+    (want,) = place.load(plan_on(place, graph)).run(arrays)
+    assert np.array_equal(got, want)
+
+
+def test_halves_and_flags_are_left_to_opencls_own_templates():
+    (y, inputs), _ = CASES["product"]()
+    place = device(DEVICES[0])
+    plan = plan_on(place, Graph("t", tuple(inputs), (("y", y),)), precision="normal")
+    assert not any(k.template.endswith("_cpu") for k in plan.kernels if "half" in k.body)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.kind == "elementwise"])
+def test_functions_of_floats_are_written_behind_a_product(name):
+    for sample in OPS[name].samples:
+        if sample.attrs or {a.dtype for a in sample.args} != {"f32"}:
+            continue
+        a = graph_input("a", TensorType("f32", (8, 32)))
+        others = [graph_input(f"x{k}", TensorType("f32", (8, 64)))
+                  for k in range(1, len(sample.args))]
+        y = b.op(name, b.matmul(a, const(np.ones((32, 64), "f4"))), *others)
+        plan = compile_graph(Graph("t", (a, *others), (("y", y),)), AVX2).plan
+        taken = "gemm_opencl" if name in ("mod", "sign") else "gemm_cpu"
+        assert taken in {k.template for k in plan.kernels}
+
+
+def test_layouts_are_in_blocks_of_a_vector():
+    (y, inputs), _ = CASES["3x3, odd"]()
+    graph = AssignLayouts(device(DEVICES[0]).target).run(Graph("t", tuple(inputs), (("y", y),)))
+    width = device(DEVICES[0]).target.as_cpu.vector_width
+    assert Layout("NCHWc", width, 1) in {n.type.layout for n in graph.nodes}
+
+
+def test_a_gpu_has_no_threads():
+    assert AVX2.as_cpu is not None
+    assert dataclasses.replace(AVX2, device_type="gpu").as_cpu is None
+    assert dataclasses.replace(AVX2, max_vector_width=1).as_cpu is None
+    assert dataclasses.replace(AVX2, cpu_templates=False).as_cpu is None
+
+
+@pytest.mark.parametrize("line", [
+    "store(y, 0, dot(load(x, 0)))", "y = ptr(args, 1, 'f16')", "with x: pass",
+    "store(y, 0, load(x, 0) + to_i32(load(x, 1)))"])
+def test_what_has_no_form_is_refused(line):
+    text = f"def KERNEL_ENTRY(args, tid, nthreads):\n    x = ptr(args, 0, 'f32')\n    {line}\n"
+    with pytest.raises(NotThreaded):
+        Translator(AVX2).kernel(text, 2, ())
