@@ -2,7 +2,7 @@
 """What kernels cost on Mali and Adreno GPUs that aren't here, as Mesa's compilers for them count.
 
     static_cost.py --root DIR [--reach FOLDER] [--gpus mali-g610,...] [--precisions high,low]
-                   [--shape ids=1,128] [--save NUMBERS.json] [--baseline NUMBERS.json]
+                   [--shape ids=1,128] [--rows 256] [--save NUMBERS.json] [--baseline NUMBERS.json]
                    [--write TABLE.md] [--check] MODEL ...
 
 DIR (or the environment variable REACH_ROOT) holds the compilers, FOLDER (or REACH; by default
@@ -116,13 +116,16 @@ def kind_of(step: Step, kernel: KernelSource) -> str:
         "elementwise")
 
 
-def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]]) -> Plan:
-    """The launches of a model for the profile of a GPU, without its constants."""
+def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]],
+            rows: int = 1) -> Plan:
+    """The launches of a model for the profile of a GPU, without its constants. rows: tokens that a
+    language model reads."""
     device = f"profile:{PROFILES.get(gpu, gpu)}"
     if model.suffix != ".onnx":
-        opened = jitcl.lm.load(model, device=device, precision=precision)._model(1, "next")
-        shapes = {"keys": (1, PAST + 1)} | {t.name: (1, PAST, *t.shape[2:]) for t in opened.inputs
-                                            if t.name.startswith("past")}
+        opened = jitcl.lm.load(model, device=device, precision=precision)._model(rows, "next")
+        past = {t.name: (1, PAST, *t.shape[2:]) for t in opened.inputs
+                if t.name.startswith("past.")}
+        shapes = {"keys": (1, PAST + rows)} | past
     else:
         opened = open_model(model, device=device, precision=precision)
     known = {t.name for t in opened.inputs}
@@ -378,6 +381,7 @@ def main() -> None:
     parser.add_argument("--gpus", default=",".join(GPUS))
     parser.add_argument("--precisions", default="high,low")
     parser.add_argument("--shape", action="append", type=shape, default=[])
+    parser.add_argument("--rows", type=int, default=1, help="tokens that a language model reads")
     parser.add_argument("--save", type=Path, help="numbers, for a later --baseline")
     parser.add_argument("--baseline", type=Path)
     parser.add_argument("--write", type=Path, help="the table, too")
@@ -388,7 +392,8 @@ def main() -> None:
     rows: dict[str, Numbers] = {}
     gpus, pairs = options.gpus.split(","), [*product(options.models, options.precisions.split(","))]
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        plans = {(gpu, *pair): pool.submit(plan_of, pair[0], gpu, pair[1], dict(options.shape))
+        plans = {(gpu, *pair): pool.submit(plan_of, pair[0], gpu, pair[1], dict(options.shape),
+                                                   options.rows)
                  for gpu in gpus for pair in pairs}
         for gpu in gpus:
             made = {pair: plans[(gpu, *pair)].result() for pair in pairs}

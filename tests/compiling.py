@@ -14,7 +14,7 @@ from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import assign_precision
 from jitcl.passes.verify import check
 from jitcl.passes.watch import flag
-from jitcl.runtime.lowering import laid_out
+from jitcl.runtime.memory import laid_out
 from jitcl.target import Target
 from jitcl.templates.base import FIRST, Chooser
 

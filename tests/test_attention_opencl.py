@@ -20,7 +20,7 @@ from jitcl.ir.group import Chain
 from jitcl.ir.sizes import Space
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import evaluate
-from jitcl.runtime.lowering import laid_out
+from jitcl.runtime.memory import laid_out
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.target.variants import VARIANTS

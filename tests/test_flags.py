@@ -29,7 +29,7 @@ from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import assign_precision
 from jitcl.passes.watch import flag, watchable
-from jitcl.runtime.lowering import laid_out
+from jitcl.runtime.memory import laid_out
 from jitcl.templates import CPU_TEMPLATES, OPENCL_TEMPLATES
 from tests.devices import needs
 from tests.test_golden import GPU, GRAPHS

@@ -16,7 +16,7 @@ from jitcl.ir.graph import Graph, Node, graph_input, toposort
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.cache import kernel_cache
-from jitcl.runtime.lowering import laid_out
+from jitcl.runtime.memory import laid_out
 from tests.compiling import compile_graph
 from tests.devices import device, present
 

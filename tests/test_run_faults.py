@@ -31,7 +31,7 @@ from jitcl.passes.base import run_passes
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
-from jitcl.runtime.lowering import laid_out
+from jitcl.runtime.memory import laid_out
 from tests.caches import Memory
 from tests.compiling import plan_on
 from tests.test_opencl_device import expected, plan_of

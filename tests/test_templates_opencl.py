@@ -12,7 +12,7 @@ from jitcl.codegen.trial import trials
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
-from jitcl.runtime.lowering import laid_out
+from jitcl.runtime.memory import laid_out
 from tests.compiling import compile_graph, plan_on
 from tests.devices import cpus, device
 from tests.drawn import rng

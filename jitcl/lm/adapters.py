@@ -90,6 +90,9 @@ class Adapted(Weights):
         return loaded(lambda: np.concatenate(
             [self.rows(name, np.arange(self.shape(name)[0])) for name in names]))
 
+    def mapped(self) -> list[np.ndarray]:
+        return self.weights.mapped()
+
     def digest(self, root: Path) -> str:
         return digest("".join([self.weights.digest(root), self._pair.digest(root), self._config])
                       .encode())

@@ -12,7 +12,7 @@ The others become float32 when the model is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,25 +160,31 @@ class Gguf(Weights):
             parts = [np.asarray(t.data).reshape(t.shape[-1], -1) for t in tensors]
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-        codes, scales, block, shifts = decode(data())
-
-        def load() -> np.ndarray:
-            return decode(data()).codes.reshape(form)
-
+        found = decode(data())
+        codes, scales, block, shifts = found
         signed = codes.dtype == np.int8
         form = (shape[0], -1, block) if signed else (codes.size,)
-        packed = const(load(), reload=load if codes.nbytes > KEPT else None)
-        scale = const(scales.reshape(shape[0], -1, 1))
+
+        def kept(elements: Callable[[Decoded], np.ndarray]) -> Node:
+            array = elements(found)
+            return const(array, reload=(lambda: elements(decode(data())))
+                         if array.nbytes > KEPT else None)
+
+        packed = kept(lambda d: d.codes.reshape(form))
+        scale = kept(lambda d: _narrow(d.scales).reshape(shape[0], -1, 1))
         if not signed:
             packed = g.unpack_uint4(packed, shape=(*scale.type.dims[:2], block))
         zeros = [] if signed or shifts is not None else [const(8, "u8")]
         w = g.dequantize(packed, scale, *zeros, to="f32")
         if shifts is not None:
-            w = g.add(w, const(shifts.reshape(scale.type.dims)))
+            w = g.add(w, kept(lambda d: _shifts(d).reshape(scale.type.dims)))
         return g.reshape(w, shape=shape)
 
     def digest(self, root: Path) -> str:
         return file_digest(self.path, root, None)
+
+    def mapped(self) -> list[np.ndarray]:
+        return [self.reader.data]
 
 
 # ---- blocks, of rows [rows, bytes]
@@ -195,6 +201,18 @@ class Decoded(NamedTuple):
 
 def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:
     return data.reshape(data.shape[0], -1, nbytes)
+
+
+def _narrow(scales: np.ndarray) -> np.ndarray:
+    """As f16 where that is exact: as files have the scales of most types."""
+    with np.errstate(over="ignore"):
+        halves = scales.astype(np.float16)
+    return halves if np.array_equal(halves, scales) else scales
+
+
+def _shifts(decoded: Decoded) -> np.ndarray:
+    assert decoded.shifts is not None
+    return decoded.shifts
 
 
 def _half(data: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ from jitcl.lm.weights import safetensors
 from jitcl.lm.writing import ROWS, Generation, Letters, Text, step
 from jitcl.passes.options import Memory, Options
 from jitcl.runtime.arguments import device_of, isolation_of, tally_of
+from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.calibrated import calibrated
 from jitcl.runtime.model import Model
@@ -349,10 +350,14 @@ class LanguageModel:
         feeds = self.decoder.feeds(parts, past, rows, cache.room)
         if give == "next":
             feeds["row"] = np.array([len(parts[0]) - 1], np.int32)
-        bound = cache.bound(
-            (rows, give, len(slots)), slots,
-            lambda arrays: self._model(rows, give, len(slots)).bind(
-                {"keys": feeds["keys"].shape}, inputs=arrays, keep=self._made))
+
+        def bind(arrays: Mapping[str, Any]) -> Bound:
+            found = self._model(rows, give, len(slots)).bind(
+                {"keys": feeds["keys"].shape}, inputs=arrays, keep=self._made)
+            self.decoder.weights.give_back()
+            return found
+
+        bound = cache.bound((rows, give, len(slots)), slots, bind)
         for name, array in feeds.items():
             bound.inputs[name] = array
         outputs = bound.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,18 @@ class Weights(ABC):
     def digest(self, root: Path) -> str:
         """Of the elements; remembered under `root`."""
 
+    def mapped(self) -> list[np.ndarray]:
+        """Arrays over whole files."""
+        return []
+
+    def give_back(self) -> None:
+        """Pages of the files leave this process's memory: kernels have been made, and weights lie
+        arranged for them elsewhere. What is read again is mapped again."""
+        for array in self.mapped():
+            file = getattr(array, "_mmap", None)
+            if file is not None and hasattr(mmap, "MADV_DONTNEED"):
+                file.madvise(mmap.MADV_DONTNEED)
+
 
 def loaded(load: Callable[[], np.ndarray]) -> Node:
     """A constant, whose elements are loaded again where keeping them would take memory."""
@@ -104,6 +117,9 @@ class Stored(Weights):
 
     def digest(self, root: Path) -> str:
         return digest("".join(file_digest(f, root, None) for f in self.files).encode())
+
+    def mapped(self) -> list[np.ndarray]:
+        return list(self.arrays.values())
 
 
 def safetensors(folder: Path, name: str = "model") -> Stored:

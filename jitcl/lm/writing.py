@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jitcl.forking import cached_property
 from jitcl.lm import drafts
 from jitcl.lm.cache import Slot
 from jitcl.lm.forms import Written
@@ -98,7 +99,11 @@ class Text:
         self.known = list[np.ndarray]()     # logits behind seen, then behind guesses
         self.guesses = list[int]()
         self._letters, self._form = letters, form
-        self._random, self._begin = np.random.default_rng(seed), 0.0
+        self._seed, self._begin = seed, 0.0
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng(self._seed)
 
     @property
     def ended(self) -> bool:

@@ -26,7 +26,7 @@ from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import WIDE, assign_precision
 from jitcl.passes.verify import check
 from jitcl.passes.watch import flag, may_spoil, telling, watch
-from jitcl.runtime.memory import plan_memory
+from jitcl.runtime.memory import laid_out
 from jitcl.runtime.source import Source
 from jitcl.templates.base import FIRST, Chooser
 
@@ -133,12 +133,6 @@ def _names(graph: Graph) -> set[str]:
     """Of the model's nodes that are in the graph."""
     found = [o for n in graph.nodes if (o := graph.origins.get(n)) is not None]
     return {name for o in found for name in (o.name, *o.twins)}
-
-
-def laid_out(plan: Plan, device: Device, memory: str) -> Plan:
-    """The plan with places for its temporaries."""
-    alignment = max(64, device.target.alignment)
-    return plan_memory(plan, device.memory_mode, memory, alignment)  # type: ignore[arg-type]
 
 
 def _debugging(observe: Observe | None) -> Observe:

@@ -19,10 +19,13 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jitcl.codegen.plan import Plan
 from jitcl.errors import OptionError, VerifyError
+
+if TYPE_CHECKING:
+    from jitcl.devices.base import Device
 
 Mode = Literal["arena", "slots"]
 Memory = Literal["low", "normal", "high"]
@@ -86,6 +89,12 @@ def pack(lives: Sequence[Life], mode: Mode = "arena", memory: Memory = "normal",
     if memory == "low":
         order = _search(padded, place, order, bound)
     return Packing(*place(padded, order), unshared, bound)
+
+
+def laid_out(plan: Plan, device: Device, memory: str) -> Plan:
+    """The plan with places for its temporaries, as a device has them."""
+    alignment = max(64, device.target.alignment)
+    return plan_memory(plan, device.memory_mode, memory, alignment)  # type: ignore[arg-type]
 
 
 def plan_memory(plan: Plan, mode: Mode = "arena", memory: Memory = "normal",

@@ -41,6 +41,7 @@ from jitcl.passes.options import Options
 from jitcl.runtime import serial
 from jitcl.runtime.cache import DeviceCache, Key
 from jitcl.runtime.fallbacks import KernelFallback, MemoryFallback, kernel_fallbacks, warning
+from jitcl.runtime.memory import laid_out
 from jitcl.runtime.source import Source
 from jitcl.runtime.weights import Weights, needs
 from jitcl.tuning.found import Found
@@ -344,8 +345,6 @@ class Specialiser:
         are tried at the shapes of `tried`, or are `code`, of an executable before. Raises
         KernelFault, OutOfMemoryError, BuildError.
         """
-        from jitcl.runtime.lowering import laid_out
-
         plan = laid_out(plan, self.device, self.options.memory)
         while True:
             seen = opening(self.device)
