@@ -219,7 +219,7 @@ def in_a_forked_child(target: Target) -> bool:
     return True
 
 
-GATED_USE = frozenset(("half", "int4", "int8", "subgroup", "local", "call:exp"))
+GATED_USE = frozenset(("half", "int4", "int8", "subgroup", "local", "quotient", "call:exp"))
 
 
 def where_built(target: Target) -> str:
@@ -312,6 +312,7 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-select-low-bit", "suspects"): ("", "suspected on this driver: int4, int8"),
     ("adreno-low-bit", "suspects"): ("", "suspected on this driver: int4"),
     ("adreno-subgroup-reduce", "suspects"): ("", "suspected on this driver: subgroup"),
+    ("intel-cpu-quotients", "suspects"): ("", "suspected on this driver: quotient"),
     **{(f"{driver}-known-good", "trusted"): ("the driver is not known good", "")
        for driver in ("pocl", "intel-cpu", "nvidia")},
 }
@@ -342,8 +343,8 @@ def pocl(version: str = "3.0-rc2", cpu: str = "znver3", isa: tuple[str, ...] = (
     return Driver("Portable Computing Language", version, "pthread-AMD EPYC", cpu), target
 
 
-def intel_cpu() -> Place:
-    return Driver("Intel(R) OpenCL", "2026.22.10.0.01", "AMD EPYC"), pocl()[1]
+def intel_cpu(isa: tuple[str, ...] = ("avx512f",)) -> Place:
+    return Driver("Intel(R) OpenCL", "2026.22.10.0.01", "AMD EPYC"), pocl(isa=isa)[1]
 
 
 def nvidia() -> Place:
@@ -393,6 +394,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
                          [like("intel-hd-630", device=HD530, version="24.20.100.6025"),
                           like("intel-hd-630", version="23.20.16.4849")]),
     "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
+    "intel-cpu-quotients": ([intel_cpu(isa=("avx2",))], [intel_cpu(), pocl(isa=("avx2",))]),
     "intel-cpu-fork-safe": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "nvidia-known-good": NVIDIA,
     "nvidia-half-vectors": NVIDIA,

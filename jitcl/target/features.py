@@ -39,6 +39,7 @@ PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile(pattern) for name, patt
     "vec4": _vector("[234]"),
     "int8": r"\bu?char(?:2|3|4|8|16)?\b",
     "int4": r"\bjitcl_u?int4\w*\s*\(",
+    "quotient": r"\bjitcl_(?:div|fmod|floordiv|mod)_[iu]32\b",
     "int64": r"\bu?long(?:2|3|4|8|16)?\b|\bconvert_u?long",
     "subgroup": r"\bsub_group_\w+\s*\(",
     "assembly": r"\basm\b",
