@@ -32,7 +32,7 @@ def test_upscale_on_both_devices(tmp_path):
     figures = re.findall(r"(\S+) +PSNR ([\d.]+) dB", text)
     assert figures == [("bicubic", "31.36"), ("opencl:pocl", "32.05"), ("cpu", "32.05")]
     apart = re.search(r"largest difference between opencl:pocl and cpu: (\S+)", text)
-    assert apart is not None and 0 < float(apart[1]) < 1e-4
+    assert apart is not None and float(apart[1]) < 1e-4      # none where the same templates write
     image = Image.open(tmp_path / "upscaled.png")
     assert image.size == (900, 300)
     left, right = image.crop((0, 0, 450, 300)), image.crop((450, 0, 900, 300))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -98,7 +97,7 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
         same = node.inputs[0].type.physical[-1] == s.out[1]
         half = in_half(group, target)
         return choose_forms(hints(s), node.inputs[1].op == "const", target, half, same,
-                            sparing(group), not has_size(dataclasses.astuple(s)))
+                            sparing(group), not has_size(tuple(vars(s).values())))
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted]:
         for size in elements(as_stored(shape_of(hooks.anchor), hooks.group.root)):

@@ -56,8 +56,9 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
     """The tiles that are done soonest, best first. `vectors(width)`: how many vectors a row of the
     result has, `most`: the widest that fits it; `half`: sums in f32 have sums in half beside them,
     of half their size; `spare`: registers that the kernel needs less than others for addresses;
-    `terms`: of a sum, where slices of them may be added up in local memory, for which a tile that
-    needs spare registers has none. () where there is no such vector.
+    `terms`: of a sum, where slices of them may be added up in local memory; not of a single column,
+    whose terms are read once however large the tile is, nor by a tile that needs spare registers.
+    () where there is no such vector.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
@@ -71,7 +72,8 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
                 if sums + count + 1 > target.registers + spare:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
-                dealt = terms if sums + count + 1 <= target.registers else 0
+                fits = width > 1 and sums + count + 1 <= target.registers
+                dealt = terms if fits else 0
                 found += [(_cost(tiles, height, count, target, slices, terms),
                            Tile(height, count, width, slices))
                           for slices in slices_of(height * count * width, dealt, target)]
@@ -80,8 +82,10 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
 
 
 def slices_of(sums: int, terms: int, target: Target) -> tuple[int, ...]:
-    """How many work-items of a group may share the terms of a tile's sums."""
-    fits = (target.device_type != "cpu" and target.local_works and target.max_work_group >= GROUP
+    """How many work-items of a group may share the terms of a tile's sums: by local memory, where
+    it is not emulated by what the kernel waits for.
+    """
+    fits = (target.device_type != "cpu" and target.local_is_real and target.max_work_group >= GROUP
             and 4 * sums * GROUP <= target.local_memory)
     return (1, *(s for s in SLICES if fits and terms >= LEAST_TERMS * s
                  and s <= (*target.max_work_item_sizes, 1, 1)[2]))
