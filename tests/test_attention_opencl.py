@@ -89,7 +89,7 @@ def check(graph: Graph, fed: dict[str, np.ndarray], target: Target, place: int =
 
 
 @needs_pocl
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("pose", [GPU, MALI], ids=["local memory", "without"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_candidate_is_right(shape, pose):

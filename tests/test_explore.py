@@ -226,11 +226,14 @@ def test_a_profile_and_errors_are_shown(tmp_path):
         assert "error of" in at.run("document.getElementById('details').textContent")
 
 
-@pytest.mark.slow
 @needs_chromium
 @needs_models
 @pytest.mark.timeout(600)                       # bert_base_128 is exported first
-@pytest.mark.parametrize("name", ["squeezenet1.0_fp32", "yolox_nano", "residual", "bert_base_128"])
+@pytest.mark.parametrize("name", [
+    pytest.param("squeezenet1.0_fp32", marks=pytest.mark.long),
+    pytest.param("yolox_nano", marks=pytest.mark.slow),
+    pytest.param("residual", marks=pytest.mark.long),
+    pytest.param("bert_base_128", marks=pytest.mark.slow)])
 def test_real_models_open_within_three_seconds(name, tmp_path):
     """From 66 nodes to 1,500; each kernel is found by its name, and by its step's."""
     model = residual(300) if name == "residual" else MODELS / f"{name}.onnx"
