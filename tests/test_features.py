@@ -60,7 +60,7 @@ def test_what_is_gated_is_in_the_vocabulary() -> None:
 
 
 KNOWN = {"if", "for", "while", "return", "sizeof", "barrier", "mem_fence", "get_global_id",
-         "get_local_id", "get_group_id", "read_imagef", "mul_hi",
+         "get_global_size", "get_local_id", "get_group_id", "read_imagef", "mul_hi",
          *(f"as_{t}" for t in ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong",
                                "float", "double")),
          *(f"convert_{t}" for t in ("float", "double", "half", "int_rtz", "long_rtz")),
