@@ -117,6 +117,8 @@ _libraries: list[Library] = []
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _in_child: list[Callable[[], None]] = []
 _at_end: list[Callable[[], None]] = []
+_foreign: list[Any] = []                        # locks of other libraries
+_taken: list[Any] = []                          # of these, by who forks now
 _ended_by = 0                                   # the thread that ends the process
 
 
@@ -134,6 +136,11 @@ def rlock() -> Any:
     return made
 
 
+def held(lock: Any) -> None:
+    """A re-entrant lock of another library: whoever forks holds it, so that no thread is inside."""
+    _foreign.append(lock)
+
+
 def in_child(function: Callable[[], None]) -> None:
     _in_child.append(function)
 
@@ -149,11 +156,14 @@ def ending() -> bool:
 
 
 def _before_fork() -> None:
+    global _taken
     deadline = time.monotonic() + FORK_SECONDS
     for library in _libraries:
         if not library.close(max(0.0, deadline - time.monotonic())):
             log.warning("a thread has been in %s for %.0f s: a child that is forked now can't "
                         "use it", library.name, FORK_SECONDS)
+    # behind the libraries, whose threads may still want these
+    _taken = [k for k in _foreign if k.acquire(timeout=max(0.0, deadline - time.monotonic()))]
     if OPENCL.used:
         _let_workers_rest()
 
@@ -188,15 +198,22 @@ def _running(known: set[int | None]) -> bool:
 def _after_in_parent() -> None:
     for library in _libraries:
         library.open()
+    for taken in _taken:
+        taken.release()
 
 
 def _after_in_child() -> None:
     global generation, _ended_by
     generation += 1
     _ended_by = 0
-    for held in list(_locks):
-        if not _free_or_mine(held):
-            held._at_fork_reinit()
+    for own in list(_locks):
+        if not _free_or_mine(own):
+            own._at_fork_reinit()
+    for foreign in _foreign:
+        if foreign in _taken:
+            foreign.release()
+        else:
+            foreign._at_fork_reinit()
     for library in _libraries:
         library.in_child()
     for function in _in_child:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from jitcl import config
+from jitcl import config, forking
 from jitcl.cores import usable_cores
 from jitcl.target import Target
 
@@ -40,6 +40,8 @@ _AUXILIARY = (("fullfp16", _AT_HWCAP, 1 << 9 | 1 << 10), ("dotprod", _AT_HWCAP, 
               ("i8mm", _AT_HWCAP2, 1 << 13))
 _CPU0 = Path("/sys/devices/system/cpu/cpu0")
 _absent: ContextVar[str] = ContextVar("absent", default="")
+# a child that was forked while another thread asked LLVM for the CPU waited for ever
+forking.held(llvm.ffi.lib._lock._lock)
 
 
 @functools.cache
