@@ -203,6 +203,21 @@ def test_forks_while_a_thread_compiles(device: str) -> None:
     """)
 
 
+def test_a_fork_waits_for_the_lock_of_llvmlite() -> None:
+    """Which it takes for each call, also where nothing of `forking.LLVM` is around it."""
+    run("cpu", """
+    import llvmlite.binding as llvm
+    model, inside = compiled(), threading.Event()
+    def work():
+        with llvm.ffi.lib._lock:
+            inside.set()
+            time.sleep(0.3)
+    threading.Thread(target=work).start()
+    inside.wait()
+    assert child(lambda: bool(llvm.get_host_cpu_name())) == 0
+    """)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", SAFE)
 def test_forks_inside_of_a_callback(device: str) -> None:
