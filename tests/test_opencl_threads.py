@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from jitcl.codegen.opencl_threads import NotThreaded, Translator
+from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import Layout, TensorType
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder
 from jitcl.passes.layout import AssignLayouts
 from jitcl.target import Target
+from jitcl.templates.base import ENTRY, GROUP
 from tests.compiling import compile_graph, plan_on
 from tests.devices import cpus, device
 from tests.drawn import rng
@@ -162,4 +164,59 @@ def test_a_gpu_has_no_threads():
 def test_what_has_no_form_is_refused(line):
     text = f"def KERNEL_ENTRY(args, tid, nthreads):\n    x = ptr(args, 0, 'f32')\n    {line}\n"
     with pytest.raises(NotThreaded):
-        Translator(AVX2).kernel(text, 2, ())
+        Translator(AVX2).kernel(text, 2, {})
+
+
+def text_of(*lines):
+    return "\n    ".join((f"def {ENTRY}(args, tid, nthreads):", *lines, ""))
+
+
+def integer_plan(lines, length, outputs, **params):
+    """A kernel of i64 buffers a, b and y, which has a row for each of `outputs`."""
+    text = text_of(*(f"{name} = ptr(args, {k}, 'i64')" for k, name in enumerate("aby")), *lines)
+    body = Translator(AVX2).kernel(text, 3, params).replace(ENTRY, "quotients").replace(GROUP, "")
+    rows = (("a", 1, "input"), ("b", 1, "input"), ("y", outputs, "output"))
+    buffers = tuple(BufferSpec(name, "i64", (n, length), 8 * n * length, kind)
+                    for name, n, kind in rows)
+    a, other, y = (TensorSpec(spec.name, "i64", spec.shape, k) for k, spec in enumerate(buffers))
+    step = Step("quotients", "quotients", (0, 1, 2), tuple(params.values()), (2,), (1,))
+    return Plan((a, other), (y,), (KernelSource("quotients", body, "opencl"),), (step,), buffers,
+                ())
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+def test_quotients_are_rounded_as_in_python(spec):
+    """Of what may be negative, and by what may be 0, where C's own operators are wrong."""
+    a, c = (x.ravel() for x in np.meshgrid(
+        np.array([-7, -6, -1, 0, 1, 6, 7, 2 - 2**63]), np.array([-3, -1, 0, 1, 3])))
+    forms = ("x // z", "x % z", "floordiv(x, z)", "mod(x, z)", "div(x, z)", "fmod(x, z)",
+             "x // 3", "(0 - i) // down")
+    lines = ["n = param(args, 3)", "down = param(args, 4)",
+             "for i in range(share(n, tid, nthreads), share(n, tid + 1, nthreads)):",
+             "    x = load(a, i)", "    z = load(b, i)",
+             *(f"    store(y, {k} * n + i, {form})" for k, form in enumerate(forms))]
+    plan = integer_plan(lines, a.size, len(forms), n=a.size, down=-2)
+    (got,) = device(spec).load(plan).run([a[None], c[None]])
+    with np.errstate(divide="ignore"):
+        floors, rests = a // c, np.where(c == 0, 0, a % c)
+        towards_0, left = (np.where(c == 0, 0, np.sign(a) * x) for x in (
+            np.sign(c) * (abs(a) // abs(c)), np.fmod(abs(a), abs(c))))
+    want = [floors, rests, floors, rests, towards_0, left, a // 3, -np.arange(a.size) // -2]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("line, written", [
+    ("t = i // n", "t = (i_1 / n)"),                    # a loop's counter by a length
+    ("t = (i + n * 3) % (n + 1)", "t = ((i_1 + (n * 3)) % (n + 1))"),
+    ("t = (i - n) // n", "t = jitcl_floordiv_i64((i_1 - n), n)"),
+    ("t = i // zero", "t = jitcl_floordiv_i64(i_1, zero)"),
+    ("t = less // n", "t = jitcl_floordiv_i64(less, n)"),       # which a later turn makes negative
+    ("t = div(i - n, n)", "t = ((i_1 - n) / n)"),       # as C has it
+    ("t = div(n, i)", "t = jitcl_div_i64(n, i_1)"),
+])
+def test_quotients_of_what_is_not_negative_are_operators(line, written):
+    lines = ["n = param(args, 3)", "zero = param(args, 4)", "less = n", "for i in range(n):",
+             f"    {line}", "    less = less - 1",
+             "    store(y, i, t + less + load(a, i) + load(b, i))"]
+    (kernel,) = integer_plan(lines, 8, 1, n=8, zero=0).kernels
+    assert f"{written};" in kernel.body

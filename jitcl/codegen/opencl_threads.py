@@ -18,7 +18,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jitcl import config
 from jitcl.codegen.hooks import CpuGroupHooks
@@ -27,11 +28,15 @@ from jitcl.codegen.schedule_opencl import schedule
 from jitcl.codegen.schedule_sized import group_is_sized
 from jitcl.codegen.thread_expressions import (
     INDEX,
+    ONE,
+    ZERO,
     Kind,
     NotThreaded,
     ThreadExpressions,
     Value,
     element,
+    least_among,
+    least_of,
     literal,
     name_of,
 )
@@ -71,7 +76,7 @@ class ThreadHooks(CpuGroupHooks):
 
     def _threaded(self, e: Emitted) -> Emitted:
         threads, translator = max(1, self.device.compute_units), Translator(self.device)
-        body = translator.kernel(e.body, len(e.arguments), tuple(e.params))
+        body = translator.kernel(e.body, len(e.arguments), e.params)
         params = {name: e.params[name] for name in e.params if name in translator.taken}
         return dataclasses.replace(e, body=body, params=params, global_size=(threads,),
                                    local_size=(1,))
@@ -100,18 +105,20 @@ class Translator(ThreadExpressions):
         self.buffers: dict[int, str] = {}                # arguments' declarations
         self.count = 0
         self.given = 0                                   # buffers, before the integers
-        self.params: tuple[str, ...] = ()
+        self.params: tuple[tuple[str, Any], ...] = ()    # with their values
         self.taken: set[str] = set()                     # of `params`, those that are read
+        self.least: dict[str, int | None] = {}           # of variables: of all their values
+        self.lowest: dict[str, int | None] = {}          # the same, of those seen so far
 
-    def kernel(self, text: str, arguments: int, params: tuple[str, ...]) -> str:
+    def kernel(self, text: str, arguments: int, params: Mapping[str, Any]) -> str:
         """The kernel of a template's text, of so many buffers."""
-        self.given, self.params = arguments, params
+        self.given, self.params = arguments, tuple(params.items())
         (function,) = (f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef))
         body = needed(function)
-        draft = Translator(self.target)
-        draft.given, draft.params = arguments, params
-        draft.block(body, 1)
-        within = draft.within_a_block()
+        draft = self.draft(body, {})
+        while draft.lowest != draft.least:       # of what is supposed, what is not so is given up
+            draft = self.draft(body, draft.lowest)
+        within, self.least = draft.within_a_block(), draft.least
         self.undeclared = set(within)
         lines = self.block(body, 1)
         if len(self.buffers) != arguments:
@@ -128,6 +135,13 @@ class Translator(ThreadExpressions):
                        for n, t in self.functions.items()),
             f"__kernel {GROUP}void {ENTRY}(\n    ", ",\n    ".join(heads), ")\n{\n",
             "\n".join((*arrays, *ahead, *lines)), "\n}\n"))
+
+    def draft(self, body: list[ast.stmt], least: dict[str, int | None]) -> Translator:
+        """What has written a text, to know its variables; supposing what they never lie below."""
+        draft = Translator(self.target)
+        draft.given, draft.params, draft.least = self.given, self.params, least
+        draft.block(body, 1)
+        return draft
 
     def within_a_block(self) -> set[str]:
         """Variables that are only named in the block of their first value, behind it: there they
@@ -205,7 +219,9 @@ class Translator(ThreadExpressions):
     def named(self, name: str, value: Value) -> list[str]:
         """A variable's new value: another C variable where its type is another."""
         own = self.variable(name, value.kind)
-        self.names[name] = Value(own, value.kind)
+        lowest = least_among((value, Value(own, value.kind, self.lowest.get(own, 1))))
+        self.lowest[own] = lowest
+        self.names[name] = Value(own, value.kind, self.least.get(own, 1))
         self.mention(own, True)
         first = own in self.undeclared
         self.undeclared.discard(own)
@@ -226,9 +242,9 @@ class Translator(ThreadExpressions):
         return []
 
     def name_param(self, name: str, args: ast.expr, k: ast.expr) -> list[str]:
-        given = self.params[literal(k) - self.given]
+        given, value = self.params[literal(k) - self.given]
         self.taken.add(given)
-        return self.named(name, Value(f"{given}_i", INDEX))
+        return self.named(name, Value(f"{given}_i", INDEX, least_of(value)))
 
     def name_scratch(self, name: str, count: ast.expr, dtype: ast.expr) -> list[str]:
         kind = Kind(literal(dtype), 0, "__private")
@@ -246,14 +262,14 @@ class Translator(ThreadExpressions):
     def loop(self, s: ast.For, indent: int) -> list[str]:
         if not isinstance(s.iter, ast.Call) or name_of(s.iter.func) != "range":
             raise NotThreaded(f"a loop over {ast.unparse(s.iter)}")
-        given = [self.value(a).text for a in s.iter.args]
-        first, end, step = [*(given if len(given) > 1 else ["0", *given]), "1"][:3]
+        given = [self.value(a) for a in s.iter.args]
+        first, end, step = [*(given if len(given) > 1 else [ZERO, *given]), ONE][:3]
         name, pad = name_of(s.target), "    " * indent
         self.count += 1
         own = f"{name if name != '_' else 'turn'}_{self.count}"
-        before, self.names[name] = self.names.get(name), Value(own, INDEX)
-        lines = [f"{pad}for (long {own} = {first}, end_{self.count} = {end}; {own} < "
-                 f"end_{self.count}; {own} += {step}) {{", *self.block(s.body, indent + 1),
+        before, self.names[name] = self.names.get(name), Value(own, INDEX, first.least)
+        lines = [f"{pad}for (long {own} = {first.text}, end_{self.count} = {end.text}; {own} < "
+                 f"end_{self.count}; {own} += {step.text}) {{", *self.block(s.body, indent + 1),
                  pad + "}"]
         self.names.pop(name)
         if before is not None:

@@ -15,7 +15,9 @@ from jitcl.target import Target
 STORED = ("f32", "i32", "i64", "u8", "i8", "bool")       # of buffers
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 NAMED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-INFIX = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%", ast.Div: "/"}
+INFIX = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+FLOORED = {ast.FloorDiv: "floordiv", ast.Mod: "mod"}
+QUOTIENTS = {"div": "/", "fmod": "%", "floordiv": "/", "mod": "%"}
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}
 EXTREMES = {"max_": "max", "min_": "min", "sum_max": "max", "sum_min": "min"}
 CASTS = {f"to_{dtype}": dtype for dtype in CTYPE}
@@ -49,11 +51,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Value:
+    """least: 0 or 1, which an integer never lies below; None where that is not known."""
+
     text: str
     kind: Kind
+    least: int | None = None
 
 
 INDEX, TRUTH = Kind("i64"), Kind("bool")
+ZERO, ONE = Value("0", INDEX, 0), Value("1", INDEX, 1)
 
 
 def element(dtype: str) -> str:
@@ -93,15 +99,18 @@ class ThreadExpressions:
             if isinstance(x.value, bool):
                 return Value(str(x.value).lower(), TRUTH)
             if isinstance(x.value, int):
-                return Value(str(x.value), INDEX)
+                return Value(str(x.value), INDEX, least_of(x.value))
         elif isinstance(x, ast.Name):
             if x.id in ("tid", "nthreads"):
-                return Value(f"(long)get_global_{'id' if x.id == 'tid' else 'size'}(0)", INDEX)
+                of, least = ("id", 0) if x.id == "tid" else ("size", 1)
+                return Value(f"(long)get_global_{of}(0)", INDEX, least)
             if x.id in self.names:
                 self.mention(self.names[x.id].text)
                 return self.names[x.id]
         elif isinstance(x, ast.BinOp) and type(x.op) in INFIX:
             return self.infix(INFIX[type(x.op)], self.value(x.left), self.value(x.right))
+        elif isinstance(x, ast.BinOp) and type(x.op) in FLOORED:
+            return self.call(FLOORED[type(x.op)], (x.left, x.right))
         elif isinstance(x, ast.UnaryOp):
             v = self.value(x.operand)
             return Value(f"({'!' if isinstance(x.op, ast.Not) else '-'}{v.text})", v.kind)
@@ -112,7 +121,8 @@ class ThreadExpressions:
             return self.compared(x)
         elif isinstance(x, ast.IfExp):
             yes, no = self.alike(self.value(x.body), self.value(x.orelse))
-            return Value(f"({self.truth(x.test)} ? {yes.text} : {no.text})", yes.kind)
+            return Value(f"({self.truth(x.test)} ? {yes.text} : {no.text})", yes.kind,
+                         least_among((yes, no)))
         elif isinstance(x, ast.Call) and not x.keywords:
             return self.call(name_of(x.func), x.args)
         raise NotThreaded(f"an expression {ast.unparse(x)}")
@@ -132,7 +142,21 @@ class ThreadExpressions:
         a, b = self.alike(a, b)
         if a.kind.memory or a.kind.dtype == "bool":
             raise NotThreaded("arithmetic of truth values")
-        return Value(f"({a.text} {sign} {b.text})", a.kind)
+        if sign == "/" and a.kind.dtype != "f32":
+            raise NotThreaded("a true quotient of integers")
+        least = None
+        if a.least is not None and b.least is not None and sign in "+*":
+            least = least_of(a.least + b.least if sign == "+" else a.least * b.least)
+        return Value(f"({a.text} {sign} {b.text})", a.kind, least)
+
+    def quotient(self, name: str, a: Value, b: Value) -> Value:
+        """Of integers, by C's operators where these are right: a divisor of data may be 0, and
+        those round to 0."""
+        rounds = name in ("floordiv", "mod")
+        least = 0 if a.least is not None or name == "mod" and b.least else None
+        if b.least and (a.least is not None or not rounds):
+            return Value(f"({a.text} {QUOTIENTS[name]} {b.text})", INDEX, least)
+        return Value(self.calls.call(f"{name}_i64", a.text, b.text), INDEX)
 
     def alike(self, *values: Value) -> list[Value]:
         """Values of one type: integers of 64 bits go along with any, scalars become vectors."""
@@ -201,8 +225,8 @@ class ThreadExpressions:
             return Value(f"({texts[0]} {OPERATORS[name]} {texts[1]})", kind)
         if name == "neg":
             return Value(f"(-{texts[0]})", kind)
-        if name in ("div", "fmod") and kind.dtype == "i64":
-            return Value(f"({texts[0]} {'/' if name == 'div' else '%'} {texts[1]})", kind)
+        if name in QUOTIENTS and kind == INDEX:
+            return self.quotient(name, *values)
         if name == "div" and floats:
             return Value(f"({texts[0]} / {texts[1]})", kind)
         if name in ("fma", "sum_fma") and floats:
@@ -210,7 +234,8 @@ class ThreadExpressions:
         if name in EXTREMES:
             short = EXTREMES[name]
             if not floats:
-                return Value(f"{short}({', '.join(f'({kind.ctype}){t}' for t in texts)})", kind)
+                return Value(f"{short}({', '.join(f'({kind.ctype}){t}' for t in texts)})", kind,
+                             least_among(values, short))
             lanes = f"x{kind.lanes}" if kind.lanes else ""
             return Value(self.calls.call(f"{short}_f32{lanes}", *texts), kind)
         if name in ("sum_add", "sum_mul"):
@@ -222,8 +247,6 @@ class ThreadExpressions:
             return Value(text if kind.lanes else f"({text} != 0)", Kind("bool", kind.lanes))
         if name == "sigmoid" and floats:
             return Value(self.sigmoid(texts[0], kind), kind)
-        if name in ("floordiv", "mod") and kind.dtype == "i64":
-            return Value(self.calls.call(f"{name}_i64", *texts), kind)
         if name in FUNCTIONS and floats:
             return Value(f"{FUNCTIONS[name]}({texts[0]})", kind)
         if name == "pow_" and floats:
@@ -253,7 +276,7 @@ class ThreadExpressions:
 
     def call_share(self, n: ast.expr, k: ast.expr, parts: ast.expr) -> Value:
         a, b, c = (self.value(x).text for x in (n, k, parts))
-        return Value(f"({a} * ({b}) / {c})", INDEX)
+        return Value(f"({a} * ({b}) / {c})", INDEX, 0)
 
     def call_offset(self, p: ast.expr, i: ast.expr) -> Value:
         to = self.value(p)
@@ -332,6 +355,19 @@ class ThreadExpressions:
         self.functions[name] = (f"{CTYPE[dtype]} {name}({v.kind.ctype} x)\n{{\n" + "\n".join(lines)
                                 + f"\n    return {held};\n}}")
         return Value(f"{name}({v.text})", Kind(dtype))
+
+
+def least_of(n: int) -> int | None:
+    """What a number is known for, as `Value.least`."""
+    return min(n, 1) if n >= 0 else None
+
+
+def least_among(values: Sequence[Value], pick: str = "min") -> int | None:
+    """What none of them lies below; what the largest of them does not."""
+    known = [v.least for v in values if v.least is not None]
+    if pick == "max":
+        return max(known, default=None)
+    return min(known) if len(known) == len(values) else None
 
 
 def name_of(x: ast.expr) -> str:
