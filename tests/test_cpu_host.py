@@ -131,6 +131,20 @@ def test_features_are_what_the_system_says(arm, hwcap, hwcap2, byte_dot, signed,
     assert set(told) == {f"+{name}" for name in target.isa}
 
 
+@pytest.mark.parametrize("have, width, byte_dot, paired", [
+    ({"avx2"}, 8, True, True),
+    ({"avx2", "avxvnni"}, 8, True, False),
+    ({"avx2", "avx512f"}, 16, False, False),
+    ({"avx2", "avx512f", "avx512vnni"}, 16, True, False),
+    ({"avx"}, 4, False, False),
+])
+def test_what_adds_products_of_bytes(monkeypatch, have, width, byte_dot, paired):
+    monkeypatch.setattr(host, "_native", lambda: frozenset(have))
+    target = probe_target()
+    assert target.vector_width == width
+    assert (target.byte_dot, target.paired_dot, target.signed_dot) == (byte_dot, paired, False)
+
+
 class _Silent:
     """Numba's code generator where LLVM finds no feature."""
 

@@ -33,6 +33,7 @@ class Target:
     cache_bytes: int = 1 << 20             # of a core's own cache
     byte_dot: bool = False                 # u8 x i8 products are added to i32 by fours
     signed_dot: bool = False               # i8 x i8 ones are instead
+    paired_dot: bool = False               # i16 x i16 ones are, by twos (AVX2)
     winograd: int | None = None            # outputs along its tiles: 2, 4, 0 for none of it
     local_memory: int = 0
     local_is_real: bool = False            # on-chip local memory, worth staging into

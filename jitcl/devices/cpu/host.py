@@ -19,15 +19,17 @@ from jitcl import config, forking
 from jitcl.cores import usable_cores
 from jitcl.target import Target
 
-_LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "scheduling", "tiles",
-             "vector", "vtypes")
+_LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "packed_tile",
+             "scheduling", "tiles", "vector", "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
-_RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avx2", "avx", "fma", "f16c", "sse4.1", "neon",
-             "fp-armv8", "dotprod", "i8mm", "fullfp16")
+_RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avxvnni", "avx2", "avx", "fma", "f16c",
+             "sse4.1", "neon", "fp-armv8", "dotprod", "i8mm", "fullfp16")
 #: On x86, vectors of so few f32 lanes stand for a CPU without this feature of LLVM's, and without
 #: those whose names begin so, which need it.
 _WITHOUT = {8: "avx512f", 4: "avx"}
 _NEED = {"avx512f": ("avx512", "avx10"), "avx": ("avx", "fma", "f16c", "xop", "vaes", "vpclmulqdq")}
+#: What adds products of bytes, or of what becomes of them, by vectors of so many f32 lanes.
+_BYTE_DOTS = {16: "avx512vnni", 8: "avx2", 4: "dotprod"}
 #: CPUs, as LLVM names them, that start one FMA of 16 f32 lanes a cycle: Zen 4 takes it in two
 #: halves, Intel's client cores join their two units of eight lanes for it.
 _ONE_WIDE_FMA = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
@@ -183,8 +185,9 @@ def probe_target() -> Target:
         max_vector_width=16, registers=registers,
         fmas=1 if width == 16 and llvm.get_host_cpu_name() in _ONE_WIDE_FMA else 2,
         gated_weights=True,
-        byte_dot=width == 16 and "avx512vnni" in have or width == 4 and "dotprod" in have,
+        byte_dot=_BYTE_DOTS[width] in have,
         signed_dot="dotprod" in have and "i8mm" not in have,
+        paired_dot=width == 8 and "avx2" in have and "avxvnni" not in have,
         cache_bytes=_cache() or Target.cache_bytes, winograd=config.get("winograd"),
         global_memory=memory, max_allocation=memory, alignment=64, fp16_storage=True,
         fp16_arithmetic=False, fp64=True, bf16_storage=True, soft_half=soft_half(),

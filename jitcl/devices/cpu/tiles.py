@@ -19,7 +19,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jitcl.devices.cpu.emit import F32, I8, I32, I64, Emit, constant, declare, mangle, splat
+from jitcl.devices.cpu.emit import F32, I8, I16, I32, I64, Emit, constant, declare, mangle, splat
+from jitcl.devices.cpu.host import features
 from jitcl.devices.cpu.numba_parts import intrinsic
 from jitcl.devices.cpu.vector import SCRATCH_SCOPE, load_at, store_at
 from jitcl.devices.cpu.vtypes import Pointer
@@ -40,10 +41,31 @@ def _fma(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value
 
 def dot_of(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
     """total + x[0] * w[0] + .. + x[3] * w[3], exact: bytes of x unsigned, those of w signed."""
-    if total.type.count == 4:
+    lanes = total.type.count
+    if lanes == 4:
         return _dot_of_bytes(b, "usdot", x, w, total)
-    name = "llvm.x86.avx512.vpdpbusd.512"
-    return b.call(declare(b, name, total.type, [total.type] * 3), [total, x, w])
+    if lanes == 16 or "avxvnni" in features():
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+        return b.call(declare(b, name, total.type, [total.type] * 3), [total, x, w])
+    words = ir.VectorType(I16, 2 * lanes)
+    x, w, eight = b.bitcast(x, words), b.bitcast(w, words), constant(words, 8)
+    even = pairs_of(b, b.and_(x, constant(words, 255)), b.ashr(b.shl(w, eight), eight))
+    odd = pairs_of(b, b.lshr(x, eight), b.ashr(w, eight))
+    return b.add(b.add(total, even), odd)
+
+
+def pairs_of(b: ir.IRBuilder, x: ir.Value, w: ir.Value) -> ir.Value:
+    """x[0] * w[0] + x[1] * w[1] as i32, of signed numbers of 16 bits; AVX2, eight lanes."""
+    sums, words = ir.VectorType(I32, x.type.count // 2), x.type
+    return b.call(declare(b, "llvm.x86.avx2.pmadd.wd", sums, [words] * 2), [x, w])
+
+
+def pairs_of_bytes(b: ir.IRBuilder, x: ir.Value, w: ir.Value) -> ir.Value:
+    """x[0] * w[0] + x[1] * w[1] as i16, of bytes of x up to 127, where no sum saturates, and signed
+    ones of w; AVX2, 16 pairs."""
+    parts, words = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
+    f = declare(b, "llvm.x86.avx2.pmadd.ub.sw", words, [parts] * 2)
+    return b.call(f, [b.bitcast(x, parts), b.bitcast(w, parts)])
 
 
 def signed_dot_of(b: ir.IRBuilder, x: ir.Value, w: ir.Value, total: ir.Value) -> ir.Value:
