@@ -4,6 +4,8 @@ and a model that was quantised by another tool.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import ROW, Layout, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.passes.base import run_passes
+from jitcl.passes.integer_products import IntegerProducts
 from tests.compiling import plan_on
 from tests.programs import by_onnxruntime
 
@@ -110,6 +114,26 @@ def test_matrix_product(name: str) -> None:
     w = const(extremes(np.random.default_rng(1), dims[-1], n), "i8")
     sums = g.op("matmul_integer", x, w, const(zero, "u8"), const(0, "i8"))
     check(g.add(sums, const(np.arange(n, dtype=np.int32), "i32")), [x], "gemm_integer_cpu")
+
+
+@pytest.mark.parametrize("channels, side, stride, more, integers", [
+    (16, 8, 1, {}, False),
+    (16, 7, 1, {}, True),
+    (12, 8, 1, {}, True),
+    (16, 16, 2, {}, True),
+    (16, 8, 1, {"winograd": 0}, True),
+    (16, 8, 1, {"paired_dot": False}, True),
+])
+def test_pairs_leave_to_winograd_what_it_computes_faster(
+        channels: int, side: int, stride: int, more: dict[str, object], integers: bool) -> None:
+    target = dataclasses.replace(DEVICE.target, **{"paired_dot": True, "winograd": None, **more})
+    x = graph_input("x", TensorType("u8", (1, channels, side, side)))
+    w = const(extremes(np.random.default_rng(0), channels, channels, 3, 3), "i8")
+    scale = const(np.float32(0.5), "f32")
+    y = g.op("conv", g.dequantize(x, scale, const(0, "u8")), g.dequantize(w, scale),
+             strides=(stride, stride), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
+    graph = run_passes(Graph("t", (x,), (("y", y),)), (IntegerProducts(target),))
+    assert any(node.op == "conv_integer" for node in graph.nodes) == integers
 
 
 def test_threads_give_the_same() -> None:

@@ -17,6 +17,7 @@ from jitcl.target import Target
 MOST_TERMS = (2**31 - 1) // (255 * 128)        # whose sum of products an i32 holds
 FEWEST_ROWS = 5                # of fewer, weights are decoded where loops read them
 FEWEST_CHANNELS = 8            # of fewer, an instruction's fours are mostly padding
+FILTERED = 16, 8               # channels and outputs a side of which Winograd's floats beat pairs
 EXACT = 1 << 24                # f32 holds every integer up to here
 MOST_PARTS = 8
 FLOATS = {"matmul_integer": "matmul", "conv_integer": "conv"}
@@ -108,6 +109,8 @@ class IntegerProducts(RewritePass):
             return None
         if groups > 1 and (c % width or k // groups % width):
             return None
+        if self.target.paired_dot and self.target.winograd != 0 and _filtered(node):
+            return None
         if zero and any(node.attr("pads")):
             return None                # padding would have to be the zero point
         sums = g.op("conv_integer", x.inputs[0], weights, const(zero, "u8"), const(0, "i8"),
@@ -163,6 +166,16 @@ class FloatProducts(RewritePass):
             y = g.op(FLOATS[node.op], terms, const(taken.astype(np.float32), "f32"), **node.kwargs)
             sums.append(g.cast(y, to="i32"))
         return reduce(g.add, sums)
+
+
+def _filtered(node: Node) -> bool:
+    """Whether a convolution is one that Winograd's minimal filtering makes fast."""
+    channels, outputs = FILTERED
+    k, c, *window = node.inputs[1].type.dims
+    return (window == [3, 3] and node.attr("group") == 1
+            and set(node.attr("strides")) == set(node.attr("dilations")) == {1}
+            and min(k, c) >= channels
+            and all(at_least_always(size, outputs) for size in node.type.dims[2:]))
 
 
 def _exact_parts(weights: np.ndarray, axis: int, product: str) -> list[slice] | None:
