@@ -14,6 +14,8 @@ from jitcl.ir.types import Layout, TensorType
 from jitcl.ops import OPS
 from jitcl.ops.builder import GraphBuilder
 from jitcl.passes.layout import AssignLayouts
+from jitcl.runtime.report import report_of
+from jitcl.runtime.specialise import Specialisation
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, GROUP
 from tests.compiling import compile_graph, plan_on
@@ -220,3 +222,16 @@ def test_quotients_of_what_is_not_negative_are_operators(line, written):
              "    store(y, i, t + less + load(a, i) + load(b, i))"]
     (kernel,) = integer_plan(lines, 8, 1, n=8, zero=0).kernels
     assert f"{written};" in kernel.body
+
+
+def test_what_is_declined_stands_in_reports():
+    a = graph_input("a", TensorType("f32", (8, 32)))
+    y = b.op("sign", b.matmul(a, const(np.ones((32, 64), "f4"))))
+    place = device(DEVICES[0])
+    plan = plan_on(place, Graph("t", (a,), (("y", y),)))
+    lanes = place.target.as_cpu.vector_width
+    why = f"gemm_cpu: no OpenCL C is written for 'sign' of f32x{lanes}"
+    assert {step.declined for step in plan.steps} == {(why,)}
+    assert f"// not by {why}\n" in plan.steps[-1].head
+    report = report_of("t", place, Specialisation(plan, None, place, False))
+    assert f"declined, 100% of the FLOPs: {why}" in str(report)

@@ -129,7 +129,8 @@ def as_dict(lowered: LoweredModel | LoweredProgram) -> dict[str, Any]:
         "groups": len(lowered.groups),
         "steps": [{
             "name": s.name, "kernel": s.kernel, "ops": ops[s.name],
-            "template": lowered.kernels[s.kernel].template, "flops": s.flops, "bytes": s.bytes,
+            "template": lowered.kernels[s.kernel].template,
+            "declined": s.declined, "flops": s.flops, "bytes": s.bytes,
             "global_size": s.global_size, "local_size": s.local_size, "params": s.params,
             "buffers": [plan.buffers[b].name for b in s.buffers],
             "writes": [plan.buffers[b].name for b in s.writes],

@@ -234,10 +234,11 @@ class _Generator:
         head = self.head(launch, group, part, mark) + f"{mark} {work}; {how}\n"
         if chosen.variant.name:
             head += f"{mark} written {chosen.variant.says}, since the driver fails: {chosen.why}\n"
+        head += "".join(f"{mark} not by {why}\n" for why in part.declined)
         self.steps.append(Step(
             launch.name, kernel.entry, buffers, tuple(emitted.params.values()), emitted.global_size,
             emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
-            chosen.variant.name, group.kept))
+            chosen.variant.name, group.kept, part.declined))
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)

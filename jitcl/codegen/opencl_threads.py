@@ -21,7 +21,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jitcl import config
 from jitcl.codegen.hooks import CpuGroupHooks
 from jitcl.codegen.opencl_helpers import helper
 from jitcl.codegen.schedule_opencl import schedule
@@ -63,16 +62,9 @@ class ThreadHooks(CpuGroupHooks):
         return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
                        done.local_size)
 
-    def launches(self, template: str, kernels: list[Emitted] | None
-                 ) -> list[Emitted] | None:
-        """A template's kernels as OpenCL C; None where one of them can't be: the template declines
-        the group."""
-        try:
-            return kernels and [k if k.local_size else self._threaded(k) for k in kernels]
-        except NotThreaded as error:
-            config.say(2, f"{template}: its kernel for {self.group.root.op} has {error}, of which "
-                          "there is no OpenCL C")
-            return None
+    def launches(self, kernels: list[Emitted]) -> list[Emitted]:
+        """A template's kernels as OpenCL C. Raises NotThreaded where one of them can't be."""
+        return [k if k.local_size else self._threaded(k) for k in kernels]
 
     def _threaded(self, e: Emitted) -> Emitted:
         threads, translator = max(1, self.device.compute_units), Translator(self.device)

@@ -69,6 +69,7 @@ class Step:
     group: int = -1                         # of fuse: all steps of a group have its number
     variant: str = ""                       # of target/variants.py; "" = the first
     kept: str = ""                          # why nothing is f16, where that was asked for
+    declined: tuple[str, ...] = ()          # templates before the one that writes it, and why
 
     def moved(self, places: Mapping[int, int]) -> Step:
         """The step in another plan: `places` has the number there of each of its buffers."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from jitcl import dtypes
 from jitcl.codegen.opencl_helpers import CTYPE, Calls
-from jitcl.errors import JitclError
 from jitcl.target import Target
+from jitcl.templates.base import Declined
 
 STORED = ("f32", "i32", "i64", "u8", "i8", "bool")       # of buffers
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -27,8 +27,11 @@ FUNCTIONS = {"abs_": "fabs", "round_": "rint"} | {name: name for name in (
     "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")}
 
 
-class NotThreaded(JitclError):
+class NotThreaded(Declined):
     """A kernel's text has something that is not written as OpenCL C."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"no OpenCL C is written for {what}")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class Kind:
     dtype: str
     lanes: int = 0
     memory: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}x{self.lanes}" if self.lanes else self.dtype
 
     @property
     def ctype(self) -> str:

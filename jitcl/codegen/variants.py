@@ -119,7 +119,7 @@ class VariantChooser:
         """The group's kernels; of a chain none where not one template of the device writes it."""
         if isinstance(group, Chain):
             on_device = writer.target.packed_weights and not variant.cpu    # else `unpack`s apart
-            found = writer.of_template(group, name, memo) if on_device else None
+            found = writer.of_template(group, name, memo, []) if on_device else None
             yield from () if found is None else (found,)
             return
         if not writer.target.packed_weights:

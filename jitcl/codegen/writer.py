@@ -26,6 +26,7 @@ from jitcl.templates.base import (
     FIRST,
     GROUP,
     Chooser,
+    Declined,
     Emitted,
     Writes,
     with_main,
@@ -52,6 +53,7 @@ class GroupKernels:
     group: Group
     launches: tuple[Launch, ...]
     lowered: Lowered | None = None
+    declined: tuple[str, ...] = ()          # templates that would have written it, but for ..
 
 
 Memo = dict[tuple[Group, str], Lowered]    # the same kernel on most variants
@@ -77,24 +79,34 @@ class Writer:
         """The kernels of a template where one accepts the group, else generated loops. `memo` keeps
         what is lowered for other writers.
         """
-        found = self.of_template(group, name, memo)
+        declined: list[str] = []
+        found = self.of_template(group, name, memo, declined)
         if found is not None:
             return found
         lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
-        return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered)
+        return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered,
+                            tuple(declined))
 
-    def of_template(self, group: Group, name: str, memo: Memo) -> GroupKernels | None:
-        """The kernels of the first template that writes the group."""
+    def of_template(self, group: Group, name: str, memo: Memo, declined: list[str]
+                    ) -> GroupKernels | None:
+        """The kernels of the first template that writes the group; those before it that might
+        have, and why not, are added to `declined`."""
         for make, templates in self.asked(group):
             hooks = make(group, self.target)
             for template in templates:
-                emitted = telling(template, group, partial(template.write, hooks, self.chooser))
-                if isinstance(hooks, ThreadHooks):
-                    emitted = hooks.launches(template.name, emitted)
+                try:
+                    emitted = written(template, group, partial(template.write, hooks, self.chooser))
+                    if emitted is not None and isinstance(hooks, ThreadHooks):
+                        emitted = hooks.launches(emitted)
+                except Declined as error:
+                    declined.append(f"{template.name}: {error}")
+                    config.say(2, declined[-1])
+                    continue
                 if emitted is not None:
                     return GroupKernels(
-                        group, self._launches(group, name, emitted, template.name, memo))
+                        group, self._launches(group, name, emitted, template.name, memo),
+                        declined=tuple(declined))
         return None
 
     def asked(self, group: Group) -> list[Asked]:
@@ -158,25 +170,23 @@ def _with_flags_written(emitted: Emitted, group: Group) -> Emitted:
                    params={**emitted.params, **flag_params(group)})
 
 
-def telling(template: Writes[Any], group: Group,
+def written(template: Writes[Any], group: Group,
             write: Callable[[], list[Emitted] | None]) -> list[Emitted] | None:
-    """What a template writes of a group; None where the group has a flag and the template's last
-    kernel doesn't take it: its stores are not those of its hooks. What writes the group instead
-    does.
+    """What a template writes of a group. Declined where the group has a flag and the template's
+    last kernel doesn't take it: its stores are not those of its hooks. What writes the group
+    instead does.
     """
     emitted = sized_or_not(template, group, write)
     if emitted is None or group.flag is None or group.flag.flags in emitted[-1].arguments:
         return emitted
-    config.say(2, f"{template.name}: its kernel for {group.root.op} can't tell that a result is "
-                  "infinite")
-    return None
+    raise Declined("its kernel can't tell that a result is infinite")
 
 
 def sized_or_not(template: Writes[Any], group: Group,
                  write: Callable[[], list[Emitted] | None]) -> list[Emitted] | None:
     """What a template writes of a group. Where the group has sizes that are not known, only some
     templates write it: what is best is chosen by their hints; what has to hold becomes a guard, of
-    the templates that do write something. None where the template would need a number.
+    the templates that do write something. Declined where the template would need a number.
     """
     if not group_is_sized(group):
         return write()
@@ -188,11 +198,10 @@ def sized_or_not(template: Writes[Any], group: Group,
         with judged_by_hint():
             emitted = write()
     except SizePinned as error:
-        config.say(2, f"{template.name}: {error}")
-        emitted = None
+        space.guards = before
+        raise Declined(str(error)) from None
     if emitted is None:
         space.guards = before
-        return None
     return emitted
 
 

@@ -5,6 +5,7 @@ host, and what stepped down.
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ LEAST = 0.01                    # of the FLOPs, for a reason to stay f32 to be p
 @dataclass(frozen=True)
 class StepReport:
     """One kernel launch: its name, its template ("" = generated loops), and the model's nodes
-    inside. kept: why it neither reads nor writes f16, where that was asked for.
+    inside. kept: why it neither reads nor writes f16, where that was asked for. declined: templates
+    that would have written it but for what is said of each.
     """
 
     name: str
@@ -34,6 +36,7 @@ class StepReport:
     flops: int
     bytes: int
     kept: str = ""
+    declined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ class Report:
                 "(shapes are not known before the first run)"
             )
         return "\n".join([self._sum(), *self._sizes(), *self._memory(), *self._host(),
-                          *self._stepped(), *self._tuned(), self.precision_line()])
+                          *self._stepped(), *self._declined(), *self._tuned(),
+                          self.precision_line()])
 
     def _tuned(self) -> list[str]:
         if not self.tuned and not self.unsearched:
@@ -146,13 +150,20 @@ class Report:
         """What neither reads nor writes f16 though that was asked for: why -> (share of the
         model's FLOPs, nodes), the largest first.
         """
+        return self._shares(lambda step: (step.kept,) if step.kept else ())
+
+    def declined(self) -> dict[str, tuple[float, list[str]]]:
+        """What other templates would have written: which and why not, as `kept` has it."""
+        return self._shares(lambda step: step.declined)
+
+    def _shares(self, whys: Callable[[StepReport], tuple[str, ...]]
+                ) -> dict[str, tuple[float, list[str]]]:
         found: dict[str, tuple[float, list[str]]] = {}
         total = sum(s.flops for s in self.steps)
         for step in sorted(self.steps, key=lambda s: -s.flops):
-            if not step.kept or not step.flops:
-                continue
-            share, nodes = found.get(step.kept, (0.0, []))
-            found[step.kept] = (share + step.flops / total, [*nodes, *(n for n, _ in step.nodes)])
+            for why in whys(step) if step.flops else ():
+                share, nodes = found.get(why, (0.0, []))
+                found[why] = (share + step.flops / total, [*nodes, *(n for n, _ in step.nodes)])
         return dict(sorted(found.items(), key=lambda row: -row[1][0]))
 
     def precision_line(self) -> str:
@@ -223,6 +234,11 @@ class Report:
                 + (f": {s.why}" if s.why else "") for s in self.stepped_down]
 
 
+    def _declined(self) -> list[str]:
+        return [f"  declined, {share:.0%} of the FLOPs: {why}: {listed(nodes)}"
+                for why, (share, nodes) in self.declined().items() if share >= LEAST]
+
+
 def listed(names: list[str]) -> str:
     """Some of them, and how many more."""
     names = list(dict.fromkeys(names))
@@ -248,7 +264,8 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     plan = special.plan
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
-        StepReport(s.name, s.kernel, template[s.kernel], s.origins, s.flops, s.bytes, s.kept)
+        StepReport(s.name, s.kernel, template[s.kernel], s.origins, s.flops, s.bytes, s.kept,
+                   s.declined)
         for s in plan.steps
     )
     own = LANGUAGE[special.device.target.kind]

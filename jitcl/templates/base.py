@@ -17,6 +17,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from jitcl.errors import JitclError
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
@@ -30,6 +31,10 @@ ENTRY = (
     "KERNEL_ENTRY"  # stands for the function's name in a rendered body, until its digest is known
 )
 GROUP = "KERNEL_GROUP "  # before an OpenCL kernel's type: stands for what declares its work-group
+
+
+class Declined(JitclError):
+    """Why a template that would write a group can't: reports tell it."""
 
 
 @dataclass(frozen=True)
