@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import InputError, OptionError
+from jitcl.runtime.arguments import is_whole
 from jitcl.runtime.model import Model, open_model
 
 
@@ -32,7 +33,7 @@ class Predictor:
 
     def __init__(self, model: bytes | str | Path, *, columns: Mapping[str, str] | None = None,
                  rows: int = 256, threads: int | None = None, **options: Any) -> None:
-        if not isinstance(rows, int) or rows < 1:
+        if not is_whole(rows):
             raise OptionError(f"Predictor: rows={rows!r}, wanted how many rows a run is to have")
         if threads is not None:
             os.environ["JITCL_THREADS"] = str(threads)          # the process is this worker's own

@@ -37,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)                 # before pytest's own, which leaves out slow ones
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of tests marked `in_turn` the quick run takes each case on one OpenCL driver, another from
-    case to case: what is generated for it is much the same. Of those of other drivers a half is
-    slow, the other long.
+    case to case: what is generated for it is much the same. Of those of other drivers every fourth
+    is slow, the rest long.
     """
     cases: dict[tuple[str, str], dict[str, pytest.Item]] = {}
     for item in items:
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for turn, found in enumerate(cases.values()):
         drivers = sorted(found)
         for driver in drivers[:turn % len(drivers)] + drivers[turn % len(drivers) + 1:]:
-            found[driver].add_marker(pytest.mark.long if turn // len(drivers) % 2
+            found[driver].add_marker(pytest.mark.long if turn // len(drivers) % 4
                                      else pytest.mark.slow)
     _thin(items)
 
@@ -66,7 +66,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
 
 def _thin(items: list[pytest.Item]) -> None:
     """Of a test marked `thinned(n)` the quick run takes every n-th of the cases that are left to
-    it; of the others a quarter is slow, the rest long.
+    it; of the others the first and every eighth behind it are slow, the rest long.
     """
     seen: dict[str, int] = {}
     for item in items:
@@ -75,6 +75,7 @@ def _thin(items: list[pytest.Item]) -> None:
             continue
         test = item.nodeid.partition("[")[0]
         seen[test] = seen.get(test, -1) + 1
-        turn, left = divmod(seen[test], mark.args[0])
-        if left:
-            item.add_marker(pytest.mark.long if (turn + left) % 4 else pytest.mark.slow)
+        turn, place = divmod(seen[test], mark.args[0])
+        if place:
+            others = turn * (mark.args[0] - 1) + place - 1     # how many stand before it
+            item.add_marker(pytest.mark.long if others % 8 else pytest.mark.slow)

@@ -193,6 +193,7 @@ def kernels(graph: Graph) -> list[str]:
     return [s.kernel.split("_")[0] for s in plan.steps]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("batch, queries, heads, depth, in_place", [
     (1, 50, 3, 20, True),
     (2, 37, 3, 20, True),
@@ -309,6 +310,7 @@ def cached(past: int, heads: int = 6, shared: int = 2, size: int = 16
     return graph, fed, expected(0.25 * fed["q"], k, v)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("past", [9, 40, 600])
 def test_a_cache_is_read_without_a_copy(past):
     graph, fed, want = cached(past)

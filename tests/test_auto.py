@@ -150,6 +150,7 @@ def test_a_driver_that_gives_other_bits_is_told(monkeypatch, caplog):
     assert "net: two runs on reference differ in their bits" in caplog.text
 
 
+@pytest.mark.slow
 def test_inputs_to_try(tmp_path):
     """A folder; none, which is said."""
     case = image()

@@ -119,7 +119,7 @@ def test_on_the_cpu(layer: str, c: int, width: int) -> None:
         check(layer, c, "cpu")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")])
 def test_on_opencl(layer: str, device: str) -> None:

@@ -218,6 +218,7 @@ def entries(root: Path) -> dict[str, list[Path]]:
     return found
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("damage", [truncated, flipped, foreign], ids=lambda f: f.__name__)
 def test_damaged_entries_are_noticed_and_rebuilt(warm: tuple[str, Path], tmp_path: Path, damage
                                                  ) -> None:

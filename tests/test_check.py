@@ -134,6 +134,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @posing.needed()
 @pytest.mark.in_turn
 @pytest.mark.parametrize("models", [3, pytest.param(10, marks=pytest.mark.slow),
@@ -325,6 +326,12 @@ def test_options_join_those_that_the_device_names(device, asked, wanted):
 def test_weights_in_few_bits_are_less_than_the_model_says(options, limit):
     found = jitcl.check(chain(1), feeds(), device="reference", against="reference", **options)
     assert found.tolerance == limit
+
+
+def test_numbers_of_numpy():
+    found = jitcl.check(chain(1), feeds(), device="reference", against="reference",
+                        tolerance=np.float32(0.5), repeat=np.int64(1))
+    assert found.tolerance == 0.5
 
 
 @pytest.mark.parametrize(("asked", "error", "says"), [

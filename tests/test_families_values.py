@@ -130,7 +130,7 @@ def decode(proto: onnx.ModelProto, model: jitcl.Model, steps: Sequence[int]) -> 
         past = wanted["present"]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("device, name, steps", CASES)
 def test_a_past_grows_from_nothing(device: str, name: str, steps: str, tmp_path: Path) -> None:
     compiled = jitcl.compile(MODELS[name], device=device, cache_dir=tmp_path)
@@ -249,6 +249,7 @@ def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(
         np.testing.assert_allclose(found[name], array, rtol=0, atol=bound)
 
 
+@pytest.mark.slow
 def test_where_more_memory_is_dear_it_grows_by_parts(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with gigabytes of keys: never a load for each token."""
@@ -261,6 +262,7 @@ def test_where_more_memory_is_dear_it_grows_by_parts(
     assert value <= room <= value + value // 4
 
 
+@pytest.mark.slow
 def test_weights_are_no_part_of_what_grows(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they keep a plan from its room."""

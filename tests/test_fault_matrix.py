@@ -150,7 +150,7 @@ def test_a_language_model_writes_where_the_compiler_aborts(precision, memory, ke
         for _ in range(2)]
     assert wanted.returncode == 0, wanted.stderr
     assert [done.returncode for done in found] == [0, 0], found[0].stderr + found[1].stderr
-    assert len(wanted.stdout) > 12 and [d.stdout for d in found] == [wanted.stdout] * 2
+    assert wanted.stdout.strip() and [d.stdout for d in found] == [wanted.stdout] * 2
     first, second = (done.stats.faults["abort"] for done in found)
     assert second == first >= 1
     told = [line for line in found[0].stderr.splitlines() if "Cannot select" in line]

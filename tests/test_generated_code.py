@@ -36,7 +36,7 @@ def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None
     assert clang.objections(kernels, fp16=TARGETS[target].fp16_arithmetic) == ""
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @clang.needed
 @needs_models
 @pytest.mark.parametrize("target", TARGETS)

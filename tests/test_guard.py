@@ -126,6 +126,7 @@ def test_the_range_of_the_input_decides(warnings):
     assert "for inputs 'pixels' 0.03818 to 254.9" in warnings()[0]
 
 
+@pytest.mark.slow
 @needs("opencl:pocl")
 def test_large_results_are_looked_at_on_the_device(warnings, monkeypatch):
     """Their flags are a result that the caller never sees; the host reads what these accuse."""

@@ -227,6 +227,7 @@ def test_shakespeare_at_once(device: str, tmp_path: Path, monkeypatch: pytest.Mo
         at_random(model, asks, monkeypatch, exact=device == "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")][:1])
 def test_a_lost_device_costs_time_alone(device: str, tmp_path: Path) -> None:
     """Keys and values lay there: they are computed again."""

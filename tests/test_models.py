@@ -60,6 +60,7 @@ def check_replay(name: str, device: str) -> None:
     assert report.steps and not report.host
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", QUICK)
 def test_replay(name: str, device: str) -> None:

@@ -51,6 +51,7 @@ def by_onnx(category: str, chosen: list[str]) -> None:
     assert result.skipped == []
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("category", "step"), [
     ("OnnxBackendNodeModelTest", 300), ("OnnxBackendSimpleModelTest", 12),
     ("OnnxBackendPyTorchConvertedModelTest", 16), ("OnnxBackendPyTorchOperatorModelTest", 8)])

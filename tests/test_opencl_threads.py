@@ -91,7 +91,7 @@ CASES = {
 
 
 @pytest.mark.in_turn
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("width", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 16))])
 @pytest.mark.parametrize("case", CASES)

@@ -56,6 +56,7 @@ def test_a_thousand_boxes(device: str) -> None:
     assert_same(by_jitcl(model, feeds, device), by_onnxruntime(model, feeds))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("most", "overlap", "score"), [
     (500, 0.0, 0.0), (3, 1.0, None), (7, None, 0.99), (5, 0.5, 1.5)])
 def test_limits(most: int, overlap: float | None, score: float | None) -> None:

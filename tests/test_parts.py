@@ -138,6 +138,7 @@ def test_in_place(case, tmp_path, monkeypatch):
     assert copies(plan) and copied.tobytes() == got.tobytes()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", COPIED, ids=lambda c: c.__name__)
 def test_copied(case, tmp_path):
     """Parts that are no run of bytes, or that have another place already."""

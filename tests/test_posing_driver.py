@@ -275,6 +275,7 @@ print(json.dumps(got))
                  "crash_where=NEVER"})
 
 
+@pytest.mark.slow
 def test_chaos_is_seeded_and_bounded(pose, tmp_path):
     first, same, other = (chaos(pose, tmp_path / str(i), seed) for i, seed in enumerate((1, 1, 2)))
     assert first.value == same.value != other.value

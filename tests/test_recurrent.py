@@ -113,6 +113,7 @@ def test_a_scan_is_never_fused() -> None:
 # -- templates, bounds, drivers ----------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SCANS[:3])
 def test_the_template_gives_what_the_reference_gives(name: str) -> None:
     """Weights are constants here: in the op table's own tests they are inputs, for loops."""
@@ -187,6 +188,7 @@ def scan_kernels(target: str) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
+@pytest.mark.thinned(3)
 @clang.needed
 @pytest.mark.parametrize("target", TARGETS)
 def test_scans_pass_clang(target: str) -> None:
@@ -314,6 +316,7 @@ def test_activations_with_alpha_equal_onnxruntime(name: str) -> None:
                               activation_beta=[0.2])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "reference"])
 @pytest.mark.parametrize("op", GATES)
 def test_devices_equal_onnxruntime(op: str, device: str) -> None:

@@ -38,6 +38,7 @@ def check_repeatable(name: str, device: str, runs: int) -> None:
         np.testing.assert_array_equal(v.view(np.uint8), kept[n].view(np.uint8))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_repeatable(device: str) -> None:
     check_repeatable("mnist8", device, 100)

@@ -461,7 +461,7 @@ def test_vectors_that_are_aligned() -> None:
 MERGED = ("reduce_mean",)
 
 
-@pytest.mark.thinned(24)
+@pytest.mark.thinned(48)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("device", TARGETS)
 def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:

@@ -31,6 +31,7 @@ def feeds(count: int) -> dict[str, np.ndarray]:
             "w": rng.standard_normal((8, 8)).astype(np.float32)}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("device", OPENCL)
 @pytest.mark.parametrize("flushed", [1, 2, 24])
 def test_series_give_the_bits_of_launches_one_by_one(device, flushed, monkeypatch):

@@ -50,6 +50,7 @@ def check(name: str, count: int) -> None:
     assert not hosted & TREES and hosted <= HOST
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_predictions(name: str) -> None:
     check(name, 500)

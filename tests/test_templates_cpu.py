@@ -166,7 +166,7 @@ def conv_case(
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, dtype
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name):
     check(*conv_case(**CONVS[name]), "conv_cpu")
@@ -295,6 +295,7 @@ DEPTHWISE = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_depthwise_convolution(name):
     check(*conv_case(**DEPTHWISE[name]), "depthwise_cpu")
@@ -411,6 +412,7 @@ def test_pooling_in_one_dimension_keeps_nan():
     assert np.flatnonzero(np.isnan(got)).tolist() == [2 * 10 + 3]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PARTS)
 def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
     def run_once():

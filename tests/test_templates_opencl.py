@@ -128,7 +128,7 @@ def cases(names, few=()):
             for k, c in enumerate(found)]
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("name, spec, pose", cases(CONVS, (
     "1x1", "3x3, short rows", "groups", "asymmetric", "weights not constant", "half, strided",
     "1-D strided", "1x1, a bias over pixels")))
@@ -161,7 +161,7 @@ def padded_planes(x=(2, 6, 13, 13), dtype="f32"):
     return b.mul(y, conv(b.sigmoid(y), 7, 1)), [data]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("pose, spec", [
     *(("mali", s) for s in DEVICES), *(("adreno", s) for s in DEVICES[-1:])])
 @pytest.mark.parametrize("dtype, precision", [("f32", "high"), ("f16", "high"), ("f32", "low")])

@@ -97,7 +97,7 @@ PLANTED["layer-norm"] = layer_norm
 CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(("name", "precision"), [
     pytest.param(*case, marks=pytest.mark.long if k % 4 else ())
     for k, case in enumerate(itertools.product(op_graphs(opened("reference").target),
@@ -124,6 +124,7 @@ def test_devices_pass_the_op_table(spec: str, precision: str, part: int) -> None
         check_all(compile_graph(found, place.target, precision), place)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name", PLANTED)
@@ -132,7 +133,7 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
     check_all(compile_graph(PLANTED[name](), place.target), place)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @needs_models
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "spec", "precision"), [
@@ -280,7 +281,7 @@ def quick(name: str, spec: str, form: str) -> bool:
 HEAVY = ("conv-3x3", "conv-f16", "gemm")        # as groups of 256 on a CPU: up to a minute each
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "spec", "form"), [
     pytest.param(*case, marks=[] if quick(*case) else pytest.mark.long

@@ -227,6 +227,7 @@ def test_what_is_known_is_not_searched_for_again():
     assert found.mode == "heavy"
 
 
+@pytest.mark.slow
 @needs_pocl
 def test_a_search_out_of_time_keeps_what_is_known_and_goes_on_from_there():
     two = product(m=8), product()

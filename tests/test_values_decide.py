@@ -153,7 +153,7 @@ CONSTANTS = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "v0": 
              "none": np.zeros(0, np.float32)}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("device", DEVICES[:1] + OPENCL)
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_that_are_fed_stay_one_graph(device: str, name: str, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_every_variant_computes_the_same(variant, spec, monkeypatch):
             check(spec, graph, ragged.feeds_of(graph), variant, low=True)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
     """All of a plan for a GPU, on the CPU: such a plan needs no OpenCL."""
@@ -159,6 +160,7 @@ def test_one_group_of_several_on_the_cpu(spec):
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * float(np.abs(want).max()))
 
 
+@pytest.mark.thinned(2)
 @needs_models
 @pytest.mark.parametrize("variant", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
 @pytest.mark.parametrize("spec", PLACES)
@@ -233,6 +235,7 @@ def test_floats_are_rounded_to_the_nearest_half(spec, monkeypatch):
     assert np.array_equal(got[known].view(np.uint16), want[known].view(np.uint16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", PLACES)
 def test_vectors_of_halves_are_converted_like_single_ones(spec, monkeypatch):
     """Vectors and no type half: nobody's variant, but what a quirk may ask for."""

@@ -133,7 +133,7 @@ def test_a_driver_without_faults_gets_what_is_scheduled(name, target):
     assert all(s.group >= 0 for s in plan.steps)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("target", ["gpu-fp16", "mali", "cpu"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernel_by_kernel_down_to_the_cpu(name, target):
@@ -177,7 +177,7 @@ TYPICAL = [t if t == "cpu-fp16" else pytest.param(t, marks=pytest.mark.long)
 
 # -- what is written ---------------------------------------------------------------------------
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
 def test_what_the_sources_of_a_variant_lack(variant, target, monkeypatch):
@@ -301,7 +301,7 @@ def test_what_would_fill_memory_stays_computed():
 
 # -- clang -------------------------------------------------------------------------------------
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @clang.needed
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")

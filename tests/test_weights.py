@@ -295,6 +295,7 @@ def test_a_cache_with_little_room_keeps_plans_whole(
 # -- programs and plans in memory
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
 def test_programs_that_no_plan_uses_are_let_go(
         device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

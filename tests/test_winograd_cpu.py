@@ -110,7 +110,7 @@ CASES = {
 QUICK_F2 = ("ragged", "odd channels")          # F(2x2) differs in its numbers only
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name, outputs", [
     *((name, 4) for name in CASES),
     *(pytest.param(name, 2, marks=() if name in QUICK_F2 else pytest.mark.slow) for name in CASES),
@@ -142,7 +142,7 @@ ALONG_ROWS = {
 }
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("name", ALONG_ROWS)
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_filters_along_rows(name, outputs):
@@ -176,6 +176,7 @@ def test_bits_depend_on_neither_threads_nor_blocks(name, monkeypatch):
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_halves_are_computed_in_f32():
     """Results of the same numbers in f32, rounded."""
     found = {}

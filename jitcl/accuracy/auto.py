@@ -34,7 +34,7 @@ from jitcl.devices.base import Device
 from jitcl.devices.progress import Tally
 from jitcl.errors import InputError, OptionError, UnsupportedError
 from jitcl.passes.options import ALL, Chosen, Memory, Options
-from jitcl.runtime.arguments import shown
+from jitcl.runtime.arguments import is_number, shown
 from jitcl.runtime.cache import Key, code_version, kernel_cache
 from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
 from jitcl.runtime.model import Model
@@ -69,8 +69,7 @@ class Trial:
         for name, value in (("tolerance", tolerance), ("budget", budget)):
             if value is None or (name == "tolerance" and callable(value)):
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
-                    0 <= value < np.inf):
+            if not (is_number(value) and 0 <= value < np.inf):
                 raise OptionError(f"{name}: got {shown(value)}, wanted a number from 0 up")
         use = calibrate if callable(calibrate) else None
         given = [] if use else feeds_of_calibration(calibrate, inputs)

@@ -29,7 +29,7 @@ from jitcl.accuracy.measures import Difference, bit_equal, difference
 from jitcl.accuracy.report import Check, Layer, Repeats
 from jitcl.errors import InputError, OptionError, UnsupportedError
 from jitcl.passes.options import Options, Precision
-from jitcl.runtime.arguments import shown, tally_of
+from jitcl.runtime.arguments import is_number, is_whole, shown, tally_of
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
 from jitcl.runtime.source import OnnxSource, Tensor, open_source
@@ -76,7 +76,7 @@ def check(
     if cure and (one.device in OTHERS or not Options(one.precision).reduced):
         raise OptionError(f"cure: {one} computes all layers as the model says\n"
                           "  Give it a precision below high.")
-    if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 0:
+    if not is_whole(repeat, 0):
         raise OptionError(f"repeat: got {shown(repeat)}, wanted a whole number from 0 up")
     tally, root = tally_of(progress), kernel_cache(cache_dir).root
     source = _onnx(open_source(model, root))
@@ -103,7 +103,7 @@ def _tolerance(given: Any, one: Configuration, other: Configuration) -> float:
     if given is None:
         both = [Options(c.precision, c.memory) for c in (one, other)]
         return HALF if any(o.reduced or o.weights for o in both) else AS_MODEL
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < np.inf:
+    if not (is_number(given) and 0 <= given < np.inf):
         raise OptionError(f"tolerance: got {shown(given)}, wanted a number from 0 up, such as 1e-3")
     return float(given)
 

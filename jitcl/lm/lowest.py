@@ -9,6 +9,7 @@ import numpy as np
 
 from jitcl.errors import OptionError
 from jitcl.lm.sampling import Sampling
+from jitcl.runtime.arguments import is_number
 
 if TYPE_CHECKING:
     from jitcl.lm.model import LanguageModel
@@ -24,7 +25,7 @@ def limit_of(given: Any, auto: bool) -> Tolerance:
         return TOLERANCE if given is None else given
     if not auto:
         raise OptionError("tolerance is of precision='auto'")
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < np.inf:
+    if not (is_number(given) and 0 <= given < np.inf):
         raise OptionError(f"tolerance: got {given!r}, wanted a number from 0 up, or a function of "
                           "(logits, logits in f32)")
     return float(given)

@@ -28,7 +28,7 @@ from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
 from jitcl.lm.writing import ROWS, Generation, Letters, Text, step
 from jitcl.passes.options import Memory, Options
-from jitcl.runtime.arguments import device_of, isolation_of, tally_of
+from jitcl.runtime.arguments import device_of, is_whole, isolation_of, tally_of
 from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.calibrated import calibrated
@@ -120,8 +120,7 @@ class LanguageModel:
         else:
             ids = list(prompt)  # type: ignore[arg-type]
         for k, t in enumerate(ids):
-            if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or (
-                    not 0 <= t < self.decoder.vocabulary):
+            if not (is_whole(t, 0) and t < self.decoder.vocabulary):
                 raise InputError(f"token {k} of the prompt is {t!r}: wanted whole numbers from 0 "
                                  f"to {self.decoder.vocabulary - 1}, a str, or messages")
         if not ids:
@@ -443,7 +442,7 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
 
 
 def whole_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value):
         raise OptionError(f"{name}={value!r}: wanted a whole number above 0")
 
 

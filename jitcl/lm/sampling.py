@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import OptionError
+from jitcl.runtime.arguments import is_number
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Sampling:
                 value = values.get(f.name)
                 if value is None:
                     continue
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                if not is_number(value):
                     raise OptionError(f"{f.name}={value!r}: wanted a number")
                 found[f.name] = value
         return Sampling(**found)  # type: ignore[arg-type]

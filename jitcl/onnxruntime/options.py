@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jitcl.errors import JitclError, OptionError
 from jitcl.onnxruntime.errors import Fail, InvalidArgument, NotImplemented, UsageError, made
+from jitcl.runtime.arguments import is_whole
 
 DENORMALS = "session.set_denormal_as_zero"
 
@@ -124,10 +125,10 @@ class SessionOptions(_Typed):
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """The dimensions called `name` have this size: inputs of another are refused."""
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if not is_whole(size, 0):
             raise made(OptionError, InvalidArgument, f"the size of dimension '{name}' is {size!r}, "
                                                      "wanted a whole number from 0 up")
-        self._dimensions[name] = size
+        self._dimensions[name] = int(size)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
         """NotImplemented."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jitcl import config
 from jitcl.devices.load_options import PRIORITIES
 from jitcl.devices.progress import Tally
@@ -69,6 +71,17 @@ def priority_of(given: Any) -> str:
     raise OptionError(f"priority: got {shown(given)}, wanted one of {', '.join(PRIORITIES)}")
 
 
+def is_whole(given: Any, least: int = 1) -> bool:
+    """Whether it is a whole number from `least` up, Python's or NumPy's. True is none."""
+    return isinstance(given, (int, np.integer)) and not isinstance(given, bool) and bool(
+        given >= least)
+
+
+def is_number(given: Any) -> bool:
+    """Whether it is a number, Python's or NumPy's. True is none."""
+    return isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool)
+
+
 def strict_of(given: Any) -> bool:
     """OptionError unless it is True or False: "no" would count as true."""
     if type(given).__name__ in ("bool", "bool_"):
@@ -80,7 +93,7 @@ def timeout_of(given: Any) -> float | None:
     """Seconds that can be waited; OptionError unless it is a number from 0 up, or None."""
     if given is None:
         return None
-    if isinstance(given, (int, float)) and given >= 0:
+    if is_number(given) and given >= 0:
         return min(float(given), threading.TIMEOUT_MAX)
     raise OptionError(f"timeout: got {shown(given)}, wanted seconds from 0 up, or None")
 

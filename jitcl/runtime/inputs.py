@@ -15,7 +15,7 @@ from jitcl import dtypes
 from jitcl.devices import recording
 from jitcl.errors import InputError
 from jitcl.ir.types import MOST_BYTES, Sym, TensorType
-from jitcl.runtime.arguments import shapes_of
+from jitcl.runtime.arguments import is_whole, shapes_of
 from jitcl.runtime.arrays import as_array
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.tensors import DeviceTensor
@@ -108,7 +108,7 @@ def check_shape(t: Tensor, shape: Any) -> tuple[int, ...]:
         raise InputError(
             f"shapes: input {t} got an array of shape {shape.shape}, wanted the shape itself")
     for axis, d in enumerate(dims):
-        if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
+        if not is_whole(d, 0):
             raise InputError(
                 f"shapes: axis {axis} of input {t} is {d!r}, wanted a whole number from 0 up")
     if len(dims) != len(t.shape):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from jitcl import forking
 from jitcl.errors import DeviceError, InputError, OptionError, closed_error
+from jitcl.runtime.arguments import is_whole
 from jitcl.runtime.calls import Calls
 
 _here = threading.local()       # .threads: what this thread works for
@@ -111,7 +112,7 @@ class Pipeline:
             raise closed_error(repr(self))
         if on_error not in ("raise", "return"):
             raise OptionError(f"on_error: got {on_error!r}, wanted 'raise' or 'return'")
-        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+        if not is_whole(ahead):
             raise OptionError(f"ahead: got {ahead!r}, wanted a whole number from 1 up")
         return self._map(iter(items), ahead * len(self.stages), on_error == "return")
 

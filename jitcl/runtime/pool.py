@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitcl import forking
 from jitcl.errors import BusyError, JitclError, OptionError
-from jitcl.runtime.arguments import timeout_of
+from jitcl.runtime.arguments import is_whole, timeout_of
 from jitcl.runtime.submitted import Run, called_back
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Pool:
     """
 
     def __init__(self, model: Model, jobs: int = 4) -> None:
-        if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        if not is_whole(jobs):
             raise OptionError(f"jobs: got {jobs!r}, wanted a whole number from 1 up")
         self.model = model
         self._changed = threading.Condition(forking.rlock())
