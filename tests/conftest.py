@@ -56,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             found[driver].add_marker(pytest.mark.long if turn // len(drivers) % 4
                                      else pytest.mark.slow)
     _thin(items)
+    _sample(items)
 
 
 @pytest.hookimpl(wrapper=True)                  # behind -m and -k
@@ -79,3 +80,16 @@ def _thin(items: list[pytest.Item]) -> None:
         if place:
             others = turn * (mark.args[0] - 1) + place - 1     # how many stand before it
             item.add_marker(pytest.mark.long if others % 8 else pytest.mark.slow)
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)` every n-th of the slow cases stays slow, the rest is long."""
+    seen: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None or not item.get_closest_marker("slow") or item.get_closest_marker("long"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        seen[test] = seen.get(test, -1) + 1
+        if seen[test] % mark.args[0]:
+            item.add_marker(pytest.mark.long)

@@ -27,6 +27,7 @@ PRECISIONS = [
 # -- clang -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @clang.needed
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize(("target", "precision"), PRECISIONS)

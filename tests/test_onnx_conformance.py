@@ -13,7 +13,7 @@ import jitcl
 from tests import conformance, devices
 
 NODE_DEVICES = ("cpu", "opencl:pocl", "opencl:intel")
-OF_NODE_TESTS = {"opencl:pocl": 6, "opencl:intel": 2}      # slow tests run every n-th on these
+OF_NODE_TESTS = {"opencl:pocl": 8, "opencl:intel": 4}      # slow tests run every n-th on these
 SUITES = ("simple", "light", "pytorch-converted", "pytorch-operator")
 
 

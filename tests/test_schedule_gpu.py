@@ -489,7 +489,7 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("device", "name"), [
-    pytest.param(d, name, marks=() if name in MERGED else pytest.mark.slow if (j + k) % 4 == 0
+    pytest.param(d, name, marks=() if name in MERGED else pytest.mark.slow if (j + k) % 8 == 0
                  else pytest.mark.long)
     for j, d in enumerate(("mali-g52", "h200")) for k, name in enumerate(OPS)])
 def test_every_variant_has_one_axis(device: str, name: str, monkeypatch: pytest.MonkeyPatch

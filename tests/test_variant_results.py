@@ -112,6 +112,7 @@ def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
                                atol=bound)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("variant", "spec", "part"), [
     pytest.param(BY_NAME[variant], spec, part, id=f"{variant}-{spec}-{part}",
                  marks=pytest.mark.slow if part == 2 * j + k else pytest.mark.long)
