@@ -147,6 +147,9 @@ _ERF = """{T} jitcl_{name}({T} a)
     r = r * (2.0f - q * r);
     return select(clamp(x * p * r, -1.0f, 1.0f), a, isnan(a));
 }}"""
+# numbers in the upper and lower halves of a word's bytes, in its bytes
+_CODES = {"int4": ("char", "a & 0xf0f0f0f0u"), "uint4": ("uchar", "a & 0x0f0f0f0fu"),
+          "int8": ("char", "a"), "uint8": ("uchar", "a")}
 _INTS = {"int": ("2147483648", "INT_MIN"), "long": ("9223372036854775808", "LONG_MIN")}
 
 
@@ -220,9 +223,15 @@ def _vector_body(name: str, op: str, dtype: str) -> str:
     """max and min of vectors: "max_f32x16"; conversions of lanes one by one: "to_f16x4"; halves
     that are moved at once, where vload_half4 makes four accesses (Mali, Adreno): "load_f16x4";
     conversions of the type half, which NVIDIA's compiler has casts of, but no convert_half:
-    "to_halfx4"; the error function where registers are few: "erf_f32x4".
+    "to_halfx4"; the error function where registers are few: "erf_f32x4"; numbers in the bytes of a
+    word: "int8_f32x4", in their lower halves: "uint4_f32x4", 16 times as large ones in their upper
+    halves: "int4_f32x4".
     """
     scalar, _, n = dtype.partition("x")
+    if op in _CODES:
+        lanes, bits = _CODES[op]
+        return (f"float{n} jitcl_{name}(uint a)\n{{\n    {lanes}{n} b = as_{lanes}{n}({bits});\n"
+                f"    return convert_float{n}(b);\n}}")
     if op == "erf":
         return _ERF.format(T=f"float{n}", name=name)
     if scalar == "half":

@@ -65,6 +65,17 @@ def matmul(m: int, k: int, n: int, dtype: str = "f32", weight: bool = True) -> G
     return graph(G.add(G.matmul(x(m, k, dtype=dtype), right), w(n, dtype=dtype, seed=1)))
 
 
+def coded(m: int, k: int, n: int, block: int, bits: int) -> Graph:
+    """Product with weights of few bits, in blocks along k."""
+    codes = np.random.default_rng(2).integers(0, 256, n * k * bits // 8)
+    dims = n, k // block, block
+    packed = const(codes.astype(np.uint8).reshape(-1 if bits == 4 else dims))
+    numbers = G.unpack_uint4(packed, shape=dims) if bits == 4 else packed
+    decoded = G.add(G.dequantize(numbers, w(*dims[:2], 1), to="f32"), w(*dims[:2], 1, seed=1))
+    right = G.transpose(G.reshape(decoded, shape=(n, k)), perm=(1, 0))
+    return graph(G.add(G.matmul(x(m, k), right), w(n, seed=1)))
+
+
 def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32") -> Graph:
     """Of two heads, scores masked by keys."""
     q, k, v = (x(2, rows, columns, dtype=dtype, name=name) for name, rows, columns in (
@@ -102,6 +113,9 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "gemm-blocks": lambda: matmul(16, 32, 32),
     "gemm-inputs": lambda: matmul(11, 19, 7, weight=False),
     "gemm-f16": lambda: matmul(9, 21, 13, "f16"),
+    "gemm-4bit": lambda: coded(7, 48, 45, 16, 4),
+    "gemm-4bit-row": lambda: coded(1, 200, 22, 8, 4),
+    "gemm-8bit": lambda: coded(3, 40, 9, 8, 8),
     "matmul-batched": lambda: graph(G.matmul(x(3, 5, 7), x(3, 7, 9, name="z"))),
     "attention": lambda: attention(19, 37, 12, 20),
     "attention-row": lambda: attention(3, 37, 12, 20),

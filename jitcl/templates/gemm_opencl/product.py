@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.ir import expr as E
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
@@ -25,6 +26,7 @@ from jitcl.templates.base import (
     Packed,
     with_main,
 )
+from jitcl.templates.gemm_opencl.codes import Coded, overlapping
 from jitcl.templates.opencl.memory import piece
 from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole, spread
 
@@ -42,10 +44,13 @@ class Operand:
     packed: bool                                 # in the tiles or panels of the kernel
     image: int
     period: int = 1                              # of A: images that have matrices of their own
+    coded: Coded | None = None                   # B: what its elements are made of
 
     @property
     def dtype(self) -> str:
-        """Of its elements; packed constants keep theirs."""
+        """Of its elements; packed constants keep theirs, codes lie in words."""
+        if self.coded is not None:
+            return "u32"
         if isinstance(self.argument, Packed):
             return self.argument.node.type.dtype
         return self.argument.type.dtype if isinstance(self.argument, Node) else self.argument.dtype
@@ -80,16 +85,22 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     before, a = p.a(tile)
     more, b = p.b(tile)
     aligned = piece(tile.width, hooks.target, 0 if b.packed else columns)
-    steps = steps_at_once(p.k, tile.rows if a.packed else 2, hooks)
+    steps = steps_at_once(p.k, tile.rows if a.packed or b.coded else 2, hooks)
     run = tile.rows * (1 if hooks.half else steps)
     a_image = image_of(a.argument, a.image * a.period, run, hooks.target)
-    b_image = image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
+    b_image = () if b.coded else image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
     axes = hooks.target.device_type != "cpu"
     slices = tile.slices
     params = (*ON_AXES, "k_part") if slices > 1 else ON_AXES if axes else PARAMS
     if hooks.half and (a_image or aligned < tile.width):         # more would take registers
         steps = 1
-    arguments: tuple[Argument, ...] = (a.argument, b.argument, *epilogue.nodes, hooks.group.root)
+    coded, at_once, turn = b.coded, steps, steps
+    if coded is not None:
+        at_once, steps, turn = math.gcd(max(steps, 2), coded.terms), coded.terms, coded.together
+        params = (*params, "quad")
+    beside = () if coded is None else coded.beside
+    arguments: tuple[Argument, ...] = (
+        a.argument, b.argument, *(s for *_, s in beside), *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
     tasks = p.batch * m_tiles * n_tiles
     each, sizes, local = launch(tasks, hooks.target)
@@ -98,8 +109,10 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
         single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
-        SPAN=tile.span, AXES=axes, HALF=hooks.half, FLUSHED=FLUSHED, STEPS=steps,
-        PAIRS=(steps % 2 == 0 and tile.vectors == 1 and b.packed and not b_image
+        SPAN=tile.span, AXES=axes, HALF=hooks.half, STEPS=steps, RUN=at_once,
+        FLUSHED=FLUSHED if coded is None else turn, coded=coded,
+        beside=[(name, hooks.ctype(dtype)) for name, dtype, _ in beside],
+        PAIRS=(coded is None and steps % 2 == 0 and tile.vectors == 1 and b.packed and not b_image
                and 2 * tile.span <= HALVES and single is None),
         VECTORS=tile.vectors, W=tile.width, a_packed=a.packed, a_type=hooks.ctype(a.dtype),
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
@@ -109,9 +122,13 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     values = dict(
         each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles, m_inner=int(p.m < p.n),
         m_count=p.m, n_count=p.n, k_count=p.k, a_image=a.image, a_tile=p.k * tile.rows,
-        a_period=a.period, b_image=b.image, b_panel=p.k * tile.span,
-        k_part=-(-p.k // (slices * steps)) * steps)
+        a_period=a.period, b_image=b.image,
+        b_panel=tile.span * (p.k if coded is None else n_tiles),
+        k_part=-(-p.k // (slices * turn)) * turn,
+        quad=at_once * dtypes.itemsize(a.dtype))
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
+    if coded is not None:
+        stem = f"gemm_{coded.bits}bit_{tile.rows}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
                                     {**{name: values[name] for name in params}, **epilogue.sizes},
                                     sizes, local,
@@ -164,12 +181,6 @@ def counter(name: str, extent: int) -> Expr:
 def fits_int(*sizes: int) -> bool:
     """Whether buffers of so many elements can be indexed by int."""
     return max(sizes) < MAX_INDEX
-
-
-def overlapping(count: int, size: int) -> np.ndarray:
-    """Row numbers of tiles of `size` rows, [tiles, size]; the last tile overlaps the one before."""
-    first = np.minimum(np.arange(0, count, size), count - size)
-    return first[:, None] + np.arange(size)
 
 
 def pack_rows(a: np.ndarray, rows: int) -> np.ndarray:

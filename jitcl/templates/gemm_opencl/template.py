@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 
@@ -16,6 +17,7 @@ from jitcl.ir.sizes import has_size, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
+from jitcl.templates.gemm_opencl.codes import CODED, Coded
 from jitcl.templates.gemm_opencl.product import (
     Operand,
     Product,
@@ -47,7 +49,8 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
         if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
             return ()
         *leading, m, n = node.type.dims
-        if math.prod(leading) * m == 1 and group.decodes(node.inputs[1]):
+        coded = Coded.of(group, target)
+        if math.prod(leading) * m == 1 and coded is None and group.decodes(node.inputs[1]):
             return ()                      # once each: loops decode weights where they read them
         if a.rank < 2 or b.rank < 2 or a.dims[-1] == 0 or n < NARROW:
             return ()
@@ -58,7 +61,9 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
         now: Shape = hints(s)
         known = not has_size((s.batch, s.m, s.n, s.k))
         return choose_tiles(now.batch, now.m, now.n, lambda w: -(-now.n // w), target,
-                            in_half(group, target), terms=now.k if known else 0)
+                            in_half(group, target), terms=now.k if known else 0,
+                            only=0 if coded is None else CODED,
+                            spare=0 if coded is None else 1)
 
     def emit(self, match: Tile, hooks: OpenClHooks) -> list[Emitted]:
         s = Shape.of(hooks.anchor)
@@ -73,6 +78,7 @@ class _Writer:
         self.s, self.tile, self.hooks = Shape.of(anchor), tile, hooks
         self.a, self.b = anchor.inputs
         self.leading, self.height = anchor.type.dims[:-2], anchor.type.dims[-2]
+        self.coded = Coded.of(hooks.group, hooks.target)
 
     def emit(self) -> list[Emitted]:
         s = self.s
@@ -94,6 +100,12 @@ class _Writer:
 
     def rows(self, tile: Tile) -> tuple[list[Emitted], Operand]:
         """a where it lies; constants and views packed in tiles."""
+        if self.coded is not None and not self.in_place(self.a):
+            before, copy = self._rows(dataclasses.replace(tile, rows=1))
+            return before, dataclasses.replace(copy, packed=False)
+        return self._rows(tile)
+
+    def _rows(self, tile: Tile) -> tuple[list[Emitted], Operand]:
         s, alone = self.s, math.prod(self.a.type.dims[:-2]) == 1
         period = 1 if alone else s.batch
         if self.a.op == "const" and (self.whole(self.a) or alone):
@@ -117,6 +129,8 @@ class _Writer:
 
     def columns(self, tile: Tile) -> tuple[list[Emitted], Operand]:
         """b packed in panels: at compile time, or where it is read often enough; else in place."""
+        if self.coded is not None:
+            return [], Operand(self.coded.words, True, 0, coded=self.coded)
         s = self.s
         whole = self.whole(self.b)
         panels = -(-s.n // tile.span)

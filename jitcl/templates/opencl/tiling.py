@@ -51,13 +51,14 @@ def in_half(group: Group, target: Target) -> bool:
 
 
 def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int],
-                 target: Target, half: bool = False, spare: int = 0, terms: int = 0
-                 ) -> tuple[Tile, ...]:
+                 target: Target, half: bool = False, spare: int = 0, terms: int = 0,
+                 only: int = 0) -> tuple[Tile, ...]:
     """The tiles that are done soonest, best first. `vectors(width)`: how many vectors a row of the
     result has, `most`: the widest that fits it; `half`: sums in f32 have sums in half beside them,
     of half their size; `spare`: registers that the kernel needs less than others for addresses;
     `terms`: of a sum, where slices of them may be added up in local memory; not of a single column,
-    whose terms are read once however large the tile is, nor by a tile that needs spare registers.
+    whose terms are read once however large the tile is, nor by a tile that needs spare registers;
+    `only`: the width of the one vector that a tile has, where the kernel takes no other.
     () where there is no such vector.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
@@ -65,9 +66,9 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
     cpu = target.device_type == "cpu"
     widest = min(most, target.max_vector_width, target.vector_width)
     found: list[tuple[float, Tile]] = []
-    for width in (w for w in WIDTHS if w <= widest):
+    for width in (w for w in ((only,) if only else WIDTHS) if w <= widest):
         for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
-            for count in (3, 2, 1) if cpu else (2, 1):
+            for count in (1,) if only else (3, 2, 1) if cpu else (2, 1):
                 sums = height * count * (3 if half else 2) // 2
                 if sums + count + 1 > target.registers + spare:
                     continue

@@ -1,0 +1,132 @@
+"""Weights of 4 or 8 bits that stay packed: what a product finds behind it, and how CPUs have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jitcl import dtypes
+from jitcl.ir.graph import Node
+from jitcl.ops.builder import lookup
+from jitcl.target import Target
+from jitcl.templates.base import Packed
+
+UNIT = 32                   # terms at most that share a factor, and are added as whole numbers
+OFFSETS = {"unpack_int4": 8, "unpack_uint4": 0, "i8": 128, "u8": 0}     # codes -> unsigned ones
+
+
+@dataclass(frozen=True)
+class Weights:
+    """(codes - zero) * scales + shifts, where codes are [n, blocks, block] of 4 or 8 unsigned bits.
+    """
+
+    const: Node
+    views: tuple[Node, ...]     # what makes codes of it
+    scales: Node                # [n, blocks, 1]
+    shifts: Node | None         # [n, blocks, 1]; None: zeros
+    bits: int
+    offset: int                 # what makes codes unsigned
+    zero: int                   # of unsigned codes
+    block: int
+
+    @staticmethod
+    def of(b: Node) -> Weights | None:
+        """The weights that `b` [k, n] is decoded from; None for another form of decoding."""
+        if b.op != "transpose" or b.attr("perm") != (1, 0):
+            return None
+        decoded = b.inputs[0]
+        if decoded.op == "reshape":
+            decoded = decoded.inputs[0]
+        shifts = None
+        if decoded.op == "add":
+            decoded, shifts = decoded.inputs
+        if decoded.op != "dequantize" or decoded.type.rank != 3:
+            return None
+        codes, scales, *zeros = decoded.inputs
+        dims = codes.type.dims
+        if dims != decoded.type.dims or any(
+                v.op != "const" or v.type.dims != (*dims[:2], 1)
+                or v.type.dtype not in ("f32", "f16")
+                for v in (scales, shifts) if v is not None):
+            return None
+        if any(z.op != "const" or z.type.size != 1 or z.type.dtype != codes.type.dtype
+               for z in zeros):
+            return None
+        zero = int(zeros[0].data.reshape(())) if zeros else 0
+        views: list[Node] = []
+        node = codes
+        while node.op in ("reshape", "unpack_int4", "unpack_uint4"):
+            views.insert(0, node)
+            node = node.inputs[0]
+        packing = [v.op for v in views if v.op != "reshape"]
+        offset = OFFSETS.get(packing[0] if packing else codes.type.dtype)
+        if node.op != "const" or offset is None or len(packing) > 1:
+            return None
+        return Weights(node, tuple(views), scales, shifts, 4 if packing else 8, offset,
+                       zero + offset, dims[2])
+
+    @property
+    def unit(self) -> int:
+        return min(self.block, UNIT)
+
+    def pairs(self, target: Target) -> bool:
+        """Whether 16 bits of a row are multiplied with a byte that takes 16, two by two."""
+        return target.paired_dot and self.bits == 8
+
+    def numbers(self, data: np.ndarray) -> np.ndarray:
+        """u8 [n, k]: the unsigned codes."""
+        for view in self.views:
+            found = lookup(view.op).ref
+            assert found is not None
+            data = found(data, **view.kwargs)
+        codes = (data.astype(np.int16) + self.offset).astype(np.uint8)
+        return codes.reshape(len(codes), -1)
+
+    def codes(self, data: np.ndarray, width: int, pairs: bool) -> np.ndarray:
+        """u8 [n / width][units][unit * bits / 32][width][4], zeros behind n.
+
+        Of 4 bits the low halves of a vector are four terms, the high ones the four after them. Of
+        pairs the first two of four terms are bytes 0 and 2.
+        """
+        codes = self.numbers(data)
+        n, quads = len(codes), self.unit // 4
+        full = np.zeros((-(-n // width) * width, codes.shape[1]), np.uint8)
+        full[:n] = codes
+        split = full.reshape(-1, width, full.shape[1] // self.unit, quads, 4)
+        turned: np.ndarray = split.transpose(0, 2, 3, 1, 4)
+        if self.bits == 4:
+            turned = turned[:, :, ::2] | turned[:, :, 1::2] << 4
+        elif pairs:
+            turned = turned[..., [0, 2, 1, 3]]
+        return np.ascontiguousarray(turned)
+
+    def spread(self, data: np.ndarray, width: int, dtype: str) -> np.ndarray:
+        """Scales or shifts as [n / width][units][width], zeros behind n."""
+        n = len(data)
+        each = np.repeat(data.reshape(n, -1), self.block // self.unit, axis=1)
+        full = np.zeros((-(-n // width) * width, each.shape[1]), each.dtype)
+        full[:n] = each
+        turned = full.reshape(-1, width, each.shape[1]).transpose(0, 2, 1)
+        return np.ascontiguousarray(turned.astype(dtypes.to_numpy(dtype)))
+
+    def packed(self, target: Target) -> list[tuple[str, str, Packed]]:
+        """Names and types of the buffers that every kernel of these weights reads."""
+        width, pairs = target.vector_width, self.pairs(target)
+        form = f"{width} {self.unit} {' '.join(f'{v.op} {v.type}' for v in self.views)}"
+        named = [("w", "i32", Packed(self.const, f"codes {form}{' pairs' * pairs}",
+                                     partial(self.codes, width=width, pairs=pairs)))]
+        for name, each in (("scales", self.scales), ("shifts", self.shifts)):
+            if each is not None:
+                dtype = narrow(each.data)
+                named.append((name, dtype, Packed(each, f"spread {form} {dtype}", partial(
+                    self.spread, width=width, dtype=dtype))))
+        return named
+
+
+def narrow(data: np.ndarray) -> str:
+    """f16 where no element is rounded by it, else f32."""
+    with np.errstate(over="ignore"):
+        return "f16" if np.array_equal(data, data.astype(np.float16)) else "f32"
