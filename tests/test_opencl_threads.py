@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 
 import numpy as np
 import pytest
 
+from jitcl import dtypes
 from jitcl.codegen.opencl_threads import NotThreaded, Translator
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.ir.graph import Graph, const, graph_input
@@ -125,11 +128,25 @@ def test_results_are_equal_on_any_number_of_threads(threads):
     assert np.array_equal(got, want)
 
 
-def test_halves_and_flags_are_left_to_opencls_own_templates():
-    (y, inputs), _ = CASES["product"]()
-    place = device(DEVICES[0])
-    plan = plan_on(place, Graph("t", tuple(inputs), (("y", y),)), precision="normal")
-    assert not any(k.template.endswith("_cpu") for k in plan.kernels if "half" in k.body)
+@pytest.mark.in_turn
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("spec", DEVICES)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_halves_are_those_of_the_cpu_path(spec, soft, case):
+    """soft: by integer arithmetic. Convolutions of inputs are f32, and of rows of odd length."""
+    (y, inputs), template = CASES[case]()
+    graph = Graph("t", tuple(inputs), (("y", y),))
+    arrays = [rng().standard_normal(n.type.dims).astype("f4") for n in inputs]
+    place, cpu = device(spec), device("cpu")
+    outputs = 4 if template == "winograd_cpu" else 0
+    target = dataclasses.replace(place.target, winograd=outputs, soft_half=soft)
+    plan = plan_on(place, graph, target, "normal")
+    assert {template} <= {k.template for k in plan.kernels} <= {template, "conv_cpu"}
+    (got,) = place.load(plan).run(arrays)
+    other = dataclasses.replace(cpu.target, winograd=outputs, soft_half=soft)
+    (want,) = cpu.load(plan_on(cpu, graph, other, "normal")).run(arrays)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * max(1, np.abs(want).max()))
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.kind == "elementwise"])
@@ -161,7 +178,7 @@ def test_a_gpu_has_no_threads():
 
 
 @pytest.mark.parametrize("line", [
-    "store(y, 0, dot(load(x, 0)))", "y = ptr(args, 1, 'f16')", "with x: pass",
+    "store(y, 0, dot(load(x, 0)))", "y = ptr(args, 1, 'f64')", "with x: pass",
     "store(y, 0, load(x, 0) + to_i32(load(x, 1)))"])
 def test_what_has_no_form_is_refused(line):
     text = f"def KERNEL_ENTRY(args, tid, nthreads):\n    x = ptr(args, 0, 'f32')\n    {line}\n"
@@ -173,17 +190,48 @@ def text_of(*lines):
     return "\n    ".join((f"def {ENTRY}(args, tid, nthreads):", *lines, ""))
 
 
+def plan_of(lines, *buffers, **params):
+    """A kernel of these buffers: (name, dtype, shape, kind)."""
+    text = text_of(*(f"{name} = ptr(args, {k}, '{dtype}')"
+                     for k, (name, dtype, *_) in enumerate(buffers)), *lines)
+    body = Translator(AVX2).kernel(text, len(buffers), params)
+    entry = f"tested_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
+    body = body.replace(ENTRY, entry).replace(GROUP, "")
+    specs = tuple(BufferSpec(name, dtype, shape, dtypes.itemsize(dtype) * math.prod(shape), kind)
+                  for name, dtype, shape, kind in buffers)
+    inputs, outputs = (tuple(TensorSpec(b.name, b.dtype, b.shape, k) for k, b in enumerate(specs)
+                             if b.kind == kind) for kind in ("input", "output"))
+    step = Step(entry, entry, tuple(range(len(specs))), tuple(params.values()), (2,), (1,))
+    return Plan(inputs, outputs, (KernelSource(entry, body, "opencl"),), (step,), specs, ())
+
+
 def integer_plan(lines, length, outputs, **params):
     """A kernel of i64 buffers a, b and y, which has a row for each of `outputs`."""
-    text = text_of(*(f"{name} = ptr(args, {k}, 'i64')" for k, name in enumerate("aby")), *lines)
-    body = Translator(AVX2).kernel(text, 3, params).replace(ENTRY, "quotients").replace(GROUP, "")
-    rows = (("a", 1, "input"), ("b", 1, "input"), ("y", outputs, "output"))
-    buffers = tuple(BufferSpec(name, "i64", (n, length), 8 * n * length, kind)
-                    for name, n, kind in rows)
-    a, other, y = (TensorSpec(spec.name, "i64", spec.shape, k) for k, spec in enumerate(buffers))
-    step = Step("quotients", "quotients", (0, 1, 2), tuple(params.values()), (2,), (1,))
-    return Plan((a, other), (y,), (KernelSource("quotients", body, "opencl"),), (step,), buffers,
-                ())
+    inputs = (((name, "i64", (1, length), "input")) for name in "ab")
+    return plan_of(lines, *inputs, ("y", "i64", (outputs, length), "output"), **params)
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+def test_what_is_no_finite_half_is_told(spec):
+    """Of vectors and of single elements; where a thread has one, the flag is set."""
+    lines = ["n = param(args, 3)", "flag = param(args, 4)",
+             "for i in range(share(n, tid, nthreads), share(n, tid + 1, nthreads)):",
+             "    stored8 = vload(x, i * 9, 8)", "    store(y, i * 9, stored8)",
+             "    keep(stored8)",
+             "    stored = load(x, i * 9 + 8)", "    store(y, i * 9 + 8, stored)",
+             "    keep(stored)", "if kept_overflows('f16'):", "    store(flags, flag, i32(1))"]
+    x = rng().standard_normal((6, 9)).astype("f4")
+    plan = plan_of(lines, ("x", "f32", x.shape, "input"), ("flags", "i32", (2,), "output"),
+                   ("y", "f16", x.shape, "output"), n=6, flag=1)
+    loaded = device(spec).load(plan)
+    for place, value, told in (((3, 2), 65519.0, False), ((0, 8), -65520.0, True),
+                               ((5, 1), 1e9, True), ((4, 8), np.nan, True)):
+        given = x.copy()
+        given[place] = value
+        flags, y = loaded.run([given])
+        assert (flags[1] == 1) == told
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(y, given.astype("f2"))
 
 
 @pytest.mark.parametrize("spec", DEVICES)
@@ -205,6 +253,17 @@ def test_quotients_are_rounded_as_in_python(spec):
             np.sign(c) * (abs(a) // abs(c)), np.fmod(abs(a), abs(c))))
     want = [floors, rests, floors, rests, towards_0, left, a // 3, -np.arange(a.size) // -2]
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("spec", DEVICES)
+def test_positions_are_compared_lane_by_lane(spec):
+    """In 64 bits, which masks of floats are not."""
+    lines = ["n = param(args, 2)", "p = vload(x, 0, 8)",
+             "store(y, 0, select(lt(p, splat(n, 8)), to_f32(p), to_f32(splat(n, 8) - p)))"]
+    x = np.array([[-3, 2, 9, 4, 5, 0, 7, -1]])
+    plan = plan_of(lines, ("x", "i64", x.shape, "input"), ("y", "f32", x.shape, "output"), n=4)
+    (got,) = device(spec).load(plan).run([x])
+    np.testing.assert_array_equal(got, np.where(x < 4, x, 4 - x))
 
 
 @pytest.mark.parametrize("line, written", [

@@ -21,10 +21,11 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jitcl.codegen.flags import flag_params
 from jitcl.codegen.hooks import CpuGroupHooks
 from jitcl.codegen.opencl_helpers import helper
 from jitcl.codegen.schedule_opencl import schedule
-from jitcl.codegen.schedule_sized import group_is_sized
+from jitcl.codegen.schedule_sized import sized_for_opencl, sizes_of
 from jitcl.codegen.thread_expressions import (
     INDEX,
     ONE,
@@ -58,7 +59,8 @@ class ThreadHooks(CpuGroupHooks):
 
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel: OpenCL's own loops."""
-        done = schedule(kernel, self.device)
+        write = sized_for_opencl if sizes_of(kernel) else schedule
+        done = write(kernel, self.device)
         return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
                        done.local_size)
 
@@ -66,21 +68,25 @@ class ThreadHooks(CpuGroupHooks):
         """A template's kernels as OpenCL C. Raises NotThreaded where one of them can't be."""
         return [k if k.local_size else self._threaded(k) for k in kernels]
 
+    def flags(self, e: Emitted) -> bool:
+        """Whether a kernel tells what is not finite."""
+        return self.group.flag is not None and self.group.flag.flags in e.arguments
+
     def _threaded(self, e: Emitted) -> Emitted:
         threads, translator = max(1, self.device.compute_units), Translator(self.device)
-        body = translator.kernel(e.body, len(e.arguments), e.params)
-        params = {name: e.params[name] for name in e.params if name in translator.taken}
-        return dataclasses.replace(e, body=body, params=params, global_size=(threads,),
-                                   local_size=(1,))
+        given = {**e.params, **(flag_params(self.group) if self.flags(e) else {})}
+        body = translator.kernel(e.body, len(e.arguments), given)
+        params = {name: given[name] for name in given if name in translator.taken}
+        launched = (e.global_size or (1,))[0]            # 0 where a run leaves it out
+        return dataclasses.replace(e, body=body, params=params, local_size=(1,),
+                                   global_size=(launched * threads,))
 
 
 def runs_threads(group: Group, target: Target) -> bool:
     """Whether the CPU's templates may write a group for an OpenCL device."""
     cpu, nodes = target.as_cpu, (*group.members, *group.operands)
-    if cpu is None or group.flag is not None or group_is_sized(group):
-        return False
-    return all(n.type.layout.kind == "row" or n.type.layout.block == cpu.vector_width
-               for n in nodes) and not any(n.type.dtype == "f16" for n in nodes)
+    return cpu is not None and all(
+        n.type.layout.kind == "row" or n.type.layout.block == cpu.vector_width for n in nodes)
 
 
 class Translator(ThreadExpressions):
@@ -282,23 +288,36 @@ class Translator(ThreadExpressions):
 
     def do_store(self, p: ast.expr, i: ast.expr, value: ast.expr) -> list[str]:
         to, at, v = self.value(p), self.value(i), self.value(value)
-        v = self.converted(v, to.kind.dtype)
+        text = self.stored(v, to.kind.dtype)
         if v.kind.lanes:
-            return [f"vstore{v.kind.lanes}({v.text}, 0, {to.text} + {at.text});"]
-        text = f"({v.text}) ? 1 : 0" if to.kind.dtype == "bool" else v.text
+            return [f"vstore{v.kind.lanes}({text}, 0, {to.text} + {at.text});"]
         return [f"{to.text}[{at.text}] = {text};"]
+
+    def stored(self, v: Value, dtype: str) -> str:
+        """A value as a buffer's element."""
+        if dtype == "f16":
+            return self.bits(v)
+        text = self.converted(v, dtype).text
+        return f"({text}) ? 1 : 0" if dtype == "bool" and not v.kind.lanes else text
+
+    def do_keep(self, x: ast.expr) -> list[str]:
+        """The largest magnitude, as bits, which grow with it."""
+        v = self.converted(self.value(x), "f32")
+        n, name = v.kind.lanes or "", f"kept{v.kind.lanes or ''}"
+        self.kept[v.kind.lanes] = name
+        self.arrays[name] = f"uint{n} {name} = 0"
+        return [f"{name} = max({name}, as_uint{n}({v.text}) & 0x7fffffffu);"]
 
     def do_vstore_part(self, p: ast.expr, i: ast.expr, value: ast.expr, count: ast.expr
                        ) -> list[str]:
         to, at, v, n = map(self.value, (p, i, value, count))
-        v = self.converted(v, to.kind.dtype)
-        lanes = v.kind.lanes
+        lanes, text = v.kind.lanes, self.stored(v, to.kind.dtype)
         name = f"jitcl_store_part_{to.kind.dtype}x{lanes}{to.kind.memory}"
         one = "\n".join(f"    if (n > {k}) p[{k}] = v.s{k:x};" for k in range(lanes))
         self.functions[name] = (
-            f"void {name}({to.kind.ctype}p, {v.kind.ctype} v, long n)\n{{\n"
+            f"void {name}({to.kind.ctype}p, {element(to.kind.dtype)}{lanes} v, long n)\n{{\n"
             f"    if (n >= {lanes}) {{ vstore{lanes}(v, 0, p); return; }}\n{one}\n}}")
-        return [f"{name}({to.text} + {at.text}, {v.text}, {n.text});"]
+        return [f"{name}({to.text} + {at.text}, {text}, {n.text});"]
 
     def do_transpose(self, to: ast.expr, source: ast.expr, lanes: ast.expr) -> list[str]:
         y, x, n = self.value(to), self.value(source), literal(lanes)
@@ -321,8 +340,7 @@ class Translator(ThreadExpressions):
         rows, columns, blocks, zs, ps, lanes = map(literal, args[5:11])
         always = isinstance(args[11], ast.Constant) and args[11].value is True
         streamed = len(strides) == 4
-        if {acc.kind.dtype, a.kind.dtype, w.kind.dtype} != {"f32"}:
-            raise NotThreaded("a tile of other numbers")
+        self.floats(acc, a, w)
         pixels = [divmod(p, columns) for p in range(rows * columns)]
         sums = [f"t{j}_{p}" for j in range(blocks) for p in range(len(pixels))]
         v = f"float{lanes}"
@@ -334,16 +352,34 @@ class Translator(ThreadExpressions):
         body += ["    for (long x = 0; x < n0; ++x) {", "    long n = x == n0 - 1 ? last : n3;",
                  "    for (long y = 0; y < n1; ++y)", "    for (long k = 0; k < n2; ++k) {",
                  f"        {a.kind.ctype}p0 = a + x * s0 + y * s1 + k * s2;",
-                 *(f"        {a.kind.ctype}p{r} = p0 + {r} * rs;" for r in range(1, rows)),
-                 "        for (long z = 0; z < n; ++z) {"]
-        body += [f"            {v} w{j} = vload{lanes}({j}, w);" for j in range(blocks)]
-        for p, (r, c) in enumerate(pixels):
-            body.append(f"            {'' if p else v + ' '}u = p{r}[{c * ps}];")
-            body += [f"            t{j}_{p} = {self.fused.format('u', f'w{j}', f't{j}_{p}')};"
-                     for j in range(blocks)]
-        body.append(f"            w += {blocks * lanes if streamed else 'ws'};")
-        body += [f"            p{r} += {zs};" for r in range(rows)]
-        body += ["        }", "    }", "    }"]
+                 *(f"        {a.kind.ctype}p{r} = p0 + {r} * rs;" for r in range(1, rows))]
+
+        def steps(head: str, inputs: list[Value]) -> list[str]:
+            found = [head, *(f"            {v} w{j} = "
+                             + self.loaded(f"vload{lanes}({j}, w)", lanes, w.kind.dtype).text + ";"
+                             for j in range(blocks))]
+            for p, given in enumerate(inputs):
+                found.append(f"            {'' if p else v + ' '}u = {given.text};")
+                found += [f"            t{j}_{p} = {self.fused.format('u', f'w{j}', f't{j}_{p}')};"
+                          for j in range(blocks)]
+            return [*found, f"            w += {blocks * lanes if streamed else 'ws'};"]
+
+        first = "0"
+        if a.kind.dtype == "f16" and zs == 1:           # neighbours are converted together
+            first = f"n & -{lanes}"
+            body[:0] = [f"    float room[{len(pixels) * lanes}] __attribute__((aligned(64)));"]
+            body.append(f"        for (long z = 0; z < ({first}); z += {lanes}) {{")
+            for p, (r, c) in enumerate(pixels):
+                many = self.loaded(f"vload{lanes}(0, p{r} + {c * ps})", lanes, a.kind.dtype)
+                body.append(f"            vstore{lanes}({many.text}, {p}, room);")
+            body += steps(f"        for (long i = 0; i < {lanes}; ++i) {{", [
+                Value(f"room[{p * lanes} + i]", Kind("f32")) for p in range(len(pixels))])
+            body += ["        }", *(f"            p{r} += {lanes};" for r in range(rows)),
+                     "        }"]
+        body += steps(f"        for (long z = {first}; z < n; ++z) {{", [
+            self.loaded(f"p{r}[{c * ps}]", 0, a.kind.dtype) for r, c in pixels])
+        body += [*(f"            p{r} += {zs};" for r in range(rows)), "        }", "    }",
+                 "    }"]
         body += [f"    vstore{lanes}({t}, {k}, acc);" for k, t in enumerate(sums)]
         numbers = ["n0", "n1", "n2", "n3", "last", "s0", "s1", "s2", "rs"] + ["ws"] * (not streamed)
         head = [f"{acc.kind.ctype}acc", f"{a.kind.ctype}a", f"{w.kind.ctype}w",
@@ -361,20 +397,25 @@ class Translator(ThreadExpressions):
                     f"w += {kw * lanes}) {{")
         seen = set()
         for x in range(kw):
-            body.append(f"        {v} w{x} = vload{lanes}({x}, w);")
+            taken = self.loaded(f"vload{lanes}({x}, w)", lanes, w.kind.dtype)
+            body.append(f"        {v} w{x} = {taken.text};")
             for c in range(columns):
                 at = c * step + x * dilation
                 if at not in seen:
-                    body.append(f"        {v} u{at} = vload{lanes}({at}, a);")
+                    taken = self.loaded(f"vload{lanes}({at}, a)", lanes, a.kind.dtype)
+                    body.append(f"        {v} u{at} = {taken.text};")
                     seen.add(at)
                 body.append(f"        t{c} = {self.fused.format(f'u{at}', f'w{x}', f't{c}')};")
         body += ["    }", *(f"    vstore{lanes}(t{c}, {c}, acc);" for c in range(columns))]
-        if {acc.kind.dtype, a.kind.dtype, w.kind.dtype} != {"f32"}:
-            raise NotThreaded("a tile of other numbers")
+        self.floats(acc, a, w)
         head = [f"{acc.kind.ctype}acc", f"{a.kind.ctype}a", f"{w.kind.ctype}w", "long taps",
                 "long stride"]
         return self.function(f"lane_tile_{columns}x{kw}", head, body,
                              [x.text for x in (acc, a, w, taps, stride)])
+
+    def floats(self, acc: Value, *operands: Value) -> None:
+        if acc.kind.dtype != "f32" or not {v.kind.dtype for v in operands} <= {"f32", "f16"}:
+            raise NotThreaded("a tile of other numbers")
 
     def function(self, stem: str, head: list[str], body: list[str], given: list[str]) -> list[str]:
         """A call of a function of this text, written once for all kernels."""

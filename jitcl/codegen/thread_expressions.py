@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jitcl import dtypes
 from jitcl.codegen.opencl_helpers import CTYPE, Calls
+from jitcl.ir.kernel import OVERFLOW
+from jitcl.ir.sizes import at_least_always
 from jitcl.target import Target
 from jitcl.templates.base import Declined
 
-STORED = ("f32", "i32", "i64", "u8", "i8", "bool")       # of buffers
+STORED = ("f16", "f32", "i32", "i64", "u8", "i8", "bool")       # of buffers
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 NAMED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -69,10 +73,11 @@ ZERO, ONE = Value("0", INDEX, 0), Value("1", INDEX, 1)
 
 
 def element(dtype: str) -> str:
-    """The C type of a buffer's elements."""
+    """The C type of a buffer's elements; halves are moved as their bits, since drivers' vectors of
+    them want to be aligned."""
     if dtype not in STORED:
         raise NotThreaded(f"a buffer of {dtype}")
-    return "uchar" if dtype == "bool" else CTYPE[dtype]
+    return {"bool": "uchar", "f16": "ushort"}.get(dtype, CTYPE[dtype])
 
 
 class ThreadExpressions:
@@ -84,6 +89,7 @@ class ThreadExpressions:
         self.target, self.calls = target, Calls()
         self.functions: dict[str, str] = {}              # by name: their texts
         self.names: dict[str, Value] = {}                # of variables
+        self.kept: dict[int, str] = {}                   # lanes: where magnitudes are kept
         self.place: tuple[int, ...] = ()                 # the blocks around a statement
         self.mentions: dict[str, list[tuple[tuple[int, ...], bool]]] = {}
 
@@ -142,7 +148,10 @@ class ThreadExpressions:
 
     def relation(self, sign: str, a: Value, b: Value) -> Value:
         a, b = self.alike(a, b)
-        return Value(f"({a.text} {sign} {b.text})", Kind("bool", a.kind.lanes))
+        text, lanes = f"({a.text} {sign} {b.text})", a.kind.lanes
+        if lanes and a.kind.dtype not in ("f32", "i32", "u32", "bool"):
+            text = f"convert_int{lanes}({text})"        # of lanes as wide as the operands'
+        return Value(text, Kind("bool", lanes))
 
     def infix(self, sign: str, a: Value, b: Value) -> Value:
         a, b = self.alike(a, b)
@@ -186,6 +195,8 @@ class ThreadExpressions:
         have, to = v.kind.dtype, Kind(dtype, v.kind.lanes)
         if have == dtype:
             return v
+        if dtype == "f16":                              # rounded, and computed with as f32
+            return self.loaded(self.bits(v), v.kind.lanes, dtype)
         if dtype == "bool" and not v.kind.lanes:
             return Value(f"({v.text} != 0)", to)
         if have == "bool" and not v.kind.lanes:
@@ -200,6 +211,33 @@ class ThreadExpressions:
                 f"{wide.ctype}_from_f32", v.text)
             return self.converted(Value(text, wide), dtype)
         return Value(f"convert_{to.ctype}({v.text})", to)
+
+    def loaded(self, text: str, lanes: int, dtype: str) -> Value:
+        """What a buffer's elements stand for, given their text."""
+        if dtype == "bool":
+            if lanes:
+                raise NotThreaded("vectors of truth values in memory")
+            return Value(f"({text} != 0)", TRUTH)
+        if dtype != "f16":
+            return Value(text, Kind(dtype, lanes))
+        return Value(self.half("from", text, lanes), Kind("f32", lanes))
+
+    def bits(self, v: Value) -> str:
+        """A value as the bits of halves."""
+        return self.half("to", self.converted(v, "f32").text, v.kind.lanes)
+
+    def half(self, way: str, text: str, lanes: int) -> str:
+        """Floats from the bits of halves, or these of floats."""
+        many = f"x{lanes}" if lanes else ""
+        if self.target.soft_half:
+            return self.calls.call(f"{way}_f16{many}", text)
+        n, name = lanes or "", f"jitcl_{way}_half{many}"
+        self.functions[name] = (
+            f"float{n} {name}(ushort{n} a)\n{{\n    return vload_half{n}(0, (const half *)&a);\n}}"
+            if way == "from" else
+            f"ushort{n} {name}(float{n} a)\n{{\n    ushort{n} bits;\n"
+            f"    vstore_half{n}_rte(a, 0, (half *)&bits);\n    return bits;\n}}")
+        return f"{name}({text})"
 
     def truncated(self, v: Value, to: Kind) -> str:
         """Lanes as int; the lowest one for what does not fit."""
@@ -290,28 +328,31 @@ class ThreadExpressions:
 
     def call_load(self, p: ast.expr, i: ast.expr) -> Value:
         to = self.value(p)
-        text = f"{to.text}[{self.value(i).text}]"
-        return Value(f"({text} != 0)" if to.kind.dtype == "bool" else text, Kind(to.kind.dtype))
+        return self.loaded(f"{to.text}[{self.value(i).text}]", 0, to.kind.dtype)
 
     def call_vload(self, p: ast.expr, i: ast.expr, lanes: ast.expr) -> Value:
         to, n = self.value(p), literal(lanes)
-        if to.kind.dtype == "bool":
-            raise NotThreaded("vectors of truth values in memory")
-        text = f"vload{n}(0, {to.text} + {self.value(i).text})"
-        return Value(text, Kind(to.kind.dtype, n))
+        return self.loaded(f"vload{n}(0, {to.text} + {self.value(i).text})", n, to.kind.dtype)
 
     def call_vload_part(self, p: ast.expr, i: ast.expr, count: ast.expr, lanes: ast.expr) -> Value:
-        to, n, kind = self.value(p), self.value(count), Kind(self.value(p).kind.dtype,
-                                                             literal(lanes))
-        if to.kind.dtype == "bool":
-            raise NotThreaded("vectors of truth values in memory")
+        to, n = self.value(p), self.value(count)
+        kind = Kind(to.kind.dtype, literal(lanes))
         name = f"jitcl_load_part_{to.kind.dtype}x{kind.lanes}{to.kind.memory}"
         one = "\n".join(f"    if (n > {k}) v.s{k:x} = p[{k}];" for k in range(kind.lanes))
+        v = f"{element(kind.dtype)}{kind.lanes}"
         self.functions[name] = (
-            f"{kind.ctype} {name}({to.kind.ctype}p, long n)\n{{\n"
+            f"{v} {name}({to.kind.ctype}p, long n)\n{{\n"
             f"    if (n >= {kind.lanes}) return vload{kind.lanes}(0, p);\n"
-            f"    {kind.ctype} v = 0;\n{one}\n    return v;\n}}")
-        return Value(f"{name}({to.text} + {self.value(i).text}, {n.text})", kind)
+            f"    {v} v = 0;\n{one}\n    return v;\n}}")
+        text = f"{name}({to.text} + {self.value(i).text}, {n.text})"
+        return self.loaded(text, kind.lanes, kind.dtype)
+
+    def call_kept_overflows(self, dtype: ast.expr) -> Value:
+        """Whether what `keep` has seen is infinite or NaN as that type."""
+        limit = f"{int(np.float32(OVERFLOW[literal(dtype)]).view(np.uint32))}u"
+        tests = [f"any({name} >= {limit})" if lanes else f"{name} >= {limit}"
+                 for lanes, name in self.kept.items()]
+        return Value(f"({' || '.join(tests) or 'false'})", TRUTH)
 
     def call_splat(self, x: ast.expr, lanes: ast.expr) -> Value:
         return self.splat(self.value(x), literal(lanes))
@@ -364,8 +405,8 @@ class ThreadExpressions:
 
 
 def least_of(n: int) -> int | None:
-    """What a number is known for, as `Value.least`."""
-    return min(n, 1) if n >= 0 else None
+    """What a number, or a size that is not known, is known for, as `Value.least`."""
+    return next((least for least in (1, 0) if at_least_always(n, least)), None)
 
 
 def least_among(values: Sequence[Value], pick: str = "min") -> int | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Graph
-from jitcl.ir.sizes import has_size, judged_by_hint
+from jitcl.ir.sizes import judged_by_hint
 from jitcl.passes.base import Pass
 from jitcl.passes.blocks import block_channels
 from jitcl.passes.rows import pad_rows
@@ -39,15 +39,11 @@ class AssignLayouts(Pass):
     """
 
     target: Target
-    exact: bool = True          # nothing will be stored as f16 that isn't now
 
     def run(self, graph: Graph) -> Graph:
-        if self.target.kind == "cpu":
+        cpu = self.target if self.target.kind == "cpu" else self.target.as_cpu
+        if cpu is not None:
             with judged_by_hint():
-                return block_channels(graph, self.target)
-        cpu = self.target.as_cpu
-        if cpu is not None and self.exact and all(
-                n.type.dtype != "f16" and not has_size(n.type.shape) for n in graph.nodes):
-            return block_channels(graph, cpu)
+                return block_channels(graph, cpu)
         gpu = self.target.kind == "opencl" and self.target.device_type != "cpu"
         return pad_rows(graph) if gpu and not self.target.stages_tiles else graph
