@@ -28,6 +28,7 @@ from jitcl.devices.cpu.vtypes import Pointer
 __all__ = ["tile", "gated_tile", "dot_tile", "signed_dot_tile", "lane_tile", "words"]
 COUNTS = ("n0", "n1", "n2", "n3", "last")
 STRIDES = ("s0", "s1", "s2", "rs", "ws")
+CONVERTED = 16  # steps whose halves become f32 at once; by eights products wait for conversions
 
 
 Product = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
@@ -219,28 +220,33 @@ class _Tile:
                 base = b.add(b.mul(x.index, s0), b.add(b.mul(y.index, s1), b.mul(k.index, s2)))
                 if self.inputs.zs == 1 and self.inputs.kind.dtype in ("f16", "bf16"):
                     whole = b.and_(inner, constant(I64, -self.lanes))
-                    with cgutils.for_range_slice(b, constant(I64, 0), whole,
-                                                 constant(I64, self.lanes), I64) as (z, _):
-                        steps(self.converted(b.add(base, z)), constant(I64, 0),
-                              constant(I64, self.lanes))
+                    most = some = constant(I64, CONVERTED)
+                    with cgutils.for_range_slice(b, constant(I64, 0), whole, most, I64) as (z, _):
+                        if self.lanes < CONVERTED:
+                            left = b.sub(whole, z)
+                            some = b.select(b.icmp_signed("<", left, most), left, most)
+                        steps(self.converted(b.add(base, z), some), constant(I64, 0), some)
                     base, inner = b.add(base, whole), b.sub(inner, whole)
                 steps(self.inputs, base, inner)
         for i, s in enumerate(sums):
             store_at(b, self.kinds[0], self.pointers[0], constant(I64, i * self.lanes), b.load(s))
 
-    def converted(self, base: ir.Value) -> _Inputs:
-        """The inputs of `lanes` steps that lie side by side, as f32 in L1. Halves that are
-        converted one by one take two instructions more each, of which the first may wait for the
-        one before: x86 puts a half into a register that keeps what else was in it."""
-        b, x, zero = self.b, self.inputs, constant(I64, 0)
+    def converted(self, base: ir.Value, count: ir.Value) -> _Inputs:
+        """The inputs of `count` steps that lie side by side, whole vectors of them and CONVERTED at
+        most, as f32 in L1. Halves that are converted one by one take two instructions more each, of
+        which the first may wait for the one before: x86 puts a half into a register that keeps what
+        else was in it."""
+        b, x = self.b, self.inputs
         with b.goto_entry_block():
-            room = b.alloca(ir.ArrayType(F32, len(self.pixels) * self.lanes))
+            room = b.alloca(ir.ArrayType(F32, len(self.pixels) * CONVERTED))
         room.align = 64
-        y = _Inputs(Pointer("f32", SCRATCH_SCOPE), room, 1, self.lanes,
-                    constant(I64, self.columns * self.lanes))
-        for p in self.pixels:
-            value = load_at(b, x.kind, x.pointer, x.at(b, base, *p), self.lanes)
-            store_at(b, y.kind, y.pointer, y.at(b, zero, *p), value)
+        y = _Inputs(Pointer("f32", SCRATCH_SCOPE), room, 1, CONVERTED,
+                    constant(I64, self.columns * CONVERTED))
+        with cgutils.for_range_slice(b, constant(I64, 0), count, constant(I64, self.lanes), I64
+                                     ) as (z, _):
+            for p in self.pixels:
+                value = load_at(b, x.kind, x.pointer, x.at(b, b.add(base, z), *p), self.lanes)
+                store_at(b, y.kind, y.pointer, y.at(b, z, *p), value)
         return y
 
     def step(self, inputs: _Inputs, base: ir.Value, stream: ir.Value, sums: list[ir.Value],
