@@ -85,6 +85,8 @@ class ThreadHooks(CpuGroupHooks):
 def runs_threads(group: Group, target: Target) -> bool:
     """Whether the CPU's templates may write a group for an OpenCL device."""
     cpu, nodes = target.as_cpu, (*group.members, *group.operands)
+    if len(group.parts) > 1 and any(n.type.dtype == "f16" for n in nodes):
+        return False                # attention: PoCL dies in the kernels that copy its halves
     return cpu is not None and all(
         n.type.layout.kind == "row" or n.type.layout.block == cpu.vector_width for n in nodes)
 
