@@ -23,8 +23,7 @@ from tests.devices import device, present
 g = GraphBuilder()
 HALF = [s for s in present() if s.startswith("opencl") and device(s).target.computes_f16]
 GPU = {"device_type": "gpu", "vector_width": 4, "compute_units": 8, "max_work_group": 256}
-POSES = {"as it is": {"cpu_templates": False},
-         "in registers": {**GPU, "local_is_real": False, "registers": 5},
+POSES = {"as it is": {}, "in registers": {**GPU, "local_is_real": False, "registers": 5},
          "with images": {**GPU, "local_is_real": False, "images": True, "image_pixels": 65536},
          "tiled": {**GPU, "local_is_real": True}}
 

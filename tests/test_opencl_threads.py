@@ -24,6 +24,7 @@ from jitcl.templates.base import ENTRY, GROUP
 from tests.compiling import compile_graph, plan_on
 from tests.devices import cpus, device
 from tests.drawn import rng
+from tests.generated import clang
 from tests.lacking import unless
 
 b = GraphBuilder()
@@ -65,6 +66,18 @@ def pooled(op, x):
                  inputs)
 
 
+def attention_of_products(m, heads, d):
+    x = graph_input("x", TensorType("f32", (m, heads * d)))
+
+    def projected(perm):
+        w = const((rng().standard_normal((heads * d, heads * d)) / 8).astype("f4"))
+        return b.transpose(b.reshape(b.matmul(x, w), shape=(m, heads, d)), perm=perm)
+
+    scores = b.matmul(projected((1, 0, 2)), projected((1, 2, 0)))
+    weights = b.softmax(b.mul(scores, const(np.float32(d**-0.5))), axis=-1)
+    return b.matmul(weights, projected((1, 0, 2))), [x]
+
+
 def attention(batch, m, d, n):
     q, k, v = (graph_input(name, TensorType("f32", (batch, rows, d)))
                for name, rows in (("q", m), ("k", n), ("v", n)))
@@ -89,6 +102,7 @@ CASES = {
     "largest": lambda: (pooled("max_pool", (1, 40, 19, 21)), "pool_cpu"),
     "mean": lambda: (pooled("average_pool", (2, 16, 19, 21)), "pool_cpu"),
     "attention": lambda: (attention(6, 70, 32, 90), "attention_cpu"),
+    "attention of products": lambda: (attention_of_products(40, 3, 32), "attention_cpu"),
     "attention of few rows": lambda: (attention(4, 2, 64, 300), "attention_cpu"),
 }
 
@@ -132,7 +146,7 @@ def test_results_are_equal_on_any_number_of_threads(threads):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("case", [c for c in CASES if "attention" not in c])
+@pytest.mark.parametrize("case", CASES)
 def test_halves_are_those_of_the_cpu_path(spec, soft, case):
     """soft: by integer arithmetic. Convolutions of inputs are f32, and of rows of odd length."""
     (y, inputs), template = CASES[case]()
@@ -142,11 +156,35 @@ def test_halves_are_those_of_the_cpu_path(spec, soft, case):
     outputs = 4 if template == "winograd_cpu" else 0
     target = dataclasses.replace(place.target, winograd=outputs, soft_half=soft)
     plan = plan_on(place, graph, target, "normal")
-    assert {template} <= {k.template for k in plan.kernels} <= {template, "conv_cpu"}
+    assert {template} <= {k.template for k in plan.kernels} <= {template, "conv_cpu", "gemm_cpu"}
     (got,) = place.load(plan).run(arrays)
     other = dataclasses.replace(cpu.target, winograd=outputs, soft_half=soft)
     (want,) = cpu.load(plan_on(cpu, graph, other, "normal")).run(arrays)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * max(1, np.abs(want).max()))
+
+
+@clang.needed
+@pytest.mark.parametrize("width", [4, 8, 16])
+@pytest.mark.parametrize("precision", ["high", "normal"])
+def test_texts_pass_clang(precision, width):
+    """Vectors of halves, too, are stored as what they are: a driver may take other pointers."""
+    kernels = {}
+    for make in CASES.values():
+        (y, inputs), template = make()
+        plan = compile_graph(Graph("t", tuple(inputs), (("y", y),)), dataclasses.replace(
+            AVX2, vector_width=width, max_vector_width=width), precision).plan
+        assert template in {k.template for k in plan.kernels} | {"winograd_cpu", "conv_cpu"}
+        kernels |= {k.entry: k for k in plan.kernels}
+    assert clang.objections(kernels.values()) == ""
+
+
+def test_what_is_computed_in_half_is_left_to_opencl():
+    (y, inputs), _ = CASES["winograd"]()
+    graph, half = Graph("t", tuple(inputs), (("y", y),)), dataclasses.replace(
+        AVX2, fp16_storage=True, fp16_arithmetic=True)
+    for precision, template in (("normal", "winograd_cpu"), ("low", "conv_opencl")):
+        found = compile_graph(graph, half, precision).plan.kernels
+        assert template in {k.template for k in found}
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.kind == "elementwise"])

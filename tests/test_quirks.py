@@ -219,7 +219,8 @@ def in_a_forked_child(target: Target) -> bool:
     return True
 
 
-GATED_USE = frozenset(("half", "int4", "int8", "subgroup", "local", "quotient", "call:exp"))
+GATED_USE = frozenset(("half", "int4", "int8", "subgroup", "local", "quotient",
+                        "int64", "call:exp"))
 
 
 def where_built(target: Target) -> str:
@@ -312,7 +313,7 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-select-low-bit", "suspects"): ("", "suspected on this driver: int4, int8"),
     ("adreno-low-bit", "suspects"): ("", "suspected on this driver: int4"),
     ("adreno-subgroup-reduce", "suspects"): ("", "suspected on this driver: subgroup"),
-    ("intel-cpu-quotients", "suspects"): ("", "suspected on this driver: quotient"),
+    ("intel-cpu-loops", "suspects"): ("", "suspected on this driver: int64, quotient"),
     **{(f"{driver}-known-good", "trusted"): ("the driver is not known good", "")
        for driver in ("pocl", "intel-cpu", "nvidia")},
 }
@@ -394,7 +395,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
                          [like("intel-hd-630", device=HD530, version="24.20.100.6025"),
                           like("intel-hd-630", version="23.20.16.4849")]),
     "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
-    "intel-cpu-quotients": ([intel_cpu(isa=("avx2",))], [intel_cpu(), pocl(isa=("avx2",))]),
+    "intel-cpu-loops": ([intel_cpu(isa=("avx2",))], [intel_cpu(), pocl(isa=("avx2",))]),
     "intel-cpu-fork-safe": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "nvidia-known-good": NVIDIA,
     "nvidia-half-vectors": NVIDIA,

@@ -83,10 +83,11 @@ class ThreadHooks(CpuGroupHooks):
 
 
 def runs_threads(group: Group, target: Target) -> bool:
-    """Whether the CPU's templates may write a group for an OpenCL device."""
+    """Whether the CPU's templates may write a group for an OpenCL device: not one that is to be
+    computed in half, which they never do, but for attention, whose scores they keep as f32."""
     cpu, nodes = target.as_cpu, (*group.members, *group.operands)
-    if len(group.parts) > 1 and any(n.type.dtype == "f16" for n in nodes):
-        return False                # attention: PoCL dies in the kernels that copy its halves
+    if group.compute == "f16" and target.computes_f16 and len(group.parts) == 1:
+        return False
     return cpu is not None and all(
         n.type.layout.kind == "row" or n.type.layout.block == cpu.vector_width for n in nodes)
 
@@ -329,7 +330,7 @@ class Translator(ThreadExpressions):
         # the last rows of a tile's last columns: in lanes that nothing stores
         names = {v.id for v in ast.walk(source) if isinstance(v, ast.Name)}
         self.blank |= names & self.arrays.keys()
-        rows = "\n".join(f"    vstore{n}(({Kind(x.kind.dtype, n).ctype})(" + ", ".join(
+        rows = "\n".join(f"    vstore{n}(({element(x.kind.dtype)}{n})(" + ", ".join(
             f"x[{c * n + r}]" for c in range(n)) + f"), {r}, y);" for r in range(n))
         self.functions[name] = f"void {name}({y.kind.ctype}y, {x.kind.ctype}x)\n{{\n{rows}\n}}"
         return [f"{name}({y.text}, {x.text});"]

@@ -39,9 +39,12 @@ class AssignLayouts(Pass):
     """
 
     target: Target
+    half: bool = False          # some layers may be computed in half, by OpenCL's own templates
 
     def run(self, graph: Graph) -> Graph:
         cpu = self.target if self.target.kind == "cpu" else self.target.as_cpu
+        if self.half and self.target.kind == "opencl":
+            cpu = None
         if cpu is not None:
             with judged_by_hint():
                 return block_channels(graph, cpu)

@@ -102,6 +102,11 @@ class Options:
                                   f"{', '.join(CHOICES[f.name])}")
 
     @property
+    def low(self) -> bool:
+        """Whether any layer may be computed in f16."""
+        return "low" in (self.precision, *(p for _, p in self.layers))
+
+    @property
     def reduced(self) -> bool:
         """Whether any layer may be stored in less than the model says."""
         return any(p != "high" for p in (self.precision, *(p for _, p in self.layers)))

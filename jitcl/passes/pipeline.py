@@ -64,5 +64,5 @@ def pipeline(target: Target, options: Options, bits: Mapping[str, int] | None = 
         FoldConstants(packed=packed),
         SplitConcat(target.max_concat),
         CheckTypes(target),
-        AssignLayouts(target),
+        AssignLayouts(target, options.low and target.computes_f16),
     )
