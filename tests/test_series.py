@@ -20,7 +20,9 @@ TEXT = """graph @chain(%x: f32[n,8], %w: f32[8,8]) {
   %2 = softmax(%1) {axis=-1}
   %3 = matmul(%2, %w)
   %4 = tanh(%3)
-  %y = matmul(%4, %w)
+  %5 = matmul(%4, %w)
+  %6 = softmax(%5) {axis=-1}
+  %y = matmul(%6, %w)
   return %y
 }"""
 
