@@ -519,7 +519,7 @@ def test_control_c_while_waiting_for_a_result() -> None:
     """)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("device", present())
 def test_threads_that_submit_get_the_bits_of_run(device: str) -> None:
     """In the order of each thread, from a queue that is often full."""

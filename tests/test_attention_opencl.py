@@ -150,6 +150,7 @@ def test_a_cache_and_new_keys_are_read_where_they_lie(past):
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @needs_pocl
 def test_one_plan_is_for_any_number_of_keys():
     """Its results are those of a plan for their number, bit for bit."""

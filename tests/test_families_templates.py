@@ -198,6 +198,7 @@ STAGING = ("device_type=gpu,vector_width=4,max_vector_width=4,local_is_real=1,lo
            "max_work_group=256,compute_units=4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [
     "opencl:pocl", *(pytest.param(d, marks=pytest.mark.slow)
                      for d in ("opencl:intel", "opencl:pocl as a GPU of tiles"))])

@@ -159,6 +159,7 @@ def test_sizes_that_are_equal_by_chance_are_told_apart(device: str, tmp_path: Pa
     assert compiled.report().sizes and not compiled.report().no_family
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.startswith("opencl")][:1])
 def test_parts_of_programs_are_tried_too(device: str, tmp_path: Path) -> None:
     """Angles from a count that data decides: a family behind a cut."""

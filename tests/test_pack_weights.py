@@ -196,6 +196,7 @@ def test_names_that_are_skipped() -> None:
     assert sizes["['/con*']"] - sizes["[]"] > 32 * 16 * 9 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibrate", [pytest.param(None, marks=pytest.mark.slow), IDS12])
 def test_some_take_eight_bits(calibrate, tmp_path: Path) -> None:
     """In memory, from the cache, and in a file; what remains is in 4."""

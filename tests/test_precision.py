@@ -85,7 +85,7 @@ def test_convolutions_launch_as_many_kernels_on_a_device(spec: str) -> None:
     assert len(counts) == 1
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("precision", ["normal", "low"])
 @pytest.mark.parametrize("spec", [s for s in present() if s != "reference"])
 def test_a_mask_of_the_lowest_number_masks(spec: str, precision: str) -> None:
@@ -189,7 +189,7 @@ def test_weights_of_an_f16_model_stay_f16(target: str, precision: str) -> None:
     assert [a.nbytes for a in plan.constants.values()] == [2 * 512 * 256]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("make", [convolutions, perceptron, depthwise])
 @pytest.mark.parametrize("spec", [s for s in present() if s.startswith("opencl")])

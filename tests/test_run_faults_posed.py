@@ -79,6 +79,7 @@ def test_a_smaller_limit_of_a_kernel_is_honoured(run):
     assert run(code, rules=["group:16 /square_1/"]) == ["right", []]
 
 
+@pytest.mark.slow
 def test_a_lost_device(run):
     code = """
 first = load()
