@@ -63,7 +63,7 @@ KNOWN = {"if", "for", "while", "return", "sizeof", "barrier", "mem_fence", "get_
          "get_global_size", "get_local_id", "get_group_id", "read_imagef", "mul_hi",
          *(f"as_{t}" for t in ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong",
                                "float", "double")),
-         *(f"convert_{t}" for t in ("float", "double", "half", "int_rtz", "long_rtz")),
+         *(f"convert_{t}" for t in ("float", "double", "half", "int", "int_rtz", "long_rtz")),
          *(f"v{way}{n}" for way in ("load", "store", "load_half") for n in ("", 2, 4, 8, 16)),
          *(f"vstore_half{n}_rte" for n in ("", 2, 4, 8, 16))}
 DEFINED = re.compile(

@@ -231,7 +231,7 @@ class ThreadExpressions:
         many = f"x{lanes}" if lanes else ""
         if self.target.soft_half:
             return self.calls.call(f"{way}_f16{many}", text)
-        n, name = lanes or "", f"jitcl_{way}_half{many}"
+        n, name = lanes or "", f"jitcl_{way}_half_bits{many}"
         self.functions[name] = (
             f"float{n} {name}(ushort{n} a)\n{{\n    return vload_half{n}(0, (const half *)&a);\n}}"
             if way == "from" else
