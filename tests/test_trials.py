@@ -186,10 +186,12 @@ def no_last_store(text: str) -> str:
 
 def nan_stored(text: str) -> str:
     """Computed NaNs: PoCL's compiler crashes on some constant ones."""
-    for call in ("vstore_half_rte", *(f"vstore{n}" for n in WIDTHS),
-                 *(f"vstore_half{n}_rte" for n in WIDTHS)):
+    halves = ("vstore_half_rte", *(f"vstore_half{n}_rte" for n in WIDTHS))
+    bits = "_to_half_bits" in text              # which are stored as integers
+    for call in (*halves, *(() if bits else (f"vstore{n}" for n in WIDTHS))):
         text = instead(text, call, "v, i, p", f"{call}(((v) - (v)) / ((v) - (v)), i, p)")
-    return re.sub(r"(\by\[[^;]*?\]) = ([^;]*);", r"\1 = ((\2) - (\2)) / ((\2) - (\2));", text)
+    single = r"\1 = ((\2) - (\2)) / ((\2) - (\2));"
+    return text if bits else re.sub(r"(\by\[[^;]*?\]) = ([^;]*);", single, text)
 
 
 def last_term_lost(text: str) -> str:
@@ -213,7 +215,8 @@ def a_lane_off(text: str) -> str:
         scale = f"(0.9f{', 1.0f' * (n - 1)})"
         halves = re.sub(rf"(?<=half{n} )(\w+) = vload{n}\(", r"\1 = halves_loaded(", text)
         more = f"#define halves_loaded(i, p) (vload{n}(i, p) * (half{n}){scale})\n"
-        for call in (f"vload{n}", f"vload_half{n}"):
+        bits = "_half_bits" in text             # which are loaded as integers
+        for call in (f"vload_half{n}",) if bits else (f"vload{n}", f"vload_half{n}"):
             halves = instead(halves, call, "i, p", f"({call}(i, p) * (float{n}){scale})")
         text = more + halves if "halves_loaded" in halves else halves
     return text
