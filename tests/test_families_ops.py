@@ -112,7 +112,7 @@ QUICK = ("lstm", "nonzero", "suppression", "nearest by 2", "linear to another's 
 LENGTHS = (21, 22, 40, 23, 17, 57, 33)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("device, name", [
     pytest.param(d, n, marks=() if d == "cpu" and n in QUICK else (pytest.mark.slow,))

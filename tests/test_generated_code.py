@@ -93,6 +93,7 @@ def test_kernels_access_what_is_theirs(target: str) -> None:
     check_simulated("graphs", target)
 
 
+@pytest.mark.sampled(2)
 @oclgrind.needed
 @pytest.mark.parametrize("part", [
     pytest.param(k, marks=pytest.mark.long if k % 3 else pytest.mark.slow) for k in range(PARTS)])

@@ -67,7 +67,7 @@ def test_replay(name: str, device: str) -> None:
     check_replay(name, device)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", DEVICES)

@@ -144,6 +144,7 @@ def shell(reader, tmp_path, monkeypatch) -> Path:
     return reader
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @needs("opencl:pocl")
 @needs("opencl:intel")

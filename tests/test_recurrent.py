@@ -205,6 +205,7 @@ def test_lanes_of_a_group_meet_behind_each_part() -> None:
     assert len(parts) == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @oclgrind.needed
 @pytest.mark.parametrize("name", SCANS)

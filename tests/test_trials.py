@@ -112,6 +112,7 @@ def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
         assert np.mean([undetermined(t) for t in tried]) < 0.2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("spec", "precision", "part"), [
     pytest.param(spec, precision, part,

@@ -337,6 +337,7 @@ SIMULATED = [*((f"gpu/{variant}", ()) for variant in (
     ("cpu/no-vectors", ()), ("cpu/vectors-4", UNSTRIDED)]
 
 
+@pytest.mark.sampled(2)
 @oclgrind.needed
 @pytest.mark.parametrize(("target", "names"), [
     pytest.param(target, names, id=target, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
