@@ -60,11 +60,8 @@ def right(model: jitcl.Model, n: int, seed: int = 0) -> None:
 
 @pytest.fixture(autouse=True)
 def own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan for each shape: what families leave nothing to share of. Kernels are built in this
-    process: where they are tried in another, weights outlive their model, which is to be mended.
-    """
+    """A plan for each shape: what families leave nothing to share of."""
     monkeypatch.setenv("JITCL_FAMILIES", "0")
-    monkeypatch.setenv("JITCL_ISOLATION", "never")
 
 
 def files(root: Path, kind: str) -> list[Path]:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,6 +254,18 @@ def test_jobs_can_be_given_up(pool):
     pool.abort(pool)
     waiting.join(30)
     assert len(caught) == 1 and not isinstance(caught[0], WorkerFault)
+
+
+def test_an_idle_worker_keeps_no_job_alive(pool):
+    class Job:
+        pass
+
+    job = Job()
+    gone = weakref.ref(job)
+    pool.call(("echo",), owner=job)
+    assert pool.pids
+    del job
+    assert gone() is None
 
 
 def test_a_worker_that_cannot_start_says_how_to_go_on(tmp_path):

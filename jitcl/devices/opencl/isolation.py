@@ -198,6 +198,7 @@ class Isolated:
         return worker
 
     def _leave(self, worker: _Worker, usable: bool) -> None:
+        worker.owner = None                  # an idle worker keeps no plan, nor its weights, alive
         if not usable:
             worker.discard()
         with self._changed:
