@@ -18,8 +18,9 @@ from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import digest, file_digest
+from jitcl.runtime.resident import trim
 
-KEPT = 1 << 20                              # bytes up to which a constant's elements stay in memory
+KEPT = 1 << 16                              # bytes up to which a constant's elements stay in memory
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -69,12 +70,14 @@ class Weights(ABC):
         return []
 
     def give_back(self) -> None:
-        """Pages of the files leave this process's memory: kernels have been made, and weights lie
-        arranged for them elsewhere. What is read again is mapped again."""
+        """Pages of the files leave this process's memory, and what the heap has free: kernels have
+        been made, and weights lie arranged for them elsewhere. What is read again is mapped again.
+        """
         for array in self.mapped():
             file = getattr(array, "_mmap", None)
             if file is not None and hasattr(mmap, "MADV_DONTNEED"):
                 file.madvise(mmap.MADV_DONTNEED)
+        trim()
 
 
 def loaded(load: Callable[[], np.ndarray]) -> Node:
