@@ -337,7 +337,8 @@ def test_results_that_are_kept_are_copied_together(device, monkeypatch):
     g = GraphBuilder()
     x = graph_input("a", TensorType("f32", SHAPE))
     model = jitcl.compile(Graph("two", (x,), (("y", g.neg(x)), ("z", g.add(x, 1)))), device=device)
-    given, tensor = (jitcl.DeviceTensor.zeros(np.float32, SHAPE, model) for _ in range(2))
+    given = jitcl.DeviceTensor.zeros(np.float32, SHAPE, model)
+    tensor = jitcl.DeviceTensor.zeros(np.float32, (4, SHAPE[1]), model)
     given.put(A, [(0, 0, A.nbytes)])
     given.settle()
     copied, row = cl.enqueue_copy, A.nbytes // SHAPE[0]
@@ -349,11 +350,17 @@ def test_results_that_are_kept_are_copied_together(device, monkeypatch):
         tensor.put_each([found["y"], found["z"]], 0, 2 * row, row, row)
         tensor.settle()
         assert len(commands) == 1
-        wanted = np.stack([-A[1], 0 * A[0], A[1] + 1])
+        wanted = np.stack([-A[1], 0 * A[0], A[1] + 1, 0 * A[0]])
         np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-6)
         tensor.put_each([A, found["z"]], row, row, 2 * row, row)
         tensor.settle()
-        wanted[1:] = A[2], A[2] + 1
+        wanted[1:3] = A[2], A[2] + 1
+        np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-6)
+        commands.clear()
+        tensor.put_each([found["y"], found["z"]], 0, 3 * row, row, row)     # the last row is cut
+        tensor.settle()
+        assert len(commands) == 2
+        wanted[0], wanted[3] = -A[1], A[1] + 1
         np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-6)
     tensor.close()
     given.close()

@@ -181,14 +181,18 @@ class OpenClArray(DeviceArray):
     def put_each(self, sources: Sequence[DeviceArray | np.ndarray], to: int, pitch: int,
                  start: int, nbytes: int) -> None:
         """`nbytes` from byte `start` on of each source to byte `to`, `to + pitch`, ..: one command
-        where they lie evenly in one buffer.
+        where they lie evenly in one buffer, and the last one's pitch ends in its buffer, too:
+        NVIDIA's driver (580.159) refuses a rectangle whose last row is cut short.
         """
+        count = len(sources)
         at = [s.first if isinstance(s, OpenClArray) else 0 for s in sources]
         step = at[1] - at[0] if len(at) > 1 else 0
         whole = sources[0].whole if isinstance(sources[0], OpenClArray) else None
         if step < nbytes or whole is None or pitch < nbytes or any(
                 not isinstance(s, OpenClArray) or s.whole is not whole for s in sources
-                ) or at != [at[0] + k * step for k in range(len(at))]:
+                ) or at != [at[0] + k * step for k in range(count)] or (
+                    (to // pitch + count) * pitch > self.capacity or
+                    ((at[0] + start) // step + count) * step > whole.capacity):
             super().put_each(sources, to, pitch, start, nbytes)
             return
         self.check()
@@ -196,7 +200,7 @@ class OpenClArray(DeviceArray):
         with translated(f"{self.device}: writing '{self.spec.name}'"), self.acquired(queue):
             (y, x), (b, a) = divmod(to, pitch), divmod(at[0] + start, step)
             cl.enqueue_copy(queue, self.buffer, whole.buffer, dst_origin=(x, y, 0),
-                            src_origin=(a, b, 0), region=(nbytes, len(at), 1),
+                            src_origin=(a, b, 0), region=(nbytes, count, 1),
                             dst_pitches=(pitch, 0), src_pitches=(step, 0))
 
     def fill(self, first: int, nbytes: int) -> None:
