@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import mmap
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +20,8 @@ from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import digest, file_digest
-from jitcl.runtime.resident import trim
 
-KEPT = 1 << 16                              # bytes up to which a constant's elements stay in memory
+KEPT = 1 << 20                              # bytes up to which a constant's elements stay in memory
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -77,7 +78,8 @@ class Weights(ABC):
             file = getattr(array, "_mmap", None)
             if file is not None and hasattr(mmap, "MADV_DONTNEED"):
                 file.madvise(mmap.MADV_DONTNEED)
-        trim()
+        if sys.platform == "linux":         # glibc keeps free pages between used ones; not musl
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
 
 
 def loaded(load: Callable[[], np.ndarray]) -> Node:

@@ -184,15 +184,14 @@ class OpenClArray(DeviceArray):
         where they lie evenly in one buffer, and the last one's pitch ends in its buffer, too:
         NVIDIA's driver (580.159) refuses a rectangle whose last row is cut short.
         """
-        count = len(sources)
         at = [s.first if isinstance(s, OpenClArray) else 0 for s in sources]
-        step = at[1] - at[0] if len(at) > 1 else 0
+        count, step = len(at), at[1] - at[0] if len(at) > 1 else 0
         whole = sources[0].whole if isinstance(sources[0], OpenClArray) else None
-        if step < nbytes or whole is None or pitch < nbytes or any(
-                not isinstance(s, OpenClArray) or s.whole is not whole for s in sources
-                ) or at != [at[0] + k * step for k in range(count)] or (
-                    (to // pitch + count) * pitch > self.capacity or
-                    ((at[0] + start) // step + count) * step > whole.capacity):
+        even = (0 < nbytes <= min(step, pitch)
+                and all(isinstance(s, OpenClArray) and s.whole is whole for s in sources)
+                and at == [at[0] + k * step for k in range(count)])
+        if (whole is None or not even or (to // pitch + count) * pitch > self.capacity
+                or ((at[0] + start) // step + count) * step > whole.capacity):
             super().put_each(sources, to, pitch, start, nbytes)
             return
         self.check()
