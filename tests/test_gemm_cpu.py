@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import jitcl
 from jitcl import config
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
@@ -220,3 +221,22 @@ def test_halves_stay_halves_in_panels(soft: bool, stored: str) -> None:
     assert panels.dtype == stored
     np.testing.assert_array_equal(panels.reshape(-1).sum(dtype="f8"),
                                   outputs[0].inputs[1].data.sum(dtype="f8"))
+
+
+def test_an_operand_of_several_products_is_arranged_once():
+    """Products of one matrix read the same panels; one of another matrix in between takes their
+    memory, so that they are made again behind it."""
+    graph = jitcl.parse("""graph @g(%x: f32[4,4], %w: f32[4,4], %v: f32[4,4]) {
+      %1 = matmul(%x, %w)
+      %2 = matmul(%1, %w)
+      %3 = matmul(%2, %v)
+      %4 = matmul(%3, %w)
+      return %4
+    }""")
+    model = jitcl.compile(graph, device="cpu")
+    arranged = [s.buffers[0] for s in model.plan.steps if "arranged" in s.name]
+    assert len(arranged) == 3 and arranged[0] == arranged[2] != arranged[1]
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.standard_normal((4, 4)).astype(np.float32) for _ in range(3))
+    (result,) = model.run({"x": x, "w": w, "v": v}).values()
+    np.testing.assert_allclose(result, x @ w @ w @ v @ w, rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
 from jitcl.ir.sizes import hint
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import FIRST, Argument, Chooser, Packed, Scratch
+from jitcl.templates.base import FIRST, Argument, Chooser, Emitted, Packed, Scratch
 
 COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
 
@@ -86,6 +86,7 @@ class _Generator:
     inner: dict[Node, int] = field(default_factory=dict)      # of nodes inside a group: their own
     whys: dict[int, str] = field(default_factory=dict)
     same: dict[str, KernelSource] = field(default_factory=dict)     # by their texts' digests
+    held: dict[int, str] = field(default_factory=dict)    # scratch buffer -> its last writer
 
     def run(self, groups: list[Group]) -> Generated:
         inputs = []
@@ -226,6 +227,8 @@ class _Generator:
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)
+        if self.still_held(emitted, (kernel.entry, buffers, emitted.params, emitted.global_size)):
+            return
         flops = emitted.main * part_flops(group, part)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
         work = f"{amount(hint(flops), 'FLOP')}, {amount(hint(moved), 'B')}"
@@ -239,6 +242,17 @@ class _Generator:
             launch.name, kernel.entry, buffers, tuple(emitted.params.values()), emitted.global_size,
             emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
             chosen.variant.name, group.kept, part.declined))
+
+    def still_held(self, emitted: Emitted, launched: tuple[object, ...]) -> bool:
+        """Whether scratch memory still holds what this launch would write: an operand of several
+        groups is arranged once, if none between them arranges another. A launch that reads scratch
+        memory always runs, since what lies there changes."""
+        scratch = [a for a in emitted.arguments if isinstance(a, Scratch)]
+        made = repr(launched)                   # sizes have no order, but one spelling
+        held = (bool(scratch) and set(emitted.writes) == set(scratch)
+                and all(self.held.get(self.argument(a)) == made for a in scratch))
+        self.held.update({self.argument(a): made for a in scratch if a in emitted.writes})
+        return held
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)

@@ -41,6 +41,7 @@ from jitcl.ir.noise import KINDS, ORIGIN, Noise, Supply
 from jitcl.ir.sampling import Sample, sample_kernel, sample_places
 from jitcl.ir.sampling_scan import sample_scan, sample_scan_places
 from jitcl.ir.types import TensorType
+from jitcl.templates.base import Scratch
 
 FILL = 0xA5                                  # byte of the pattern; of floats, 0xFFE5 is a quiet NaN
 SMALL = 1 << 18                              # elements of an array that is made to be sampled
@@ -59,7 +60,7 @@ def trials(generated: Generated, plan: Plan, wanted: Container[str] | None = Non
     missing = {k.entry for k in plan.kernels if wanted is None or k.entry in wanted}
     found: list[GroupTrial] = []
     supply = Supply()
-    by_group = _by_group(plan)
+    by_group = _by_group(generated, plan)
     for number in sorted(by_group, key=lambda k: (_cost(by_group[k]), k)):
         if any(s.kernel in missing for s in by_group[number]):
             found.append(trial_of(generated, plan, number, by_group[number], supply))
@@ -67,11 +68,20 @@ def trials(generated: Generated, plan: Plan, wanted: Container[str] | None = Non
     return tuple(_needed(found, wanted))
 
 
-def _by_group(plan: Plan) -> dict[int, tuple[Step, ...]]:
+def _by_group(generated: Generated, plan: Plan) -> dict[int, tuple[Step, ...]]:
+    """The steps of each group that have work, behind those of other groups that arranged what it
+    reads in scratch memory."""
     found: dict[int, tuple[Step, ...]] = {}
+    scratch = {at for arg, at in generated.places.items() if isinstance(arg, Scratch)}
+    writers: dict[int, Step] = {}
     for step in plan.steps:
-        if 0 not in step.global_size:
-            found[step.group] = (*found.get(step.group, ()), step)
+        if 0 in step.global_size:
+            continue
+        steps = found.get(step.group, ())
+        own = {b for s in (*steps, step) for b in s.writes}
+        held = (writers[b] for b in step.buffers if b in writers and b not in own)
+        found[step.group] = (*dict.fromkeys(held), *steps, step)
+        writers.update({b: step for b in step.writes if b in scratch})
     return found
 
 
