@@ -3,13 +3,15 @@
 Rows of the first operand become whole numbers, a factor for each block that shares a scale, as
 llama.cpp has them (ggml's `vec_dot_q4_0_q8_0`). It has 8 bits; here f32 gets 24, which is what f32
 tells apart beside a block's largest element, and f16 gets 16. Their bytes are multiplied as bytes,
-or, for weights of 8 bits on CPUs that add products of 16 bits by twos, 16 bits of them at once.
+or, on CPUs that add products of 16 bits by twos, 16 bits of them at once, for weights of 8 bits and
+for many rows of f16.
 """
 
 from __future__ import annotations
 
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
+from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
 from jitcl.target import Target
@@ -28,14 +30,15 @@ from jitcl.templates.gemm_cpu import template as gemm_cpu
 from jitcl.templates.matmul import Shape
 from jitcl.templates.packed import Weights
 
-PARAMS = ("m_count", "n_count", "units", "nbs", "panels", "m_tiles", "m_block")
 ROWS = ("a", "factors", "start", "totals")      # what rows.py.j2 makes
 # All but the last byte is 127 at most: a quotient that is rounded up stays below 128.
 BYTES = {"f32": 3, "f16": 2}    # of an element's whole number, all of them signed
 SUMS = {3: 6, 2: 8}         # vectors that a tile adds up; each takes a register, and one a part
 FEW_SUMS = 4                # of 16 registers
-PANEL_ROWS = 24             # for so many, pairs take longer than weights that become numbers
+PANEL_ROWS = 24             # for so many, weights become numbers (f32) or 16 bits (f16) first
 MOST_NUMBERS = 1 << 26      # of a matrix; more would be much memory beside the weights
+PAIR_ROWS, PAIR_VECTORS = 6, 2     # of a tile of pairs: twelve sums of 16 registers
+TEAMS = 16                  # a core; each has memory for weights of 16 bits
 ROWS_SHARE = 0.4            # of a core's cache, for rows that are worked on while weights go by
 
 
@@ -62,40 +65,59 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         node, target, root = hooks.anchor, hooks.target, hooks.group.root.type
         s, w = Shape.of(node), Weights.of(node.inputs[1])
         assert w is not None
-        if target.paired_dot and s.m >= PANEL_ROWS and s.k * s.n <= MOST_NUMBERS:
+        count = BYTES[node.inputs[0].type.dtype]
+        many = target.paired_dot and s.m >= PANEL_ROWS
+        if many and count == 3 and s.k * s.n <= MOST_NUMBERS:
             return _PanelWriter(s, hooks, w).emit()
+        many = many and count == 2
         width, units, nbs = target.vector_width, s.k // w.unit, -(-s.n // target.vector_width)
-        pairs, count = w.pairs(target), BYTES[node.inputs[0].type.dtype]
+        pairs = many or w.pairs(target)
         parts = count - pairs
-        most = SUMS[parts] if target.registers >= 32 else FEW_SUMS
-        rows = -(-s.m // -(-s.m // most))
-        blocks = max(1, min(4 // rows, -(-nbs // max(1, target.compute_units))))
+        if many:
+            rows, blocks = PAIR_ROWS, min(PAIR_VECTORS, nbs)
+        else:
+            most = SUMS[parts] if target.registers >= 32 else FEW_SUMS
+            rows = -(-s.m // -(-s.m // most))
+            blocks = max(1, min(4 // rows, -(-nbs // max(1, target.compute_units))))
+        tiles, panels = -(-s.m // rows), -(-nbs // blocks)
         vector = hooks.row_epilogue(width)
         scalar = Lines() if vector else hooks.row_scalar_epilogue(width)
         operands = operands_of(vector or scalar, hooks)
-        before, whole = self.rows(s, w, count, hooks)
+        before, whole = self.rows(s, w, count, pairs, hooks)
         named: list[tuple[str, str, Argument]] = [
             *zip(ROWS, ("i32", "f32", "i32", "f32"), whole), *w.packed(target),
             *((hooks.names[n], n.type.dtype, n) for n in operands),
             ("y", root.dtype, hooks.group.root)]
+        values = {"m_count": s.m, "n_count": s.n, "units": units, "nbs": nbs, "panels": panels,
+                  "m_tiles": tiles}
+        written: tuple[Node | Scratch, ...] = (hooks.group.root,)
+        more: dict[str, object]
+        if many:
+            teams = TEAMS * max(1, target.compute_units)
+            values["m_blocks"] = max(1, min(teams // panels, s.m // PANEL_ROWS))
+            values["teams"] = min(teams, values["m_blocks"] * panels)
+            values["pairs_of_unit"] = w.unit // 2
+            made = Scratch("weights of teams", "i32", (values["teams"], s.k // 2, blocks * width))
+            named.append(("pairs", "i32", made))
+            written = (*written, made)
+            more = {"UNIT": w.unit, "VECTORS": w.unit * w.bits // 32, "zero": w.zero}
+        else:
+            row = units * w.unit * parts * (1 + pairs)
+            block = int(ROWS_SHARE * target.cache_bytes) // (rows * row)
+            values["m_block"] = max(1, min(tiles, block))
+            more = {"QUADS": w.unit // 4, "PARTS": parts, "EACH": w.unit // (2 if pairs else 4),
+                    "SPLIT": count == 3, "once": s.m == rows,
+                    "dot": ("pairs" if target.paired_dot else "signed" if target.signed_dot
+                            else "bytes")}
         body = hooks.render(
-            "gemm_packed_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, ROWS=rows, NB=blocks,
-            QUADS=w.unit // 4, PARTS=parts, EACH=w.unit // (2 if pairs else 4), SPLIT=count == 3,
-            BITS=w.bits, W=width, dot=("pairs" if target.paired_dot else "signed"
-                                       if target.signed_dot else "bytes"),
-            shifted=w.shifts is not None, once=s.m == rows,
-            operands=[(hooks.names[n], n.type.dtype) for n in operands],
-            buffers=[(name, dtype) for name, dtype, _ in named], vector_lines=vector or [],
-            scalar_lines=scalar)
-        tiles = -(-s.m // rows)
-        row = units * w.unit * parts * (1 + pairs)
-        block = max(1, min(tiles, int(ROWS_SHARE * target.cache_bytes) // (rows * row)))
-        values = (s.m, s.n, units, nbs, -(-nbs // blocks), tiles, block)
-        stem = f"gemm_{w.bits}bit_{rows}x{blocks}"
-        return [*before, Emitted(stem, body, tuple(argument for *_, argument in named),
-                                 (hooks.group.root,), dict(zip(PARAMS, values)))]
+            f"gemm_packed_cpu/{'pairs' if many else 'numba'}.py.j2", entry=ENTRY,
+            params=tuple(values), ROWS=rows, NB=blocks, BITS=w.bits, W=width,
+            shifted=w.shifts is not None, buffers=[(name, dtype) for name, dtype, _ in named],
+            vector_lines=vector or [], scalar_lines=scalar, **more)
+        return [*before, Emitted(f"gemm_{w.bits}bit_{rows}x{blocks}", body,
+                                 tuple(argument for *_, argument in named), written, values)]
 
-    def rows(self, s: Shape, w: Weights, count: int, hooks: CpuHooks
+    def rows(self, s: Shape, w: Weights, count: int, pairs: bool, hooks: CpuHooks
              ) -> tuple[list[Emitted], tuple[Scratch, ...]]:
         """Kernels that make whole numbers of a's rows, and where these are: ROWS."""
         a, before = hooks.anchor.inputs[0], list[Emitted]()
@@ -111,7 +133,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
 
             source, copied = hooks.arranged(a, f"rows {a.type}", "f32", (s.m, s.k), where)
             before, dtype = [copied], "f32"
-        units, pairs = s.m * s.k // w.unit, w.pairs(hooks.target)
+        units = s.m * s.k // w.unit
         bits, parts = (16, count - 1) if pairs else (8, count)
         found = (Scratch("parts of rows", f"i{bits}", (units, parts, w.unit)),
                  Scratch("factors of rows", "f32", (units,)),
@@ -127,9 +149,9 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
 
 
 class _PanelWriter(gemm_cpu.Writer):
-    """Of many rows where two instructions add products by twos: a product of floats, whose panels
-    are made of the packed weights that a product of few rows reads, so that they lie in memory
-    once."""
+    """Of many rows of f32 where two instructions add products by twos: a product of floats, whose
+    panels are made of the packed weights that a product of few rows reads, so that they lie in
+    memory once."""
 
     def __init__(self, s: Shape, hooks: CpuHooks, w: Weights) -> None:
         self.w = w
