@@ -14,6 +14,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.types import ROW
+from jitcl.passes.regions import VIEWS
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
@@ -65,7 +66,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         node, target, root = hooks.anchor, hooks.target, hooks.group.root.type
         s, w = Shape.of(node), Weights.of(node.inputs[1])
         assert w is not None
-        count = BYTES[node.inputs[0].type.dtype]
+        count = BYTES[_stored(node.inputs[0], hooks)]
         many = target.paired_dot and s.m >= PANEL_ROWS
         if many and count == 3 and s.k * s.n <= MOST_NUMBERS:
             return _PanelWriter(s, hooks, w).emit()
@@ -146,6 +147,13 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
                             shifted=w.shifts is not None)
         return [*before, Emitted("whole_rows", body, (source, *found), found,
                                  {"units": units})], found
+
+
+def _stored(a: Node, hooks: CpuHooks) -> str:
+    """The type whose numbers a has: the stored one where a is another view of what lies there."""
+    while a not in hooks.names and a.op in VIEWS:
+        a = a.inputs[0]
+    return a.type.dtype
 
 
 class _PanelWriter(gemm_cpu.Writer):
