@@ -107,6 +107,25 @@ def test_batches_are_as_large_as_memory_allows(model: Any, monkeypatch: pytest.M
 # ---- slots
 
 
+def test_a_short_text_in_a_long_ones_cache(model: Any) -> None:
+    """A run reads no more than its text has, in steps, and is bound anew when that changes."""
+    cache, seen = Cache(model.decoder, np.float32), []
+
+    def bind(arrays: Any) -> Any:
+        seen.append({array.shape[1] for array in arrays.values()})
+        assert all(array.flags.c_contiguous for array in arrays.values())
+        return Mock()
+
+    cache.grow(tokens=3 * ROOM)
+    slot = cache.slots[0]
+    for count in (0, ROOM, ROOM, ROOM + 1, 3 * ROOM, 5):
+        slot.ids = [1] * count
+        cache.bound("kernels", [slot], bind)
+    assert seen == [{ROOM}, {2 * ROOM}, {3 * ROOM}, {ROOM}]
+    cache.grow(slots=2)
+    assert cache.reads(cache.slots) == 3 * ROOM
+
+
 @pytest.mark.parametrize("where", ["host", *(s for s in present() if s.startswith("opencl"))])
 def test_slots(model: Any, where: str) -> None:
     """Texts find what they share; who is in the way of a run changes places."""

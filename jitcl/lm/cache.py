@@ -54,7 +54,7 @@ class Cache:
                         for k in range(0, decoder.layers, each)]
         self.rows = [self._made(block, 1, ROOM) for block in self._blocks]
         self.slots, self.room, self._uses = [Slot(self, 0)], ROOM, 0
-        self._bound: dict[Any, tuple[int, Bound]] = {}      # kernels -> (first slot, run)
+        self._bound: dict[Any, tuple[Any, Bound]] = {}      # kernels -> (first slot, reads), run
 
     def _made(self, block: range, slots: int, room: int) -> Rows:
         shape = (len(block), slots, room, *self._row)
@@ -133,16 +133,24 @@ class Cache:
 
     def bound(self, kernels: Any, slots: Sequence[Slot], bind: Bind) -> Bound:
         """A run of these kernels on neighbouring slots; each has one, for the slots it last had."""
-        first = slots[0].index
-        at, found = self._bound.get(kernels, (-1, None))
-        if found is None or at != first:
+        place = slots[0].index, self.reads(slots)
+        at, found = self._bound.get(kernels, (None, None))
+        if found is None or at != place:
             if found is not None:
                 found.close()
-            found = bind({f"past.{k}": layer
+            first, read = place
+            found = bind({f"past.{k}": layer if read == self.room else layer[:, :read]
                           for block, rows in zip(self._blocks, self.rows)
                           for k, layer in zip(block, rows.slots(first, len(slots)))})
-            self._bound[kernels] = first, found
+            self._bound[kernels] = place, found
         return found
+
+    def reads(self, slots: Sequence[Slot]) -> int:
+        """How many places of neighbouring slots a run reads: where one lies on the host, no more
+        than its text has, in steps of ROOM; what a longer one left there takes no time."""
+        if len(slots) > 1 or not isinstance(self.rows[0], HostRows):
+            return self.room
+        return max(ROOM, -(-len(slots[0].ids) // ROOM) * ROOM)
 
     def extend(self, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
                made: Mapping[str, Made]) -> None:

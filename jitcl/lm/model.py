@@ -346,7 +346,7 @@ class LanguageModel:
             raise closed_error(repr(self))
         cache, past = slots[0].cache, [len(s.ids) for s in slots]
         cache.grow(tokens=max(map(int.__add__, past, map(len, parts))))
-        feeds = self.decoder.feeds(parts, past, rows, cache.room)
+        feeds = self.decoder.feeds(parts, past, rows, cache.reads(slots))
         if give == "next":
             feeds["row"] = np.array([len(parts[0]) - 1], np.int32)
 
