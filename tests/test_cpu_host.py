@@ -116,33 +116,33 @@ def test_every_aarch64_has_neon(arm):
     assert target.isa == ("neon", "fp-armv8") and not target.byte_dot
 
 
-@pytest.mark.parametrize("hwcap, hwcap2, byte_dot, signed, more", [
-    (ASIMDDP, 0, True, True, {"dotprod"}),
-    (ASIMDDP, I8MM, True, False, {"dotprod", "i8mm"}),
-    (FPHP | ASIMDHP, 0, False, False, {"fullfp16"}),
-    (FPHP, 0, False, False, set()),
+@pytest.mark.parametrize("hwcap, hwcap2, byte_dot, more", [
+    (ASIMDDP, 0, "signed", {"dotprod"}),
+    (ASIMDDP, I8MM, "bytes", {"dotprod", "i8mm"}),
+    (FPHP | ASIMDHP, 0, "", {"fullfp16"}),
+    (FPHP, 0, "", set()),
 ])
-def test_features_are_what_the_system_says(arm, hwcap, hwcap2, byte_dot, signed, more):
+def test_features_are_what_the_system_says(arm, hwcap, hwcap2, byte_dot, more):
     arm(hwcap, hwcap2)
     target = probe_target()
     assert set(target.isa) == {"neon", "fp-armv8"} | more
-    assert (target.byte_dot, target.signed_dot) == (byte_dot, signed)
+    assert target.byte_dot == byte_dot
     told = _Codegen._customize_tm_features(_Silent()).split(",")
     assert set(told) == {f"+{name}" for name in target.isa}
 
 
-@pytest.mark.parametrize("have, width, byte_dot, paired", [
-    ({"avx2"}, 8, True, True),
-    ({"avx2", "avxvnni"}, 8, True, False),
-    ({"avx2", "avx512f"}, 16, False, False),
-    ({"avx2", "avx512f", "avx512vnni"}, 16, True, False),
-    ({"avx"}, 4, False, False),
+@pytest.mark.parametrize("have, width, byte_dot", [
+    ({"avx2"}, 8, "pairs"),
+    ({"avx2", "avxvnni"}, 8, "bytes"),
+    ({"avx2", "avx512f"}, 16, ""),
+    ({"avx2", "avx512f", "avx512vnni"}, 16, "bytes"),
+    ({"avx"}, 4, ""),
 ])
-def test_what_adds_products_of_bytes(monkeypatch, have, width, byte_dot, paired):
+def test_what_adds_products_of_bytes(monkeypatch, have, width, byte_dot):
     monkeypatch.setattr(host, "_native", lambda: frozenset(have))
     target = probe_target()
     assert target.vector_width == width
-    assert (target.byte_dot, target.paired_dot, target.signed_dot) == (byte_dot, paired, False)
+    assert target.byte_dot == byte_dot
 
 
 class _Silent:
@@ -162,9 +162,9 @@ def test_elsewhere_the_auxiliary_vector_is_not_asked(monkeypatch):
 
 # -- what follows from them --------------------------------------------------------------------
 
-def bytes_plan(zero: int, signed: bool):
+def bytes_plan(zero: int, dot: str):
     """A product of bytes, and the same as a convolution."""
-    target = Target("cpu", "x", vector_width=4, registers=32, byte_dot=True, signed_dot=signed)
+    target = Target("cpu", "x", vector_width=4, registers=32, byte_dot=dot)
     w = np.random.default_rng(0).integers(-128, 128, (24, 12)).astype(np.int8)
     a, x = (graph_input(n, TensorType("u8", s)) for n, s in (("a", (40, 24)), ("x", (1, 24, 5, 5))))
     zeros = const(zero, "u8"), const(0, "i8")
@@ -177,8 +177,9 @@ def bytes_plan(zero: int, signed: bool):
 
 @pytest.mark.parametrize("zero", [0, 77, 128])
 def test_what_signed_products_take_from_bytes_is_put_back(zero):
-    for signed, name, taken in ((False, "dot_tile(", zero), (True, "signed_dot_tile(", zero - 128)):
-        plan, sums = bytes_plan(zero, signed)
+    for dot, name, taken in (("bytes", "dot_tile(", zero),
+                             ("signed", "signed_dot_tile(", zero - 128)):
+        plan, sums = bytes_plan(zero, dot)
         products = [k for k in plan.kernels if "dot_tile(" in k.body]
         assert {k.template for k in products} == {"gemm_integer_cpu", "conv_integer_cpu"}
         assert all(f" {name}" in k.body for k in products)

@@ -122,11 +122,11 @@ def test_matrix_product(name: str) -> None:
     (12, 8, 1, {}, True),
     (16, 16, 2, {}, True),
     (16, 8, 1, {"winograd": 0}, True),
-    (16, 8, 1, {"paired_dot": False}, True),
+    (16, 8, 1, {"byte_dot": "bytes"}, True),
 ])
 def test_pairs_leave_to_winograd_what_it_computes_faster(
         channels: int, side: int, stride: int, more: dict[str, object], integers: bool) -> None:
-    target = dataclasses.replace(DEVICE.target, **{"paired_dot": True, "winograd": None, **more})
+    target = dataclasses.replace(DEVICE.target, **{"byte_dot": "pairs", "winograd": None, **more})
     x = graph_input("x", TensorType("u8", (1, channels, side, side)))
     w = const(extremes(np.random.default_rng(0), channels, channels, 3, 3), "i8")
     scale = const(np.float32(0.5), "f32")

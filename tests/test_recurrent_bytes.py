@@ -38,7 +38,7 @@ def test_bytes_are_multiplied_with_bytes(batch: int, hidden: int) -> None:
     (kernel,) = plan_for(graph, target).kernels
     assert kernel.template == "recurrent_cpu"
     wide = hidden > target.vector_width // 2                   # else vectors are shorter
-    assert ("_bytes_" in kernel.entry) == (target.byte_dot and wide)
+    assert ("_bytes_" in kernel.entry) == bool(target.byte_dot and wide)
     feeds = {n: rng.standard_normal(i.type.dims).astype(np.float32)
              for n, i in (("xw", xw), ("h", h), ("c", c))}
     for b, size in enumerate((1, 1e-3, 30, 0, np.nan, 1e-36)[:batch]):

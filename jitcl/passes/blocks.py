@@ -24,7 +24,7 @@ MAX_HALO = 8  # a wider padding is copied instead: a halo costs memory on all fo
 
 def block_channels(graph: Graph, target: Target) -> Graph:
     """The graph with blocked layouts where that pays. Inputs and outputs stay row-major."""
-    chosen = _Blocks(graph, target.vector_width, target.byte_dot).chosen()
+    chosen = _Blocks(graph, target.vector_width, bool(target.byte_dot)).chosen()
     if not chosen:
         return graph
     return rebuild(

@@ -109,7 +109,7 @@ class IntegerProducts(RewritePass):
             return None
         if groups > 1 and (c % width or k // groups % width):
             return None
-        if self.target.paired_dot and self.target.winograd != 0 and _filtered(node):
+        if self.target.byte_dot == "pairs" and self.target.winograd != 0 and _filtered(node):
             return None
         if zero and any(node.attr("pads")):
             return None                # padding would have to be the zero point

@@ -31,9 +31,8 @@ class Target:
     registers: int = 32                    # vector registers of a core, for tile sizes
     fmas: int = 2                          # of such registers that a core starts in a cycle
     cache_bytes: int = 1 << 20             # of a core's own cache
-    byte_dot: bool = False                 # u8 x i8 products are added to i32 by fours
-    signed_dot: bool = False               # i8 x i8 ones are instead
-    paired_dot: bool = False               # i16 x i16 ones are, by twos (AVX2)
+    byte_dot: str = ""                     # what is multiplied and added to i32: "bytes", u8 x i8
+                                           # by fours; "signed", i8 x i8; "pairs", i16 by twos
     winograd: int | None = None            # outputs along its tiles: 2, 4, 0 for none of it
     local_memory: int = 0
     local_is_real: bool = False            # on-chip local memory, worth staging into

@@ -74,7 +74,7 @@ class Weights:
 
     def pairs(self, target: Target) -> bool:
         """Whether 16 bits of a row are multiplied with a byte that takes 16, two by two."""
-        return target.paired_dot and self.bits == 8
+        return target.byte_dot == "pairs" and self.bits == 8
 
     def numbers(self, data: np.ndarray) -> np.ndarray:
         """u8 [n, k]: the unsigned codes."""

@@ -28,8 +28,10 @@ _RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avxvnni", "avx2", "avx", "fma
 #: those whose names begin so, which need it.
 _WITHOUT = {8: "avx512f", 4: "avx"}
 _NEED = {"avx512f": ("avx512", "avx10"), "avx": ("avx", "fma", "f16c", "xop", "vaes", "vpclmulqdq")}
-#: What adds products of bytes, or of what becomes of them, by vectors of so many f32 lanes.
-_BYTE_DOTS = {16: "avx512vnni", 8: "avx2", 4: "dotprod"}
+#: What adds products of bytes, or of what becomes of them, by vectors of so many f32 lanes, and how
+#: (`Target.byte_dot`); the first one counts.
+_BYTE_DOTS = {16: {"avx512vnni": "bytes"}, 8: {"avxvnni": "bytes", "avx2": "pairs"},
+              4: {"i8mm": "bytes", "dotprod": "signed"}}
 #: CPUs, as LLVM names them, that start one FMA of 16 f32 lanes a cycle: Zen 4 takes it in two
 #: halves, Intel's client cores join their two units of eight lanes for it.
 _ONE_WIDE_FMA = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
@@ -185,9 +187,7 @@ def probe_target() -> Target:
         max_vector_width=16, registers=registers,
         fmas=1 if width == 16 and llvm.get_host_cpu_name() in _ONE_WIDE_FMA else 2,
         gated_weights=True,
-        byte_dot=_BYTE_DOTS[width] in have,
-        signed_dot="dotprod" in have and "i8mm" not in have,
-        paired_dot=width == 8 and "avx2" in have and "avxvnni" not in have,
+        byte_dot=next((how for each, how in _BYTE_DOTS[width].items() if each in have), ""),
         cache_bytes=_cache() or Target.cache_bytes, winograd=config.get("winograd"),
         global_memory=memory, max_allocation=memory, alignment=64, fp16_storage=True,
         fp16_arithmetic=False, fp64=True, bf16_storage=True, soft_half=soft_half(),

@@ -26,7 +26,7 @@ SIGNED_BYTES = Arithmetic("signed_dot_tile", "i32", 4, less=128)
 
 def of_bytes(target: Target) -> Arithmetic:
     """As the CPU multiplies unsigned bytes with signed ones."""
-    return SIGNED_BYTES if target.signed_dot else BYTES
+    return SIGNED_BYTES if target.byte_dot == "signed" else BYTES
 
 
 def fours(w: np.ndarray, axis: int) -> np.ndarray:

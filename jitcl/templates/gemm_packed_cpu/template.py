@@ -67,7 +67,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         s, w = Shape.of(node), Weights.of(node.inputs[1])
         assert w is not None
         count = BYTES[_stored(node.inputs[0], hooks)]
-        many = target.paired_dot and s.m >= PANEL_ROWS
+        many = target.byte_dot == "pairs" and s.m >= PANEL_ROWS
         if many and count == 3 and s.k * s.n <= MOST_NUMBERS:
             return _PanelWriter(s, hooks, w).emit()
         many = many and count == 2
@@ -107,9 +107,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
             block = int(ROWS_SHARE * target.cache_bytes) // (rows * row)
             values["m_block"] = max(1, min(tiles, block))
             more = {"QUADS": w.unit // 4, "PARTS": parts, "EACH": w.unit // (2 if pairs else 4),
-                    "SPLIT": count == 3, "once": s.m == rows,
-                    "dot": ("pairs" if target.paired_dot else "signed" if target.signed_dot
-                            else "bytes")}
+                    "SPLIT": count == 3, "once": s.m == rows, "dot": target.byte_dot}
         body = hooks.render(
             f"gemm_packed_cpu/{'pairs' if many else 'numba'}.py.j2", entry=ENTRY,
             params=tuple(values), ROWS=rows, NB=blocks, BITS=w.bits, W=width,
@@ -140,7 +138,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
                  Scratch("factors of rows", "f32", (units,)),
                  Scratch("starts", "i32", (units, count - 1)),
                  *([Scratch("totals", "f32", (units,))] if w.shifts is not None else []))
-        zero = w.zero - (128 if hooks.target.signed_dot else 0)
+        zero = w.zero - (128 if hooks.target.byte_dot == "signed" else 0)
         body = hooks.render("gemm_packed_cpu/rows.py.j2", entry=ENTRY, dtype=dtype, UNIT=w.unit,
                             W=hooks.target.vector_width, TOP=127 * (256**count - 256) // 255,
                             PARTS=parts, BITS=bits, SPLIT=count == 3, zero=zero,
