@@ -320,3 +320,31 @@ def test_low_precision_multiplies_in_half_and_sums_in_f32() -> None:
     text = "\n".join(print_kernel(lower(group, "k").kernel) for group in groups)
     assert re.search(r"f32\(x0\[.*\] \* x1\[.*\]\)", text), text
     assert "acc0: f16" not in text
+
+
+def test_what_is_made_of_weights_in_a_file_is_computed_when_it_is_asked_for() -> None:
+    """Halves of a file, widened and transposed, are read for nothing while they are folded and
+    rounded again; then they are the file's, and no float was made of them."""
+    g, reads, target = GraphBuilder(), [], Target("opencl", "a GPU")
+    stored = np.random.default_rng(0).standard_normal((256, 160)).astype(np.float16)
+
+    def read() -> np.ndarray:
+        reads.append(1)
+        return stored.copy()
+
+    w = const(stored, reload=read)
+    x = graph_input("x", TensorType("f32", (2, 160)))
+    wide = g.transpose(g.cast(w, to="f32"), perm=(1, 0))
+    y = g.matmul(x, wide)
+    graph = run_passes(Graph("g", (x,), (("y", y),)), pipeline(target, Options()), verify=check)
+    (folded,) = [n for n in graph.nodes if n.op == "const" and n.type.size > 1]
+    assert reads == [] and folded.type.dtype == "f32" and folded.type.dims == (160, 256)
+    rounded, _ = assign_precision(graph, fuse(graph, target), target, "normal")
+    (half,) = [n for n in rounded.nodes if n.op == "const" and n.type.size > 1]
+    assert len(reads) <= 1 and half.type.dtype == "f16"
+    np.testing.assert_array_equal(half.data, stored.T)
+    np.testing.assert_array_equal(folded.data, stored.T.astype(np.float32))
+    same = g.transpose(g.cast(const(stored, reload=read), to="f32"), perm=(1, 0))
+    again = run_passes(Graph("g", (x,), (("y", g.matmul(x, same)),)),
+                       pipeline(target, Options()), verify=check)
+    assert folded in again.nodes                # by what it is made of

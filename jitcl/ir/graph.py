@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ class Data:
     holds them, too: a model's weights need not be in memory beside what is made of them.
     """
 
-    __slots__ = ("dtype", "shape", "digest", "_held", "_largest", "_lent", "_reload",
+    __slots__ = ("dtype", "shape", "digest", "_held", "_largest", "_lent", "_reload", "halves",
                  "__weakref__")
 
     def __init__(self, array: np.ndarray, reload: Callable[[], np.ndarray] | None = None) -> None:
@@ -48,12 +48,27 @@ class Data:
         self._held = None if reload else array
         self._lent: weakref.ref[np.ndarray] | None = None
         self._largest: float | None = None
+        self.halves: Data | None = None
+
+    @classmethod
+    def derived(cls, dtype: np.dtype[Any], shape: tuple[int, ...], said: str,
+                make: Callable[[], np.ndarray], halves: Data | None = None) -> Data:
+        """What is computed of other constants when it is asked for, and not looked at before:
+        `said` names them and the way, so that equal texts are equal elements. `halves` are the same
+        elements, as f16."""
+        data = cls.__new__(cls)
+        data.dtype, data.shape = dtype, shape
+        data.digest = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        data._reload, data._held, data._lent, data._largest = make, None, None, None
+        data.halves = halves
+        return data
 
     @property
     def largest(self) -> float:
         """The largest magnitude of finite floats, 0 where there is none; looked for once."""
         if self._largest is None:
-            self._largest = _largest(self.array.reshape(-1))
+            self._largest = (self.halves.largest if self.halves is not None
+                             else _largest(self.array.ravel(order="K")))
         return self._largest
 
     @property
@@ -180,6 +195,15 @@ def const(array: Any, dtype: str | None = None,
     return Node.make("const", attrs={"data": Data(array, reload)}, type=type)
 
 
+def derived(type: TensorType, said: str, make: Callable[[], np.ndarray],
+            halves: Data | None = None) -> Node:
+    """A constant that `make` computes of others: see Data.derived."""
+    dtype = dtypes.to_numpy(type.dtype)
+    data = Data.derived(dtype, type.dims, f"{said} {type}", lambda: np.asarray(make(), dtype),
+                        halves)
+    return Node.make("const", attrs={"data": data}, type=type)
+
+
 def graph_input(name: str, type: TensorType) -> Node:
     return Node.make("input", attrs={"name": name}, type=type)
 
@@ -233,8 +257,9 @@ class Graph:
         return found
 
 
-def toposort(roots: Iterable[Node]) -> list[Node]:
-    """The nodes that `roots` need, each after its inputs, in an order of the graph alone."""
+def toposort(roots: Iterable[Node], within: Container[Node] | None = None) -> list[Node]:
+    """The nodes that `roots` need, each after its inputs, in an order of the graph alone; of those
+    `within`, if said, and of what they alone lead to."""
     order: list[Node] = []
     seen: set[Node] = set()
     for root in roots:
@@ -245,7 +270,7 @@ def toposort(roots: Iterable[Node]) -> list[Node]:
         while stack:
             node, rest = stack[-1]
             for source in rest:
-                if source not in seen:
+                if source not in seen and (within is None or source in within):
                     seen.add(source)
                     stack.append((source, iter(source.inputs)))
                     break

@@ -43,8 +43,7 @@ class Group:
     @cached_property
     def members(self) -> list[Node]:
         """All nodes of the group, each after what it reads, the root last."""
-        keep = {self.root, *self.inlined}
-        return [n for n in toposort([self.root]) if n in keep]
+        return toposort([self.root], self.inlined)
 
     @cached_property
     def operands(self) -> list[Node]:
@@ -59,7 +58,7 @@ class Group:
     def decodes(self, node: Node) -> bool:
         """Whether the group itself makes a node of constants alone: weights stored in few bits."""
         return node in self.inlined and all(
-            n in self.inlined or n.op == "const" for n in toposort([node]))
+            i.op == "const" or self.decodes(i) for i in node.inputs)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
-from jitcl.lm.weights import KEPT, Weights, loaded
+from jitcl.lm.weights import KEPT, Weights, loaded, together
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import file_digest
 
@@ -141,7 +141,7 @@ class Gguf(Weights):
     def _float(self, t: Any, data: np.ndarray) -> np.ndarray:
         quants = library("gguf.quants", "reading GGUF files")
         try:
-            return np.array(quants.dequantize(data, t.tensor_type), np.float32)
+            return np.asarray(quants.dequantize(data, t.tensor_type), np.float32)
         except NotImplementedError:         # what the library raises for types that it only names
             raise UnsupportedError(f"{self.path}: weight '{t.name}' is {t.tensor_type.name}, which "
                                    "the library gguf does not decode") from None
@@ -153,12 +153,14 @@ class Gguf(Weights):
         tensors = [self._tensor(name) for name in names]
         decode = PACKED.get(tensors[0].tensor_type.name)
         if decode is None:
-            return loaded(lambda: np.concatenate([self._float(t, t.data) for t in tensors]))
+            if tensors[0].tensor_type.name == "F16":
+                return g.cast(loaded(lambda: together([t.data for t in tensors])), to="f32")
+            return loaded(lambda: together([self._float(t, t.data) for t in tensors]))
         shape = (sum(self.shape(name)[0] for name in names), *self.shape(names[0])[1:])
 
         def data() -> np.ndarray:           # the file is mapped: nothing of it need stay, too
             parts = [np.asarray(t.data).reshape(t.shape[-1], -1) for t in tensors]
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return together(parts)
 
         found = decode(data())
         codes, scales, block, shifts = found

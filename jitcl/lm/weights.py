@@ -82,6 +82,11 @@ class Weights(ABC):
             getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
 
 
+def together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One behind the other; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def loaded(load: Callable[[], np.ndarray]) -> Node:
     """A constant, whose elements are loaded again where keeping them would take memory."""
     array = load()
@@ -118,7 +123,8 @@ class Stored(Weights):
 
     def made(self, g: GraphBuilder, *names: str) -> Node:
         arrays = [self.array(name) for name in names]
-        return loaded(lambda: np.concatenate(arrays, dtype=np.float32, casting="unsafe"))
+        found = loaded(lambda: together(arrays))
+        return found if found.type.dtype == "f32" else g.cast(found, to="f32")
 
     def digest(self, root: Path) -> str:
         return digest("".join(file_digest(f, root, None) for f in self.files).encode())

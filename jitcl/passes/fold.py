@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.ir.graph import Graph, Node, const, rebuild
+from jitcl.ir.graph import Data, Graph, Node, attr_key, const, derived, rebuild
 from jitcl.ir.sizes import has_size
 from jitcl.ops.builder import lookup, reference
 from jitcl.passes.base import Pass
@@ -50,6 +50,12 @@ class FoldConstants(Pass):
             return None                        # one value for each shape
         if not self._bounded(node):
             return None
+        given = [i.attr("data") for i in node.inputs]
+        if node.type.nbytes > self.small_bytes and any(d.reloads for d in given):
+            said = repr((node.op, [(k, attr_key(v)) for k, v in node.attrs],
+                         [d.digest for d in given]))
+            return derived(node.type, said, lambda: reference(node, *(d.array for d in given)),
+                           as_halves(node, said, given[0]))
         found = np.asarray(reference(node, *(i.data for i in node.inputs)))
         found.flags.writeable = False          # nobody else's: `Data` need not copy it
         return const(found, node.type.dtype)
@@ -66,3 +72,15 @@ class FoldConstants(Pass):
             return False
         slow = lookup(node.op).kind in SLOW or lookup(node.op).expand is not None
         return not slow or sum(i.type.size for i in node.inputs) <= self.max_slow_elements
+
+
+def as_halves(node: Node, said: str, data: Data) -> Data | None:
+    """The elements of a constant that widens halves, or moves elements of one that does."""
+    if node.op == "cast" and node.type.dtype == "f32" and node.inputs[0].type.dtype == "f16":
+        return data
+    halves = data.halves
+    if node.op not in ("transpose", "reshape") or halves is None:
+        return None
+    moved = replace(node, type=node.type.with_(dtype="f16"))
+    return Data.derived(halves.dtype, node.type.dims, f"halves of {said}",
+                        lambda: np.asarray(reference(moved, halves.array)))

@@ -25,7 +25,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import UnsupportedError
-from jitcl.ir.graph import Data, Graph, Node, const
+from jitcl.ir.graph import Data, Graph, Node, const, derived
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.sizes import at_least_always
 from jitcl.ir.types import ROW
@@ -277,7 +277,7 @@ class _Assigner:
             return node
         if node not in self.halves:
             kept = node in self.outputs or not self.survival.constant(node)
-            self.halves[node] = node if kept else const(node.data, "f16")
+            self.halves[node] = node if kept else as_halves(node)
         return self.halves[node]
 
     def _computes_in_half(self, group: Group, dtype: str) -> bool:
@@ -341,6 +341,16 @@ def not_negative(node: Node) -> bool:
     square = node.op == "mul" and node.inputs[0] is node.inputs[1]
     return square or kind(node) == "reduction" or node.op in ("abs", "exp", "sqrt", "relu",
                                                               "sigmoid", "softplus")
+
+
+def as_halves(node: Node) -> Node:
+    """A constant of f32, rounded."""
+    data, half = node.attr("data"), node.type.with_(dtype="f16")
+    if data.halves is not None:
+        return Node.make("const", attrs={"data": data.halves}, type=half)
+    if not data.reloads:
+        return const(node.data, "f16")
+    return derived(half, data.digest, lambda: data.array)
 
 
 def fits(node: Node) -> bool:
