@@ -15,22 +15,22 @@ from jitcl.errors import KernelFault
 from tests.devices import present
 
 OPENCL = [s for s in present() if s.startswith("opencl")]
-TEXT = """graph @chain(%x: f32[n,8], %w: f32[8,8]) {
+TEXT = """graph @chain(%x: f32[n,8], %w: f32[8,8], %v: f32[8,8]) {
   %1 = matmul(%x, %w)
   %2 = softmax(%1) {axis=-1}
-  %3 = matmul(%2, %w)
+  %3 = matmul(%2, %v)
   %4 = tanh(%3)
   %5 = matmul(%4, %w)
   %6 = softmax(%5) {axis=-1}
-  %y = matmul(%6, %w)
+  %y = matmul(%6, %v)
   return %y
 }"""
 
 
 def feeds(count: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(count)
-    return {"x": rng.standard_normal((count, 8)).astype(np.float32),
-            "w": rng.standard_normal((8, 8)).astype(np.float32)}
+    return {name: rng.standard_normal((rows, 8)).astype(np.float32)
+            for name, rows in (("x", count), ("w", 8), ("v", 8))}
 
 
 @pytest.mark.thinned(2)
