@@ -22,7 +22,11 @@ TEXT = """graph @chain(%x: f32[n,8], %w: f32[8,8], %v: f32[8,8]) {
   %4 = tanh(%3)
   %5 = matmul(%4, %w)
   %6 = softmax(%5) {axis=-1}
-  %y = matmul(%6, %v)
+  %7 = matmul(%6, %v)
+  %8 = tanh(%7)
+  %9 = matmul(%8, %w)
+  %10 = tanh(%9)
+  %y = matmul(%10, %v)
   return %y
 }"""
 
