@@ -28,7 +28,8 @@ class Data:
     array that owns its memory and is read-only already is taken as it is, others are copied.
 
     With `reload`, which gives the same elements again, they are held only while somebody else
-    holds them, too: a model's weights need not be in memory beside what is made of them.
+    holds them, too: a model's weights need not be in memory beside what is made of them. What is
+    `derived` of such is equal by what it was made of. `halves`: the same elements as f16, if known.
     """
 
     __slots__ = ("dtype", "shape", "digest", "_held", "_largest", "_lent", "_reload", "halves",
@@ -54,8 +55,7 @@ class Data:
     def derived(cls, dtype: np.dtype[Any], shape: tuple[int, ...], said: str,
                 make: Callable[[], np.ndarray], halves: Data | None = None) -> Data:
         """What is computed of other constants when it is asked for, and not looked at before:
-        `said` names them and the way, so that equal texts are equal elements. `halves` are the same
-        elements, as f16."""
+        `said` names them and the way, so that equal texts are equal elements."""
         data = cls.__new__(cls)
         data.dtype, data.shape = dtype, shape
         data.digest = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()

@@ -55,7 +55,7 @@ class FoldConstants(Pass):
             said = repr((node.op, [(k, attr_key(v)) for k, v in node.attrs],
                          [d.digest for d in given]))
             return derived(node.type, said, lambda: reference(node, *(d.array for d in given)),
-                           as_halves(node, said, given[0]))
+                           halves_of(node, said, given[0]))
         found = np.asarray(reference(node, *(i.data for i in node.inputs)))
         found.flags.writeable = False          # nobody else's: `Data` need not copy it
         return const(found, node.type.dtype)
@@ -74,7 +74,7 @@ class FoldConstants(Pass):
         return not slow or sum(i.type.size for i in node.inputs) <= self.max_slow_elements
 
 
-def as_halves(node: Node, said: str, data: Data) -> Data | None:
+def halves_of(node: Node, said: str, data: Data) -> Data | None:
     """The elements of a constant that widens halves, or moves elements of one that does."""
     if node.op == "cast" and node.type.dtype == "f32" and node.inputs[0].type.dtype == "f16":
         return data
