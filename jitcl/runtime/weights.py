@@ -22,12 +22,15 @@ import numpy as np
 
 from jitcl import forking
 from jitcl.codegen.plan import Plan
+from jitcl.cores import usable_cores
 from jitcl.errors import CacheError
 from jitcl.runtime.cache import DeviceCache
 from jitcl.runtime.serial import ALIGN, little_endian
 
 KIND = "weights"
 LEAST = 16 << 10                # bytes below which a constant is not worth a file of its own
+
+_THREADS = 4                    # that write at once
 
 Bytes = np.ndarray[Any, Any]    # of u8, read-only
 
@@ -58,12 +61,19 @@ class Weights:
         fit = self.cache.has_room(_size(plan))
         if not fit and self.held(plan):
             return plan
-        constants, weights = dict(plan.constants), dict(plan.weights)
-        for buffer, array in _large(plan).items():
+        from concurrent.futures import ThreadPoolExecutor  # a warm start does without it
+
+        def kept(buffer: int, array: np.ndarray) -> tuple[str, np.ndarray]:
             data = little_endian(array, buffer).reshape(-1).view(np.uint8)
-            digest = weights[buffer] = hashlib.sha256(data.data).hexdigest()[:40]
-            kept = self._kept(digest, data) if fit else _one(digest, data.data)
-            constants[buffer] = kept.view(array.dtype).reshape(array.shape)
+            digest = hashlib.sha256(data.data).hexdigest()[:40]
+            found = self._kept(digest, data) if fit else _one(digest, data.data)
+            return digest, found.view(array.dtype).reshape(array.shape)
+
+        constants, weights, large = dict(plan.constants), dict(plan.weights), _large(plan)
+        # these hold no lock of Python's, and of large weights the build processes are idle by now
+        with ThreadPoolExecutor(min(usable_cores(), _THREADS), "jitcl-weights") as threads:
+            for buffer, one in zip(large, threads.map(kept, large, large.values())):
+                weights[buffer], constants[buffer] = one
         return replace(plan, constants=constants, weights=weights)
 
     def find(self, digest: str) -> Bytes:
