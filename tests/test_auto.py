@@ -103,6 +103,20 @@ def test_a_tolerance_of_ones_own():
     assert "test_a_tolerance_of_ones_own" in found.report().chosen.tolerance
 
 
+@needs("opencl:intel")
+@pytest.mark.parametrize(("low", "taken"), [(1.0, "low"), (3.0, "normal")])
+def test_f16_arithmetic_that_is_slow_is_not_used(low, taken, monkeypatch):
+    """As on CPUs that have none, where a driver emulates it."""
+    monkeypatch.setattr(auto._Search, "_seconds", lambda self, p: low if p == "low" else 1.0)
+    case = image()
+    found = jitcl.compile(model_of(case), device="opencl:intel", precision="auto",
+                          calibrate={"pixels": case.fine})
+    chosen = found.report().chosen
+    assert found.options.precision == taken and chosen.error <= 1e-2 and chosen.share == 1
+    assert [n for n in chosen.notes if "f16 arithmetic takes 3.0 times as long as f32" in n] == (
+        list(chosen.notes) if taken == "normal" else [])
+
+
 def test_what_needs_no_search_needs_no_time():
     case = image()
     found = jitcl.compile(model_of(case), device="reference", precision="auto",

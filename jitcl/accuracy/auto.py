@@ -8,8 +8,9 @@
     4  what was found runs twice on every input, and is kept in the device's cache
 
 Where a device computes in f16, layers go up to f16 storage alone, if that is enough for the model;
-else to f32. The static rules of passes/precision.py hold in all that is tried. Parts are runs of
-layers in the model's order: errors are local, and a part costs two casts at its ends.
+else to f32. Where that takes longer than f32 (a driver emulates it), storage alone is the lowest.
+The static rules of passes/precision.py hold in all that is tried. Parts are runs of layers in the
+model's order: errors are local, and a part costs two casts at its ends.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from jitcl.runtime.source import OnnxSource, Source, Tensor
 TOLERANCE, BUDGET = 1e-2, 300.0         # of an output's largest element; seconds
 MOST, MADE_UP = 64, 2                   # inputs that are taken of an iterator; that are random
 SPLITS, TRIALS = 12, 40                 # of parts of the model; of sets of layers
+SLOWER, TIMED = 1.25, 3                 # f16 arithmetic, beside f32, that is not used; runs
 Feeds = Mapping[str, Any]
 Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]      # (outputs, in f32): fine?
 Use = Callable[[Callable[[Feeds], Any]], Any]       # runs a model as it is used: steps, say
@@ -188,8 +190,9 @@ class _Search:
         self.order = list(range(len(self.wanted)))      # of inputs, the hardest first
 
     def run(self) -> Options:
+        self.base = self._lowest()
         promoted = self._out_of_range()
-        options = Options("low", self.memory, promoted=promoted)
+        options = Options(self.base, self.memory, promoted=promoted)
         if ALL not in promoted and not self._holds(options, always=True):
             options = self._raised(options)
         return self._checked(options)
@@ -210,10 +213,33 @@ class _Search:
         self.trial.use(run)
         return found
 
+    def _lowest(self) -> str:
+        """The precision to begin with."""
+        target = self.device.target
+        if target.kind != "opencl" or not target.computes_f16:
+            return "low"                # the interpreter's times say nothing
+        self.open[1].now("timing f16 arithmetic")
+        low, normal = self._seconds("low"), self._seconds("normal")
+        if low <= SLOWER * normal:
+            return "low"
+        self.notes.append(f"f16 arithmetic takes {low / normal:.1f} times as long as f32 on "
+                          f"{self.device.name}: f16 is stored alone")
+        return "normal"
+
+    def _seconds(self, precision: str) -> float:
+        """Of the first input's runs."""
+        took: list[float] = []
+        with self._model(Options(precision, self.memory, guard="off")) as model:
+            for _ in range(1 + TIMED):
+                begin = time.perf_counter()
+                self._outputs(model, 0)
+                took.append(time.perf_counter() - begin)
+        return min(took)
+
     def _out_of_range(self) -> tuple[str, ...]:
         """The nodes that the guard puts into f32 for these inputs."""
         self.open[1].now("looking for layers that f16 can't hold")
-        with self._model(Options("low", self.memory, guard="layers")) as model:
+        with self._model(Options(self.base, self.memory, guard="layers")) as model:
             for k in self.order:
                 self._outputs(model, k)
             program = model.program
@@ -225,9 +251,8 @@ class _Search:
 
     def _raised(self, options: Options) -> Options:
         """The fewest layers of a higher precision that bring the outputs within the tolerance."""
-        target = self.device.target
-        base, level = "low", "high"
-        if target.kind != "cpu" and target.computes_f16:
+        target, base, level = self.device.target, self.base, "high"
+        if base == "low" and target.kind != "cpu" and target.computes_f16:
             whole = dataclasses.replace(options, precision="normal")
             base, level = ("low", "normal") if self._holds(whole) else ("normal", "high")
         layers = self._layers(Options(base, self.memory))
