@@ -35,6 +35,7 @@ from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Tokenizer
 from jitcl.lm.weights import Stored, safetensors
 from jitcl.lm.writing import Letters
+from jitcl.ops.builder import GraphBuilder
 from tests import lm_models
 from tests.devices import present
 from tests.lm_models import FAMILIES, IDS
@@ -484,6 +485,14 @@ def test_a_text_of_4096_tokens(device: str, tmp_path: Path) -> None:
     early, late = (np.percentile(np.diff(seconds)[a:a + 200], 10) for a in (300, 3800))
     rate = 2e9 if device == "cpu" else 5e8      # bytes a second: OpenCL copies them before products
     assert late - early < cache / rate
+
+
+def test_arrays_that_weights_are_made_of_stay_writeable() -> None:
+    """One that is read where it lies is not closed to who gave it."""
+    given = np.ones((512, 1024), np.float32)
+    node = Stored({"w": given}, (), "").node(GraphBuilder(), "w")
+    assert node.data.sum() == given.size and not node.data.flags.writeable
+    assert given.flags.writeable
 
 
 @pytest.mark.slow

@@ -83,8 +83,9 @@ class Weights(ABC):
 
 
 def together(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """One behind the other; one alone is not copied."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    """One behind the other; one alone is not copied, but seen anew, as who holds it makes what he
+    sees read-only."""
+    return parts[0].view() if len(parts) == 1 else np.concatenate(parts)
 
 
 def loaded(load: Callable[[], np.ndarray]) -> Node:
