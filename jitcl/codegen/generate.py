@@ -248,8 +248,10 @@ class _Generator:
         groups is arranged once, if none between them arranges another. A launch that reads scratch
         memory always runs, since what lies there changes."""
         scratch = [a for a in emitted.arguments if isinstance(a, Scratch)]
+        if not scratch:
+            return False
         made = repr(launched)                   # sizes have no order, but one spelling
-        held = (bool(scratch) and set(emitted.writes) == set(scratch)
+        held = (set(emitted.writes) == set(scratch)
                 and all(self.held.get(self.argument(a)) == made for a in scratch))
         self.held.update({self.argument(a): made for a in scratch if a in emitted.writes})
         return held
