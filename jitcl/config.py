@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -127,24 +126,12 @@ def cache_root() -> Path:
         return Path("~")
 
 
-def cache_bound() -> int:
-    """Bytes: a twentieth of the disk that the cache lies on, and 2 GB at least. Weights of a
-    language model take some GB; what doesn't fit is made anew by each process."""
-    folder = cache_root()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return max(2 * 10**9, shutil.disk_usage(folder).total // 20)
-    except OSError:
-        return 2 * 10**9
-
-
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "JITCL_CACHE_DIR", lambda text: Path(text).expanduser(), lambda: None, "a directory",
         "where kernels and plans are cached", "the user's cache directory"),
     Variable(
-        "JITCL_CACHE_SIZE", parse_bytes, cache_bound, "bytes, such as 500MB or 2GiB",
+        "JITCL_CACHE_SIZE", parse_bytes, lambda: None, "bytes, such as 500MB or 2GiB",
         "bound of the cache on disk; least recently used entries go first; 0 keeps it in memory",
         "a twentieth of the disk, 2GB at least"),
     Variable(

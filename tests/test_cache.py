@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -399,9 +401,29 @@ def test_one_cache_for_a_process_and_directory(tmp_path):
         assert kernel_cache().root == tmp_path
         assert kernel_cache() is kernel_cache(tmp_path)
         assert kernel_cache() is not kernel_cache(tmp_path / "x")
-        assert kernel_cache().limit == config.get("cache_size")
+    with config.override(cache_dir=tmp_path, cache_size="3m"):
+        assert kernel_cache().limit == 3_000_000
     with config.override(cache_dir=None):
         assert kernel_cache().root.name == "jitcl"
+
+
+@pytest.mark.parametrize(("disk", "bound"), [(16 * 10**9, 2 * 10**9), (10**12, 5 * 10**10)])
+def test_a_cache_may_take_a_twentieth_of_the_disk_it_lies_on(tmp_path, monkeypatch, disk, bound):
+    def disk_usage(folder):
+        if folder != tmp_path:
+            raise FileNotFoundError(folder)
+        return SimpleNamespace(total=disk)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    assert KernelCache(tmp_path / "not" / "there").limit == bound
+
+
+def test_the_bound_where_the_system_tells_of_no_disk(tmp_path, monkeypatch):
+    def disk_usage(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    assert KernelCache(tmp_path).limit == 2 * 10**9
 
 
 def test_the_code_version_is_stable():

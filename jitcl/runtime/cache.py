@@ -135,15 +135,16 @@ def device_directory(target: Target) -> str:
 class KernelCache:
     """The whole cache directory. `for_target` gives the part that one device uses.
 
-    `limit`: bytes on disk over all devices; 0 keeps everything in memory. `wait_s`: how long
-    `building` waits for another process before it builds by itself.
+    `limit`: bytes on disk over all devices (JITCL_CACHE_SIZE); 0 keeps everything in memory.
+    `wait_s`: how long `building` waits for another process before it builds by itself.
     """
 
     def __init__(self, root: str | Path | None = None, limit: int | None = None,
                  wait_s: float = 120.0) -> None:
         self.root = ownership.cache_root() if root is None else ownership.usable(Path(root))
         self._key = ownership.key(self.root)
-        self.limit = config.get("cache_size") if limit is None else limit
+        limit = config.get("cache_size") if limit is None else limit
+        self.limit = pruning.share_of_disk(self.root) if limit is None else limit
         self.wait_s = wait_s
         self.stats = Stats()
         self._memory: dict[Path, bytes] = {}
@@ -478,7 +479,7 @@ def kernel_cache(root: str | Path | None = None) -> KernelCache:
 
 
 @functools.cache
-def _shared_cache(root: Path, limit: int) -> KernelCache:
+def _shared_cache(root: Path, limit: int | None) -> KernelCache:
     return KernelCache(root, limit)
 
 

@@ -1,11 +1,27 @@
-"""Which entries go when the cache is larger than its bound."""
+"""The cache's bound, and which entries go when it is larger."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from jitcl.runtime.entry import Entry
+
+
+def share_of_disk(folder: Path) -> int:
+    """Bytes: a twentieth of the disk that a folder lies on, or will; 2 GB at least, and where the
+    system does not tell. Weights of a language model take some GB; what doesn't fit is made anew by
+    each process."""
+    for place in (folder, *folder.parents):
+        try:
+            return max(2 * 10**9, shutil.disk_usage(place).total // 20)
+        except FileNotFoundError:           # not made yet
+            continue
+        except OSError:
+            break
+    return 2 * 10**9
 
 
 def doomed(entries: Iterable[Entry], bound: int) -> list[Entry]:
@@ -51,4 +67,4 @@ def users(entries: Iterable[Entry]) -> Mapping[str, list[Entry]]:
     return found
 
 
-__all__ = ["doomed", "users"]
+__all__ = ["doomed", "share_of_disk", "users"]
