@@ -2,31 +2,30 @@
 // from the graph
 // x0 f16[1,16,14,14] -> add f16[16,1,1,16,16]
 // 0 FLOP, 14.5 kB; template conv_opencl
-// launch: 256 by 64; each 1, rows 256, height 14, width 14, pitch 14, oh 16, ow 16, kh 1, kw 1, sh 1, sw 1, dh 1, dw 1, top 1, left 1
+// launch: 256 by 64; rows 256, height 14, width 14, pitch 14, oh 16, ow 16, kh 1, kw 1, sh 1, sw 1, dh 1, dw 1, top 1, left 1
 
-__kernel void patches_7958348527(
+__kernel void patches_a118188450(
     __global const ushort *restrict x,
     __global ushort *restrict p,
-int each, int rows, int height, int width, int pitch, int oh, int ow, int kh, int kw, int sh, int sw, int dh, int dw, int top, int left)
+int rows, int height, int width, int pitch, int oh, int ow, int kh, int kw, int sh, int sw, int dh, int dw, int top, int left)
 {
-    int last = min(((int)get_global_id(0) + 1) * each, rows);
-    for (int row = (int)get_global_id(0) * each; row < last; ++row) {
-        int h = row % oh, tap = row / oh;
-        int kx = tap % kw, line = tap / kw;
-        int ky = line % kh, plane = line / kh;
-        int xh = h * sh + ky * dh - top, xw = kx * dw - left;
-        int first = clamp((sw - 1 - xw) / sw, 0, ow);           // the first column inside
-        int end = clamp((width - 1 - xw + sw) / sw, first, ow); // the first one behind
-        if (xh < 0 || xh >= height) first = end = ow;
-        int from = (plane * height + xh) * pitch + xw;
-        int to = row * ow;
-        for (int w = 0; w < first; ++w) p[to + w] = 0;
-        if (sw == 1)
-            for (int w = first; w < end; ++w) p[to + w] = x[from + w];
-        else
-            for (int w = first; w < end; ++w) p[to + w] = x[from + w * sw];
-        for (int w = end; w < ow; ++w) p[to + w] = 0;
-    }
+    int row = get_global_id(0);
+    if (row >= rows) return;
+    int h = row % oh, tap = row / oh;
+    int kx = tap % kw, line = tap / kw;
+    int ky = line % kh, plane = line / kh;
+    int xh = h * sh + ky * dh - top, xw = kx * dw - left;
+    int first = clamp((sw - 1 - xw) / sw, 0, ow);           // the first column inside
+    int end = clamp((width - 1 - xw + sw) / sw, first, ow); // the first one behind
+    if (xh < 0 || xh >= height) first = end = ow;
+    int from = (plane * height + xh) * pitch + xw;
+    int to = row * ow;
+    for (int w = 0; w < first; ++w) p[to + w] = 0;
+    if (sw == 1)
+        for (int w = first; w < end; ++w) p[to + w] = x[from + w];
+    else
+        for (int w = first; w < end; ++w) p[to + w] = x[from + w * sw];
+    for (int w = end; w < ow; ++w) p[to + w] = 0;
 }
 
 // conv_0: conv + relu

@@ -53,14 +53,10 @@ from jitcl.templates.opencl.tiling import (
     choose_tiles,
     image_of,
     in_half,
-    launch,
     read_whole,
     spread,
 )
 
-ON_AXES = ("m_tiles", "m_count", "c_count", "kh", "kw", "oh", "ow", "h_step", "ky_step", "dw",
-           "plane", "x_image", "groups", "wt_group", "wt_tile")
-PARAMS = ("each", "tasks", "n_tiles", "m_inner", "vectors", "row_vectors", *ON_AXES)
 FUNCTION = 8                   # FLOPs of an element from which on an op is a long function
 COPY = 32                      # multiply-adds done in the time of copying one element
 
@@ -258,48 +254,39 @@ class _Writer:
         wt_tile = tile.rows * lines * s.kernel[1]
         weights = self.packed(tile)
         image = image_of(weights, s.groups * m_tiles * wt_tile, tile.rows, hooks.target)
-        axes = hooks.target.device_type != "cpu"
         row, aligned = row_of_taps(s, tile.width, width, hooks.target)
         half = hooks.half and s.kernel[1] <= FLUSHED
-        ahead = axes and row and tile.vectors == 1 and single is None and not image
+        ahead = row and tile.vectors == 1 and single is None and not image
         quad = quad_of(tile, s.kernel[1], row, half, hooks.target) if (
             ahead and moves_by_int(height, width)) else 0
-        names = ON_AXES if axes else PARAMS
         if quad:
             line = -(-s.kernel[1] * tile.rows // quad) * quad
             wt_tile = lines * line
             weights = Packed(self.w, f"rows of taps {s.groups} {tile.rows} {quad}", partial(
                 pack_rows_of_taps, groups=s.groups, rows=tile.rows, quad=quad))
         held = itemsize(self.x.type.dtype)
-        body = hooks.render(
-            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, single=single,
-            FEW_COLUMNS=single is not None, params=names, AXES=axes,
-            HALF=half, CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned, QUAD=quad,
-            KW=s.kernel[1] if row else 0, DW=s.dilations[1] if row else 0,
-            ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
-            x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
-            multiply_add=hooks.target.multiply_add,
-            WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image),
-            wt_whole=not image and read_whole(tile, hooks.target))
         row_vectors = -(-ow // tile.width)
-        n_tiles = -(-oh * row_vectors // tile.vectors)
-        tasks = s.n * s.groups * m_tiles * n_tiles
-        each, sizes, local = launch(tasks, hooks.target)
-        if axes:
-            sizes, local = spread(row_vectors, -(-oh // tile.vectors), s.n * s.groups * m_tiles,
-                                  hooks.target)
+        sizes, local = spread(row_vectors, -(-oh // tile.vectors), s.n * s.groups * m_tiles,
+                              hooks.target)
         c, (kh, kw) = s.c // s.groups, s.kernel
         params = dict(
-            each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles,
-            m_inner=int(self.m * kh * kw < height * width), m_count=self.m, c_count=c, kh=kh,
-            kw=kw, oh=oh, ow=ow, vectors=oh * row_vectors, row_vectors=row_vectors,
+            m_tiles=m_tiles, m_count=self.m, c_count=c, kh=kh, kw=kw, oh=oh, ow=ow,
             h_step=s.strides[0] * width,
             ky_step=s.dilations[0] * width * (held if quad else 1), dw=s.dilations[1],
             plane=(height - kh * s.dilations[0]) * width * held if quad else height * width,
             x_image=c * height * width, groups=s.groups,
             wt_group=m_tiles * wt_tile, wt_tile=wt_tile)
+        body = hooks.render(
+            "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, single=single,
+            FEW_COLUMNS=single is not None, params=params, HALF=half,
+            CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned, QUAD=quad,
+            KW=kw if row else 0, DW=s.dilations[1] if row else 0,
+            ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
+            x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
+            multiply_add=hooks.target.multiply_add,
+            WIDEST=hooks.target.max_vector_width, WT_IMAGE=bool(image),
+            wt_whole=not image and read_whole(tile, hooks.target))
         stem = f"conv_{tile.rows}x{tile.vectors}x{tile.width}"
         arguments: tuple[Argument, ...] = (x, weights, *epilogue.nodes, hooks.group.root)
         return [*before, Emitted(stem, body, arguments, (hooks.group.root,),
-                                 {**{name: params[name] for name in names}, **epilogue.sizes},
-                                 sizes, local, images=image)]
+                                 {**params, **epilogue.sizes}, sizes, local, images=image)]

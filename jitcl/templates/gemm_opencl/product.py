@@ -28,11 +28,8 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.gemm_opencl.codes import Coded, overlapping
 from jitcl.templates.opencl.memory import piece
-from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, launch, read_whole, spread
+from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, read_whole, spread
 
-ON_AXES = ("m_tiles", "n_tiles", "m_count", "n_count", "k_count", "a_image", "a_tile", "a_period",
-           "b_image", "b_panel")
-PARAMS = ("each", "tasks", "m_inner", *ON_AXES)  # with tiles dealt out to work-items
 HALVES, FLOATS = 8, 4          # of a vector that Mali and Adreno read at once
 
 
@@ -89,27 +86,29 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     run = tile.rows * (1 if hooks.half else steps)
     a_image = image_of(a.argument, a.image * a.period, run, hooks.target)
     b_image = () if b.coded else image_of(b.argument, b.image * p.batch, tile.width, hooks.target)
-    axes = hooks.target.device_type != "cpu"
     slices = tile.slices
-    params = (*ON_AXES, "k_part") if slices > 1 else ON_AXES if axes else PARAMS
     if hooks.half and (a_image or aligned < tile.width):         # more would take registers
         steps = 1
     coded, at_once, turn = b.coded, steps, steps
     if coded is not None:
         at_once, steps, turn = math.gcd(max(steps, 2), coded.terms), coded.terms, coded.together
-        params = (*params, "quad")
     beside = () if coded is None else coded.beside
     arguments: tuple[Argument, ...] = (
         a.argument, b.argument, *(s for *_, s in beside), *epilogue.nodes, hooks.group.root)
     m_tiles, n_tiles = -(-p.m // tile.rows), -(-p.n // tile.span)
-    tasks = p.batch * m_tiles * n_tiles
-    each, sizes, local = launch(tasks, hooks.target)
-    if axes:
-        sizes, local = spread(n_tiles, m_tiles, p.batch, hooks.target, slices)
+    sizes, local = spread(n_tiles, m_tiles, p.batch, hooks.target, slices)
+    params = dict(
+        m_tiles=m_tiles, n_tiles=n_tiles, m_count=p.m, n_count=p.n, k_count=p.k, a_image=a.image,
+        a_tile=p.k * tile.rows, a_period=a.period, b_image=b.image,
+        b_panel=tile.span * (p.k if coded is None else n_tiles))
+    if slices > 1:
+        params["k_part"] = -(-p.k // (slices * turn)) * turn
+    if coded is not None:
+        params["quad"] = at_once * dtypes.itemsize(a.dtype)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
         single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
-        SPAN=tile.span, AXES=axes, HALF=hooks.half, STEPS=steps, RUN=at_once,
+        SPAN=tile.span, HALF=hooks.half, STEPS=steps, RUN=at_once,
         FLUSHED=FLUSHED if coded is None else turn, coded=coded,
         beside=[(name, hooks.ctype(dtype)) for name, dtype, _ in beside],
         PAIRS=(coded is None and steps % 2 == 0 and tile.vectors == 1 and b.packed and not b_image
@@ -119,18 +118,11 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
         a_whole=a.packed and not a_image and (steps > 1 or read_whole(tile, hooks.target)),
         b_aligned=aligned, SLICES=slices, LOCAL=local)
-    values = dict(
-        each=each, tasks=tasks, m_tiles=m_tiles, n_tiles=n_tiles, m_inner=int(p.m < p.n),
-        m_count=p.m, n_count=p.n, k_count=p.k, a_image=a.image, a_tile=p.k * tile.rows,
-        a_period=a.period, b_image=b.image,
-        b_panel=tile.span * (p.k if coded is None else n_tiles),
-        k_part=-(-p.k // (slices * turn)) * turn,
-        quad=at_once * dtypes.itemsize(a.dtype))
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     if coded is not None:
         stem = f"gemm_{coded.bits}bit_{tile.rows}x{tile.width}"
     return [*before, *more, Emitted(stem, body, arguments, (hooks.group.root,),
-                                    {**{name: values[name] for name in params}, **epilogue.sizes},
+                                    {**params, **epilogue.sizes},
                                     sizes, local,
                                     images=(*a_image, *b_image))]
 

@@ -15,13 +15,10 @@ from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Emitted, OpenClHooks, Scratch
 from jitcl.templates.convolution import ConvShape
 from jitcl.templates.opencl.memory import piece
-from jitcl.templates.opencl.tiling import MAX_INDEX, launch
+from jitcl.templates.opencl.tiling import GROUP, MAX_INDEX
 
-PARAMS = ("each", "rows", "height", "width", "pitch", "oh", "ow", "kh", "kw", "sh", "sw", "dh",
-          "dw", "top", "left")
-PADDED = ("each", "planes", "height", "width", "oh", "ow", "top", "left")
 FILL = {"add": "0.0f", "max": "-INFINITY"}
-PITCH = 4                      # GPUs: rows of copied planes begin at multiples of so many elements
+PITCH = 4                      # rows of copied planes begin at multiples of so many elements
 MOST_ROW = 7                   # taps of a row that are written out
 BITS = {"add": "0", "max": "0xfc00"}             # the same as halves that are copied as ushort
 
@@ -104,13 +101,15 @@ def patches(hooks: OpenClHooks, x: Node, s: ConvShape, window: Window, combine: 
     copy = Scratch(f"{combine} {window} of {x.type} {s.pads}", x.type.dtype,
                    (planes, *kernel, *out))
     ctype = "ushort" if x.type.dtype == "f16" else "float"
-    body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=ctype, params=PARAMS,
+    (height, width), (oh, ow), (kh, kw) = s.size, out, kernel
+    (sh, sw), (dh, dw), (top, left) = window.strides, window.dilations, s.pads[:2]
+    params = dict(rows=rows, height=height, width=width, pitch=x.type.physical[-1], oh=oh, ow=ow,
+                  kh=kh, kw=kw, sh=sh, sw=sw, dh=dh, dw=dw, top=top, left=left)
+    body = hooks.render("opencl/patches.cl.j2", entry=ENTRY, type=ctype, params=params,
                         fill=fill(combine, ctype))
-    each, sizes, local = launch(rows, hooks.target)
-    values = (each, rows, *s.size, x.type.physical[-1], *out, *kernel, *window.strides,
-              *window.dilations, *s.pads[:2])
-    params = dict(zip(PARAMS, values, strict=True))
-    return copy, Emitted("patches", body, (x, copy), (copy,), params, sizes, local)
+    local = min(GROUP, hooks.target.max_work_group)
+    return copy, Emitted("patches", body, (x, copy), (copy,), params,
+                         (-(-rows // local) * local,), (local,))
 
 
 def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
@@ -119,15 +118,6 @@ def whole_planes(hooks: OpenClHooks, x: Node, s: ConvShape, combine: str = "add"
     size, held = padded(s), x.type.physical[-1]
     if not any(s.pads) and at_least_always(held, reach(s)):
         return [], x, (size[0], held)
-    if hooks.target.device_type != "cpu":
-        size = size[0], -(-size[1] // PITCH) * PITCH
-        copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)
-        return [emitted], copy, size
-    planes = s.n * s.c
-    copy = Scratch(f"padded {combine} {size} of {x.type} {s.pads}", x.type.dtype, (planes, *size))
-    ctype = "ushort" if x.type.dtype == "f16" else "float"
-    body = hooks.render("opencl/padded.cl.j2", entry=ENTRY, type=ctype, params=PADDED,
-                        fill=fill(combine, ctype))
-    each, sizes, local = launch(planes, hooks.target)
-    params = dict(zip(PADDED, (each, planes, *s.size, *size, *s.pads[:2]), strict=True))
-    return [Emitted("padded", body, (x, copy), (copy,), params, sizes, local)], copy, size
+    size = size[0], -(-size[1] // PITCH) * PITCH
+    copy, emitted = patches(hooks, x, s, Window((1, 1), (1, 1), (1, 1), size), combine)
+    return [emitted], copy, size

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints
-from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import Argument, Match, Packed
 
 WIDTHS = (16, 8, 4, 2, 1)
-SHARES = 4                     # work-items a core of a CPU, so that cores finish together
 MOST_CANDIDATES = 8            # of all tiles that fit
-GROUP = 64                     # work-items a group of a GPU
+GROUP = 64                     # work-items a group
 MAX_INDEX = 1 << 31            # kernels count in int
 PIXEL = 4                      # floats of an image's pixel
 SLICES = (2, 4, 8, 16)         # of a sum's terms
@@ -106,24 +104,11 @@ def _cost(tiles: int, rows: int, vectors: int, target: Target, slices: int = 1, 
     return max(tiles * slices, lanes) * step
 
 
-def launch(tasks: int, target: Target) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """(tasks a work-item, global size, local size)."""
-    if target.device_type == "cpu":
-        most = SHARES * target.compute_units
-        if is_size(tasks):
-            return -(-tasks // most), (most,), (1,)          # of few tasks, some have none
-        items = min(tasks, most)
-        each = -(-tasks // items)
-        return each, (-(-tasks // each),), (1,)
-    local = min(GROUP, target.max_work_group)
-    return 1, (-(-tasks // local) * local,), (local,)
-
-
 def spread(columns: int, rows: int, planes: int, target: Target, slices: int = 1
            ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(global size, local size) of a task a work-item on a GPU, or `slices` of them, whose place is
-    its indices: no division finds it. Of the groups along columns and rows that which idles least
-    at their ends; of equals the largest, then the widest. Kernels return beyond the last column and
+    """(global size, local size) of a task a work-item, or `slices` of them, whose place is its
+    indices: no division finds it. Of the groups along columns and rows that which idles least at
+    their ends; of equals the largest, then the widest. Kernels return beyond the last column and
     row.
     """
     most = min(GROUP, target.max_work_group) // slices

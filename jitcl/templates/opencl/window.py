@@ -26,10 +26,8 @@ from jitcl.templates.opencl.planes import (
     staged,
     whole_planes,
 )
-from jitcl.templates.opencl.tiling import MAX_INDEX, WIDTHS, launch, spread
+from jitcl.templates.opencl.tiling import MAX_INDEX, WIDTHS, spread
 
-ON_AXES = ("channels", "copies", "oh", "ow", "kh", "kw", "dw", "h_step", "ky_step", "x_plane")
-PARAMS = ("each", "tasks", "blocks", "block", *ON_AXES)
 MOST_TAPS = 25                 # that are written out
 
 
@@ -102,22 +100,27 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         hooks, x, s, "max" if p.kind == "max" else "add")
     kh, kw = s.kernel
     unroll = kh * kw <= MOST_TAPS
-    axes = target.device_type != "cpu"
     half = hooks.half and unroll and kw <= FLUSHED
     row, aligned = row_of_taps(s, width, wide, target) if unroll else (0, 1)
     held = -(-kh * kw // 4) + kh * (-(-row // 4) or kw)      # vectors, where all is read before
-    loop = axes and unroll and kh > 1 and held > target.registers
+    loop = unroll and kh > 1 and held > target.registers
     lines = kh if loop else 1
-    packs = axes and unroll and p.weights is not None and target.max_vector_width >= 4
+    packs = unroll and p.weights is not None and target.max_vector_width >= 4
     quads = -(-kh * kw // lines // 4) if packs else 0
     ahead = bool(quads and row and lines > 1 and single is None and moves_by_int(height, wide))
-    params = (*(ON_AXES if axes else PARAMS), *(("quad",) if ahead else ()))
     quad, size = 0, itemsize(x.type.dtype)
     if ahead and p.weights is not None:
         quad = 4 * itemsize(p.weights.type.dtype)
+    sizes, local = spread(-(-ow // width), oh, s.n * s.k, target)
+    params = dict(
+        channels=s.k, copies=s.k // s.c, oh=oh, ow=ow, kh=kh, kw=kw, dw=s.dilations[1],
+        h_step=s.strides[0] * wide, ky_step=s.dilations[0] * wide * (size if ahead else 1),
+        x_plane=height * wide)
+    if ahead:
+        params["quad"] = quad
     body = hooks.render(
         "opencl/window.cl.j2", entry=ENTRY, epilogue=epilogue, single=single, params=params,
-        FEW_COLUMNS=single is not None, AXES=axes, ROW=row, A=aligned,
+        FEW_COLUMNS=single is not None, ROW=row, A=aligned,
         DW=s.dilations[1] if row else 0, QUADS=quads, AHEAD=ahead,
         A_QUAD=quad == aligned * size, kind=p.kind, W=width, HALF=half,
         LINES=FLUSHED // kw, AT_ONCE=kh * kw <= FLUSHED, WIDEST=target.max_vector_width,
@@ -126,16 +129,6 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         x_type=hooks.ctype(x.type.dtype),
         wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
         multiply_add=target.multiply_add)
-    block = oh if target.device_type == "cpu" and s.n * s.k >= 4 * target.compute_units else 1
-    blocks = -(-oh // block)
-    tasks = s.n * s.k * blocks
-    each, sizes, local = launch(tasks, target)
-    if axes:
-        sizes, local = spread(-(-ow // width), oh, s.n * s.k, target)
-    values = dict(
-        each=each, tasks=tasks, blocks=blocks, block=block, channels=s.k, copies=s.k // s.c, oh=oh,
-        ow=ow, kh=kh, kw=kw, dw=s.dilations[1], h_step=s.strides[0] * wide,
-        ky_step=s.dilations[0] * wide * (size if ahead else 1), quad=quad, x_plane=height * wide)
     weights: tuple[Argument, ...] = ()
     if p.weights is not None:
         packed = Packed(p.weights, f"{lines} lines of taps in {quads} quads",
@@ -143,5 +136,5 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         weights = (packed if quads else p.weights,)
     arguments: tuple[Argument, ...] = (planes, *weights, *epilogue.nodes, hooks.group.root)
     return [*before, Emitted(f"{p.kind}_{kh}x{kw}x{width}", body, arguments, (hooks.group.root,),
-                             {**{name: values[name] for name in params}, **epilogue.sizes}, sizes,
+                             {**params, **epilogue.sizes}, sizes,
                              local)]
