@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -37,7 +38,7 @@ def test_results_are_those_of_one_after_the_other(device):
     for k, y in enumerate(found):
         assert (y == -(max(k - 3, 0) + 1)).all()
     assert len(found) == 20 and [y.tobytes() for y in again] == [y.tobytes() for y in found[:3]]
-    assert set(seen) == {"jitcl-stage-1_0"}
+    assert set(seen) == {"jitcl-stage-1"}
     assert all(stage.closed for stage in pipeline.stages if stage is not between)
 
 
@@ -164,6 +165,16 @@ def test_leaving_early_ends_what_is_under_way_and_its_threads_serve_the_next():
     both = zip(pipeline.map(range(3)), pipeline.map(range(3)))
     assert list(both) == [(0, 0), (1, 1), (2, 2)]           # at the same time: threads of its own
     pipeline.close()
+    assert not stage_threads() - before
+
+
+def test_threads_of_a_pipeline_that_was_dropped_end():
+    before = stage_threads()
+    assert list(jitcl.Pipeline([lambda v: v] * 3).map(range(5))) == list(range(5))
+    end = time.monotonic() + 10
+    while stage_threads() - before and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
     assert not stage_threads() - before
 
 

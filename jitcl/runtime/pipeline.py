@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Literal
 
 from jitcl import forking
@@ -25,6 +23,7 @@ from jitcl.runtime.arguments import is_whole
 from jitcl.runtime.calls import Calls
 
 _here = threading.local()       # .threads: what this thread works for
+_CLOSED = object()              # in place of a result: there are no more
 AHEAD = 2                       # items a stage that are under way, the one at work among them
 
 
@@ -117,30 +116,28 @@ class Pipeline:
         return self._map(iter(items), ahead * len(self.stages), on_error == "return")
 
     def _map(self, items: Iterator[Any], most: int, returned: bool) -> Iterator[Any]:
-        threads, waiting, more = _Threads(self), deque[Future[Any]](), True
+        threads, waiting, more = _Threads(self), 0, True
         self._running.add(threads)
         try:
             while True:
-                while more and len(waiting) < most:
+                while more and waiting < most:
                     try:
                         item = next(items)
                     except StopIteration:
                         more = False
                         break
-                    waiting.append(threads.begin(item))
+                    threads.begin(item)
+                    waiting += 1
                 if not waiting:
                     return
-                threads.check()
-                future = waiting.popleft()
-                try:
-                    result = future.result()
-                except CancelledError:
-                    raise closed_error(repr(self)) from None
-                except Exception as error:             # of any kind: it is his who asks
-                    if not returned:
-                        raise
-                    result = error
-                yield result
+                result, error = threads.next_result()
+                waiting -= 1
+                if error is None:
+                    yield result
+                elif returned and isinstance(error, Exception):
+                    yield error
+                else:
+                    raise error
         finally:
             threads.end()
 
@@ -185,17 +182,68 @@ class Pipeline:
         self.close()
 
 
+class _Worker:
+    """A thread that makes calls in order, until this is ended or nobody has it any more. A queue in
+    C and no future for each call: a stage of a fraction of a millisecond would wait for the
+    interpreter's lock while they are made (0.1 ms an item over two stages).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()     # function, arguments
+        self._thread = threading.Thread(target=_serve, args=(self.calls,), name=name, daemon=True)
+        self._thread.start()
+        self._dismiss = weakref.finalize(self, self.calls.put, None)
+        _workers.add(self)
+
+    def finish(self) -> None:
+        """Wait until the calls so far have been made."""
+        if self._dismiss.alive:
+            done: SimpleQueue[None] = SimpleQueue()
+            self.calls.put((done.put, None))
+            done.get()
+
+    def end(self, wait: bool = True) -> None:
+        self._dismiss()
+        if wait:
+            self._thread.join()
+
+
+_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+
+
+def _serve(calls: SimpleQueue[tuple[Any, ...] | None]) -> None:
+    while _serve_next(calls):
+        pass
+
+
+def _serve_next(calls: SimpleQueue[tuple[Any, ...] | None]) -> bool:
+    """A frame of its own: what the last call was made with is let go while the next is awaited."""
+    call = calls.get()
+    if call is None:
+        return False
+    call[0](*call[1:])
+    return True
+
+
+def _end_all() -> None:
+    for worker in list(_workers):
+        worker.end()
+
+
+forking.at_end(_end_all)
+
+
 class _Workers:
     """A thread a stage."""
 
     def __init__(self, count: int) -> None:
         self.made_in = forking.generation
-        self.stages = [ThreadPoolExecutor(1, f"jitcl-stage-{n}") for n in range(count)]
+        self.stages = [_Worker(f"jitcl-stage-{n}") for n in range(count)]
 
     def end(self, wait: bool = True) -> None:
         if self.made_in == forking.generation:
             for stage in self.stages:
-                stage.shutdown(wait, cancel_futures=not wait)
+                stage.end(wait)
 
 
 class _Threads:
@@ -206,50 +254,49 @@ class _Threads:
         self._steps, self._called = pipeline._steps, pipeline._called
         self._begun, self._ended, self._left = 0, False, False
         self._ending = forking.lock()
-        self._unfinished: set[Future[Any]] = set()
+        self._results: SimpleQueue[Any] = SimpleQueue()     # value and error, in order
 
-    def begin(self, item: Any) -> Future[Any]:
-        """The item's result to come."""
-        self.check()
-        result: Future[Any] = Future()
-        self._unfinished.add(result)
-        result.add_done_callback(self._unfinished.discard)
-        number, self._begun = self._begun, self._begun + 1
-        self._pass_on(0, number, item, result)
-        return result
+    def begin(self, item: Any) -> None:
+        self._check()
+        self._pass_on(0, self._begun, item, None)
+        self._begun += 1
 
-    def check(self) -> None:
+    def next_result(self) -> tuple[Any, BaseException | None]:
+        self._check()
+        found = self._results.get()
+        if found is _CLOSED:
+            raise closed_error(repr(self._pipeline))
+        return found                                # type: ignore[no-any-return]
+
+    def _check(self) -> None:
         if self._workers.made_in != forking.generation:
             raise DeviceError("this process was forked while a pipeline was at work: its threads "
                               "are its parent's\n  Call map() in this process.")
 
-    def _pass_on(self, stage: int, number: int, value: Any, result: Future[Any]) -> None:
-        try:
-            self._workers.stages[stage].submit(self._work, stage, number, value, result)
-        except RuntimeError:                        # it was ended, or the process ends
-            result.cancel()
-
-    def _work(self, stage: int, number: int, value: Any, result: Future[Any]) -> None:
-        if self._ended:
-            result.cancel()
-            return
-        _here.threads = self
-        try:
-            value = self._steps[stage](value)
-        except BaseException as error:  # noqa: BLE001  it is raised where its item is asked for
-            note = f"item {number}, stage {stage} ({self._called(stage)})"
-            error.__notes__ = [*getattr(error, "__notes__", []), note]     # add_note: Python 3.11
-            result.set_exception(error)
-            return
-        if stage + 1 < len(self._steps):
-            self._pass_on(stage + 1, number, value, result)
+    def _pass_on(self, stage: int, number: int, value: Any, error: BaseException | None) -> None:
+        if stage < len(self._steps):
+            self._workers.stages[stage].calls.put((self._work, stage, number, value, error))
         else:
-            result.set_result(value)
+            self._results.put((value, error))
+
+    def _work(self, stage: int, number: int, value: Any, error: BaseException | None) -> None:
+        """An error is passed on as a value is: it is raised behind the results before it."""
+        if self._ended:
+            return
+        if error is None:
+            _here.threads = self
+            try:
+                value = self._steps[stage](value)
+            except BaseException as raised:  # noqa: BLE001  it is raised in its item's turn
+                note = f"item {number}, stage {stage} ({self._called(stage)})"
+                raised.__notes__ = [*getattr(raised, "__notes__", []), note]    # add_note: 3.11
+                value, error = None, raised
+            finally:
+                _here.threads = None                # else the thread keeps what keeps it
+        self._pass_on(stage + 1, number, value, error)
 
     def end(self) -> None:
-        """Stages end the item that they are at work on; results of others are cancelled. Twice is
-        fine.
-        """
+        """Stages end the item that they are at work on; others have no results. Twice is fine."""
         self._ended = True
         workers = self._workers
         if workers.made_in != forking.generation or self._left:
@@ -257,16 +304,15 @@ class _Threads:
         if getattr(_here, "threads", None) is self:     # a stage ends its own map: nobody waits
             self._left = True
             workers.end(wait=False)
+            self._results.put(_CLOSED)
             return
         with self._ending:
             first, self._left = not self._left, True
             if not first:
                 return
             for stage in workers.stages:            # the first first: then none gets more
-                with suppress(RuntimeError):        # the process ends, and they with it
-                    stage.submit(lambda: None).result()
-        for result in list(self._unfinished):
-            result.cancel()
+                stage.finish()
+        self._results.put(_CLOSED)
         self._pipeline.give_back(workers)
 
 
