@@ -9,11 +9,11 @@ import pytest
 
 import jitcl
 from jitcl import config
+from jitcl.codegen.plan import Plan
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.target import CpuCore, Target
 from jitcl.templates.cpu.tiling import Tile, choose_tile
-from jitcl.templates.gemm_cpu import template as gemm
 from tests.compiling import compile_graph
 from tests.cpu_templates import DEVICE, WIDTH, b, check
 
@@ -143,13 +143,18 @@ def test_the_share_of_a_cache_that_parts_of_rows_can_use():
     assert used(1024, 1024) == used(768, 384) == used(1000, 10) == 1
 
 
+def numbers(plan: Plan) -> dict[str, int]:
+    """The last step's integer arguments, by name."""
+    (kernel,) = (k for k in plan.kernels if k.entry == plan.steps[-1].kernel)
+    return dict(zip(kernel.params, plan.steps[-1].params))
+
+
 def blocks_of_rows(m: int, k: int) -> tuple[int, int]:
     """(tiles of rows, those in work at a time) of a product with many columns."""
     a = graph_input("a", TensorType("f32", (m, k)))
     graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, 1024), np.float32)))),))
     target = Target("cpu", "test", vector_width=16, registers=32)
-    (step,) = compile_graph(graph, target, passes=False).plan.steps
-    values = dict(zip(gemm.PARAMS, step.params))
+    values = numbers(compile_graph(graph, target, passes=False).plan)
     return values["m_tiles"], values["m_block"]
 
 
@@ -177,8 +182,7 @@ def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatc
         monkeypatch.setattr(CpuCore, "rows", 1 << 30)      # of a smaller cache fewer terms stay
         outputs, inputs, _ = gemm_case(**GEMMS[name])
         graph = Graph("t", tuple(inputs), (("y", outputs[0]),))
-        step = compile_graph(graph, DEVICE.target, passes=False).plan.steps[-1]
-        values = dict(zip(gemm.PARAMS, step.params))
+        values = numbers(compile_graph(graph, DEVICE.target, passes=False).plan)
         assert (values["k_block"] < values["k_count"]) == (panel < 1 << 20)
         return check(*gemm_case(**GEMMS[name]), "gemm_cpu")[0].tobytes()
 
@@ -190,8 +194,7 @@ def parts_of_sums(m: int, k: int, n: int) -> int:
     a = graph_input("a", TensorType("f32", (m, k)))
     graph = Graph("p", (a,), (("y", b.matmul(a, const(np.zeros((k, n), np.float32)))),))
     target = Target("cpu", "test", vector_width=16, registers=32)
-    step = compile_graph(graph, target, passes=False).plan.steps[-1]
-    values = dict(zip(gemm.PARAMS, step.params))
+    values = numbers(compile_graph(graph, target, passes=False).plan)
     return -(-values["k_count"] // values["k_block"])
 
 

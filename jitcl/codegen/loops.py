@@ -155,6 +155,15 @@ def nest_of(loop: For) -> list[For]:
     return nest
 
 
+def perfect_nest(body: Body) -> tuple[list[For], Body]:
+    """The independent loops around all of a body, and what stands inside them."""
+    nest: list[For] = []
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
+        nest.append(body[0])
+        body = body[0].body
+    return nest, body
+
+
 def renest(nest: list[For], body: Body) -> Stmt:
     """The nest around another body."""
     for loop in reversed(nest):

@@ -43,7 +43,16 @@ from functools import partial
 
 from jitcl import dtypes
 from jitcl.codegen.axes import fewest_idle, merge, spread
-from jitcl.codegen.loops import Body, inline_lets, merged, nest_of, rebuild, renamed, rewrite
+from jitcl.codegen.loops import (
+    Body,
+    inline_lets,
+    merged,
+    nest_of,
+    perfect_nest,
+    rebuild,
+    renamed,
+    rewrite,
+)
 from jitcl.codegen.render import flat
 from jitcl.codegen.schedule_rows import Quads, quads
 from jitcl.codegen.schedule_tiles import turned
@@ -119,11 +128,7 @@ def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Bo
     Values that were named between the loops move into the innermost, so that the nest is perfect.
     `addresses`: sums and products of indices are named, too.
     """
-    nest: list[For] = []
-    body = inline_lets(kernel.body)
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
-        nest.append(body[0])
-        body = body[0].body
+    nest, body = perfect_nest(inline_lets(kernel.body))
     return nest, share(Kernel(kernel.name, kernel.buffers, body), addresses=addresses).body
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from jitcl import dtypes
 from jitcl.codegen.axes import spread
-from jitcl.codegen.loops import Body, inline_lets, renamed
+from jitcl.codegen.loops import Body, inline_lets, perfect_nest, renamed
 from jitcl.codegen.render import flat
 from jitcl.codegen.share import replace as exchanged
 from jitcl.codegen.vectorise import has_form, vectors_of
@@ -44,11 +44,7 @@ def turned(kernel: Kernel, target: Target) -> Kernel | None:
     if not target.stages_tiles:
         return None
     lanes = 1 << min(LANES, target.max_work_group).bit_length() - 1
-    nest: list[For] = []
-    body = inline_lets(kernel.body)
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
-        nest.append(body[0])
-        body = body[0].body
+    nest, body = perfect_nest(inline_lets(kernel.body))
     store = body[0] if len(body) == 1 else None
     if len(nest) < 2 or not isinstance(store, Store) or store.guard is not None or any(
             is_size(f.extent) for f in nest):

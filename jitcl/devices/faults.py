@@ -366,13 +366,15 @@ def _reason(error: Exception) -> str:
 # ---- where
 
 
+def slug(text: str, nameless: str = "unnamed") -> str:
+    """A part of a file's name that says what a driver calls something."""
+    plain = re.sub(r"\((?:r|tm)\)", "", text.lower())
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.")[:32].rstrip("-.") or nameless
+
+
 def database_path(root: Path, vendor: str, name: str, driver: str) -> Path:
     """Where a device's faults are kept: by what the driver says of itself, whatever was probed."""
     digest = hashlib.sha256("\0".join((vendor, name, driver)).encode()).hexdigest()[:16]
-    def slug(text: str) -> str:
-        plain = re.sub(r"\((?:r|tm)\)", "", text.lower())
-        return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.")[:32].rstrip("-.") or "unnamed"
-
     return root / "faults" / f"{slug(f'{vendor} {driver}')}--{slug(name)}--{digest}.json"
 
 
@@ -395,4 +397,5 @@ def _shared(path: Path) -> FaultDatabase:
     return FaultDatabase(path)
 
 
-__all__ = ["Fault", "FaultDatabase", "blamable", "database_path", "databases", "fault_database"]
+__all__ = ["Fault", "FaultDatabase", "blamable", "database_path", "databases", "fault_database",
+           "slug"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from jitcl.ir.lanes import Placement
 from jitcl.ir.printer import statement_text
 from jitcl.ir.scalar import SCALARS
 
+T = TypeVar("T")
 CHUNK = 1 << 20                              # elements of one temporary: 8 MB of int64 at most
 _INDEPENDENT = ("item", "group", "lane", "parallel", "vec")
 _WIDE = 1 << 12                              # arrays of this size hide the cost of a Python loop
@@ -243,12 +244,7 @@ class _Run:
 
     def value(self, x: Expr, stmt: Stmt) -> np.ndarray:
         """The expression over all axes; each axis that it does not depend on has length 1."""
-        done: dict[Expr, np.ndarray] = {}
-        for e, dead in evaluation_order(x):
-            done[e] = self.node(e, done, stmt)
-            for d in dead:
-                del done[d]
-        return done[x]
+        return in_order(x, lambda e, done: self.node(e, done, stmt))
 
     def node(self, e: Expr, done: dict[Expr, np.ndarray], stmt: Stmt) -> np.ndarray:
         if e.op == "var":
@@ -306,6 +302,16 @@ class _Run:
 
 
 # ---- values
+
+def in_order(x: Expr, node: Callable[[Expr, dict[Expr, T]], T]) -> T:
+    """An expression's value: `node` computes that of one, given those that it needs."""
+    done: dict[Expr, T] = {}
+    for e, dead in evaluation_order(x):
+        done[e] = node(e, done)
+        for d in dead:
+            del done[d]
+    return done[x]
+
 
 @functools.lru_cache(maxsize=1024)
 def evaluation_order(x: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:

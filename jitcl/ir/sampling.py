@@ -24,7 +24,7 @@ from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.enclosure import FLUSHED, LARGEST, TINY, UNIT, Array, Enclosed, evaluated
 from jitcl.ir.expr import Expr
-from jitcl.ir.interpreter import all_inside, can_run_at_once, checked_array, evaluation_order
+from jitcl.ir.interpreter import all_inside, can_run_at_once, checked_array, in_order
 from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, carries, statements
 from jitcl.ir.noise import Noise, noise
 from jitcl.ir.printer import statement_text
@@ -254,12 +254,7 @@ class Walk:
 
     def value(self, x: Expr, stmt: Stmt) -> Enclosed:
         """The expression over all axes; each axis that it does not depend on has length 1."""
-        done: dict[Expr, Enclosed] = {}
-        for e, dead in evaluation_order(x):
-            done[e] = self.node(e, done, stmt)
-            for d in dead:
-                del done[d]
-        return done[x]
+        return in_order(x, lambda e, done: self.node(e, done, stmt))
 
     def node(self, e: Expr, done: dict[Expr, Enclosed], stmt: Stmt) -> Enclosed:
         if e.op == "var":

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from jitcl import config, forking, ownership
+from jitcl.devices.faults import slug
 from jitcl.errors import CacheError
 from jitcl.runtime import digests, entry, locks, pruning
 from jitcl.runtime.arguments import folder_of
@@ -123,13 +124,8 @@ class Why:
 
 def device_directory(target: Target) -> str:
     """'pocl-3.0--amd-epyc-9v74--<target.key>': readable, and different for any two targets."""
-    def slug(text: str) -> str:
-        plain = re.sub(r"\((?:r|tm)\)", "", text.lower())
-        return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.")[:32].rstrip("-.")
-
     maker = target.vendor if target.kind == "opencl" and target.vendor else target.kind
-    driver = slug(f"{maker} {target.driver}")
-    return f"{driver or 'device'}--{slug(target.name) or 'unnamed'}--{target.key}"
+    return f"{slug(f'{maker} {target.driver}', 'device')}--{slug(target.name)}--{target.key}"
 
 
 class KernelCache:

@@ -39,13 +39,13 @@ def packable(node: Node | None, op: str, group: Group | None = None) -> Node | N
 def shape_of(node: Node) -> ConvShape:
     """The numbers of a conv node of 1 or 2 spatial axes."""
     x, w = (i.type.dims for i in node.inputs[:2])
-    one = len(x) == 3
-
-    def two(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-        return (missing, values[0]) if one else (values[0], values[1])
-
     pads = node.attr("pads")
-    four = (0, pads[0], 0, pads[1]) if one else tuple(pads)
+    four = (0, pads[0], 0, pads[1]) if len(x) == 3 else tuple(pads)
     return ConvShape(
-        x[0], x[1], w[0], two(x[2:], 1), two(node.type.dims[2:], 1), two(w[2:], 1),
-        two(node.attr("strides"), 1), two(node.attr("dilations"), 1), four, node.attr("group"))
+        x[0], x[1], w[0], two(x[2:]), two(node.type.dims[2:]), two(w[2:]),
+        two(node.attr("strides")), two(node.attr("dilations")), four, node.attr("group"))
+
+
+def two(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
+    """Numbers of two spatial axes; those of one are the second's."""
+    return (missing, values[0]) if len(values) == 1 else (values[0], values[1])

@@ -25,8 +25,6 @@ from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, fits, lasting, step_cycles
 from jitcl.templates.gemm_cpu.template import Writer, product_of
 
-PARAMS = ("batch", "m_count", "depth", "m_tiles", "k_image", "k_panel", "v_image", "q_heads",
-          "q_head", "q_image")
 LIMIT = 2.0**40             # of a row's sum of powers: beyond it, values above 2**88 might overflow
 MASKED = -1000              # what is less is no score
 FEWEST_ROWS = 8             # of queries in tiles
@@ -109,8 +107,9 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
         k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
         own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
                for n in operands_of(text, part)]
+        params = numbers(a, tile, v_tile, width, stored)
         body = hooks.render(
-            "attention_cpu/numba.py.j2", entry=ENTRY, params=PARAMS, guarded=a.guarded,
+            "attention_cpu/numba.py.j2", entry=ENTRY, params=params, guarded=a.guarded,
             operands=[(name, n.type.dtype) for name, n in own], score_lines=lines[0],
             whole_lines=before.row_epilogue(width, "s", True), lines=lines[1], ROWS=tile.columns,
             NB=tile.blocks, VB=v_tile.blocks, W=width, N=n, NBS=-(-n // width),
@@ -124,8 +123,8 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
             VP=-(-a.result.n // (width * v_tile.blocks)), y_dtype=last.root.type.dtype)
         arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
-        params = numbers(a, tile, v_tile, width, stored) | hooks.sizes.params()
-        return [*emitted, Emitted(stem, body, arguments, (last.root,), params)]
+        return [*emitted, Emitted(stem, body, arguments, (last.root,),
+                                  params | hooks.sizes.params())]
 
 
 def attention_of(group: Group, target: Target) -> Attention | None:
@@ -198,10 +197,10 @@ def stored_queries(scores: Writer, rows: int) -> Queries | None:
 
 def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries | None
             ) -> dict[str, int]:
-    """The values of PARAMS."""
+    """The kernel's integer parameters, by name."""
     s, r = a.scores, a.result
     k_panel, v_panel = s.k * tile.blocks * width, r.k * v_tile.blocks * width
-    values = {
+    return {
         "batch": s.batch, "m_count": s.m, "depth": s.k, "m_tiles": -(-s.m // tile.columns),
         "k_image": 0 if s.merged else -(-s.n // (tile.blocks * width)) * k_panel,
         "k_panel": k_panel,
@@ -209,4 +208,3 @@ def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries 
         "q_heads": stored.heads if stored else 1, "q_head": stored.head if stored else 0,
         "q_image": stored.image if stored else 0,
     }
-    return {name: values[name] for name in PARAMS}

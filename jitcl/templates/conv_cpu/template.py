@@ -33,11 +33,6 @@ from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import Tile, choose_tile
 
-PARAMS = (
-    "n_count", "channels", "kbs", "kgs", "oh", "ow", "row_tiles", "column_tiles", "a_image",
-    "a_first", "a_row", "cbs", "cbs_at_once", "tap_rows", "taps", "terms", "last_terms", "a_block",
-    "a_tap_row", "a_tap", "wt_group", "y_first", "y_block", "y_width", "y_height",
-    "kgs_per_group", "a_group", "y_top", "y_left")
 FEW_CHANNELS = 8  # fewer than this are read as planes, not as a block that is mostly padding
 MOST_TILES = 32  # whose sums wait for the next channels' weights
 PIECES = 4  # that the weights of a single pixel come in, for the threads
@@ -197,6 +192,7 @@ class Writer:
         touched = ["y", *vector.beside] if vector and runs else []
         zero = self.zero_sums()
         first = self.phase is None or self.phase.first == (0, 0)
+        params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
         body = self.hooks.render(
             "conv_cpu/numba.py.j2", entry=ENTRY, a_dtype=self.a_dtype(),
             sum_dtype=self.arithmetic.dtype,
@@ -204,7 +200,7 @@ class Writer:
             gate=None if self.gate is None else self.hooks.names[self.gate],
             offset_at=2 + len(operands) if zero else None, y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
-            params=self.param_names(), ROWS=tile.rows, COLUMNS=tile.columns, NB=tile.blocks,
+            params=params, ROWS=tile.rows, COLUMNS=tile.columns, NB=tile.blocks,
             W=width, PX=s.strides[1] * self.lanes, halo=self.halo if first else 0,
             halo_rows=self.halo if self.root.rank == 4 else 0, grouped=s.groups > 1,
             uneven=per_group % tile.blocks != 0, order=order, by_rows=inner, deep=deep,
@@ -213,12 +209,12 @@ class Writer:
             vector_lines=vector or [], pixel_lines=pixels or [], scalar_lines=scalar,
             clear_lanes=self.root.layout.kind == "NCHWc" and s.k % width != 0,
             up=self.phase.up if self.phase else None)
-        params = self.params(physical, inset, tile, rows, columns, kbs, kgs, flat)
         arguments: tuple[Argument, ...] = (
             a, self.packed(tile), *operands, *zero, self.group.root)
         kind = self.kind() if self.gate is None else f"{self.kind()}_gated"
         stem = f"{kind}_{tile.rows}x{tile.columns}x{tile.blocks}"
-        return Emitted(stem, body, arguments, (self.group.root,), params)
+        return Emitted(stem, body, arguments, (self.group.root,),
+                       params | self.hooks.sizes.params())
 
     def kind(self) -> str:
         return "conv" if self.phase is None else "conv_transpose"
@@ -328,7 +324,4 @@ class Writer:
             "y_top": y_top, "y_left": y_left}
         if self.gate is not None:
             values["gate_image"] = math.prod(self.gate.type.physical[1:])
-        return {name: values[name] for name in self.param_names()} | self.hooks.sizes.params()
-
-    def param_names(self) -> tuple[str, ...]:
-        return PARAMS if self.gate is None else (*PARAMS, "gate_image")
+        return values

@@ -17,9 +17,6 @@ from jitcl.templates.convolution import packable, shape_of
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import lasting
 
-PARAMS = (
-    "n_count", "channels", "kbs", "oh", "ow", "column_tiles", "a_block", "a_first", "a_row", "taps",
-    "tap_row", "y_first", "y_block", "y_width", "y_height")
 MOST_COLUMNS = 14
 FEWEST_ROWS, ROWS_A_CORE = 8, 3     # of an image that threads share by rows, not by channels
 
@@ -73,13 +70,24 @@ class DepthwiseCpu(Template[Columns, CpuHooks]):
         operands = operands_of(vector or pixels or scalar, hooks)
         halo = root.layout.halo if root.layout.kind == "NCHWc" else 0
         halo_rows = halo if root.rank == 4 else 0
+        _, blocks, a_height, a_width = physical
+        oh, ow = s.out
+        y_width, y_height = ow + 2 * halo, oh + 2 * halo_rows
+        params = {
+            "n_count": s.n, "channels": s.k, "kbs": blocks, "oh": oh, "ow": ow,
+            "column_tiles": -(-ow // columns), "a_block": a_height * a_width * width,
+            "a_first": ((inset[0] - s.pads[0]) * a_width + inset[1] - s.pads[1]) * width,
+            "a_row": s.strides[0] * a_width * width, "taps": s.kernel[0],
+            "tap_row": s.dilations[0] * a_width * width,
+            "y_first": (halo_rows * y_width + halo) * width, "y_block": y_height * y_width * width,
+            "y_width": y_width, "y_height": y_height}
         body = hooks.render(
             "depthwise_cpu/numba.py.j2",
             entry=ENTRY,
             a_dtype=x.type.dtype,
             y_dtype=root.dtype,
             operands=[(hooks.names[n], n.type.dtype) for n in operands],
-            params=PARAMS,
+            params=params,
             COLUMNS=columns,
             W=width,
             kw=s.kernel[1],
@@ -94,18 +102,7 @@ class DepthwiseCpu(Template[Columns, CpuHooks]):
             scalar_lines=scalar,
             clear_lanes=root.layout.kind == "NCHWc" and s.k % width != 0,
         )
-        _, blocks, a_height, a_width = physical
-        oh, ow = s.out
-        y_width, y_height = ow + 2 * halo, oh + 2 * halo_rows
-        values = {
-            "n_count": s.n, "channels": s.k, "kbs": blocks, "oh": oh, "ow": ow,
-            "column_tiles": -(-ow // columns), "a_block": a_height * a_width * width,
-            "a_first": ((inset[0] - s.pads[0]) * a_width + inset[1] - s.pads[1]) * width,
-            "a_row": s.strides[0] * a_width * width, "taps": s.kernel[0],
-            "tap_row": s.dilations[0] * a_width * width,
-            "y_first": (halo_rows * y_width + halo) * width, "y_block": y_height * y_width * width,
-            "y_width": y_width, "y_height": y_height}
         packed = Packed(w, f"depthwise {width}", partial(pack_filters, width=width))
         arguments: tuple[Argument, ...] = (a, packed, *operands, group.root)
-        params = {name: values[name] for name in PARAMS} | hooks.sizes.params()
-        return [*before, Emitted(f"depthwise_{columns}", body, arguments, (group.root,), params)]
+        return [*before, Emitted(f"depthwise_{columns}", body, arguments, (group.root,),
+                                 params | hooks.sizes.params())]

@@ -30,24 +30,8 @@ from jitcl.templates.base import (
 from jitcl.templates.cpu.arithmetic import FLOATS, Arithmetic
 from jitcl.templates.cpu.operands import operands_of
 from jitcl.templates.cpu.tiling import MOST_COLUMNS, Tile, choose_tile, step_cycles
-from jitcl.templates.matmul import Shape, decoded
+from jitcl.templates.matmul import Shape, operand_index
 
-PARAMS = (
-    "batch",
-    "m_count",
-    "n_count",
-    "k_count",
-    "nbs",
-    "m_tiles",
-    "m_block",
-    "k_block",
-    "panels",
-    "a_image",
-    "a_tile",
-    "b_image",
-    "b_panel",
-    "row_steps",
-)
 FEWEST_TERMS = 256  # of a sum that are added in one go
 DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops read them
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
@@ -199,6 +183,7 @@ class Writer:
         operands, zero = operands_of(vector or scalar, self.hooks), self.zero_sums()
         k_block = self.k_block(tile, rows)
         deep = not same(k_block, self.depth)
+        params = self.params(tile, nbs, k_block, rows, wide)
         body = self.hooks.render(
             "gemm_cpu/numba.py.j2",
             entry=ENTRY,
@@ -218,7 +203,7 @@ class Writer:
             zero=len(zero),
             y_dtype=self.group.root.type.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
-            params=PARAMS,
+            params=params,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             PIXELS=pixels,
@@ -234,8 +219,8 @@ class Writer:
         sums = self.sums(tile, nbs) if deep else ()
         arguments: tuple[Argument, ...] = (a, b, *operands, *zero, *sums, self.group.root)
         stem = f"{self.kind}_{pixels}x{tile.blocks}"
-        params = self.params(tile, nbs, k_block, rows, wide)
-        return [*before, Emitted(stem, body, arguments, (*sums, self.group.root), params)]
+        return [*before, Emitted(stem, body, arguments, (*sums, self.group.root),
+                                 params | self.hooks.sizes.params())]
 
     def tile(self, nbs: int, rows: Rows | None) -> Tile:
         """The tile; its rows are columns to the register tile, where their pitch is a constant."""
@@ -319,7 +304,7 @@ class Writer:
         m_block = self.m_block(tile, k_block, rows_of_a)
         if 4 * hint(panels * panel) <= self.core.rows:
             m_block = 1  # all of b stays in the cache, and rows of y are written from end to end
-        values = {
+        return {
             "batch": s.batch,
             "m_count": s.m,
             "n_count": s.n,
@@ -335,7 +320,6 @@ class Writer:
             "b_panel": tile.blocks * self.width if wide else panel,
             "row_steps": max(0, (hint(k_block) // rows).bit_length() - 1),
         }
-        return {name: values[name] for name in PARAMS} | self.hooks.sizes.params()
 
     def rows(self, height: int) -> tuple[Argument, Emitted]:
         """a in tiles of `height` rows side by side, [batch][m_tiles][K][height]."""
@@ -355,13 +339,8 @@ class Writer:
             self.a, f"rows {height} {self.a.type}", "f32", shape, where, order)
 
     def operand_index(self, node: Node, image: Expr, row: Expr) -> list[Expr]:
-        """The indices of an operand but the last, at a row of an image of the result; where there
-        is one, rows count over the leading axes."""
-        m = self.hooks.anchor.type.dims[-2]
-        ix = (decoded(row, (*self.leading, m)) if self.s.merged
-              else [*decoded(image, self.leading), row])
-        ix = ix[len(ix) - (node.type.rank - 1) :]
-        return [E.index(0) if same(d, 1) else i for i, d in zip(ix, node.type.dims[:-1])]
+        return operand_index(node, self.leading, self.hooks.anchor.type.dims[-2], self.s.merged,
+                             image, row)
 
     def columns(self, blocks: int, before: list[Emitted], dtype: str = "f32") -> Argument:
         """b in panels of `blocks` vectors, [batch or 1][panels][K][blocks * width]; constants are

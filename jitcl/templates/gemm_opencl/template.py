@@ -13,7 +13,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints, require
-from jitcl.ir.sizes import has_size, is_size, same
+from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
@@ -26,7 +26,7 @@ from jitcl.templates.gemm_opencl.product import (
     pack_columns,
     pack_rows,
 )
-from jitcl.templates.matmul import Shape, decoded
+from jitcl.templates.matmul import Shape, decoded, operand_index
 from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, choose_tiles, in_half
 
 PACK_FROM = 16                 # tiles of rows that read b again before packing it pays
@@ -156,11 +156,7 @@ class _Writer:
         return [emitted], Operand(copy, True, size)
 
     def operand(self, node: Node, image: Expr, row: Expr) -> list[Expr]:
-        """The indices of an operand but the last, at a row of an image of the result."""
-        dims = (*self.leading, self.height)
-        ix = decoded(row, dims) if self.s.merged else [*decoded(image, self.leading), row]
-        ix = ix[len(ix) - (node.type.rank - 1):]
-        return [E.index(0) if same(d, 1) else i for i, d in zip(ix, node.type.dims[:-1])]
+        return operand_index(node, self.leading, self.height, self.s.merged, image, row)
 
 
 def within(first: Expr, count: int, length: int) -> Expr:

@@ -20,7 +20,6 @@ from jitcl.templates.base import (
     ENTRY,
     Argument,
     Emitted,
-    Match,
     OpenClHooks,
     Scratch,
     Template,
@@ -28,6 +27,7 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.gemm_opencl.product import unfused
 from jitcl.templates.gemm_tiled_opencl.template import (
+    Blocks,
     GemmTiledOpenCl,
     Product,
     indexed,
@@ -35,6 +35,8 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     places,
     product_of,
     side,
+    terms,
+    tiles,
 )
 from jitcl.templates.gemv_opencl.template import GemvOpenCl
 
@@ -46,14 +48,9 @@ MAX_SPLITS = 16
 
 
 @dataclass(frozen=True)
-class Tiling(Match):
-    """Work-group tile, terms at a time, warps along m and n, steps in local memory at once; in how
-    many parts sums are split.
-    """
+class Tiling(Blocks):
+    """Warps along m and n, steps in local memory at once; in how many parts sums are split."""
 
-    bm: int
-    bn: int
-    bk: int
     wm: int
     wn: int
     stages: int
@@ -127,21 +124,11 @@ def choose(p: Product, target: Target) -> tuple[Tiling, ...]:
     return tuple(sorted(found, key=lambda t: cost(t, p, target)))
 
 
-def tiles(t: Tiling, p: Product) -> int:
-    """Tiles of the result."""
-    return p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
-
-
 def splits(t: Tiling, p: Product, target: Target) -> int:
     """Parts that sums are split in: more groups where there are few."""
     most = min(MAX_SPLITS, max(1, p.k // LEAST_K))
     parts = max(1, min(most, target.compute_units // tiles(t, p)))
     return -(-p.k // terms(t, p, parts))
-
-
-def terms(t: Tiling, p: Product, parts: int) -> int:
-    """Terms of one part: whole steps of a tile."""
-    return ((p.k + parts - 1) // parts + t.bk - 1) // t.bk * t.bk
 
 
 def cost(t: Tiling, p: Product, target: Target) -> float:

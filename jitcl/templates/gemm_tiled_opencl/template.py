@@ -53,12 +53,18 @@ At = tuple[list[Expr], Expr]                     # an operand's index, and wheth
 
 
 @dataclass(frozen=True)
-class Tiling(Match):
-    """Work-group tile, terms at a time, work-item tile."""
+class Blocks(Match):
+    """Work-group tile, terms at a time."""
 
     bm: int
     bn: int
     bk: int
+
+
+@dataclass(frozen=True)
+class Tiling(Blocks):
+    """With the tile of a work-item."""
+
     tm: int
     tn: int
     slices: int = 1                              # of the terms, summed by other work-items
@@ -198,7 +204,7 @@ def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
     return tuple(sorted(found, key=lambda split: cycles(split, p, target)))
 
 
-def tiles(t: Tiling, p: Product) -> int:
+def tiles(t: Blocks, p: Product) -> int:
     """Tiles of the result."""
     return p.batch * -(-p.m // t.bm) * -(-p.n // t.bn)
 
@@ -217,7 +223,7 @@ def splits(t: Tiling, p: Product, target: Target) -> int:
     return -(-p.k // terms(t, p, parts))
 
 
-def terms(t: Tiling, p: Product, parts: int) -> int:
+def terms(t: Blocks, p: Product, parts: int) -> int:
     """Terms of one part: whole steps of a tile."""
     return ((p.k + parts - 1) // parts + t.bk - 1) // t.bk * t.bk
 

@@ -6,12 +6,8 @@ from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, CpuHooks, Emitted, Lines, Match, Template
+from jitcl.templates.convolution import two
 from jitcl.templates.cpu.operands import operands_of
-
-PARAMS = (
-    *("n_count", "channels", "kbs", "oh", "ow", "sh", "sw", "kh", "kw", "top", "left"),
-    *("above", "before", "below", "behind", "height", "width", "x_first", "x_block", "x_width"),
-    *("y_first", "y_block", "y_width", "y_height"))
 
 
 class PoolCpu(Template[Match, CpuHooks]):
@@ -40,36 +36,30 @@ class PoolCpu(Template[Match, CpuHooks]):
         scalar = Lines() if lines else hooks.scalar_epilogue(width)
         operands = operands_of(lines or scalar, hooks)
         largest = node.op == "max_pool"
-        two = root.rank == 4
+        planes = root.rank == 4
+        numbers = pool_params(node, group.root, width)
         body = hooks.render(
             "pool_cpu/numba.py.j2", entry=ENTRY, largest=largest,
-            DH=node.attr("dilations")[0] if two else 1, DW=node.attr("dilations")[-1], W=width,
+            DH=node.attr("dilations")[0] if planes else 1, DW=node.attr("dilations")[-1], W=width,
             x_dtype=x.type.dtype, y_dtype=root.dtype,
-            operands=[(hooks.names[n], n.type.dtype) for n in operands], params=PARAMS,
-            halo=root.layout.halo, halo_rows=root.layout.halo if two else 0,
+            operands=[(hooks.names[n], n.type.dtype) for n in operands], params=numbers,
+            halo=root.layout.halo, halo_rows=root.layout.halo if planes else 0,
             vector_lines=lines or [], scalar_lines=scalar)
-        values = pool_params(node, group.root, width)
-        params = {name: values[name] for name in PARAMS} | hooks.sizes.params()
-        return [Emitted(node.op, body, (x, *operands, group.root), (group.root,), params)]
+        return [Emitted(node.op, body, (x, *operands, group.root), (group.root,),
+                        numbers | hooks.sizes.params())]
 
 
 def pool_params(node: Node, root: Node, lanes: int) -> dict[str, int]:
     """The numbers of a pooling kernel; a 1-D one has one row."""
     x, y = node.inputs[0].type, root.type
-    one = x.rank == 3
-
-    def two(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-        return (missing, values[0]) if one else (values[0], values[1])
-
     pads = node.attr("pads")
     (top, left), (bottom, right) = two(pads[: len(pads) // 2], 0), two(pads[len(pads) // 2 :], 0)
     counted = node.attr("count_pad", False)
     above, before, below, behind = (p if counted else 0 for p in (top, left, bottom, right))
-    (kh, kw), (sh, sw) = two(node.attr("kernel"), 1), two(node.attr("strides"), 1)
-    height, width = two(x.dims[2:], 1)
-    oh, ow = two(y.dims[2:], 1)
+    (kh, kw), (sh, sw) = two(node.attr("kernel")), two(node.attr("strides"))
+    (height, width), (oh, ow) = two(x.dims[2:]), two(y.dims[2:])
     x_halo, y_halo = x.layout.halo, y.layout.halo
-    x_rows, y_rows = (0, 0) if one else (x_halo, y_halo)
+    x_rows, y_rows = (0, 0) if x.rank == 3 else (x_halo, y_halo)
     x_width, y_width, y_height = width + 2 * x_halo, ow + 2 * y_halo, oh + 2 * y_rows
     return {
         "n_count": y.dims[0], "channels": y.dims[1], "kbs": y.physical[1], "oh": oh, "ow": ow,

@@ -7,7 +7,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Template
-from jitcl.templates.convolution import ConvShape
+from jitcl.templates.convolution import ConvShape, two
 from jitcl.templates.opencl.planes import as_stored
 from jitcl.templates.opencl.window import Lanes, Windows, emit_windows, suitable, vector_widths
 
@@ -46,10 +46,6 @@ def pool_shape(node: Node) -> ConvShape:
     """The numbers of a pooling node. With `ceil`, padding behind reaches as far as the windows."""
     x = node.inputs[0].type.dims
     rank = len(x) - 2
-
-    def two(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
-        return (missing, values[0]) if rank == 1 else (values[0], values[1])
-
     size, out, kernel, strides, dilations = map(two, (
         x[2:], node.type.dims[2:], node.attr("kernel"), node.attr("strides"),
         node.attr("dilations")))
