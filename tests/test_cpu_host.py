@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jitcl import config
+from jitcl.devices import core_cache
 from jitcl.devices.cpu import host, probe_target
 from jitcl.devices.cpu.compiler import _Codegen
 from jitcl.ir.graph import Graph, const, graph_input
@@ -49,26 +50,26 @@ L1 = ("1", "Data", "32K", "0"), ("1", "Instruction", "64K", "0")
     ("?", [("2", "Unified", "512K", "0")], 0),
 ])
 def test_a_core_has_its_share_of_the_second_level_cache(tmp_path, siblings, caches, nbytes):
-    assert host._share_of_cache(cpu_of(tmp_path, siblings, *caches)) == nbytes
+    assert core_cache._share(cpu_of(tmp_path, siblings, *caches)) == nbytes
 
 
 def test_sysfs_is_read_where_the_system_call_has_no_answer(tmp_path, monkeypatch):
     cpu = cpu_of(tmp_path, "0", *L1, ("2", "Unified", "384K", "0"))
-    monkeypatch.setattr(host, "_CPU0", cpu)
+    monkeypatch.setattr(core_cache, "_CPU0", cpu)
 
     def unknown(name: str) -> int:
         raise ValueError("unrecognized configuration name")
 
     for answer in (unknown, lambda name: 0, lambda name: -1):
-        monkeypatch.setattr(host.os, "sysconf", answer)
-        assert host._cache() == 384 << 10
-    monkeypatch.setattr(host.os, "sysconf", lambda name: 1 << 21)
-    assert host._cache() == 1 << 21
+        monkeypatch.setattr(core_cache.os, "sysconf", answer)
+        assert core_cache.second_level_cache() == 384 << 10
+    monkeypatch.setattr(core_cache.os, "sysconf", lambda name: 1 << 21)
+    assert core_cache.second_level_cache() == 1 << 21
 
 
 def test_without_sysfs_it_is_as_a_target_has_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "_CPU0", tmp_path / "none")
-    monkeypatch.setattr(host.os, "sysconf", lambda name: 0)
+    monkeypatch.setattr(core_cache, "_CPU0", tmp_path / "none")
+    monkeypatch.setattr(core_cache.os, "sysconf", lambda name: 0)
     assert probe_target().cache_bytes == Target.cache_bytes
 
 
@@ -78,8 +79,8 @@ def test_without_sysfs_it_is_as_a_target_has_it(tmp_path, monkeypatch):
 def test_cores_that_the_process_may_not_use_do_not_count(monkeypatch):
     """A container of four cores sees all of its host's: with those, Winograd's weights would seem
     to come too late for every layer of ResNet-50."""
-    monkeypatch.setattr(host.os, "cpu_count", lambda: 192)
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {3, 5, 8, 9}, raising=False)
+    monkeypatch.setattr(core_cache.os, "cpu_count", lambda: 192)
+    monkeypatch.setattr(core_cache.os, "sched_getaffinity", lambda pid: {3, 5, 8, 9}, raising=False)
     assert probe_target().compute_units == 4
     with config.override(threads=1):
         assert probe_target().compute_units == 4

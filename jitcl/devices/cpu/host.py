@@ -17,6 +17,7 @@ import llvmlite.binding as llvm
 
 from jitcl import config, forking
 from jitcl.cores import usable_cores
+from jitcl.devices.core_cache import second_level_cache
 from jitcl.target import Target
 
 _LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "packed_tile",
@@ -42,7 +43,6 @@ _AARCH64 = frozenset({"neon", "fp-armv8"})
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 _AUXILIARY = (("fullfp16", _AT_HWCAP, 1 << 9 | 1 << 10), ("dotprod", _AT_HWCAP, 1 << 20),
               ("i8mm", _AT_HWCAP2, 1 << 13))
-_CPU0 = Path("/sys/devices/system/cpu/cpu0")
 _absent: ContextVar[str] = ContextVar("absent", default="")
 # a child that was forked while another thread asked LLVM for the CPU waited for ever
 forking.held(llvm.ffi.lib._lock._lock)
@@ -119,37 +119,6 @@ def _memory() -> int:
         return 0
 
 
-def _cache() -> int:
-    """Bytes of a core's second-level cache; 0 where the system does not say."""
-    try:
-        known = os.sysconf("SC_LEVEL2_CACHE_SIZE")
-    except (AttributeError, ValueError, OSError):       # as Python on aarch64
-        known = 0
-    return known if known > 0 else _share_of_cache(_CPU0)
-
-
-def _share_of_cache(cpu: Path) -> int:
-    """A core's share of the second-level cache that sysfs tells of a CPU, in bytes; 0 where it
-    tells nothing. Small cores of ARM have one for several of them."""
-    try:
-        threads = _count((cpu / "topology/thread_siblings_list").read_text())
-        for index in sorted(cpu.glob("cache/index*")):
-            level, kind = ((index / name).read_text().strip() for name in ("level", "type"))
-            if level == "2" and kind != "Instruction":
-                users = _count((index / "shared_cpu_list").read_text())
-                size = config.parse_bytes((index / "size").read_text().strip() + "i")
-                return size * threads // max(threads, users)
-    except (OSError, ValueError):
-        return 0
-    return 0
-
-
-def _count(cpus: str) -> int:
-    """How many CPUs a list of sysfs names, as 0-3,8."""
-    ends = [part.split("-") for part in cpus.strip().split(",")]
-    return sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
-
-
 @functools.cache
 def versions() -> str:
     """What object code depends on beside the kernel's text: compilers, and what operations mean.
@@ -188,7 +157,7 @@ def probe_target() -> Target:
         fmas=1 if width == 16 and llvm.get_host_cpu_name() in _ONE_WIDE_FMA else 2,
         gated_weights=True,
         byte_dot=next((how for each, how in _BYTE_DOTS[width].items() if each in have), ""),
-        cache_bytes=_cache() or Target.cache_bytes, winograd=config.get("winograd"),
+        cache_bytes=second_level_cache() or Target.cache_bytes, winograd=config.get("winograd"),
         global_memory=memory, max_allocation=memory, alignment=64, fp16_storage=True,
         fp16_arithmetic=False, fp64=True, bf16_storage=True, soft_half=soft_half(),
         multiply_add="fma" if "fma" in have or "neon" in have else "plain",

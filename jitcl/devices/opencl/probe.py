@@ -28,6 +28,7 @@ import pyopencl as cl
 
 from jitcl import config, ownership
 from jitcl.devices.base import Progress, Tally
+from jitcl.devices.core_cache import second_level_cache
 from jitcl.devices.opencl import icd, pocl
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.remembered import FATAL, FOLDER
@@ -63,6 +64,10 @@ def examine(found: Found, progress: Progress | Tally | None = None
     base = _limits(found)
     fields = _Record(found, base).fields(Tally.of(progress))
     target = dataclasses.replace(base, **fields)
+    if found.kind == "cpu":             # what the CPU path's templates ask, and no driver tells
+        target = dataclasses.replace(
+            target, cache_bytes=second_level_cache() or target.cache_bytes,
+            winograd=config.get("winograd"))
     return target, applying(found.driver, target)
 
 
