@@ -227,8 +227,8 @@ def test_halves_stay_halves_in_panels(soft: bool, stored: str) -> None:
 
 
 def test_an_operand_of_several_products_is_arranged_once():
-    """Products of one matrix read the same panels; one of another matrix in between takes their
-    memory, so that they are made again behind it."""
+    """Products of one matrix read the same panels; behind one of another matrix they are made
+    again, and no panels wait in memory for those that are not there yet."""
     graph = jitcl.parse("""graph @g(%x: f32[4,4], %w: f32[4,4], %v: f32[4,4]) {
       %1 = matmul(%x, %w)
       %2 = matmul(%1, %w)
@@ -239,6 +239,8 @@ def test_an_operand_of_several_products_is_arranged_once():
     model = jitcl.compile(graph, device="cpu")
     arranged = [s.buffers[0] for s in model.plan.steps if "arranged" in s.name]
     assert len(arranged) == 3 and arranged[0] == arranged[2] != arranged[1]
+    panels = [model.plan.buffers[s.writes[0]] for s in model.plan.steps if "arranged" in s.name]
+    assert len({p.offset for p in panels}) < len(panels)
     rng = np.random.default_rng(0)
     x, w, v = (rng.standard_normal((4, 4)).astype(np.float32) for _ in range(3))
     (result,) = model.run({"x": x, "w": w, "v": v}).values()

@@ -45,15 +45,17 @@ class Generated:
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
              faults: Faults | None = None, host: Target | None = None, joins: bool = True,
-             chooser: Chooser = FIRST,
+             anew: bool = True, chooser: Chooser = FIRST,
              written: Callable[[KernelSource], None] | None = None) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
     `faults`: no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU
     path's Target, for groups that no other variant is left of. `joins`: concatenations may be
     written in place by those that they join (CPU: OpenCL's buffers have no parts that can be bound
-    anywhere), which makes them live longer. `chooser`: which candidates of templates are taken.
-    `written` is called with each kernel once, while the rest is not written yet.
+    anywhere), which makes them live longer. `anew`: scratch memory of each group is a buffer of its
+    own, which saves memory where buffers share it, and takes more where none do. `chooser`: which
+    candidates of templates are taken. `written` is called with each kernel once, while the rest is
+    not written yet.
     Raises BuildError where no variant is left.
     """
     variants = VariantChooser(target, templates, faults if target.kind == "opencl" else None,
@@ -61,7 +63,7 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     groups = with_sums_marked(joined(graph, groups, variants))
     if joins and target.kind == "cpu":
         groups = in_place(graph, groups)
-    return _Generator(graph, variants, written).run(groups)
+    return _Generator(graph, variants, written, anew).run(groups)
 
 
 def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | None,
@@ -78,6 +80,7 @@ class _Generator:
     graph: Graph
     variants: VariantChooser
     written: Callable[[KernelSource], None] | None = None
+    anew: bool = True
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
@@ -86,7 +89,7 @@ class _Generator:
     inner: dict[Node, int] = field(default_factory=dict)      # of nodes inside a group: their own
     whys: dict[int, str] = field(default_factory=dict)
     same: dict[str, KernelSource] = field(default_factory=dict)     # by their texts' digests
-    held: dict[int, str] = field(default_factory=dict)    # scratch buffer -> its last writer
+    held: dict[Scratch, tuple[str, int]] = field(default_factory=dict)  # last writer, its group
 
     def run(self, groups: list[Group]) -> Generated:
         inputs = []
@@ -224,11 +227,11 @@ class _Generator:
             self.kernels[kernel.entry] = kernel
             if self.written is not None:
                 self.written(kernel)
+        if self.still_held(kernel, emitted, number):
+            return
         buffers = tuple(self.argument(a) for a in emitted.arguments)
         writes = tuple(self.argument(a) for a in emitted.writes)
         images = tuple(self.argument(a) for a in emitted.images)
-        if self.still_held(emitted, (kernel.entry, buffers, emitted.params, emitted.global_size)):
-            return
         flops = emitted.main * part_flops(group, part)
         moved = sum(self.buffers[b].nbytes for b in set(buffers))
         work = f"{amount(hint(flops), 'FLOP')}, {amount(hint(moved), 'B')}"
@@ -243,18 +246,27 @@ class _Generator:
             emitted.local_size, head, self.origins(group), flops, moved, writes, images, number,
             chosen.variant.name, group.kept, part.declined))
 
-    def still_held(self, emitted: Emitted, launched: tuple[object, ...]) -> bool:
+    def still_held(self, kernel: KernelSource, emitted: Emitted, number: int) -> bool:
         """Whether scratch memory still holds what this launch would write: an operand of several
         groups is arranged once, if none between them arranges another. A launch that reads scratch
-        memory always runs, since what lies there changes."""
+        memory always runs, since what lies there changes. What another group wrote lives until it
+        was last read: this one writes to memory of its own, which may be the same."""
         scratch = [a for a in emitted.arguments if isinstance(a, Scratch)]
         if not scratch:
             return False
-        made = repr(launched)                   # sizes have no order, but one spelling
-        held = (set(emitted.writes) == set(scratch)
-                and all(self.held.get(self.argument(a)) == made for a in scratch))
-        self.held.update({self.argument(a): made for a in scratch if a in emitted.writes})
-        return held
+        reads = [a if isinstance(a, Scratch) else self.argument(a) for a in emitted.arguments]
+        # sizes have no order, but one spelling
+        made = repr((kernel.entry, reads, emitted.params, emitted.global_size))
+        before = [self.held.get(a, ("", number)) for a in scratch]
+        if set(emitted.writes) == set(scratch) and all(m == made for m, _ in before):
+            return True
+        for a, (_, group) in zip(scratch, before):
+            if a in emitted.writes:
+                self.held[a] = made, number
+                if self.anew and group != number:
+                    at = self.places.pop(a)
+                    self.places[replace(a, key=f"{a.key}, buffer {at}")] = at
+        return False
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:
         found = (self.graph.origins.get(n) for n in group.members)

@@ -102,13 +102,14 @@ class Lowering:
         nothing that lives longer than it is needed.
         """
         device, target = self.device, self.device.target
-        low = (memory or self.options.memory) == "low"
+        memory = memory or self.options.memory
+        low = memory == "low"
         if low:
             target = dataclasses.replace(target, winograd=0)
         found = generate(
             self.graph, self.groups, target, templates=config.get("templates"),
             faults=device.faults, host=device.host_target if host else None, joins=not low,
-            chooser=self.chooser, written=self.written)
+            anew=memory != "high", chooser=self.chooser, written=self.written)
         return dataclasses.replace(
             found, plan=dataclasses.replace(
                 found.plan, checks=self._checks, watched=self._watched))
