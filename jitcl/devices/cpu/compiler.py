@@ -207,20 +207,8 @@ def _optimised(entry: str, text: str, absent: str) -> tuple[Any, Any]:
 
 
 def lower(entry: str, text: str) -> Any:
-    """Unoptimised LLVM of the kernel behind a plain C signature."""
+    """Unoptimised LLVM of the kernel, which has a plain C signature."""
     result = _front_end(entry, text)
-    inner = result.fndesc.llvm_func_name
     module = result.library._final_module
-    wrapper = f"""
-declare i32 @"{inner}"(ptr, ptr, i64, i64, i64)
-define void @{entry}(i64 %args, i64 %tid, i64 %nthreads) "prefer-vector-width"="512" {{
-  %ret = alloca ptr
-  %exc = alloca ptr
-  %code = call i32 @"{inner}"(ptr %ret, ptr %exc, i64 %args, i64 %tid, i64 %nthreads)
-  ret void
-}}
-"""
-    outer = llvm.parse_assembly(wrapper)
-    outer.triple, outer.data_layout = module.triple, module.data_layout
-    module.link_in(outer)
+    module.get_function(result.fndesc.llvm_func_name).name = entry
     return module

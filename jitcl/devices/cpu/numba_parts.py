@@ -10,10 +10,11 @@ The objects are the same to the byte.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
 from typing import Any
 
-from numba.core import cpu, types
+from llvmlite import ir
+from numba.core import callconv, cpu, types
 from numba.core.imputils import lower_builtin
 from numba.core.typing import context, mathdecl
 from numba.core.typing.templates import AbstractTemplate, RegistryLoader, infer_global
@@ -86,11 +87,43 @@ class Typing(context.BaseContext):
         super().install_registry(registry)
 
 
+class _Plain(callconv.CPUCallConv):
+    """C's: a kernel gives nothing. Numba's own returns a status, and to call it takes a second
+    function, which LLVM would optimise as well."""
+
+    def get_function_type(self, restype: Any, argtypes: Any) -> ir.FunctionType:
+        return ir.FunctionType(ir.VoidType(), self._get_arg_packer(argtypes).argument_types)
+
+    def decorate_function(self, fn: Any, args: Any, fe_argtypes: Any,
+                          noalias: bool = False) -> None:
+        self._get_arg_packer(fe_argtypes).assign_names(fn.args, [f"arg.{a}" for a in args])
+        set.add(fn.attributes, '"prefer-vector-width"="512"')       # llvmlite knows no such pairs
+
+    def get_arguments(self, func: Any) -> Any:
+        return func.args
+
+    def return_value(self, builder: Any, retval: Any) -> None:
+        builder.ret_void()
+
+    def return_user_exc(self, builder: Any, *args: Any, **kwargs: Any) -> None:
+        """Ends the kernel: what a `range` whose step is not a literal does if the step is 0."""
+        builder.ret_void()
+
+
 class Lowering(cpu.CPUContext):
     """The same, lowered to LLVM; no reference counting, no runtime of Numba's beneath."""
 
     def init(self) -> None:
         self.is32bit = False
+
+    @cached_property
+    def call_conv(self) -> _Plain:
+        return _Plain(self)
+
+    def get_abi_sizeof(self, ty: Any) -> int:
+        """Nobody asks but for what debuggers are told of each variable, which is nothing here; LLVM
+        would have to read a module to answer."""
+        return 0
 
     def load_additional_registries(self) -> None:
         from numba.cpython import (  # noqa: F401  (imported for what they register)
