@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -271,7 +272,7 @@ def test_wrong_prompts(script: Script, prompt: Any, message: str) -> None:
 
 def drawn(sampling: Sampling, logits: list[float], seen: Sequence[int] = ()) -> np.ndarray:
     random = np.random.default_rng(3)
-    found = [sampling.pick(np.array(logits, np.float32), seen, random) for _ in range(1500)]
+    found = [sampling.pick(np.array(logits, np.float32), seen, lambda: random) for _ in range(1500)]
     return np.bincount(found, minlength=len(logits)) / len(found)
 
 
@@ -290,7 +291,7 @@ def test_draws_follow_the_probabilities() -> None:
 
 def test_the_likeliest_and_what_was_there() -> None:
     pick = Sampling(repetition_penalty=2.0).pick
-    random = np.random.default_rng(0)
+    random = partial(np.random.default_rng, 0)
     logits = np.array([2.0, 1.5, -0.5, -0.6], np.float32)
     assert Sampling().pick(logits, [0], random) == 0
     assert pick(logits, [0, 0], random) == 1

@@ -31,7 +31,6 @@ from jitcl.passes.options import Memory, Options
 from jitcl.runtime.arguments import device_of, is_whole, isolation_of, tally_of
 from jitcl.runtime.bound import Bound
 from jitcl.runtime.cache import kernel_cache
-from jitcl.runtime.calibrated import calibrated
 from jitcl.runtime.model import Model
 
 BATCH = 8                                   # texts at once, where memory is enough
@@ -272,6 +271,8 @@ class LanguageModel:
         if self.options.weights is None:
             raise OptionError("calibrate: weights are rounded for a text where memory= says in how "
                               "many bits, such as {'bits': 4}")
+        from jitcl.runtime.calibrated import calibrated  # a start does without it, and passes
+
         cache = kernel_cache(self._cache_dir)
         source, feeds = self.decoder.pieces(self._ids(text), ROWS[-1], cache.root)
         self.options = replace(self.options, memory=calibrated(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -54,8 +54,10 @@ class Sampling:
                 found[f.name] = value
         return Sampling(**found)  # type: ignore[arg-type]
 
-    def pick(self, logits: np.ndarray, seen: Iterable[int], random: np.random.Generator) -> int:
-        """A token for logits [vocabulary]; `seen`: tokens so far."""
+    def pick(self, logits: np.ndarray, seen: Iterable[int],
+             random: Callable[[], np.random.Generator]) -> int:
+        """A token for logits [vocabulary]; `seen`: tokens so far. random: asked where one is drawn:
+        making it imports numpy.random."""
         if self.repetition_penalty != 1:
             logits, at = logits.copy(), np.array([*set(seen)], np.int64)
             logits[at] = np.where(logits[at] < 0, logits[at] * self.repetition_penalty,
@@ -74,7 +76,7 @@ class Sampling:
         if self.min_p:
             likely[likely < self.min_p * likely.max()] = 0
             likely /= likely.sum()
-        return int(random.choice(len(likely), p=likely))
+        return int(random().choice(len(likely), p=likely))
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

@@ -133,7 +133,7 @@ class Text:
         done, logits = self.done, self.known.pop(0)
         if self._form is not None:
             logits = np.where(self._form.allowed(), logits, -np.inf)
-        token = self.sampling.pick(logits, self.seen, self._random)
+        token = self.sampling.pick(logits, self.seen, lambda: self._random)
         if self.known and self.guesses.pop(0) == token:
             done.right_guesses += 1
         else:

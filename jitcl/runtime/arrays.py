@@ -44,7 +44,8 @@ def plain(value: Any, where: str) -> np.ndarray:
     """An array with the type that it has. Objects that are no arrays are elements of type object.
     """
     if isinstance(value, np.ndarray):
-        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        if (type(value) is not np.ndarray           # naming np.ma imports it
+                and isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
             raise InputError(f"{where}: got an array with masked elements; say what they are: "
                              "array.filled(value)")
         return np.asarray(value)
