@@ -150,6 +150,23 @@ def test_constants_that_are_told_how_to_read_themselves():
     assert calls == [1]
 
 
+def test_large_constants_are_read_whole_only_where_a_few_elements_are_equal():
+    array, calls = np.arange(9000, dtype=np.int32).reshape(90, 100), []
+
+    def reload() -> np.ndarray:
+        calls.append(1)
+        return array.copy()
+
+    data, other = Data(array, reload), array.copy()
+    assert data != Data(array + 1) and data != Data(array.reshape(100, 90)) and not calls
+    assert data == Data(array) and hash(data) == hash(Data(array)) and calls == [1]
+    for place in range(0, 9000, 7):                     # looked at from the start or not
+        other.flat[place] += 1
+        assert data != Data(other)
+        other.flat[place] -= 1
+    assert data == Data(other) and data.digest == Data(other).digest
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 def test_scaled_weights_are_kept_no_longer_than_the_weights(dtype):
     factor = np.linspace(-2, 3, 8).reshape(8, 1, 1)

@@ -20,6 +20,7 @@ from jitcl import dtypes
 from jitcl.forking import cached_property
 from jitcl.ir.types import TensorType
 
+SOME = 64               # elements that tell constants apart
 PIECE = 1 << 18         # elements that stay in a cache meanwhile
 
 
@@ -27,13 +28,16 @@ class Data:
     """A constant's elements: a read-only ndarray that is equal by content (and dtype and shape). An
     array that owns its memory and is read-only already is taken as it is, others are copied.
 
+    Constants are told apart by a few elements; where these are equal, by digests of all, which take
+    long of a model's weights, and which few of them need.
+
     With `reload`, which gives the same elements again, they are held only while somebody else
     holds them, too: a model's weights need not be in memory beside what is made of them. What is
     `derived` of such is equal by what it was made of. `halves`: the same elements as f16, if known.
     """
 
-    __slots__ = ("dtype", "shape", "digest", "_held", "_largest", "_lent", "_reload", "halves",
-                 "__weakref__")
+    __slots__ = ("dtype", "shape", "_some", "_of", "_digest", "_held", "_largest", "_lent",
+                 "_reload", "halves", "__weakref__")
 
     def __init__(self, array: np.ndarray, reload: Callable[[], np.ndarray] | None = None) -> None:
         if reload is None:
@@ -41,10 +45,10 @@ class Data:
                 array = np.array(array, order="C")      # a copy: the caller may change his
             array.flags.writeable = False
         self.dtype, self.shape = array.dtype, array.shape
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{array.dtype.name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        self.digest = digest.hexdigest()
+        some = array.flat[::array.size // SOME | 1].tobytes()
+        self._some = f"{array.dtype.name}{array.shape}".encode() + some
+        self._of: tuple[Data, ...] = ()
+        self._digest = None if array.size > SOME else _digest(array)
         self._reload = reload
         self._held = None if reload else array
         self._lent: weakref.ref[np.ndarray] | None = None
@@ -52,16 +56,26 @@ class Data:
         self.halves: Data | None = None
 
     @classmethod
-    def derived(cls, dtype: np.dtype[Any], shape: tuple[int, ...], said: str,
+    def derived(cls, dtype: np.dtype[Any], shape: tuple[int, ...], said: str, of: Iterable[Data],
                 make: Callable[[], np.ndarray], halves: Data | None = None) -> Data:
         """What is computed of other constants when it is asked for, and not looked at before:
-        `said` names them and the way, so that equal texts are equal elements."""
+        `said` names the way, so that equal texts of equal constants are equal elements."""
         data = cls.__new__(cls)
         data.dtype, data.shape = dtype, shape
-        data.digest = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        data._some, data._of, data._digest = said.encode(), tuple(of), None
         data._reload, data._held, data._lent, data._largest = make, None, None, None
         data.halves = halves
         return data
+
+    @property
+    def digest(self) -> str:
+        """Of the type and all elements, or of how they are made."""
+        if self._digest is None and self._of:
+            said = self._some + repr([d.digest for d in self._of]).encode()
+            self._digest = hashlib.blake2b(said, digest_size=16).hexdigest()
+        elif self._digest is None:
+            self._digest = _digest(self.array)
+        return self._digest
 
     @property
     def largest(self) -> float:
@@ -89,16 +103,25 @@ class Data:
         return array
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Data) and self.digest == other.digest
+        if self is other or not isinstance(other, Data):
+            return self is other
+        return (self._some == other._some and self._of == other._of
+                and (bool(self._of) or self.digest == other.digest))
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self._some)
 
     def __repr__(self) -> str:
         return f"Data({self.dtype}{list(self.shape)} {self.digest[:8]})"
 
     def __reduce__(self) -> Any:
         return Data, (self.array,)
+
+
+def _digest(array: np.ndarray) -> str:
+    digest = hashlib.blake2b(f"{array.dtype.name}{array.shape}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _largest(x: np.ndarray) -> float:
@@ -195,12 +218,12 @@ def const(array: Any, dtype: str | None = None,
     return Node.make("const", attrs={"data": Data(array, reload)}, type=type)
 
 
-def derived(type: TensorType, said: str, make: Callable[[], np.ndarray],
+def derived(type: TensorType, said: str, of: Iterable[Data], make: Callable[[], np.ndarray],
             halves: Data | None = None) -> Node:
     """A constant that `make` computes of others: see Data.derived."""
     dtype = dtypes.to_numpy(type.dtype)
-    data = Data.derived(dtype, type.dims, f"{said} {type}", lambda: np.asarray(make(), dtype),
-                        halves)
+    data = Data.derived(dtype, type.dims, f"{said} {type}", of,
+                        lambda: np.asarray(make(), dtype), halves)
     return Node.make("const", attrs={"data": data}, type=type)
 
 

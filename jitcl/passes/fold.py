@@ -52,9 +52,9 @@ class FoldConstants(Pass):
             return None
         given = [i.attr("data") for i in node.inputs]
         if node.type.nbytes > self.small_bytes and any(d.reloads for d in given):
-            said = repr((node.op, [(k, attr_key(v)) for k, v in node.attrs],
-                         [d.digest for d in given]))
-            return derived(node.type, said, lambda: reference(node, *(d.array for d in given)),
+            said = repr((node.op, [(k, attr_key(v)) for k, v in node.attrs]))
+            return derived(node.type, said, given,
+                           lambda: reference(node, *(d.array for d in given)),
                            halves_of(node, said, given[0]))
         found = np.asarray(reference(node, *(i.data for i in node.inputs)))
         found.flags.writeable = False          # nobody else's: `Data` need not copy it
@@ -82,5 +82,5 @@ def halves_of(node: Node, said: str, data: Data) -> Data | None:
     if node.op not in ("transpose", "reshape") or halves is None:
         return None
     moved = replace(node, type=node.type.with_(dtype="f16"))
-    return Data.derived(halves.dtype, node.type.dims, f"halves of {said}",
+    return Data.derived(halves.dtype, node.type.dims, f"halves of {said}", [data],
                         lambda: np.asarray(reference(moved, halves.array)))

@@ -350,7 +350,7 @@ def as_halves(node: Node) -> Node:
         return Node.make("const", attrs={"data": data.halves}, type=half)
     if not data.reloads:
         return const(node.data, "f16")
-    return derived(half, data.digest, lambda: data.array)
+    return derived(half, "rounded", [data], lambda: data.array)
 
 
 def fits(node: Node) -> bool:
