@@ -43,8 +43,8 @@ class StepTimes:
         return sum(s.seconds for s in self.steps)
 
 
-def step_times(model: Model, feeds: dict[str, Any], runs: int = RUNS) -> StepTimes:
-    """Each step run alone, in the model's order: on the CPU the least of `runs`, on OpenCL devices
+def step_times(model: Model, feeds: dict[str, Any]) -> StepTimes:
+    """Each step run alone, in the model's order: on the CPU the least of RUNS, on OpenCL devices
     the median by the driver's events. The model is prepared for these shapes, where it leaves any
     open: a plan for many can't say.
 
@@ -59,7 +59,7 @@ def step_times(model: Model, feeds: dict[str, Any], runs: int = RUNS) -> StepTim
     if profile is None:
         raise UnsupportedError(f"device {special.device.name} does not tell the time of its steps\n"
                                "  The cpu and opencl devices do.")
-    found = profile([arrays[t.name] for t in special.plan.inputs], runs)
+    found = profile([arrays[t.name] for t in special.plan.inputs], RUNS)
     return StepTimes(special.device.name, _described(special.plan, found))
 
 

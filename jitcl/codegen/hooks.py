@@ -307,7 +307,7 @@ class CpuGroupHooks(GroupHooks):
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
         if sizes_of(kernel):
-            done = sized_for_cpu(kernel, ENTRY)
+            done = sized_for_cpu(kernel)
             return Emitted("arranged", done.body, arguments, (copy,), done.params)
         turns = copy.key.startswith(("blocked", "panels"))     # lanes may lie apart in the operand
         text = loops_for_cpu(kernel, ENTRY) if turns else render_kernel(share(kernel), ENTRY)

@@ -44,7 +44,7 @@ def _sized(kernel: Kernel, stem: str, target: Target, arguments: tuple[Node, ...
            group: Group) -> Emitted:
     """One kernel for many sizes."""
     if target.kind == "cpu":
-        done = sized_for_cpu(kernel, ENTRY)
+        done = sized_for_cpu(kernel)
     elif target.kind == "opencl":
         done = sized_for_opencl(kernel, target)
     else:

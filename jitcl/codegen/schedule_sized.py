@@ -38,6 +38,7 @@ from jitcl.ir.kernel import For, Kernel, Stmt, expressions, scanned, statements
 from jitcl.ir.sizes import Size, Space, has_size, hint, is_size, judged_by_hint
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
+from jitcl.templates.base import ENTRY
 
 
 def group_is_sized(group: Group) -> bool:
@@ -70,11 +71,10 @@ def sizes_of(kernel: Kernel) -> list[Size]:
     return found
 
 
-def sized_for_cpu(kernel: Kernel, entry: str) -> Scheduled:
+def sized_for_cpu(kernel: Kernel) -> Scheduled:
     """For the CPU path."""
     r = SizedRenderer(share(_flat(kernel), addresses=False))
-    text = kernel_text(r, entry)
-    return Scheduled(text, (), (), r.sizes.params())
+    return Scheduled(kernel_text(r, ENTRY), (), (), r.sizes.params())
 
 
 def sized_for_opencl(kernel: Kernel, target: Target) -> Scheduled:

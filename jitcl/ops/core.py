@@ -308,17 +308,14 @@ def indexed(kind: str, *, infer: Infer, ref: Callable[..., Any], onnx: str | Non
     return wrap
 
 
-def movement(*, infer: Infer, ref: Callable[..., Any], onnx: str | None = None,
-             samples: Sequence[Sample] = ()) -> Callable[[Callable[..., Any]], Op]:
+def movement(*, infer: Infer, ref: Callable[..., Any], samples: Sequence[Sample] = ()
+             ) -> Callable[[Callable[..., Any]], Op]:
     """One operand read at another index: `fn(ix, in_shape, out_shape, **attrs) -> input index`."""
     def wrap(fn: Callable[..., Any]) -> Op:
         def body(s: KernelBuilder, ix: Index, x: Loader, **attrs: Any) -> Expr:
             return x(*fn(ix, x.shape, s.out.dims, **attrs))
-        name = fn.__name__.rstrip("_")
-        if onnx:
-            _plain_rule(onnx, name)
-        return declare(Op(name, "movement", infer, ref, body, samples=tuple(samples),
-                          doc=fn.__doc__ or ""))
+        return declare(Op(fn.__name__.rstrip("_"), "movement", infer, ref, body,
+                          samples=tuple(samples), doc=fn.__doc__ or ""))
     return wrap
 
 

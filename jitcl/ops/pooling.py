@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,8 @@ def _windows(
     return np.stack(taps, axis=-1)
 
 
-def _places(
-        s: KernelBuilder, out: tuple[Expr, ...], ks: tuple[Expr, ...], strides: Ints, pads: Ints,
-        dilations: Ints
-) -> list[Expr]:
+def _places(out: Sequence[Expr], ks: Sequence[Expr], strides: Ints, pads: Ints, dilations: Ints
+            ) -> list[Expr]:
     return [o * strides[d] + k * dilations[d] - pads[d] for d, (o, k) in enumerate(zip(out, ks))]
 
 
@@ -118,7 +116,7 @@ def max_pool(
     low = dtypes.limits(x.dtype)[0]
 
     def term(*ks: Expr) -> Expr:
-        at = _places(s, tuple(out), ks, strides, pads, dilations)
+        at = _places(out, ks, strides, pads, dilations)
         return x(n, c, *at, guard=all_inside(s, at, x.shape[2:]), other=low)
 
     return s.reduce("max", kernel, term)
@@ -157,7 +155,7 @@ def max_pool_indices(
     largest = math.prod(spatial)
 
     def read(ks: tuple[Expr, ...]) -> tuple[Expr, Expr, Expr]:
-        at = _places(s, tuple(out), ks, strides, pads, dilations)
+        at = _places(out, ks, strides, pads, dilations)
         inside = all_inside(s, at, spatial)
         return x(n, c, *at, guard=inside, other=low), inside, flat_index(at, spatial)
 
@@ -213,7 +211,7 @@ def average_pool(
     n, c, *out = ix
 
     def term(*ks: Expr) -> Expr:
-        at = _places(s, tuple(out), ks, strides, pads, dilations)
+        at = _places(out, ks, strides, pads, dilations)
         return x(n, c, *at, guard=all_inside(s, at, x.shape[2:]))
 
     total = s.reduce("add", kernel, term)
@@ -254,7 +252,7 @@ def lp_pool(
     n, c, *out = ix
 
     def term(*ks: Expr) -> Expr:
-        at = _places(s, tuple(out), ks, strides, pads, dilations)
+        at = _places(out, ks, strides, pads, dilations)
         return power(s, s.abs(x(n, c, *at, guard=all_inside(s, at, x.shape[2:]))), p)
 
     return root(s, s.reduce("add", kernel, term), p)

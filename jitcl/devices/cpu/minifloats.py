@@ -51,7 +51,7 @@ def store_low(b: ir.IRBuilder, x: ir.Value, dtype: str) -> ir.Value:
     if dtype in dtypes.LOW_INTS:
         return e.byte(b.and_(x, e.int((1 << dtypes.bits(dtype)) - 1)))
     bits = b.bitcast(x, e.ints)
-    found = _exponent(e, bits) if dtype == "f8e8m0" else _encoded(e, x, bits, MINIFLOATS[dtype])
+    found = _exponent(e, bits) if dtype == "f8e8m0" else _encoded(e, bits, MINIFLOATS[dtype])
     return e.byte(found)
 
 
@@ -85,7 +85,7 @@ def _decoded(e: _Lanes, code: ir.Value, f: Minifloat) -> ir.Value:
     return value
 
 
-def _encoded(e: _Lanes, x: ir.Value, bits: ir.Value, f: Minifloat) -> ir.Value:
+def _encoded(e: _Lanes, bits: ir.Value, f: Minifloat) -> ir.Value:
     """The code nearest to a float, ties to even; beyond the largest what `specials` has for it."""
     b, drop = e.b, 23 - f.mantissa
     size = b.and_(bits, e.int(0x7FFFFFFF))

@@ -5,7 +5,7 @@ the steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl import dtypes
-from jitcl.codegen.plan import Plan, Shapes
+from jitcl.codegen.plan import Shapes
 from jitcl.devices import recording
-from jitcl.devices.base import Binding, Cache, DeviceArray, Given, Progress, Repeat, Tally
+from jitcl.devices.base import Binding, DeviceArray, Given, Repeat
 from jitcl.devices.opencl.arrays import OpenClArray, pinned, shares_memory
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
@@ -25,7 +25,6 @@ from jitcl.devices.opencl.memory import ResidentMemory
 from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
 from jitcl.devices.opencl.series import Series, in_series
-from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.watched import Command, told
 from jitcl.devices.recording import Recorder, Span, now
 
@@ -42,11 +41,9 @@ class OpenClExecutable(LoadedPlan):
     memory: ResidentMemory
     _zeroed = False     # the guard's flags are known to be zeros, as the last run left them
 
-    def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | Tally | None = None,
-                 priority: str = "normal") -> None:
-        super().__init__(session, plan, programs, cache, progress, priority)
-        self.memory = ResidentMemory(session, plan, {
+    def _placed(self) -> None:
+        plan = self.plan
+        self.memory = ResidentMemory(self.session, plan, {
             *(b for action in self._prepared for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
         self._lending = Lending(plan, self._prepared)

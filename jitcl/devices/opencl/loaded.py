@@ -68,8 +68,13 @@ class LoadedPlan(Executable):
         self._numbers = sorted(actions)             # of their steps
         self._prepared: list[Action] = [actions[n] for n in self._numbers]
         self._launches = self._prepared             # those that the last shapes have work for
+        self._placed()
 
     # ---- what the two kinds do in their own way
+
+    @abstractmethod
+    def _placed(self) -> None:
+        """Memory for the plan, whose steps are prepared."""
 
     @abstractmethod
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:

@@ -13,18 +13,15 @@ Results are equal bit for bit; a run takes longer by the uploads and the waiting
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyopencl as cl
 
-from jitcl.codegen.plan import Plan, lifetimes
+from jitcl.codegen.plan import lifetimes
 from jitcl.devices import recording
-from jitcl.devices.base import Cache, Progress, Tally
 from jitcl.devices.opencl.loaded import LoadedPlan, StepTime
 from jitcl.devices.opencl.memory import StreamedMemory
-from jitcl.devices.opencl.session import Session
 
 
 class StreamedExecutable(LoadedPlan):
@@ -32,16 +29,13 @@ class StreamedExecutable(LoadedPlan):
 
     memory: StreamedMemory
 
-    def __init__(self, session: Session, plan: Plan, programs: Mapping[str, Any],
-                 cache: Cache | None = None, progress: Progress | Tally | None = None,
-                 priority: str = "normal") -> None:
-        super().__init__(session, plan, programs, cache, progress, priority)
-        self.memory = StreamedMemory(session, plan)
+    def _placed(self) -> None:
+        self.memory = StreamedMemory(self.session, self.plan)
         count = len(self._prepared)
         self._first: list[list[int]] = [[] for _ in range(count + 1)]
         self._last: list[list[int]] = [[] for _ in range(count + 1)]
         lives = lifetimes(action.buffers for action in self._prepared)
-        for spec in (*plan.inputs, *plan.outputs):
+        for spec in (*self.plan.inputs, *self.plan.outputs):
             lives.setdefault(spec.buffer, (count, count))  # passed through: no step touches it
         for buffer, (first, last) in lives.items():
             self._first[first].append(buffer)

@@ -59,8 +59,7 @@ def _rename_graph(
     graph: GraphProto, names: Mapping[str, str], bound: Mapping[str, AttributeProto]
 ) -> None:
     """What a body captures gets the caller's names; what it makes itself keeps its own."""
-    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    own |= {o for n in graph.node for o in n.output}
+    own = functions.own_names(graph)
     outer = {k: v for k, v in names.items() if k not in own}
     nodes: Sequence[NodeProto] = [_renamed(n, outer, bound) for n in graph.node]
     del graph.node[:]

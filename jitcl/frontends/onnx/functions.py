@@ -9,6 +9,7 @@ import onnx
 from onnx import (
     AttributeProto,
     FunctionProto,
+    GraphProto,
     NodeProto,
     OperatorSetIdProto,
     TensorProto,
@@ -150,3 +151,9 @@ def resolve(node: NodeProto, bound: dict[str, AttributeProto]) -> list[Attribute
             copy.name = a.name
             found.append(copy)
     return found
+
+
+def own_names(graph: GraphProto) -> set[str]:
+    """The names that a body gives values itself; others it captures."""
+    return {v.name for v in graph.input} | {t.name for t in graph.initializer} | {
+        t.values.name for t in graph.sparse_initializer} | {o for n in graph.node for o in n.output}

@@ -321,8 +321,7 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
         yield from (a.s.decode() for a in node.attribute if a.name == "y")
     for a in node.attribute:
         for graph in [a.g] if a.HasField("g") else a.graphs:
-            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            own |= {o for n in graph.node for o in n.output}
+            own = functions.own_names(graph)
             yield from (v for n in graph.node for v in reads(n) if v not in own)
             yield from (v.name for v in graph.output if v.name not in own)
 

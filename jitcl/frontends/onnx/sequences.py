@@ -108,28 +108,30 @@ def _split(im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: Sc
     return [Seq(tuple(pieces), x.type.dtype)]
 
 
-def _optional(im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: Scope) -> Values:
+def _given(inputs: Values) -> Value | None:
+    """What an optional is, None of no input."""
     given = inputs[0] if inputs else None
     if isinstance(given, Opaque):
         raise UnsupportedError(f"reads {given.what}")
+    return given
+
+
+def _optional(im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: Scope) -> Values:
+    given = _given(inputs)
     return [Empty() if given is None else given]
 
 
 def _has_element(
     im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: Scope
 ) -> Values:
-    given = inputs[0] if inputs else None
-    if isinstance(given, Opaque):
-        raise UnsupportedError(f"reads {given.what}")
+    given = _given(inputs)
     return [const(np.bool_(given is not None and not isinstance(given, Empty)))]
 
 
 def _get_element(
     im: Importer, proto: NodeProto, inputs: Values, attrs: Any, scope: Scope
 ) -> Values:
-    given = inputs[0]
-    if isinstance(given, Opaque):
-        raise UnsupportedError(f"reads {given.what}")
+    given = _given(inputs)
     if given is None or isinstance(given, Empty):
         raise ModelError("the optional is empty")
     return [given]

@@ -178,9 +178,7 @@ def _operand(row: list[Any] | None) -> Value | None:
 
 def captured(graph: GraphProto, names: Iterable[str]) -> tuple[str, ...]:
     """Those of `names` that are not made by the graph itself, each once."""
-    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    own |= {t.values.name for t in graph.sparse_initializer}
-    own |= {o for n in graph.node for o in n.output}
+    own = functions.own_names(graph)
     return tuple(dict.fromkeys(n for n in names if n and n not in own))
 
 

@@ -27,7 +27,7 @@ def _embed(g: GraphBuilder, node: Any) -> Any:
     ids, segments, word, position, segment, gamma, beta, mask, places = inputs_of(
         node, 9, needs=(0, 2, 3, 5, 6))
     tables = [(word, ids), (position, places), (segment, segments)]
-    return _embedded(g, node, tables, ids, gamma, beta, mask, word.type.dtype)
+    return _embedded(g, node, tables, ids, gamma, beta, mask)
 
 
 @microsoft("QEmbedLayerNormalization")
@@ -43,11 +43,11 @@ def _quantised_embed(g: GraphBuilder, node: Any) -> Any:
     word, position, segment, gamma, beta = real
     assert word is not None                                 # as its scale is there
     tables = [(word, ids), (position, None), (segment, segments)]
-    return _embedded(g, node, tables, ids, gamma, beta, mask, word.type.dtype)
+    return _embedded(g, node, tables, ids, gamma, beta, mask)
 
 
 def _embedded(g: GraphBuilder, node: Any, tables: list[tuple[Node | None, Node | None]], ids: Node,
-              gamma: Node | None, beta: Node | None, mask: Node | None, kind: str) -> Any:
+              gamma: Node | None, beta: Node | None, mask: Node | None) -> Any:
     batch, length = ids.type.dims
     total: Node | None = None
     for i, (table, rows) in enumerate(tables):
