@@ -17,7 +17,7 @@ from jitcl.dtypes import itemsize
 from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
-from jitcl.ir.size_ranges import hints, require
+from jitcl.ir.size_ranges import divisor, hints, require
 from jitcl.ir.sizes import has_size
 from jitcl.ir.types import ROW
 from jitcl.ops.builder import lookup
@@ -169,14 +169,16 @@ def pack_rows_of_taps(w: np.ndarray, groups: int, rows: int, quad: int) -> np.nd
     return np.pad(taps, ((0, 0), (0, 0), (0, 0), (0, -taps.shape[3] % quad)))
 
 
-def quad_of(tile: Tile, taps: int, row: int, half: bool, target: Target) -> int:
+def quad_of(tile: Tile, taps: int, row: int, half: bool, whole: bool, target: Target) -> int:
     """Packed weights of one access where they are read so for a row of taps, in halves twice as
     many; 0 where vectors are shorter, padding is more than a third, or that and the `row` elements
-    of the input leave sums too few registers."""
+    of the input leave sums too few registers. `whole`: vectors of the result end where its rows do,
+    else what pads these takes more registers."""
     quad, sums = (8 if half else 4), tile.rows * tile.vectors * tile.width
     if -taps * tile.rows % quad * 3 > taps * tile.rows:
         return 0
-    held = (3 * sums + row + quad) / 2 if half else sums + row + quad
+    used = min(quad, taps * tile.rows) if whole else quad        # compilers read no more
+    held = (3 * sums + row + used) / 2 if half else sums + row + used
     fits = quad <= target.max_vector_width and held <= target.registers * target.vector_width
     return quad if fits else 0
 
@@ -257,7 +259,8 @@ class _Writer:
         row, aligned = row_of_taps(s, tile.width, width, hooks.target)
         half = hooks.half and s.kernel[1] <= FLUSHED
         ahead = row and tile.vectors == 1 and single is None and not image
-        quad = quad_of(tile, s.kernel[1], row, half, hooks.target) if (
+        whole = divisor(shape_of(hooks.anchor).out[1]) % tile.width == 0
+        quad = quad_of(tile, s.kernel[1], row, half, whole, hooks.target) if (
             ahead and moves_by_int(height, width)) else 0
         if quad:
             line = -(-s.kernel[1] * tile.rows // quad) * quad
