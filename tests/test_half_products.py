@@ -19,6 +19,7 @@ from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.memory import laid_out
 from tests.compiling import compile_graph
 from tests.devices import device, present
+from tests.generated.kernels import TARGETS
 
 g = GraphBuilder()
 HALF = [s for s in present() if s.startswith("opencl") and device(s).target.computes_f16]
@@ -49,6 +50,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "matmul of two": lambda: g.matmul(x("a", 2, 48, 64), x("b", 2, 64, 80)),
     "matmul of few rows": lambda: g.matmul(x("a", 1, 100), weights(100, 40)),
     "conv 3x3": lambda: conv(x("x", 1, 16, 14, 14), weights(24, 16, 3, 3)),
+    "conv 3x3 in steps of 2": lambda: conv(x("x", 1, 16, 56, 56), weights(64, 16, 3, 3), 2),
     "conv 5x5 in steps of 2": lambda: conv(x("x", 1, 8, 24, 25), weights(12, 8, 5, 5), 2),
     "conv 1x1": lambda: conv(x("x", 2, 40, 9, 9), weights(24, 40, 1, 1)),
     "conv 2x2 in groups": lambda: conv(x("x", 1, 32, 18, 20), weights(32, 16, 2, 2), group=2),
@@ -57,7 +59,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "depthwise 3x3": lambda: conv(x("x", 1, 24, 20, 20), weights(24, 1, 3, 3), group=24),
     "depthwise 5x5": lambda: conv(x("x", 1, 24, 20, 20), weights(24, 1, 5, 5), 2, group=24),
 }
-QUICK = {("matmul", "in registers"), ("conv 3x3", "tiled"), ("depthwise 5x5", "as it is")}
+QUICK = {("matmul", "in registers"), ("conv 3x3", "tiled"), ("depthwise 5x5", "as it is"),
+         ("conv 3x3 in steps of 2", "in registers")}
 GENERATED = {("depthwise 3x3", "tiled"), ("depthwise 5x5", "tiled")}
 IN_F32 = {("matmul of few rows", "tiled")}       # by gemv_opencl, which waits for memory
 
@@ -91,6 +94,16 @@ def test_products_in_half_lie_in_their_enclosures(spec: str, kind: str, pose: st
     assert not halves or "c00 +=" in bodies or "v +=" in bodies           # .. and then in f32
     assert not trial.reason and not trial.wrong([y])
     assert trial.wrong([y + np.float16(0.1) * np.abs(y).max()])
+
+
+@pytest.mark.parametrize(("columns", "vectors"), [(56, True), (52, False)])
+def test_rows_of_taps_read_weights_by_vectors_where_registers_are_left(columns, vectors):
+    """Six halves of a row, of a vector of eight; where rows of 26 end within a vector, what pads
+    them takes the registers."""
+    target = dataclasses.replace(TARGETS["gpu-fp16"], **POSES["in registers"])
+    graph = graph_of(conv(x("x", 1, 16, 56, columns), weights(64, 16, 3, 3), 2))
+    body = "".join(k.body for k in compile_graph(graph, target, "low").plan.kernels)
+    assert ("(__global const half8 *)" in body) == vectors
 
 
 @pytest.mark.parametrize("pose", [
