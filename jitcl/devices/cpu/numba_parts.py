@@ -10,7 +10,7 @@ The objects are the same to the byte.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, update_wrapper
+from functools import update_wrapper
 from typing import Any
 
 from llvmlite import ir
@@ -18,6 +18,8 @@ from numba.core import callconv, cpu, types
 from numba.core.imputils import lower_builtin
 from numba.core.typing import context, mathdecl
 from numba.core.typing.templates import AbstractTemplate, RegistryLoader, infer_global
+
+from jitcl.forking import cached_property
 
 Codegen = Callable[[Any, Any, Any, Any], Any]       # (context, builder, signature, values)
 
