@@ -11,6 +11,7 @@ import pytest
 
 import jitcl
 from jitcl.errors import ModelError, UnsupportedError
+from jitcl.lm import gguf as gguf_module
 from jitcl.lm.architectures import decoder
 from jitcl.lm.gguf import PACKED, Gguf
 from jitcl.lm.gguf_tokens import of_metadata
@@ -25,9 +26,12 @@ SHAKESPEARE = MODELS / "shakespeare-llama"
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
+@pytest.mark.parametrize("at_once", [gguf_module.PIECE, 700])
 @pytest.mark.parametrize("kind", TYPES)
-def test_weights_are_what_the_library_says(kind: str, tmp_path: Path) -> None:
+def test_weights_are_what_the_library_says(kind: str, at_once: int, tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, of random blocks: all codes and scales, rows looked up, too."""
+    monkeypatch.setattr(gguf_module, "PIECE", at_once)
     t = gguf.GGMLQuantizationType[kind]
     block, nbytes = gguf.GGML_QUANT_SIZES[t]
     random = np.random.default_rng(2)

@@ -12,6 +12,9 @@ from jitcl.devices.cpu import CpuDevice
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
+from jitcl.templates import packed
+from jitcl.templates.gemm_opencl import codes
+from jitcl.templates.gemm_opencl.codes import Coded
 from tests.compiling import plan_on
 
 DEVICE = CpuDevice()
@@ -62,6 +65,20 @@ def most(rows: np.ndarray, w: np.ndarray, unit: int) -> np.ndarray:
     w = w.astype("f4")
     units = np.abs(w.T).reshape(w.shape[1], -1, unit).sum(-1)
     return 0.5 * step @ units.T + rounding * np.abs(rows) @ np.abs(w)
+
+
+@pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8"])
+def test_weights_are_arranged_piece_by_piece(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 75 rows 16 at a time, and 4 columns of 75."""
+    w = packed.Weights.of(weights(kind, 75, 64, 32))
+    assert w is not None
+    data, coded = w.const.data, Coded(w)
+    whole = [w.codes(data, 8, pairs) for pairs in (False, True)] + [coded._words(data)]
+    for module in (packed, codes):
+        monkeypatch.setattr(module, "PIECE", 700)
+    pieces = [w.codes(data, 8, pairs) for pairs in (False, True)] + [coded._words(data)]
+    for one, other in zip(whole, pieces):
+        assert one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 @pytest.mark.thinned(2)

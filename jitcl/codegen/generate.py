@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jitcl import dtypes
+from jitcl.codegen.arranged import arranged
 from jitcl.codegen.chains import joined
 from jitcl.codegen.flops import group_flops, kernel_flops
 from jitcl.codegen.lower import Lowered
@@ -184,7 +185,8 @@ class _Generator:
         if isinstance(arg, Packed):
             key: object = (arg.node, arg.key)
             if key not in self.places:
-                packed = np.ascontiguousarray(arg.make(arg.node.data))
+                packed = arranged(
+                    arg.node.attr("data"), arg.key, self.variants.target, arg.make)
                 dtype = dtypes.from_numpy(packed.dtype) or arg.node.type.dtype
                 self.places[key] = self.array(f"packed_{len(self.constants)}", packed, dtype)
             return self.places[key]

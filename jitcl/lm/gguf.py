@@ -43,6 +43,7 @@ FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")    # what frequenci
 # ones, by their layers, as llama.cpp tells them
 HUGE = (("gemma2", 46), ("gemma3", 62))
 UNUSED = ("rope_factors_long.weight",)
+PIECE = 1 << 22                 # bytes of a file that are decoded at once
 
 
 class Gguf(Weights):
@@ -162,14 +163,14 @@ class Gguf(Weights):
             parts = [np.asarray(t.data).reshape(t.shape[-1], -1) for t in tensors]
             return together(parts)
 
-        found = decode(data())
+        found = _decoded(decode, data())
         codes, scales, block, shifts = found
         signed = codes.dtype == np.int8
         form = (shape[0], -1, block) if signed else (codes.size,)
 
         def kept(elements: Callable[[Decoded], np.ndarray]) -> Node:
             array = elements(found)
-            return const(array, reload=(lambda: elements(decode(data())))
+            return const(array, reload=(lambda: elements(_decoded(decode, data())))
                          if array.nbytes > KEPT else None)
 
         packed = kept(lambda d: d.codes.reshape(form))
@@ -199,6 +200,27 @@ class Decoded(NamedTuple):
     scales: np.ndarray
     block: int
     shifts: np.ndarray | None = None
+
+
+def _decoded(decode: Callable[[np.ndarray], Decoded], data: np.ndarray) -> Decoded:
+    """`decode` of rows [rows, bytes], some at a time: it takes several times the memory of what it
+    gives, and a table of tokens is half of a small model."""
+    step = max(1, PIECE // data.shape[1])
+    first = decode(data[:step])
+    if len(data) <= step:
+        return first
+
+    def room(a: np.ndarray) -> np.ndarray:
+        return np.empty((len(data), *a.shape[1:]), a.dtype)
+
+    shifts = None if first.shifts is None else room(first.shifts)
+    whole = Decoded(room(first.codes), room(first.scales), first.block, shifts)
+    for at in range(0, len(data), step):
+        rows, piece = slice(at, at + step), decode(data[at:at + step])
+        whole.codes[rows], whole.scales[rows] = piece.codes, piece.scales
+        if shifts is not None:
+            shifts[rows] = piece.shifts
+    return whole
 
 
 def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:

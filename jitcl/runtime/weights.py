@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from jitcl import forking
+from jitcl.codegen.arranged import moved
 from jitcl.codegen.plan import Plan
 from jitcl.cores import usable_cores
 from jitcl.errors import CacheError
@@ -74,6 +75,7 @@ class Weights:
         with ThreadPoolExecutor(min(usable_cores(), _THREADS), "jitcl-weights") as threads:
             for buffer, one in zip(large, threads.map(kept, large, large.values())):
                 weights[buffer], constants[buffer] = one
+                moved(large[buffer], one[1])
         return replace(plan, constants=constants, weights=weights)
 
     def find(self, digest: str) -> Bytes:

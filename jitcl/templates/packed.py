@@ -10,10 +10,10 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node
-from jitcl.ops.builder import lookup
 from jitcl.target import Target
 from jitcl.templates.base import Packed
 
+PIECE = 1 << 22             # codes that are arranged at once; a table of tokens has 30 times more
 UNIT = 32                   # terms at most that share a factor, and are added as whole numbers
 OFFSETS = {"unpack_int4": 8, "unpack_uint4": 0, "i8": 128, "u8": 0}     # codes -> unsigned ones
 
@@ -23,8 +23,7 @@ class Weights:
     """(codes - zero) * scales + shifts, where codes are [n, blocks, block] of 4 or 8 unsigned bits.
     """
 
-    const: Node
-    views: tuple[Node, ...]     # what makes codes of it
+    const: Node                 # of bytes, in the order of the codes; the first of two lies low
     scales: Node                # [n, blocks, 1]
     shifts: Node | None         # [n, blocks, 1]; None: zeros
     bits: int
@@ -56,17 +55,27 @@ class Weights:
                for z in zeros):
             return None
         zero = int(zeros[0].data.reshape(())) if zeros else 0
-        views: list[Node] = []
-        node = codes
+        node, packing = codes, list[str]()
         while node.op in ("reshape", "unpack_int4", "unpack_uint4"):
-            views.insert(0, node)
+            packing += [node.op] if node.op != "reshape" else []
             node = node.inputs[0]
-        packing = [v.op for v in views if v.op != "reshape"]
         offset = OFFSETS.get(packing[0] if packing else codes.type.dtype)
-        if node.op != "const" or offset is None or len(packing) > 1:
+        if node.op != "const" or offset is None or len(packing) > 1 or dims[2] % 2:
             return None
-        return Weights(node, tuple(views), scales, shifts, 4 if packing else 8, offset,
-                       zero + offset, dims[2])
+        return Weights(node, scales, shifts, 4 if packing else 8, offset, zero + offset, dims[2])
+
+    @property
+    def n(self) -> int:
+        return self.scales.type.dims[0]
+
+    @property
+    def k(self) -> int:
+        return self.scales.type.dims[1] * self.block
+
+    @property
+    def form(self) -> str:
+        """What makes codes of the bytes."""
+        return f"{self.bits} bits {self.offset} {self.n}x{self.k}"
 
     @property
     def unit(self) -> int:
@@ -76,14 +85,13 @@ class Weights:
         """Whether 16 bits of a row are multiplied with a byte that takes 16, two by two."""
         return target.byte_dot == "pairs" and self.bits == 8
 
-    def numbers(self, data: np.ndarray) -> np.ndarray:
-        """u8 [n, k]: the unsigned codes."""
-        for view in self.views:
-            found = lookup(view.op).ref
-            assert found is not None
-            data = found(data, **view.kwargs)
-        codes = (data.astype(np.int16) + self.offset).astype(np.uint8)
-        return codes.reshape(len(codes), -1)
+    def numbers(self, data: np.ndarray, first: int, last: int) -> np.ndarray:
+        """u8 [last - first, k]: the unsigned codes of these rows."""
+        row = self.k * self.bits // 8
+        codes = data.reshape(-1)[first * row:last * row].view(np.uint8)
+        if self.bits == 4:
+            codes = np.stack([codes & 15, codes >> 4], axis=-1)
+        return (codes ^ np.uint8(self.offset)).reshape(-1, self.k)     # 0, or half of all: adds it
 
     def codes(self, data: np.ndarray, width: int, pairs: bool) -> np.ndarray:
         """u8 [n / width][units][unit * bits / 32][width][4], zeros behind n.
@@ -91,17 +99,19 @@ class Weights:
         Of 4 bits the low halves of a vector are four terms, the high ones the four after them. Of
         pairs the first two of four terms are bytes 0 and 2.
         """
-        codes = self.numbers(data)
-        n, quads = len(codes), self.unit // 4
-        full = np.zeros((-(-n // width) * width, codes.shape[1]), np.uint8)
-        full[:n] = codes
-        split = full.reshape(-1, width, full.shape[1] // self.unit, quads, 4)
-        turned: np.ndarray = split.transpose(0, 2, 3, 1, 4)
-        if self.bits == 4:
-            turned = turned[:, :, ::2] | turned[:, :, 1::2] << 4
-        elif pairs:
-            turned = turned[..., [0, 2, 1, 3]]
-        return np.ascontiguousarray(turned)
+        units, quads = self.k // self.unit, self.unit // 4
+        found = np.empty((-(-self.n // width), units, quads * self.bits // 8, width, 4), np.uint8)
+        step = -(-PIECE // (width * self.k))
+        for at in range(0, len(found), step):
+            codes = self.numbers(data, at * width, min((at + step) * width, self.n))
+            codes = np.pad(codes, ((0, -len(codes) % width), (0, 0)))
+            turned = codes.reshape(-1, width, units, quads, 4).transpose(0, 2, 3, 1, 4)
+            if self.bits == 4:
+                turned = turned[:, :, ::2] | turned[:, :, 1::2] << 4
+            elif pairs:
+                turned = turned[..., [0, 2, 1, 3]]
+            found[at:at + step] = turned
+        return found
 
     def spread(self, data: np.ndarray, width: int, dtype: str) -> np.ndarray:
         """Scales or shifts as [n / width][units][width], zeros behind n."""
@@ -115,7 +125,7 @@ class Weights:
     def packed(self, target: Target) -> list[tuple[str, str, Packed]]:
         """Names and types of the buffers that every kernel of these weights reads."""
         width, pairs = target.vector_width, self.pairs(target)
-        form = f"{width} {self.unit} {' '.join(f'{v.op} {v.type}' for v in self.views)}"
+        form = f"{width} {self.unit} {self.form}"
         named = [("w", "i32", Packed(self.const, f"codes {form}{' pairs' * pairs}",
                                      partial(self.codes, width=width, pairs=pairs)))]
         for name, each in (("scales", self.scales), ("shifts", self.shifts)):

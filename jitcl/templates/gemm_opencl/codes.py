@@ -13,7 +13,7 @@ from jitcl.ir.group import Group
 from jitcl.target import Target
 from jitcl.templates.base import Packed
 from jitcl.templates.opencl.tiling import in_half
-from jitcl.templates.packed import Weights, narrow
+from jitcl.templates.packed import PIECE, Weights, narrow
 
 CODED = 4                      # columns of a word of codes
 LEAST_BLOCK = 8                # terms that are decoded at once: of one scale
@@ -71,8 +71,8 @@ class Coded:
 
     @property
     def words(self) -> Packed:
-        form = " ".join(f"{v.op} {v.type}" for v in self.weights.views)
-        return Packed(self.weights.const, f"words of {CODED} {form} {self.signed}", self._words)
+        form = f"words of {CODED} {self.weights.form} {self.signed}"
+        return Packed(self.weights.const, form, self._words)
 
     @property
     def beside(self) -> list[tuple[str, str, Packed]]:
@@ -85,15 +85,21 @@ class Coded:
         return self.weights.shifts
 
     def _words(self, data: np.ndarray) -> np.ndarray:
-        codes = self.weights.numbers(data)
-        if self.signed:
-            codes = codes ^ np.uint8(self.weights.zero)
-        codes = codes[overlapping(len(codes), CODED)]                 # [panels, 4, k]
-        if self.bits == 4:
-            codes = codes[..., ::2] | codes[..., 1::2] << 4
-        panels, _, length = codes.shape
-        turned = codes.reshape(panels, CODED, length // 4, 4).transpose(2, 0, 3, 1)
-        return np.ascontiguousarray(turned).view("<u4").reshape(length // 4, panels, 4)
+        panels, length = overlapping(self.weights.n, CODED), self.weights.k * self.bits // 8
+        found = np.empty((length // 4, len(panels), 4), "<u4")
+        step = -(-PIECE // (CODED * self.weights.k))
+        for at in range(0, len(panels), step):
+            rows = panels[at:at + step]
+            first = int(rows[0, 0])
+            codes = self.weights.numbers(data, first, int(rows[-1, -1]) + 1)
+            if self.signed:
+                codes = codes ^ np.uint8(self.weights.zero)
+            codes = codes[rows - first]                                   # [panels, 4, k]
+            if self.bits == 4:
+                codes = codes[..., ::2] | codes[..., 1::2] << 4
+            turned = codes.reshape(len(rows), CODED, length // 4, 4).transpose(2, 0, 3, 1)
+            found[:, at:at + step] = np.ascontiguousarray(turned).view("<u4")[..., 0]
+        return found
 
 
 def overlapping(count: int, size: int) -> np.ndarray:
