@@ -216,7 +216,8 @@ def _decoded(decode: Callable[[np.ndarray], Decoded], data: np.ndarray) -> Decod
     shifts = None if first.shifts is None else room(first.shifts)
     whole = Decoded(room(first.codes), room(first.scales), first.block, shifts)
     for at in range(0, len(data), step):
-        rows, piece = slice(at, at + step), decode(data[at:at + step])
+        rows = slice(at, at + step)
+        piece = decode(data[rows]) if at else first
         whole.codes[rows], whole.scales[rows] = piece.codes, piece.scales
         if shifts is not None:
             shifts[rows] = piece.shifts
