@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import re
@@ -503,3 +504,17 @@ def test_files_of_weights_may_have_more_than_two_gigabytes(tmp_path: Path) -> No
         made.truncate(MOST_BYTES + 1)               # zeros that take no room
     assert len(Stored({}, (file,), "").digest(tmp_path)) == 32
     assert len(Gguf.digest(Mock(path=file), tmp_path)) == 32
+
+
+def test_what_fits_is_remembered_of_these_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    folder, asked = lm_models.stored("llama", tmp_path), []
+    check = Decoder._check
+    monkeypatch.setattr(Decoder, "_check", lambda d: (asked.append(d), check(d)))
+    config = json.loads((folder / "config.json").read_text())
+    for said in (config, config, {**config, "num_hidden_layers": 1}):
+        (folder / "config.json").write_text(json.dumps(said))
+        with pytest.raises(UnsupportedError, match="no use for weight") if said != config else (
+                contextlib.nullcontext()):
+            jitcl.lm.load(folder, device="cpu", cache_dir=tmp_path / "cache").close()
+    assert len(asked) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,39 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedError, match="architecture 'mamba' is not supported in GGUF"):
         jitcl.lm.load(tmp_path / "c.gguf")
+
+
+def test_a_warm_start_reads_what_is_known_of_a_file(tmp_path: Path) -> None:
+    """Without the library, or ops: the same text and tokens."""
+    letters = [chr(32 + k) for k in range(96)]
+    said = {"tokenizer__ggml__model": "llama", "tokenizer__ggml__tokens": letters,
+            "tokenizer__ggml__scores": [0.0] * 96, "tokenizer__ggml__add_space_prefix": False,
+            "tokenizer__ggml__eos_token_id": 94, "tokenizer__chat_template": "{{ messages }}"}
+    file = gguf_models.write(lm_models.stored("qwen2", tmp_path), tmp_path / "a.gguf", "Q8_0",
+                             **said)
+    code = ("import jitcl.lm, sys\n"
+            f"m = jitcl.lm.load({str(file)!r}, device='cpu', cache_dir={str(tmp_path / 'c')!r})\n"
+            "print(m.generate('abc', max_new_tokens=8), m.last.ids, m.tokenize('a b'), m.ends, "
+            "m.tokenizer.template, m.tokenizer.specials)\n"
+            "print(sorted({'gguf', 'jitcl.ops', 'ml_dtypes', 'importlib.metadata', 'html'} "
+            "& {*sys.modules}))")
+
+    def told() -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.splitlines()
+
+    cold, warm = told(), told()
+    assert warm[:-1] == cold[:-1] and "frozenset({94})" in warm[0]
+    assert "gguf" in cold[-1] and warm[-1] == "[]"
+
+
+def test_a_file_of_the_other_byte_order(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_uint32("llama.block_count", 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match="is of the other byte order"):
+        Gguf(tmp_path / "a.gguf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from jitcl.ir.graph import Node
 from jitcl.lm.settings import Settings
 from jitcl.lm.tokens import read_json
 from jitcl.lm.weights import Weights, loaded, safetensors
-from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import digest
+
+if TYPE_CHECKING:
+    from jitcl.ops.builder import GraphBuilder
 
 STEM = "base_model.model."                  # of the adapter's names
 NEITHER = {"bias": "none", "use_dora": False, "lora_bias": False, "modules_to_save": None,

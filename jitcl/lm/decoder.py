@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -29,9 +29,12 @@ from jitcl.ir.types import Sym, TensorType
 from jitcl.lm.rotary import Rotary, rotary
 from jitcl.lm.settings import Settings
 from jitcl.lm.weights import Weights, wants
-from jitcl.ops.builder import GraphBuilder
+from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.digests import digest
 from jitcl.runtime.source import Tensor
+
+if TYPE_CHECKING:
+    from jitcl.ops.builder import GraphBuilder  # a warm start needs no ops
 
 FREE = np.iinfo(np.int32).max               # the position of a place in the cache without a token
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")
@@ -106,6 +109,8 @@ class Decoder(ABC):
               ) -> Graph:
         """What `give` says of `inputs(...)`: "next" the logits behind row `row`, "logits" those of
         all rows, "hidden" what comes before them."""
+        from jitcl.ops.builder import GraphBuilder
+
         g = GraphBuilder()
         inputs = {t.name: graph_input(t.name, TensorType(t.dtype, shapes[t.name]))
                   for t in tensors}
@@ -168,9 +173,21 @@ class Decoder(ABC):
         starts = [min(first, len(ids) - rows) for first in range(0, len(ids), rows)]
         return source, [{**self.feeds([ids[s:s + rows]], [0], rows, 0), **past} for s in starts]
 
-    def check(self) -> None:
+    def check(self, cache: DeviceCache | None = None) -> None:
         """ModelError or ShapeError where weights and configuration do not fit: a weight that is
-        missing, of another shape, or that nothing reads (it would be another model)."""
+        missing, of another shape, or that nothing reads (it would be another model). What `cache`
+        knows to fit is not checked again."""
+        if cache is None:
+            self._check()
+            return
+        source = DecoderSource(self, 1, "logits", "f32", cache.cache.root)
+        key = Key({"model": source.digest, "weights": "checked", "code": code_version()},
+                  f"weights of {source.name}")
+        if cache.get("model", key) is None:
+            self._check()
+            cache.put("model", key, b"known")
+
+    def _check(self) -> None:
         typed = copy.copy(self)
         typed.weights = cast(Weights, _Types(self.weights))
         tensors = self.inputs(1, "logits", "f32")

@@ -8,22 +8,32 @@ float32 numbers:
     Q5_0, Q5_1, Q5_K   as 8 bits                  Q6_K   as 8 bits, a scale for 16
 
 The others become float32 when the model is compiled.
+
+The library takes a NumPy array for each of a tokenizer's words: seconds, and 500 MB of memory for
+150,000 of them. So what it says of a file is kept in the cache, and a warm start does without it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
-from jitcl.lm.weights import KEPT, Weights, loaded, together
-from jitcl.ops.builder import GraphBuilder
+from jitcl.lm.gguf_tokens import of_metadata
+from jitcl.lm.tokens import Tokenizer
+from jitcl.lm.weights import KEPT, TYPES, Weights, loaded, together
+from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.digests import file_digest
+
+if TYPE_CHECKING:
+    from jitcl.ops.builder import GraphBuilder
 
 # GGUF's names of architectures -> Hugging Face's
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
@@ -42,36 +52,91 @@ FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")    # what frequenci
 # Gemmas whose attention is scaled by another size than a head's, which no metadata says: the 27B
 # ones, by their layers, as llama.cpp tells them
 HUGE = (("gemma2", 46), ("gemma3", 62))
+HEADS = ("model.", "lm_head")   # that names of weights begin with, of these architectures
 UNUSED = ("rope_factors_long.weight",)
 PIECE = 1 << 22                 # bytes of a file that are decoded at once
 
 
-class Gguf(Weights):
-    """A file's weights, by Hugging Face's names."""
+class Tensor(NamedTuple):
+    """kind: the library's name of its type; shape: in elements, of which a row is whole blocks;
+    offset, nbytes: where they are in the file."""
 
-    def __init__(self, path: Path) -> None:
+    kind: str
+    shape: list[int]
+    offset: int
+    nbytes: int
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What a file holds, as JSON values: metadata of its architecture, tensors, the file's names of
+    Hugging Face's, tokens that end texts, the tokenizer and how many words it has. Raises
+    ModelError, UnsupportedError."""
+    lib = library("gguf", "reading GGUF files")
+    try:
+        reader = lib.GGUFReader(path)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"{path}: is no GGUF file: {error}") from None
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    architecture = str(said.get("general.architecture"))
+    if architecture not in CLASSES:
+        raise UnsupportedError(f"{path}: architecture '{architecture}' is not supported "
+                               f"in GGUF files: jitcl has {', '.join(CLASSES)}")
+    if reader.byte_order != "I":
+        raise UnsupportedError(f"{path}: is of the other byte order than this machine")
+    tensors = {t.name: Tensor(t.tensor_type.name, t.shape[::-1].tolist(), int(t.data_offset),
+                              int(t.n_bytes)) for t in reader.tensors}
+    arch = next(a for a, n in lib.MODEL_ARCH_NAMES.items() if n == architecture)
+    layers = _said(path, said, f"{architecture}.block_count")
+    names = lib.get_tensor_name_map(arch, int(layers)).mapping
+    ends = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+    tokenizer = of_metadata(said, str(path))
+    return {
+        "architecture": architecture, "tensors": tensors,
+        "metadata": {k: v for k, v in said.items() if k.startswith(f"{architecture}.")},
+        "names": {f"{their}.{end}": f"{own}.{end}" for their, (_, own) in names.items()
+                  for end in ("weight", "bias")
+                  if their.startswith(HEADS) and f"{own}.{end}" in tensors},
+        "ends": [int(said[key]) for key in ends if key in said],
+        "words": len(said.get("tokenizer.ggml.tokens", ())),
+        "tokenizer": tokenizer and tokenizer.row()}
+
+
+def _said(path: Path, said: Mapping[str, Any], key: str) -> Any:
+    if key not in said:
+        raise ModelError(f"{path}: has no '{key}'")
+    return said[key]
+
+
+def _known(path: Path, cache: DeviceCache) -> dict[str, Any]:
+    """`contents`, which the cache holds."""
+    try:
+        digest = file_digest(path, cache.cache.root, None)
+    except OSError as error:
+        raise ModelError(f"{path}: is no GGUF file: {error}") from None
+    key = Key({"gguf": digest, "code": code_version()}, f"contents of {path.name}")
+    stored = cache.get("model", key)
+    if stored is None:
+        stored = json.dumps(contents(path)).encode()
+        cache.put("model", key, stored)
+    found: dict[str, Any] = json.loads(stored)
+    return found
+
+
+class Gguf(Weights):
+    """A file's weights, by Hugging Face's names. ends: tokens that end texts."""
+
+    def __init__(self, path: Path, cache: DeviceCache | None = None) -> None:
         super().__init__()
-        lib = library("gguf", "reading GGUF files")
-        try:
-            self.reader = lib.GGUFReader(path)
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise ModelError(f"{path}: is no GGUF file: {error}") from None
+        found = contents(path) if cache is None else _known(path, cache)
         self.path, self.place = path, str(path)
         self.read: set[str] = set(UNUSED)
-        self.metadata = {name: field.contents() for name, field in self.reader.fields.items()}
-        self.architecture = str(self.metadata.get("general.architecture"))
-        if self.architecture not in CLASSES:
-            raise UnsupportedError(f"{path}: architecture '{self.architecture}' is not supported "
-                                   f"in GGUF files: jitcl has {', '.join(CLASSES)}")
-        self._tensors = {t.name: t for t in self.reader.tensors}
-        arch = next(a for a, n in lib.MODEL_ARCH_NAMES.items() if n == self.architecture)
-        self._names = lib.get_tensor_name_map(arch, int(self._said("block_count")))
-
-    def _said(self, key: str) -> Any:
-        found = self.metadata.get(f"{self.architecture}.{key}")
-        if found is None:
-            raise ModelError(f"{self.path}: has no '{self.architecture}.{key}'")
-        return found
+        self.data = np.memmap(path, np.uint8, "r")
+        self.architecture, self.metadata = found["architecture"], found["metadata"]
+        self.ends, self._words = frozenset(found["ends"]), found["words"]
+        row = found["tokenizer"]
+        self.tokenizer = row and Tokenizer.of_row(row, self.place)
+        self._names: dict[str, str] = found["names"]
+        self._tensors = {name: Tensor(*t) for name, t in found["tensors"].items()}
 
     def config(self) -> dict[str, Any]:
         """As config.json has it."""
@@ -82,14 +147,14 @@ class Gguf(Weights):
                      rope_interleaved=arch == "llama", hidden_act=(
                          "gelu_pytorch_tanh" if arch.startswith("gemma") else "silu"),
                      norm_offset=0.0)       # of Gemma: 1 is in the file's weights
-        found.setdefault("vocab_size", len(said.get("tokenizer.ggml.tokens", ())))
+        found.setdefault("vocab_size", self._words)
         turned = said.get(f"{arch}.rope.dimension_count")
         if turned and "head_dim" in found:
             found["partial_rotary_factor"] = turned / found["head_dim"]
         found["rope_scaling"] = self._scaling(found)
         if (arch, found.get("num_hidden_layers")) in HUGE:
             found["query_pre_attn_scalar"] = (
-                found["hidden_size"] / self._said("attention.head_count"))
+                found["hidden_size"] / _said(self.path, said, f"{arch}.attention.head_count"))
         return found
 
     def _scaling(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -109,59 +174,64 @@ class Gguf(Weights):
 
     # ---- weights
 
-    def _name(self, name: str) -> str | None:
-        """The file's name of a weight."""
-        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
-        return found if found in self._tensors else None
-
     def __contains__(self, name: object) -> bool:
-        return self._name(str(name)) is not None
+        return name in self._names
 
     def names(self) -> set[str]:
         return {*self._tensors}
 
-    def _tensor(self, name: str) -> Any:
-        found = self._name(name)
+    def _tensor(self, name: str) -> Tensor:
+        found = self._names.get(name)
         if found is None:
             raise ModelError(f"{self.path}: weight '{name}' is missing")
         self.read.add(found)
         return self._tensors[found]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(d) for d in reversed(self._tensor(name).shape))
+        return tuple(self._tensor(name).shape)
 
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
         t = self._tensor(name)
-        return self._float(t, t.data[which])
+        return self._float(t, self._bytes(t)[which])
 
     def _array(self, file_name: str) -> np.ndarray:
         self.read.add(file_name)
         t = self._tensors[file_name]
-        return self._float(t, t.data)
+        return self._float(t, self._bytes(t))
 
-    def _float(self, t: Any, data: np.ndarray) -> np.ndarray:
-        quants = library("gguf.quants", "reading GGUF files")
+    def _bytes(self, t: Tensor) -> np.ndarray:
+        """[.., bytes of a row]: the file is mapped, so nothing of it need stay."""
+        return np.asarray(self.data)[t.offset:t.offset + t.nbytes].reshape(*t.shape[:-1], -1)
+
+    def _float(self, t: Tensor, data: np.ndarray) -> np.ndarray:
+        """What `_bytes`, or rows of them, mean."""
+        if t.kind in TYPES:
+            return data.view(dtypes.to_numpy(TYPES[t.kind])).astype(np.float32, copy=False)
+        if t.kind in PACKED:
+            return _floats(PACKED[t.kind](data))
+        lib = library("gguf", "reading GGUF files")
         try:
-            return np.asarray(quants.dequantize(data, t.tensor_type), np.float32)
+            kind = lib.GGMLQuantizationType[t.kind]
+            return np.asarray(lib.quants.dequantize(data, kind), np.float32)
         except NotImplementedError:         # what the library raises for types that it only names
-            raise UnsupportedError(f"{self.path}: weight '{t.name}' is {t.tensor_type.name}, which "
-                                   "the library gguf does not decode") from None
+            raise UnsupportedError(f"{self.path}: has weights of type {t.kind}, which the library "
+                                   "gguf does not decode") from None
 
     def alike(self, names: Sequence[str]) -> bool:
-        return super().alike(names) and len({self._tensor(n).tensor_type for n in names}) == 1
+        return super().alike(names) and len({self._tensor(n).kind for n in names}) == 1
 
     def made(self, g: GraphBuilder, *names: str) -> Node:
         tensors = [self._tensor(name) for name in names]
-        decode = PACKED.get(tensors[0].tensor_type.name)
+        decode = PACKED.get(tensors[0].kind)
         if decode is None:
-            if tensors[0].tensor_type.name == "F16":
-                return g.cast(loaded(lambda: together([t.data for t in tensors])), to="f32")
-            return loaded(lambda: together([self._float(t, t.data) for t in tensors]))
+            if tensors[0].kind == "F16":
+                return g.cast(loaded(lambda: together(
+                    [self._bytes(t).view(np.float16) for t in tensors])), to="f32")
+            return loaded(lambda: together([self._float(t, self._bytes(t)) for t in tensors]))
         shape = (sum(self.shape(name)[0] for name in names), *self.shape(names[0])[1:])
 
-        def data() -> np.ndarray:           # the file is mapped: nothing of it need stay, too
-            parts = [np.asarray(t.data).reshape(t.shape[-1], -1) for t in tensors]
-            return together(parts)
+        def data() -> np.ndarray:
+            return together([self._bytes(t).reshape(t.shape[0], -1) for t in tensors])
 
         found = _decoded(decode, data())
         codes, scales, block, shifts = found
@@ -187,7 +257,7 @@ class Gguf(Weights):
         return file_digest(self.path, root, None)
 
     def mapped(self) -> list[np.ndarray]:
-        return [self.reader.data]
+        return [self.data]
 
 
 # ---- blocks, of rows [rows, bytes]
@@ -222,6 +292,17 @@ def _decoded(decode: Callable[[np.ndarray], Decoded], data: np.ndarray) -> Decod
         if shifts is not None:
             shifts[rows] = piece.shifts
     return whole
+
+
+def _floats(d: Decoded) -> np.ndarray:
+    """The numbers that are meant [rows, n], float32."""
+    codes = d.codes if d.codes.dtype == np.int8 else _nibbles(d.codes, 1)
+    if codes.dtype != np.int8 and d.shifts is None:
+        codes = codes.view(np.int8) - np.int8(8)
+    w = codes.reshape(*d.scales.shape, d.block) * d.scales[..., None]
+    if d.shifts is not None:
+        w += d.shifts[..., None]
+    return w.reshape(len(codes), -1)
 
 
 def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:

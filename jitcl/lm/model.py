@@ -21,7 +21,6 @@ from jitcl.lm.cache import ROOM, Cache, Slot
 from jitcl.lm.decoder import Decoder, DecoderSource
 from jitcl.lm.forms import Form, Forms
 from jitcl.lm.gguf import Gguf
-from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.lowest import Tolerance, limit_of, lowest
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Message, Tokenizer, read_json
@@ -30,7 +29,7 @@ from jitcl.lm.writing import ROWS, Generation, Letters, Text, step
 from jitcl.passes.options import Memory, Options
 from jitcl.runtime.arguments import device_of, is_whole, isolation_of, tally_of
 from jitcl.runtime.bound import Bound
-from jitcl.runtime.cache import kernel_cache
+from jitcl.runtime.cache import DeviceCache, kernel_cache
 from jitcl.runtime.model import Model
 
 BATCH = 8                                   # texts at once, where memory is enough
@@ -424,10 +423,11 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
                           "none")
     if batch is not None:
         whole_number("batch", batch)
-    found, tokenizer, ends, configured = (
-        _gguf(Path(path), adapter) if str(path).endswith(".gguf") else _folder(Path(path), adapter))
     tally = tally_of(progress)
     place = device_of(device, tally)
+    cache = kernel_cache(cache_dir).for_target(place.target)
+    read = _gguf if str(path).endswith(".gguf") else _folder
+    found, tokenizer, ends, configured = read(Path(path), adapter, cache)
 
     def opened(options: Options) -> LanguageModel:
         return LanguageModel(found, tokenizer, ends, configured, place, options, cache_dir, tally,
@@ -450,22 +450,19 @@ def whole_number(name: str, value: Any) -> None:
 _Parts = tuple[Decoder, Tokenizer | None, frozenset[int], Mapping[str, Any]]
 
 
-def _folder(path: Path, adapter: str | Path | None) -> _Parts:
+def _folder(path: Path, adapter: str | Path | None, cache: DeviceCache) -> _Parts:
     config, weights = read_json(path / "config.json"), safetensors(path)
     configured = read_json(path / "generation_config.json", {})
     ends = configured.get("eos_token_id", config.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     adapted = weights if adapter is None else Adapted(weights, Path(adapter))
-    return decoder(config, adapted), tokens.of_folder(path), frozenset(ends), configured
+    return decoder(config, adapted, cache), tokens.of_folder(path), frozenset(ends), configured
 
 
-def _gguf(path: Path, adapter: str | Path | None) -> _Parts:
+def _gguf(path: Path, adapter: str | Path | None, cache: DeviceCache) -> _Parts:
     if adapter is not None:                 # heads lie otherwise there, weights are packed
         raise UnsupportedError(f"{path}: adapter={str(adapter)!r}: adapters are for weights as "
                                "Hugging Face's folders have them\n  Pass the folder that the file "
                                "was made from.")
-    file = Gguf(path)
-    said = file.metadata
-    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    return (decoder(file.config(), file), of_metadata(said, file.place),
-            frozenset(int(said[key]) for key in keys if key in said), {})
+    file = Gguf(path, cache)
+    return decoder(file.config(), file, cache), file.tokenizer, file.ends, {}

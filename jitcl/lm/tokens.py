@@ -25,6 +25,16 @@ class Tokenizer:
         self.tokenizer, self.template, self.specials = tokenizer, template, specials
         self.place = place
 
+    def row(self) -> list[Any]:
+        """As JSON values."""
+        return [self.tokenizer.to_str(), self.template, dict(self.specials)]
+
+    @staticmethod
+    def of_row(row: list[Any], place: str) -> Tokenizer:
+        """What `row` wrote."""
+        lib, (words, template, specials) = library("tokenizers", "text and tokens"), row
+        return Tokenizer(lib.Tokenizer.from_str(words), template, specials, place)
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Tokens; with those that begin or end a text, where the model has any and `special`."""
         try:

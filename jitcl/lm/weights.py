@@ -10,19 +10,21 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
+from jitcl import dtypes
 from jitcl.errors import ModelError, ShapeError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
-from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.digests import digest, file_digest
 
+if TYPE_CHECKING:
+    from jitcl.ops.builder import GraphBuilder  # a warm start needs no ops
+
 KEPT = 1 << 20                              # bytes up to which a constant's elements stay in memory
-TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+TYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}     # of elements in files
 
 
 class Weights(ABC):
@@ -176,7 +178,8 @@ def _mapped(file: Path) -> dict[str, np.ndarray]:
             raise UnsupportedError(f"{file}: weight '{name}' is {said['dtype']}: jitcl reads "
                                    f"{', '.join(TYPES)}")
         first, last = said["data_offsets"]
-        arrays[name] = data[end + first:end + last].view(kind).reshape(said["shape"])
+        arrays[name] = data[end + first:end + last].view(
+            dtypes.to_numpy(kind)).reshape(said["shape"])
     return arrays
 
 

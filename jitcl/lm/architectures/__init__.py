@@ -13,14 +13,17 @@ from jitcl.lm.architectures.phi3 import Phi3
 from jitcl.lm.decoder import Decoder
 from jitcl.lm.settings import Settings
 from jitcl.lm.weights import Weights
+from jitcl.runtime.cache import DeviceCache
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     name: kind for kind in (Llama, Gpt2, Gemma, Phi3) for name in kind.classes}
 
 
-def decoder(config: Mapping[str, Any], weights: Weights) -> Decoder:
+def decoder(config: Mapping[str, Any], weights: Weights, cache: DeviceCache | None = None
+            ) -> Decoder:
     """The model that a configuration describes. Raises UnsupportedError for an architecture that
-    jitcl does not have, ModelError or ShapeError where configuration and weights do not fit."""
+    jitcl does not have, ModelError or ShapeError where configuration and weights do not fit; what
+    `cache` knows to fit is not checked again."""
     place = weights.place
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
@@ -30,5 +33,5 @@ def decoder(config: Mapping[str, Any], weights: Weights) -> Decoder:
         raise UnsupportedError(f"{place}: architecture '{names[0]}' is not supported: jitcl has "
                                f"{', '.join(sorted(ARCHITECTURES))}")
     found = kind(Settings(config, place), weights)
-    found.check()
+    found.check(cache)
     return found
