@@ -6,17 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jitcl.codegen.plan import Plan
-from jitcl.codegen.text import html_table
 from jitcl.devices.base import Device
 from jitcl.ir.types import Sym
 from jitcl.passes.options import Options
 from jitcl.runtime.calls import Calls
-from jitcl.runtime.program import Program
-from jitcl.runtime.program_report import report_of_program
-from jitcl.runtime.report import Report, report_of
 from jitcl.runtime.source import Source, Tensor
 
 if TYPE_CHECKING:
+    from jitcl.runtime.program import Program
+    from jitcl.runtime.report import Report  # a run does without: 0.6 MB
     from jitcl.runtime.specialise import Specialisation
 
 
@@ -35,6 +33,9 @@ class Inspected(Calls):
         """What was compiled for the last shapes: kernels, fused ops, memory; and what runs on the
         host.
         """
+        from jitcl.runtime.program_report import report_of_program
+        from jitcl.runtime.report import report_of
+
         self._check_open()
         name, device, options = self.source.name, self.device, self.options
         report = (report_of(name, device, self._last, options) if self.program is None
@@ -45,6 +46,8 @@ class Inspected(Calls):
 
     def _repr_html_(self) -> str:
         """What notebooks show: inputs and outputs, and the report where it is open."""
+        from jitcl.codegen.text import html_table
+
         rows = [(kind, str(t)) for kind, tensors in (("input", self.inputs),
                                                      ("output", self.outputs)) for t in tensors]
         return html_table(f"{self.source.name} on {self.device.name}", ("", "tensor"), rows) + (

@@ -75,20 +75,19 @@ def pack(lives: Sequence[Life], mode: Mode = "arena", memory: Memory = "normal",
               for life in lives]
     place, bound = _PLACERS[mode], _BOUNDS[mode](padded)
     unshared = sum(life.nbytes for life in padded)
+    order, found = list(range(len(padded))), _unshared(padded, mode)
     if memory == "high":
-        places, slots = _unshared(padded, mode)
-        return Packing(places, slots, unshared, bound)
-    order, peak = list(range(len(padded))), unshared + 1
+        return Packing(*found, unshared, bound)
     for make in _ORDERS:
-        candidate = make(padded)
-        other = sum(place(padded, candidate)[1])
-        if other < peak:
-            order, peak = candidate, other
-        if peak == bound:
+        if sum(found[1]) == bound:
             break
+        candidate = make(padded)
+        other = place(padded, candidate)
+        if sum(other[1]) < sum(found[1]):
+            order, found = candidate, other
     if memory == "low":
-        order = _search(padded, place, order, bound)
-    return Packing(*place(padded, order), unshared, bound)
+        found = place(padded, _search(padded, place, order, bound))
+    return Packing(*found, unshared, bound)
 
 
 def laid_out(plan: Plan, device: Device, memory: str) -> Plan:

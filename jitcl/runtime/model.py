@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,10 +50,12 @@ from jitcl.runtime.inputs import Again, check_feeds, feeds_of
 from jitcl.runtime.inspected import Inspected
 from jitcl.runtime.intermediates import Intermediates, names_of
 from jitcl.runtime.precedence import Turn
-from jitcl.runtime.program import Program
 from jitcl.runtime.source import OnnxSource, Source, Tensor, open_source
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
 from jitcl.runtime.tensors import DeviceTensor
+
+if TYPE_CHECKING:
+    from jitcl.runtime.program import Program
 
 Compute = Callable[[Specialisation], list[np.ndarray]]
 
@@ -370,6 +372,8 @@ class Model(Inspected):
             return False
         with self._lock:
             if self.program is None:
+                from jitcl.runtime.program import Program
+
                 program = Program(source, self.cache, self.strict, self._alike)
                 self._store(program=True)
                 self.program, self._again = program, None

@@ -4,6 +4,7 @@ host, and what stepped down.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -137,8 +138,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the first lines, and a table of the launches."""
-        import html
-
         nodes = [", ".join(name for name, _ in s.nodes) for s in self.steps]
         rows = [(s.name, s.template or "loops", names, amount(s.flops, "FLOP"),
                  amount(s.bytes, "B"), s.kernel) for s, names in zip(self.steps, nodes)]
