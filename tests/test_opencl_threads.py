@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jitcl import dtypes
-from jitcl.codegen.opencl_threads import NotThreaded, Translator
+from jitcl.codegen.opencl_threads import NotThreaded, translated
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.types import Layout, TensorType
@@ -222,7 +222,7 @@ def test_a_gpu_has_no_threads():
 def test_what_has_no_form_is_refused(line):
     text = f"def KERNEL_ENTRY(args, tid, nthreads):\n    x = ptr(args, 0, 'f32')\n    {line}\n"
     with pytest.raises(NotThreaded):
-        Translator(AVX2).kernel(text, 2, {})
+        translated(AVX2, text, 2, {})
 
 
 def text_of(*lines):
@@ -233,7 +233,7 @@ def plan_of(lines, *buffers, **params):
     """A kernel of these buffers: (name, dtype, shape, kind)."""
     text = text_of(*(f"{name} = ptr(args, {k}, '{dtype}')"
                      for k, (name, dtype, *_) in enumerate(buffers)), *lines)
-    body = Translator(AVX2).kernel(text, len(buffers), params)
+    body, _ = translated(AVX2, text, len(buffers), params)
     entry = f"tested_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
     body = body.replace(ENTRY, entry).replace(GROUP, "")
     specs = tuple(BufferSpec(name, dtype, shape, dtypes.itemsize(dtype) * math.prod(shape), kind)

@@ -18,7 +18,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from string import Template
 from typing import Any
 
 from jitcl.codegen.flags import flag_params
@@ -77,10 +79,9 @@ class ThreadHooks(CpuGroupHooks):
         return self.group.flag is not None and self.group.flag.flags in e.arguments
 
     def _threaded(self, e: Emitted) -> Emitted:
-        threads, translator = max(1, self.device.compute_units), Translator(self.device)
+        threads = max(1, self.device.compute_units)
         given = {**e.params, **(flag_params(self.group) if self.flags(e) else {})}
-        body = translator.kernel(e.body, len(e.arguments), given)
-        params = {name: given[name] for name in given if name in translator.taken}
+        body, params = translated(self.device, e.body, len(e.arguments), given)
         launched = (e.global_size or (1,))[0]            # 0 where a run leaves it out
         return dataclasses.replace(e, body=body, params=params, local_size=(1,),
                                    global_size=(launched * threads,))
@@ -96,57 +97,56 @@ def runs_threads(group: Group, target: Target) -> bool:
         n.type.layout.kind == "row" or n.type.layout.block == cpu.vector_width for n in nodes)
 
 
-class Translator(ThreadExpressions):
-    """Writes one kernel."""
+def translated(target: Target, text: str, arguments: int, params: Mapping[str, Any]
+               ) -> tuple[str, dict[str, Any]]:
+    """The kernel of a template's text, of so many buffers, and those parameters that it reads."""
+    (function,) = (f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef))
+    body, lowest = needed(function), dict[str, int | None]()
+    while True:
+        writer = Translator(target, arguments, tuple(params.items()), lowest)
+        lines = writer.block(body, 1)
+        if not writer.misled:
+            return writer.kernel(lines), {n: params[n] for n in params if n in writer.taken}
 
-    def __init__(self, target: Target) -> None:
+
+class Translator(ThreadExpressions):
+    """Writes one kernel. `lowest`: of variables, what none of their values lies below, as
+    `Value.least`, if seen already; what lies lower is noted."""
+
+    def __init__(self, target: Target, given: int, params: tuple[tuple[str, Any], ...],
+                 lowest: dict[str, int | None]) -> None:
         super().__init__(target)
+        self.given, self.params, self.lowest = given, params, lowest
+        self.misled = False                              # a variable was lower than it had seemed
         self.tuples: dict[str, list[Value]] = {}
         self.declared: dict[str, Kind] = {}              # C variables
         self.arrays: dict[str, str] = {}                 # declarations
         self.blank: set[str] = set()                     # arrays read where nothing is written
-        self.undeclared: set[str] = set()                # to be, where they get their first value
         self.blocks = 0
         self.buffers: dict[int, str] = {}                # arguments' declarations
         self.count = 0
-        self.given = 0                                   # buffers, before the integers
-        self.params: tuple[tuple[str, Any], ...] = ()    # with their values
         self.taken: set[str] = set()                     # of `params`, those that are read
-        self.least: dict[str, int | None] = {}           # of variables: of all their values
-        self.lowest: dict[str, int | None] = {}          # the same, of those seen so far
 
-    def kernel(self, text: str, arguments: int, params: Mapping[str, Any]) -> str:
-        """The kernel of a template's text, of so many buffers."""
-        self.given, self.params = arguments, tuple(params.items())
-        (function,) = (f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef))
-        body = needed(function)
-        draft = self.draft(body, {})
-        while draft.lowest != draft.least:       # of what is supposed, what is not so is given up
-            draft = self.draft(body, draft.lowest)
-        within, self.least = draft.within_a_block(), draft.least
-        self.undeclared = set(within)
-        lines = self.block(body, 1)
-        if len(self.buffers) != arguments:
+    def kernel(self, lines: list[str]) -> str:
+        """The text around these lines, and variables' types where they are declared."""
+        if len(self.buffers) != self.given:
             raise NotThreaded("an argument that is not read")
-        heads = [*(self.buffers[k] for k in range(arguments)),
-                 *(f"const int {name}_i" for name in params if name in self.taken)]
+        within = self.within_a_block()
+        heads = [*(self.buffers[k] for k in range(self.given)),
+                 *(f"const int {name}_i" for name, _ in self.params if name in self.taken)]
         ahead = [f"    {kind.ctype} {name};" for name, kind in self.declared.items()
                  if name not in within]
         arrays = [f"    {text}{' = {0}' if name in self.blank else ''};"
                   for name, text in self.arrays.items()]
+        types = {name: f"{kind.ctype} " if name in within else ""
+                 for name, kind in self.declared.items()}
+        body = Template("\n".join((*arrays, *ahead, *lines))).substitute(types)
         helpers = "".join(map(helper, self.calls.missing()))
         return "".join((
             helpers, *(f"#ifndef {n.upper()}\n#define {n.upper()}\n{t}\n#endif\n"
                        for n, t in self.functions.items()),
             f"__kernel {GROUP}void {ENTRY}(\n    ", ",\n    ".join(heads), ")\n{\n",
-            "\n".join((*arrays, *ahead, *lines)), "\n}\n"))
-
-    def draft(self, body: list[ast.stmt], least: dict[str, int | None]) -> Translator:
-        """What has written a text, to know its variables; supposing what they never lie below."""
-        draft = Translator(self.target)
-        draft.given, draft.params, draft.least = self.given, self.params, least
-        draft.block(body, 1)
-        return draft
+            body, "\n}\n"))
 
     def within_a_block(self) -> set[str]:
         """Variables that are only named in the block of their first value, behind it: there they
@@ -224,13 +224,13 @@ class Translator(ThreadExpressions):
     def named(self, name: str, value: Value) -> list[str]:
         """A variable's new value: another C variable where its type is another."""
         own = self.variable(name, value.kind)
-        lowest = least_among((value, Value(own, value.kind, self.lowest.get(own, 1))))
-        self.lowest[own] = lowest
-        self.names[name] = Value(own, value.kind, self.least.get(own, 1))
+        first, seemed = own not in self.mentions, self.lowest.get(own, 1)
+        least = self.lowest[own] = least_among((value, Value(own, value.kind, seemed)))
+        self.misled |= not first and least != seemed
+        self.names[name] = Value(own, value.kind, least)
         self.mention(own, True)
-        first = own in self.undeclared
-        self.undeclared.discard(own)
-        return [f"{value.kind.ctype + ' ' if first else ''}{own} = {value.text};"]
+        declared = f"${{{own}}}" if first else ""       # its type, if that stands here
+        return [f"{declared}{own} = {value.text};"]
 
     def variable(self, name: str, kind: Kind) -> str:
         own = f"{name}_" if name in RESERVED else name
@@ -448,30 +448,37 @@ def needed(function: ast.FunctionDef) -> list[ast.stmt]:
     for call in ast.walk(function):
         if isinstance(call, ast.Call) and name_of(call.func) == "tile":
             call.args[FETCHED] = ast.Constant(None)
+    read = Counter(_read(function))
     while True:
-        read = {x.id for x in ast.walk(function)
-                if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
-        before = sum(1 for _ in ast.walk(function))
+        before = read.total()
         function.body = _without(function.body, read)
-        if sum(1 for _ in ast.walk(function)) == before:
+        if read.total() == before:
             return function.body
 
 
-def _without(body: Sequence[ast.stmt], read: set[str]) -> list[ast.stmt]:
-    """Statements without those that only set names that are not `read`; values have no effects."""
+def _read(x: ast.AST) -> list[str]:
+    return [n.id for n in ast.walk(x) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+
+
+def _without(body: Sequence[ast.stmt], read: Counter[str]) -> list[ast.stmt]:
+    """Statements without those that only set names that are not `read`, and what they read taken
+    from it; values have no effects."""
     kept: list[ast.stmt] = []
     for s in body:
         if isinstance(s, (ast.If, ast.For, ast.While)):
             s.body, s.orelse = _without(s.body, read), _without(s.orelse, read)
             if not s.body and not s.orelse:
+                read.subtract(_read(s))
                 continue
             s.body = s.body or [ast.Pass()]
         targets = s.targets if isinstance(s, ast.Assign) else (
             [s.target] if isinstance(s, ast.AugAssign) else [])
         names = {x.id for t in targets for x in ast.walk(t) if isinstance(x, ast.Name)}
-        if not names or names & read:
+        if not names or any(read[n] for n in names):
             kept.append(s)
+        else:
+            read.subtract(_read(s))
     return kept
 
 
-__all__ = ["NotThreaded", "ThreadHooks", "Translator", "runs_threads"]
+__all__ = ["NotThreaded", "ThreadHooks", "runs_threads", "translated"]
