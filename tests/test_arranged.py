@@ -30,7 +30,7 @@ def test_plans_share_what_is_arranged() -> None:
         assert arranged.arranged(Data(data), key, target, make) is not first
     assert len(made) == 4
     mapped = first.copy()                       # as the cache has it
-    arranged.moved(first, mapped)
+    arranged.moved({id(first): mapped})
     del first
     gc.collect()
     assert arranged.arranged(Data(x), "turned", GPU, make) is mapped and len(made) == 4

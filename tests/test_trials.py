@@ -331,7 +331,7 @@ def test_each_fault_is_planted_somewhere() -> None:
 
 def test_a_group_is_tried_with_what_another_arranged_for_it() -> None:
     """The second product reads the panels that the first one's group made of the same matrix."""
-    place, a, b = opened("cpu"), x(4, 4), x(4, 4, name="b")
+    place, a, b = opened("cpu"), x(21, 21), x(21, 21, name="b")
     found = compile_graph(graph(G.relu(G.matmul(G.neg(G.matmul(a, b)), b))), place.target)
     assert sum("arranged" in s.name for s in found.plan.steps) == 1
     tried = check_all(found, place)

@@ -8,7 +8,7 @@ cache. Nothing is kept here that no plan holds.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -34,11 +34,10 @@ def arranged(data: Data, key: str, target: Target, make: Callable[[np.ndarray], 
     return found
 
 
-def moved(old: np.ndarray, new: np.ndarray) -> None:
-    """The same elements lie elsewhere, where they take no memory of this process alone."""
+def moved(to: Mapping[int, np.ndarray]) -> None:
+    """Arrays of these ids lie elsewhere, where they take no memory of this process alone."""
     with _lock:
-        for what in [w for w, held in _held.items() if held is old]:
-            _held[what] = new
+        _held.update({what: to[id(held)] for what, held in _held.items() if id(held) in to})
 
 
 __all__ = ["arranged", "moved"]

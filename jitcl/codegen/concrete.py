@@ -44,14 +44,14 @@ def concrete(generated: Generated, values: Sequence[int]) -> Generated:
     kept apart, since each has its place in memory.
     """
     roots = [n for g in generated.groups for n in (*g.members, *g.operands)]
-    roots += [n for n in generated.places if isinstance(n, Node)]
+    roots += generated.places
     new: dict[Node, Node] = {}
     for node in toposort(roots):
         attrs = tuple((k, everywhere(v, lambda size: at(size, values))) for k, v in node.attrs)
         shape = everywhere(node.type.shape, lambda size: at(size, values))
         new[node] = replace(node, inputs=tuple(new[i] for i in node.inputs), attrs=attrs,
                             type=node.type.with_(shape=shape))
-    places = {new[n] if isinstance(n, Node) else n: b for n, b in generated.places.items()}
+    places = {new[n]: b for n, b in generated.places.items()}
     groups = [replace(g, root=new[g.root], inlined=frozenset(new[n] for n in g.inlined),
                       anchor=new[g.anchor] if g.anchor is not None else None)
               for g in generated.groups]

@@ -40,31 +40,31 @@ class Generated:
     plan: Plan
     groups: list[Group]
     kernels: list[Lowered | None]            # one a group; None where nothing is launched
-    places: dict[object, int] = field(default_factory=dict)     # Node -> its buffer in the plan
+    places: dict[Node, int] = field(default_factory=dict)       # its buffer in the plan
     whys: dict[int, str] = field(default_factory=dict)  # group -> why it is on a lower variant
 
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
-             faults: Faults | None = None, host: Target | None = None, joins: bool = True,
-             anew: bool = True, chooser: Chooser = FIRST,
-             written: Callable[[KernelSource], None] | None = None) -> Generated:
+             faults: Faults | None = None, host: Target | None = None, memory: str = "normal",
+             chooser: Chooser = FIRST, written: Callable[[KernelSource], None] | None = None
+             ) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
     `faults`: no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU
-    path's Target, for groups that no other variant is left of. `joins`: concatenations may be
-    written in place by those that they join (CPU: OpenCL's buffers have no parts that can be bound
-    anywhere), which makes them live longer. `anew`: scratch memory of each group is a buffer of its
-    own, which saves memory where buffers share it, and takes more where none do. `chooser`: which
-    candidates of templates are taken. `written` is called with each kernel once, while the rest is
-    not written yet.
+    path's Target, for groups that no other variant is left of. `memory`: the option; but for "low",
+    concatenations may be written in place by those that they join (CPU: OpenCL's buffers have no
+    parts that can be bound anywhere), which makes them live longer; but for "high", scratch memory
+    of each group is a buffer of its own, which saves memory where buffers share it, and takes more
+    where none do. `chooser`: which candidates of templates are taken. `written` is called with each
+    kernel once, while the rest is not written yet.
     Raises BuildError where no variant is left.
     """
     variants = VariantChooser(target, templates, faults if target.kind == "opencl" else None,
                               host, chooser)
     groups = with_sums_marked(joined(graph, groups, variants))
-    if joins and target.kind == "cpu":
+    if memory != "low" and target.kind == "cpu":
         groups = in_place(graph, groups)
-    return _Generator(graph, variants, written, anew).run(groups)
+    return _Generator(graph, variants, written, memory != "high").run(groups)
 
 
 def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | None,
@@ -81,12 +81,14 @@ class _Generator:
     graph: Graph
     variants: VariantChooser
     written: Callable[[KernelSource], None] | None = None
-    anew: bool = True
+    own_scratch: bool = True                                  # a group's, else all groups'
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
-    places: dict[object, int] = field(default_factory=dict)   # Node, (Node, pack key) -> buffer
+    places: dict[Node, int] = field(default_factory=dict)     # buffers
+    copies: dict[object, int] = field(default_factory=dict)   # (Node, pack key), or what is scratch
+                                                              # and its writer's number -> buffer
     inner: dict[Node, int] = field(default_factory=dict)      # of nodes inside a group: their own
     whys: dict[int, str] = field(default_factory=dict)
     same: dict[str, KernelSource] = field(default_factory=dict)     # by their texts' digests
@@ -184,20 +186,21 @@ class _Generator:
             return self.places[arg]
         if isinstance(arg, Packed):
             key: object = (arg.node, arg.key)
-            if key not in self.places:
+            if key not in self.copies:
                 packed = arranged(
                     arg.node.attr("data"), arg.key, self.variants.target, arg.make)
                 dtype = dtypes.from_numpy(packed.dtype) or arg.node.type.dtype
-                self.places[key] = self.array(f"packed_{len(self.constants)}", packed, dtype)
-            return self.places[key]
+                self.copies[key] = self.array(f"packed_{len(self.constants)}", packed, dtype)
+            return self.copies[key]
         return self.scratch(arg)
 
     def scratch(self, arg: Scratch) -> int:
-        if arg not in self.places:
+        key = arg, self.held[arg][1]
+        if key not in self.copies:
             nbytes = math.prod(arg.shape) * dtypes.itemsize(arg.dtype)
             self.buffers.append(BufferSpec(arg.key, arg.dtype, arg.shape, nbytes, "temp"))
-            self.places[arg] = len(self.buffers) - 1
-        return self.places[arg]
+            self.copies[key] = len(self.buffers) - 1
+        return self.copies[key]
 
     # ---- kernels
 
@@ -259,15 +262,11 @@ class _Generator:
         reads = [a if isinstance(a, Scratch) else self.argument(a) for a in emitted.arguments]
         # sizes have no order, but one spelling
         made = repr((kernel.entry, reads, emitted.params, emitted.global_size))
-        before = [self.held.get(a, ("", number)) for a in scratch]
-        if set(emitted.writes) == set(scratch) and all(m == made for m, _ in before):
+        if set(emitted.writes) == set(scratch) and all(
+                self.held.get(a, ("", 0))[0] == made for a in scratch):
             return True
-        for a, (_, group) in zip(scratch, before):
-            if a in emitted.writes:
-                self.held[a] = made, number
-                if self.anew and group != number:
-                    at = self.places.pop(a)
-                    self.places[replace(a, key=f"{a.key}, buffer {at}")] = at
+        writer = number if self.own_scratch else 0
+        self.held |= {a: (made, writer) for a in scratch if a in emitted.writes}
         return False
 
     def origins(self, group: Group) -> tuple[tuple[str, str], ...]:

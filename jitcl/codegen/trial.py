@@ -41,7 +41,6 @@ from jitcl.ir.noise import KINDS, ORIGIN, Noise, Supply
 from jitcl.ir.sampling import Sample, sample_kernel, sample_places
 from jitcl.ir.sampling_scan import sample_scan, sample_scan_places
 from jitcl.ir.types import TensorType
-from jitcl.templates.base import Scratch
 
 FILL = 0xA5                                  # byte of the pattern; of floats, 0xFFE5 is a quiet NaN
 SMALL = 1 << 18                              # elements of an array that is made to be sampled
@@ -72,7 +71,7 @@ def _by_group(generated: Generated, plan: Plan) -> dict[int, tuple[Step, ...]]:
     """The steps of each group that have work, behind those of other groups that arranged what it
     reads in scratch memory."""
     found: dict[int, tuple[Step, ...]] = {}
-    scratch = {at for arg, at in generated.places.items() if isinstance(arg, Scratch)}
+    results = set(generated.places.values())
     writers: dict[int, Step] = {}
     for step in plan.steps:
         if 0 in step.global_size:
@@ -81,7 +80,7 @@ def _by_group(generated: Generated, plan: Plan) -> dict[int, tuple[Step, ...]]:
         own = {b for s in (*steps, step) for b in s.writes}
         held = (writers[b] for b in step.buffers if b in writers and b not in own)
         found[step.group] = (*dict.fromkeys(held), *steps, step)
-        writers.update({b: step for b in step.writes if b in scratch})
+        writers.update({b: step for b in step.writes if b not in results})
     return found
 
 

@@ -103,13 +103,12 @@ class Lowering:
         """
         device, target = self.device, self.device.target
         memory = memory or self.options.memory
-        low = memory == "low"
-        if low:
+        if memory == "low":
             target = dataclasses.replace(target, winograd=0)
         found = generate(
             self.graph, self.groups, target, templates=config.get("templates"),
-            faults=device.faults, host=device.host_target if host else None, joins=not low,
-            anew=memory != "high", chooser=self.chooser, written=self.written)
+            faults=device.faults, host=device.host_target if host else None, memory=memory,
+            chooser=self.chooser, written=self.written)
         return dataclasses.replace(
             found, plan=dataclasses.replace(
                 found.plan, checks=self._checks, watched=self._watched))

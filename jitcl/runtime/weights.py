@@ -75,7 +75,7 @@ class Weights:
         with ThreadPoolExecutor(min(usable_cores(), _THREADS), "jitcl-weights") as threads:
             for buffer, one in zip(large, threads.map(kept, large, large.values())):
                 weights[buffer], constants[buffer] = one
-                moved(large[buffer], one[1])
+        moved({id(array): constants[buffer] for buffer, array in large.items()})
         return replace(plan, constants=constants, weights=weights)
 
     def find(self, digest: str) -> Bytes:
