@@ -152,6 +152,36 @@ def test_every_template_tells(name: str, spec: str, precision: str) -> None:
     without.close()
 
 
+@needs("opencl:pocl")
+def test_what_pads_rows_is_not_told():
+    """1 / 0 behind rows of 7: of the epilogue of a convolution, whose planes are padded with zeros,
+    and of a pointwise group."""
+    device = open_device("opencl:pocl")
+    target = replace(device.target, device_type="gpu", vector_width=4, max_vector_width=4,
+                     local_is_real=False)
+    x = graph_input("x", TensorType("f32", (1, 8, 7, 7)))
+    window = dict(pads=(0,) * 4, strides=(1, 1), dilations=(1, 1))
+    y = g.conv(x, g.const(np.eye(8, dtype=np.float32).reshape(8, 8, 1, 1)), group=1, **window)
+    y = g.div(g.const(np.float32(1)), y)
+    y = g.div(g.sigmoid(g.reduce_mean(y, axes=(2, 3))), y)
+    y = g.max_pool(y, kernel=(7, 7), **window)
+    graph = run_passes(Graph("g", (x,), (("y", y),)), pipeline(target, Options()))
+    groups = fuse(graph, target)
+    padded = [g for g in groups if g.root.type.layout.kind == "rows"]
+    assert [p.anchor and p.anchor.op for p in padded] == ["conv", None]
+    graph, groups, _ = flag(graph, groups, range(len(groups)))
+    made = generate(graph, groups, target)
+    assert "conv_opencl" in {k.template for k in made.plan.kernels}
+    loaded = device.load(laid_out(made.plan, device, "normal"))
+    fed = np.full((1, 8, 7, 7), 2, np.float32)
+    result, flags = loaded.run([fed])
+    np.testing.assert_allclose(result, np.full((1, 8, 1, 1), 2 / (1 + np.exp(-0.5))), rtol=1e-6)
+    assert not flags.any()
+    fed[0, 3, 2, 6] = 0
+    assert loaded.run([fed])[1].any()
+    loaded.close()
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_template_that_cannot_tell_leaves_the_group_to_loops(
         device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import jitcl
+from jitcl.codegen.lower import lower
 from jitcl.ir.graph import Graph, Node, graph_input
-from jitcl.ir.printer import print_graph
-from jitcl.ir.types import TensorType
+from jitcl.ir.group import Flag, Group
+from jitcl.ir.printer import print_graph, print_kernel
+from jitcl.ir.types import Layout, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.passes.base import run_passes
 from jitcl.passes.layout import AssignLayouts
@@ -119,6 +121,24 @@ def test_planes_of_odd_rows_are_padded_on_gpus():
 ], ids=["output", "whole vectors", "mostly padding", "a reader of rows", "beside what has none"])
 def test_rows_without_padding(y):
     assert layouts(y, target=GPU) == []
+
+
+def test_rows_end_behind_their_padding_unless_a_flag_would_tell_of_it():
+    type = TensorType("f32", (1, 8, 7, 7), Layout("rows", 4))
+    y = g.mul(graph_input("x", type), x(1, 8, 1, 1, name="gate"))
+    group = Group(Node.make(y.op, y.inputs, y.kwargs, type=type), frozenset())
+    assert print_kernel(lower(group, "k").kernel) == """\
+kernel @k(in x0: f32[8,56], in x1: f32[8,1], out y: f32[8,56]) {
+  for i0 < 8 @parallel {
+    for i1 < 56 @parallel {
+      y[i0, i1] = x0[i0, i1] * x1[i0, 0]
+    }
+  }
+}
+"""
+    group = dataclasses.replace(group, flag=Flag(g.const(np.zeros(1, np.int32)), 0))
+    stored = "y[i0, i1, i2] = select(i2 < 7, x0[i0, i1, i2] * x1[i0, 0, 0], 0.0)"
+    assert stored in print_kernel(lower(group, "k").kernel)
 
 
 def test_results_are_those_of_rows():

@@ -191,6 +191,20 @@ def test_planes_of_padded_rows(spec, pose, dtype, precision):
             assert trial.wrong(place.load(trial.plan).run(trial.inputs())) == ""
 
 
+def test_padded_rows_and_whole_ones_are_one_program():
+    """Windows over rows of 13 and 7 that lie 16 and 8 apart, and over rows of 16 and 8. (Tiles of
+    products are chosen by the number of pixels.)"""
+    target = dataclasses.replace(device(DEVICES[-1]).target, **POSES["mali"])
+
+    def windows(size: int) -> set[str]:
+        y, inputs = padded_planes(x=(2, 6, size, size))
+        graph = Graph("t", tuple(inputs), (("y", b.reduce_mean(y, axes=(2, 3))),))
+        return {k.entry for k in compile_graph(graph, target, "high").plan.kernels
+                if k.template and not k.entry.startswith("gemm")}
+
+    assert windows(13) == windows(16)
+
+
 def matrix(name: str, *shape: int, dtype: str = "f32") -> Node:
     return graph_input(name, TensorType(dtype, shape))
 

@@ -76,7 +76,8 @@ class OpenClGroupHooks(GroupHooks):
 
         `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
         `ix`, and `at`, are multiples of. None where the epilogue is no function of whole vectors.
-        What lies behind a padded row is 0.
+        What lies behind a padded row is computed as if it were an element, or 0 where a flag would
+        tell of it.
         """
         def seen(node: Node) -> TensorType:
             return node.type if types is None or is_literal(node) else types[node]
@@ -114,9 +115,9 @@ class OpenClGroupHooks(GroupHooks):
                         renderer.sizes.params() | flag_params(self.group))
 
     def _inside(self, ix: tuple[Expr, ...], lane: Expr, multiples: Mapping[str, int]) -> Expr:
-        """Whether an index of the root, or of planes as one axis, is no padding of rows."""
+        """Whether an index of the root, or of planes as one axis, is no padding that is to be 0."""
         root = self.group.root.type
-        if root.layout.kind != "rows":
+        if not self.group.pads_with_zeros:
             return E.const(True, "bool")
         at, pitch = ix[-1], root.physical[-1]
         if len(ix) < root.rank:

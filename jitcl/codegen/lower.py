@@ -209,10 +209,10 @@ def _finished(name: str, done: tuple[Stmt, ...], names: dict[Node, str],
 
 def merge_axes(group: Group) -> dict[Node, TensorType] | None:
     """Types with neighbouring axes merged where a pointwise group treats them alike; None where it
-    can't. Padded rows stay apart.
+    can't. Rows end behind their padding; where that has to be zeros they stay apart.
 
         add(x[8,64,56,56], b[1,64,1,1])  ->  add(x[8,64,3136], b[1,64,1])
-        add(x[8,64,7,7; rows4], b[1,64,1,1])  ->  add(x[8,64,7,7; rows4], b[1,64,1,1])
+        add(x[8,64,7,7; rows4], b[1,64,1,1])  ->  add(x[8,64,56], b[1,64,1])
     """
     if any(lookup(n.op).kind != "elementwise" for n in group.members):
         return None
@@ -222,25 +222,32 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
         return None
     if root.layout.kind == "NCHWc":
         return _flat(nodes, root)
-    rank = root.rank
-    full = {n: (1,) * (rank - n.type.rank) + n.type.dims for n in nodes}
+    rank, apart = root.rank, group.pads_with_zeros
+    seen = {n: n.type if apart or n.type.layout.kind != "rows" else as_row(n.type) for n in nodes}
+    full = {n: (1,) * (rank - t.rank) + t.dims for n, t in seen.items()}
+    dims = full[group.root]
     groups: list[list[int]] = []
     for axis in range(rank):
         same = groups and all(
-            (d[axis] == root.dims[axis]) == (d[groups[-1][0]] == root.dims[groups[-1][0]])
+            (d[axis] == dims[axis]) == (d[groups[-1][0]] == dims[groups[-1][0]])
             for d in full.values()
         )
-        row = root.layout.kind == "rows" and axis == rank - 1
-        if same and root.dims[axis] != 1 and root.dims[groups[-1][0]] != 1 and not row:
+        row = apart and axis == rank - 1
+        if same and dims[axis] != 1 and dims[groups[-1][0]] != 1 and not row:
             groups[-1].append(axis)
-        elif root.dims[axis] != 1 or any(d[axis] != 1 for d in full.values()):
+        elif dims[axis] != 1 or any(d[axis] != 1 for d in full.values()):
             groups.append([axis])
     if root.size == 0:
         return None
     return {
-        n: n.type.with_(shape=tuple(_product(d[a] for a in g) for g in groups))
+        n: seen[n].with_(shape=tuple(_product(d[a] for a in g) for g in groups))
         for n, d in full.items()
     }
+
+
+def as_row(type: TensorType) -> TensorType:
+    """Padded rows as what lies in memory."""
+    return TensorType(type.dtype, type.physical)
 
 
 def same_layout(nodes: Iterable[Node], root: TensorType) -> bool:
@@ -257,7 +264,7 @@ def with_padding(group: Group) -> dict[Node, TensorType] | None:
         return None
     if root.attr("axis") == root.type.rank - 1 or not same_layout(root.inputs, root.type):
         return None
-    return {n: TensorType(n.type.dtype, n.type.physical) for n in (root, *root.inputs)}
+    return {n: as_row(n.type) for n in (root, *root.inputs)}
 
 
 def _flat(nodes: set[Node], root: TensorType) -> dict[Node, TensorType] | None:

@@ -55,6 +55,11 @@ class Group:
                     found[source] = None
         return list(found)
 
+    @property
+    def pads_with_zeros(self) -> bool:
+        """Whether what pads the root's rows has to be zeros, because a flag would tell of it."""
+        return self.flag is not None and self.root.type.layout.kind == "rows"
+
     def decodes(self, node: Node) -> bool:
         """Whether the group itself makes a node of constants alone: weights stored in few bits."""
         return node in self.inlined and all(

@@ -7,7 +7,7 @@ layouts, so layouts can't be mixed up.
     f32[1,64,56,56]              row-major
     f32[1,64,56,56; NCHW16c]     [N, C/16, H, W, 16]: channels in blocks of 16, the last one padded
     f32[1,64,56,56; NCHW16c+1]   the same, with a halo of 1 zero around every spatial axis
-    f32[1,64,13,13; rows4]       row-major, each row padded with zeros to a multiple of 4 elements
+    f32[1,64,13,13; rows4]       row-major, each row padded to a multiple of 4 elements
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ Dim = int | Sym
 class Layout:
     """How a tensor lies in memory; the same words serve for 1, 2 and 3 spatial axes.
 
-    kind "row": row-major. "rows": row-major, each row padded with zeros to a multiple of `block`
-    elements. "NCHWc": axis 1 split into blocks of `block` channels, a block's channels
-    innermost, the last block padded with zeros; `halo` zeros surround each axis from 2 on.
+    kind "row": row-major. "rows": row-major, each row padded to a multiple of `block` elements
+    by anything: no reader looks at it. "NCHWc": axis 1 split into blocks of `block` channels, a
+    block's channels innermost, the last block padded with zeros; `halo` zeros surround each axis
+    from 2 on.
     """
 
     kind: str = "row"

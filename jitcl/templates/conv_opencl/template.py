@@ -103,8 +103,9 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
 
 def sparing(group: Group) -> bool:
     """Whether a product needs few registers beside the sums: its floats are stored as such, and its
-    epilogue calls no long function and counts no columns, since nothing is padded and it reads one
-    element a channel, or what lies as y does.
+    epilogue calls no long function and counts no columns, since it reads one element a channel, or
+    what lies as y does. Not of padded rows: with tiles of two rows a window reads them in place,
+    with four it would read copies of its taps.
     """
     anchor, root = group.anchor, group.root.type
     read = [n.type for n in group.operands if anchor is None or n not in anchor.inputs]
@@ -173,7 +174,7 @@ def quad_of(tile: Tile, taps: int, row: int, half: bool, whole: bool, target: Ta
     """Packed weights of one access where they are read so for a row of taps, in halves twice as
     many; 0 where vectors are shorter, padding is more than a third, or that and the `row` elements
     of the input leave sums too few registers. `whole`: vectors of the result end where its rows do,
-    else what pads these takes more registers."""
+    and nothing takes registers to make zeros of what pads these."""
     quad, sums = (8 if half else 4), tile.rows * tile.vectors * tile.width
     if -taps * tile.rows % quad * 3 > taps * tile.rows:
         return 0
@@ -259,7 +260,7 @@ class _Writer:
         row, aligned = row_of_taps(s, tile.width, width, hooks.target)
         half = hooks.half and s.kernel[1] <= FLUSHED
         ahead = row and tile.vectors == 1 and single is None and not image
-        whole = divisor(shape_of(hooks.anchor).out[1]) % tile.width == 0
+        whole = divisor(ow) % tile.width == 0 and not hooks.group.pads_with_zeros
         quad = quad_of(tile, s.kernel[1], row, half, whole, hooks.target) if (
             ahead and moves_by_int(height, width)) else 0
         if quad:
