@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -55,7 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for driver in drivers[:turn % len(drivers)] + drivers[turn % len(drivers) + 1:]:
             found[driver].add_marker(pytest.mark.long if turn // len(drivers) % 4
                                      else pytest.mark.slow)
-    _thin(items)
     _sample(items)
 
 
@@ -65,31 +66,25 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
     return (yield)
 
 
-def _thin(items: list[pytest.Item]) -> None:
-    """Of a test marked `thinned(n)` the quick run takes every n-th of the cases that are left to
-    it; of the others the first and every eighth behind it are slow, the rest long.
-    """
-    seen: dict[str, int] = {}
-    for item in items:
-        mark = item.get_closest_marker("thinned")
-        if mark is None or item.get_closest_marker("slow") or item.get_closest_marker("long"):
-            continue
-        test = item.nodeid.partition("[")[0]
-        seen[test] = seen.get(test, -1) + 1
-        turn, place = divmod(seen[test], mark.args[0])
-        if place:
-            others = turn * (mark.args[0] - 1) + place - 1     # how many stand before it
-            item.add_marker(pytest.mark.long if others % 8 else pytest.mark.slow)
-
-
 def _sample(items: list[pytest.Item]) -> None:
-    """Of a test marked `sampled(n)` every n-th of the slow cases stays slow, the rest is long."""
-    seen: dict[str, int] = {}
+    """Of a test marked `sampled(quick=n, slow=m)` the quick run takes every n-th of the cases that
+    are left to it, the slow run every m-th of the others; the rest is long. A number that has no
+    divisor in common with the length of a parameter's list meets all its values.
+    """
+    quick, slow = defaultdict(itertools.count), defaultdict(itertools.count)     # by test
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is None or not item.get_closest_marker("slow") or item.get_closest_marker("long"):
+        if mark is None or item.get_closest_marker("long"):
             continue
         test = item.nodeid.partition("[")[0]
-        seen[test] = seen.get(test, -1) + 1
-        if seen[test] % mark.args[0]:
+        n, m = _every(**mark.kwargs)
+        if not item.get_closest_marker("slow"):
+            if next(quick[test]) % n == 0:
+                continue
+            item.add_marker(pytest.mark.slow)
+        if next(slow[test]) % m:
             item.add_marker(pytest.mark.long)
+
+
+def _every(quick: int = 1, slow: int = 8) -> tuple[int, int]:
+    return quick, slow

@@ -482,7 +482,7 @@ def test_a_fork_with_queued_runs(device: str) -> None:
     """)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", ALL)
 def test_the_end_with_queued_runs(device: str) -> None:
     """They are computed, their callbacks called; what a thread goes on submitting is refused."""
@@ -519,7 +519,7 @@ def test_control_c_while_waiting_for_a_result() -> None:
     """)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("device", present())
 def test_threads_that_submit_get_the_bits_of_run(device: str) -> None:
     """In the order of each thread, from a queue that is often full."""

@@ -77,7 +77,7 @@ def run(y: Node, inputs: list[Node], fed: dict[str, np.ndarray]) -> np.ndarray:
     return jitcl.compile(graph, device="cpu").run(fed)["y"]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_it_is_one_kernel_and_right(shape):
     y, inputs = attention(shape)
@@ -85,7 +85,7 @@ def test_it_is_one_kernel_and_right(shape):
     np.testing.assert_allclose(run(y, inputs, fed), expected(**fed), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("dims", [(50,), (30, 50), (2, 1, 1, 50), (2, 3, 30, 50), (3, 30, 1)],
                          ids=str)
 def test_masks_of_any_shape_are_added_within(dims):
@@ -193,7 +193,7 @@ def kernels(graph: Graph) -> list[str]:
     return [s.kernel.split("_")[0] for s in plan.steps]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("batch, queries, heads, depth, in_place", [
     (1, 50, 3, 20, True),
     (2, 37, 3, 20, True),
@@ -240,7 +240,7 @@ FEW = {"a token": (1, 4, 1, 128, 64, 64), "odd": (2, 3, 5, 50, 12, 20),
        "five keys": (1, 2, 1, 5, 16, 16)}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("masked", [-np.inf, -1e9, None], ids=str)
 @pytest.mark.parametrize("shape", FEW.values(), ids=FEW)
 def test_few_queries_read_keys_and_values_where_they_lie(shape, masked):
@@ -310,7 +310,7 @@ def cached(past: int, heads: int = 6, shared: int = 2, size: int = 16
     return graph, fed, expected(0.25 * fed["q"], k, v)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("past", [9, 40, 600])
 def test_a_cache_is_read_without_a_copy(past):
     graph, fed, want = cached(past)

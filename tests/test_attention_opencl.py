@@ -89,7 +89,7 @@ def check(graph: Graph, fed: dict[str, np.ndarray], target: Target, place: int =
 
 
 @needs_pocl
-@pytest.mark.thinned(24)
+@pytest.mark.sampled(quick=24)
 @pytest.mark.parametrize("pose", [GPU, MALI], ids=["local memory", "without"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_candidate_is_right(shape, pose):
@@ -103,7 +103,7 @@ def test_every_candidate_is_right(shape, pose):
         assert names == ["attention_opencl"] * (1 + joins)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @needs_pocl
 @pytest.mark.parametrize("guarded", [False, True], ids=["NaN", "zeros"])
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_masks_rows_that_are_masked_whole_and_nan(pose, queries, place, guarded)
     assert "attention_opencl" in check(graph, fed, target, place, guarded=guarded)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @needs_pocl
 @pytest.mark.parametrize(
     "pose, queries, place", [(GPU, 30, 0), (GPU, 3, -1), (GPU, 3, 0), (MALI, 3, 0)],
@@ -193,7 +193,7 @@ def test_heads_that_share_keys_and_what_is_fused():
     np.testing.assert_allclose(got, np.maximum(wanted + arrays[3], 0), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @needs_pocl
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.cpu], ids=lambda v: v.name)
 def test_lower_variants_are_right(variant, monkeypatch):
@@ -274,7 +274,7 @@ def test_every_candidate_is_right_on_a_gpu(name, spec):
 
 
 @clang.needed
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("name", HALVES)
 def test_forms_for_tensor_cores_become_ptx(name):
     graph = HALVES[name]()

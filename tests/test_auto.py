@@ -236,6 +236,7 @@ def longer(case: Case, want: np.ndarray) -> Case:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(slow=3)
 @needs("opencl:intel")
 @pytest.mark.parametrize("name", CASES)
 def test_what_plain_f16_spoils_is_mostly_f16_on_intel(name, monkeypatch):

@@ -110,7 +110,7 @@ def check(layer: str, c: int, device: str) -> None:
     assert error < 2e-5 + steps
 
 
-@pytest.mark.thinned(18)
+@pytest.mark.sampled(quick=18)
 @pytest.mark.parametrize("width", [16, 8, 4])
 @pytest.mark.parametrize("c", CHANNELS)
 @pytest.mark.parametrize("layer", LAYERS)
@@ -119,7 +119,7 @@ def test_on_the_cpu(layer: str, c: int, width: int) -> None:
         check(layer, c, "cpu")
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")])
 def test_on_opencl(layer: str, device: str) -> None:

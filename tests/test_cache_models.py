@@ -90,7 +90,6 @@ def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(2)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("device", TWO)
 def test_a_picture_of_another_size(device: str) -> None:
@@ -218,7 +217,7 @@ def entries(root: Path) -> dict[str, list[Path]]:
     return found
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("damage", [truncated, flipped, foreign], ids=lambda f: f.__name__)
 def test_damaged_entries_are_noticed_and_rebuilt(warm: tuple[str, Path], tmp_path: Path, damage
                                                  ) -> None:

@@ -121,7 +121,7 @@ CASES = {
 
 @pytest.mark.slow
 @needs_pocl
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_last_candidate_is_right(case):
     make, changes = CASES[case]

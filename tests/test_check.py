@@ -64,11 +64,8 @@ def feeds(seed=0, rows=3):
 # ---- planted faults
 
 
-SEEDS = [*range(6), *(pytest.param(k, marks=pytest.mark.slow if k < 10 else pytest.mark.long)
-                      for k in range(6, 30))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(quick=5, slow=6)
+@pytest.mark.parametrize("seed", range(30))
 def test_perturbed_weights_are_named(seed):
     """A tenth of the largest weight on one of them: the product is named, not its kernel."""
     rng = np.random.default_rng([seed, 1])
@@ -109,7 +106,8 @@ def quantised(seed, wrong=None, of="act"):
     return model_of(nodes, constants)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(quick=5, slow=6)
+@pytest.mark.parametrize("seed", range(30))
 def test_a_wrong_scale_is_named(seed):
     of = ("act", "w")[seed % 2]
     place = int(np.random.default_rng([seed, 2]).integers(LAYERS))

@@ -116,7 +116,7 @@ def test_ls_mentions_faults_and_lists_no_file_of_theirs():
     assert json.loads(said("cache", "size", "--json"))["bytes"] == 0
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("json_too", [False, True])
 def test_run_says_on_stderr_what_stepped_down_and_only_once(tmp_path, json_too):
     source = tmp_path / "small.jitcl"

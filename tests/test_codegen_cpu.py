@@ -346,7 +346,7 @@ def assert_close(got: np.ndarray, want: np.ndarray) -> None:
 
 # ---- meaning
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", CASES)
 def test_native_code_gives_the_same_on_any_number_of_threads(name: str) -> None:
     made = lowered(CASES[name]())

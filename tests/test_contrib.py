@@ -84,14 +84,14 @@ def test_compiled(op: str) -> None:
     compiled(KEYS[op], "cpu")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(set(KEYS) - {*QUICK, *FOLDED}))
 def test_every_op_compiled(op: str) -> None:
     compiled(KEYS[op], "cpu")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [d for d in present() if d != "cpu"])
 @pytest.mark.parametrize("op", CHOSEN)

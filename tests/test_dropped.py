@@ -56,7 +56,7 @@ USES: dict[str, tuple[dict[str, bool], Callable[[jitcl.Model], Any]]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", present())
 @pytest.mark.parametrize("use", USES)
 def test_it_is_gone_at_once(use: str, device: str) -> None:

@@ -316,7 +316,7 @@ LARGE = {"cpu": "stored as f16, computed in f32: 'cpu' computes f16 in f32",
          "opencl:intel": "stored as f16, computed in "}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("spec", [s for s in present() if s in LARGE])
 def test_a_report_says_what_became_of_the_precision(spec, tmp_path):
     """The second model reads its plan from the cache, as another process would."""

@@ -102,7 +102,7 @@ FORMS = {"plain": plain, "chosen": chosen, "op": op(True), "op, not guarded": op
          "shared heads": op(True, 2), "shared heads, not guarded": op(False, 2)}
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.sampled(quick=10)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", FORMS)
 def test_attention(form: str, device: str) -> None:

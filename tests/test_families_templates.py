@@ -92,7 +92,7 @@ CASES = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("name", CASES)
 def test_templates_write_plans_for_many_shapes(
         name: str, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def decode(proto: onnx.ModelProto, model: jitcl.Model, steps: Sequence[int]) -> 
         past = wanted["present"]
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.sampled(quick=5, slow=4)
 @pytest.mark.parametrize("device, name, steps", CASES)
 def test_a_past_grows_from_nothing(device: str, name: str, steps: str, tmp_path: Path) -> None:
     compiled = jitcl.compile(MODELS[name], device=device, cache_dir=tmp_path)

@@ -84,7 +84,7 @@ def test_the_op_table_uses_what_its_target_has(target: str, precision: str) -> N
     assert computes == (TARGETS[target].fp16_arithmetic and precision == "low")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @needs_models
 @pytest.mark.parametrize("target", ["gpu-fp16", "cpu"])
 def test_models_use_what_their_target_has(target: str) -> None:

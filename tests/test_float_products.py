@@ -53,7 +53,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name", CASES)

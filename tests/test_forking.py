@@ -170,7 +170,7 @@ def test_a_child_may_be_the_first_to_use_opencl(device: str) -> None:
     """)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("device", SAFE)
 def test_forks_while_threads_run(device: str) -> None:
     """The child meets no lock of theirs, and no driver in the middle of something."""
@@ -344,7 +344,7 @@ def test_a_library_that_a_thread_does_not_leave() -> None:
 # -- the end --------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", ALL)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_end_with_busy_threads(device: str, threads: int) -> None:
@@ -384,7 +384,7 @@ def test_the_end_with_threads_that_compile(device: str) -> None:
     assert all(gone(int(pid)) for pid in said.split())
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", ALL)
 def test_handlers_at_exit_run_models(device: str) -> None:
     """Registered before jitcl was imported, and after; while a daemon thread runs the same one."""

@@ -41,7 +41,7 @@ def fuzz(device: str, graphs: int, judge: Judge = judge) -> collections.Counter[
     return count
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("device", QUICK)
 def test_a_few_graphs(device: str) -> None:
     assert fuzz(device, QUICK[device])["ok"] > 0.9 * QUICK[device]

@@ -104,7 +104,7 @@ GEMMS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("name", GEMMS)
 def test_matrix_product(name):
     check(*gemm_case(**GEMMS[name]), "gemm_cpu")
@@ -173,7 +173,7 @@ def test_matrix_product_is_equal_on_any_thread_count(name):
     assert len(set(results)) == 1
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("name", ["long sums", "long sums, batched", "heads, long sums",
                                   "wide, long sums"])
 def test_a_matrix_product_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):

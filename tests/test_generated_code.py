@@ -27,9 +27,8 @@ PRECISIONS = [
 # -- clang -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(quick=4, slow=2)
 @clang.needed
-@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("target", "precision"), PRECISIONS)
 def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None:
     kernels = op_kernels(target, precision)
@@ -37,7 +36,7 @@ def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None
     assert clang.objections(kernels, fp16=TARGETS[target].fp16_arithmetic) == ""
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @clang.needed
 @needs_models
 @pytest.mark.parametrize("target", TARGETS)
@@ -48,7 +47,7 @@ def test_kernels_of_a_model_pass_clang(name: str, target: str) -> None:
 
 @clang.needed
 @needs_models
-@pytest.mark.thinned(100)
+@pytest.mark.sampled(quick=100)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MORE)
 def test_kernels_of_more_models_pass_clang(name: str, target: str) -> None:
@@ -93,10 +92,10 @@ def test_kernels_access_what_is_theirs(target: str) -> None:
     check_simulated("graphs", target)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
+@pytest.mark.sampled(slow=PARTS)
 @oclgrind.needed
-@pytest.mark.parametrize("part", [
-    pytest.param(k, marks=pytest.mark.long if k % 3 else pytest.mark.slow) for k in range(PARTS)])
+@pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_of_ops_access_what_is_theirs(part: int) -> None:
     names = sorted(filter(simulated.simulated, op_graphs(TARGETS["gpu"], simulated.SMALL)))
     check_simulated("ops", "gpu", names[part::PARTS])
@@ -131,14 +130,14 @@ def test_oclgrind_finds_what_is_planted() -> None:
 OPS_ON_CPU = op_graphs(guarded.DEVICE.target)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
-    for k, name in enumerate(OPS_ON_CPU)])
+@pytest.mark.slow
+@pytest.mark.sampled(slow=4)
+@pytest.mark.parametrize("name", OPS_ON_CPU)
 def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
     guarded.check(*OPS_ON_CPU[name])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("templates", [True, False], ids=["templates", "loops"])
 @pytest.mark.parametrize("name", ragged.GRAPHS)
 def test_cpu_kernels_of_ragged_sizes_stay_inside(name: str, templates: bool) -> None:
@@ -152,10 +151,10 @@ def test_cpu_kernels_of_a_model_stay_inside(name: str) -> None:
     guarded.check_plan(*model_plan(name, guarded.DEVICE.target))
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 @needs_models
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.long if k % 2 else pytest.mark.slow)
-    for k, name in enumerate(MORE)])
+@pytest.mark.parametrize("name", MORE)
 def test_cpu_kernels_of_more_models_stay_inside(name: str) -> None:
     guarded.check_plan(*model_plan(name, guarded.DEVICE.target))
 

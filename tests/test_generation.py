@@ -99,7 +99,7 @@ def test_a_cache_that_grows_compiles_nothing(tmp_path: Path) -> None:
     check_story("cpu", (MODELS / "stories260K_kv.onnx").read_bytes(), tmp_path, 24)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(("device", "name"), [
     pytest.param(device, name, marks=pytest.mark.long if (device, name) == (
         "opencl:pocl", "stories260K_kv_int4") else pytest.mark.slow)

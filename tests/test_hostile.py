@@ -77,7 +77,7 @@ def test_there_are_many():
     assert len(NAMES["inputs"]) >= 60 and len(NAMES["misuses"]) >= 40
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("table", NAMES)
 def test_each_ends_with_its_error(table, batch):
@@ -135,7 +135,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize("case", COMMANDS)
 def test_commands_end_with_a_message(case, tmp_path):
     command, status, text = COMMANDS[case]

@@ -55,7 +55,7 @@ def read_as_images(plan: Plan) -> list[str]:
     return [plan.buffers[b].name for s in plan.steps for b in s.images]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name, pose", [
     ("1x1", "mali"), ("3x3", "mali"), ("3x3", "cpu"), ("groups", "mali"), ("stem 7x7", "mali"),

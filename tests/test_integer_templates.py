@@ -60,7 +60,7 @@ CONVS = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("layouts", ["rows", "blocks"])
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name: str, layouts: str) -> None:
@@ -106,7 +106,7 @@ GEMMS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("name", GEMMS)
 def test_matrix_product(name: str) -> None:
     dims, n, zero = GEMMS[name]

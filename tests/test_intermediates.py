@@ -42,7 +42,7 @@ def wanted(model, feeds, names):
     return {n: found[n] for n in names}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", present())
 def test_inner_tensors_come_under_their_names(device):
     model = network()

@@ -514,7 +514,7 @@ def posed_cache(tmp_path_factory):
     return tmp_path_factory.mktemp("posed")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3, slow=2)
 @posing.needed()
 @pytest.mark.parametrize("rule", [
     pytest.param(rule, marks=() if rule in QUICK else pytest.mark.slow) for rule in ("", *HAPPENS)])

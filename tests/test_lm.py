@@ -136,7 +136,7 @@ def test_shakespeare_in_halves(device: str, precision: str, tmp_path: Path) -> N
         assert loss == pytest.approx(said["loss"], abs=1e-3)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2, slow=2)
 @pytest.mark.parametrize(("more", "precision"), [
     pytest.param({"tolerance": 0.05}, "low", marks=pytest.mark.slow),
     ({"calibrate": IDS}, "low"),

@@ -217,7 +217,7 @@ def at_random(model: Any, asks: list[tuple[list[int], int]], monkeypatch: pytest
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [
     pytest.param(d, marks=pytest.mark.long if d == "opencl:intel" else ()) for d in present()

@@ -116,7 +116,7 @@ def classifiers() -> Iterator[Case]:
     yield "TreeEnsembleClassifier", {**one, "classlabels_int64s": [1]}, 2
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4, slow=2)
 @pytest.mark.parametrize("device", [d if d == "cpu" else pytest.param(d, marks=pytest.mark.slow)
                                     for d in devices.present()])
 @pytest.mark.parametrize("kind", ["regressors", "classifiers"])

@@ -60,14 +60,14 @@ def check_replay(name: str, device: str) -> None:
     assert report.steps and not report.host
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", QUICK)
 def test_replay(name: str, device: str) -> None:
     check_replay(name, device)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(slow=4)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", DEVICES)
@@ -138,7 +138,7 @@ def first_result(name: str, device: str, cache: Path) -> dict[str, object]:
 
 
 @pytest.mark.in_turn
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_warm_start_builds_nothing(device: str, tmp_path: Path) -> None:
     cold = first_result("mnist8", device, tmp_path)

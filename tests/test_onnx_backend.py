@@ -51,7 +51,7 @@ def by_onnx(category: str, chosen: list[str]) -> None:
     assert result.skipped == []
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize(("category", "step"), [
     ("OnnxBackendNodeModelTest", 300), ("OnnxBackendSimpleModelTest", 12),
     ("OnnxBackendPyTorchConvertedModelTest", 16), ("OnnxBackendPyTorchOperatorModelTest", 8)])

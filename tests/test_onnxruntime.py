@@ -105,7 +105,7 @@ def said(script: str, arguments: list[str], tmp_path: Path, monkeypatch: Any) ->
     return out.getvalue()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
 def test_a_script_says_the_same_with_one_line_changed(path, tmp_path, monkeypatch):
     script = path.read_text()

@@ -108,7 +108,7 @@ CASES = {
 
 
 @pytest.mark.in_turn
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("width", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 16))])
 @pytest.mark.parametrize("case", CASES)
@@ -143,7 +143,7 @@ def test_results_are_equal_on_any_number_of_threads(threads):
 
 
 @pytest.mark.in_turn
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8)
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("case", CASES)
@@ -163,7 +163,7 @@ def test_halves_are_those_of_the_cpu_path(spec, soft, case):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * max(1, np.abs(want).max()))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @clang.needed
 @pytest.mark.parametrize("width", [4, 8, 16])
 @pytest.mark.parametrize("precision", ["high", "normal"])

@@ -87,7 +87,8 @@ def assert_close(got: np.ndarray, want: np.ndarray, rtol: float) -> None:
 @pytest.mark.in_turn
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("device", [
-    pytest.param(d, marks=pytest.mark.thinned(16)) if DRIVER.fullmatch(d) else d for d in DEVICES])
+    pytest.param(d, marks=pytest.mark.sampled(quick=16)) if DRIVER.fullmatch(d) else d
+    for d in DEVICES])
 def test_op(device: str, name: str) -> None:
     op = OPS[name]
     rows = [(*case(op, sample, k), sample) for k, sample in enumerate(op.samples)

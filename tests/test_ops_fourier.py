@@ -40,7 +40,7 @@ def assert_near(got: Array, want: Array, rtol: float = 2e-6) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=rtol * np.abs(want).max())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2, slow=2)
 @pytest.mark.parametrize(("n", "device"), [
     *((n, "cpu") for n in (1, 400, 512)),
     *(pytest.param(n, "cpu", marks=pytest.mark.slow) for n in (997, 1536)),

@@ -29,7 +29,7 @@ def regions(rng: np.random.Generator, count: int, size: float) -> Array:
     return boxes.astype(np.float32)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize(("ratio", "mode", "device"), [
     *((0, "avg", device) for device in DEVICES), (2, "avg", "cpu"), (3, "max", "cpu"),
     *((0, "max", device) for device in DEVICES[:2])])

@@ -56,7 +56,7 @@ def test_a_thousand_boxes(device: str) -> None:
     assert_same(by_jitcl(model, feeds, device), by_onnxruntime(model, feeds))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize(("most", "overlap", "score"), [
     (500, 0.0, 0.0), (3, 1.0, None), (7, None, 0.99), (5, 0.5, 1.5)])
 def test_limits(most: int, overlap: float | None, score: float | None) -> None:
@@ -138,9 +138,10 @@ LONG_AXES = [((2, 5000), 1, 17, 1, np.float32), ((4300, 2), 0, 4300, 0, np.int32
              ((1, 4096), -1, 1, 1, np.uint8), ((5000,), 0, 0, 1, np.float32)]
 
 
-@pytest.mark.parametrize(("device", "shape", "axis", "k", "largest", "dtype"), [
-    pytest.param(d, *case, marks=pytest.mark.long if (i + j) % 2 else pytest.mark.slow)
-    for i, d in enumerate(DEVICES) for j, case in enumerate(LONG_AXES)])
+@pytest.mark.slow
+@pytest.mark.sampled(slow=3)
+@pytest.mark.parametrize(("shape", "axis", "k", "largest", "dtype"), LONG_AXES)
+@pytest.mark.parametrize("device", DEVICES)
 def test_top_k_of_long_axes(device: str, shape: tuple[int, ...], axis: int, k: int, largest: int,
                             dtype: Any) -> None:
     """Many equal elements: the first of them comes first."""

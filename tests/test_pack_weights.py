@@ -171,7 +171,7 @@ def plain(model: onnx.ModelProto, packing: Packing) -> np.ndarray:
         return np.asarray(made.run(IDS12)["y"])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", [s for s in present() if s != "reference"])
 @pytest.mark.parametrize("packing", KINDS[:3], ids=lambda p: p.said)
 def test_devices_agree_with_weights_as_numbers(device: str, packing: Packing) -> None:

@@ -81,7 +81,7 @@ def test_weights_are_arranged_piece_by_piece(kind: str, monkeypatch: pytest.Monk
         assert one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8", "half scales", "shifted"])
 @pytest.mark.parametrize("m, n, k, block, dtype", [
     (1, 70, 96, 32, "f32"), (3, 130, 128, 16, "f16"), (17, 200, 256, 128, "f32"),

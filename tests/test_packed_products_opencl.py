@@ -41,7 +41,7 @@ def compared(spec: str, y: Node, inputs: dict[Node, np.ndarray], pose: dict[str,
 
 
 @pytest.mark.parametrize("spec", DEVICES)
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("pose", [MALI, SLICED], ids=["mali", "slices"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("m, n, k, block, dtype", [

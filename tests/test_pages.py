@@ -98,7 +98,7 @@ SLOW = ("docs/check.md", "docs/drop-in.md", "docs/precision.md", "docs/profiling
         "docs/quantisation.md", "docs/shapes.md", "docs/start.md")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2, slow=1)
 @pytest.mark.parametrize("page", [
     pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else [])
     for p in PAGES if blocks(p, "python") and p not in OWN])
@@ -144,7 +144,7 @@ def shell(reader, tmp_path, monkeypatch) -> Path:
     return reader
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.slow
 @needs("opencl:pocl")
 @needs("opencl:intel")

@@ -122,7 +122,7 @@ def copies(plan) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize("case", IN_PLACE, ids=lambda c: c.__name__)
 def test_in_place(case, tmp_path, monkeypatch):
     plan, got = compiled(case, IN_PLACE[case], tmp_path / "a")
@@ -138,7 +138,7 @@ def test_in_place(case, tmp_path, monkeypatch):
     assert copies(plan) and copied.tobytes() == got.tobytes()
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("case", COPIED, ids=lambda c: c.__name__)
 def test_copied(case, tmp_path):
     """Parts that are no run of bytes, or that have another place already."""

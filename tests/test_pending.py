@@ -147,7 +147,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return jobs
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @needs_device
 @pytest.mark.parametrize(("where", "number"), [
     ("build", signal.SIGKILL), ("build", signal.SIGABRT), ("launch", signal.SIGSEGV)])

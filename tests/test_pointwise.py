@@ -53,7 +53,7 @@ def head() -> tuple[Graph, int]:
     return Graph("head", tuple(inputs), (("y", y),)), flops + 2 * 4 * CHANNELS * 32 * SIZE**2
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", present())
 def test_a_head_takes_less_arithmetic_and_gives_the_same(device: str, tmp_path: Path) -> None:
     graph, written = head()

@@ -100,7 +100,7 @@ def test_without_rules_it_computes(pose, tmp_path):
     assert done.stats.fired == 0 and done.stats.totals["launches"] == 1
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("rule, signal", [
     ("abort /double_it/", "SIGABRT"), ("segv /double_it/", "SIGSEGV"),
     ("abort at=launch /double_it/", "SIGABRT"), ("hang:600 /double_it/", "hung")])

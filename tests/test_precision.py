@@ -85,7 +85,7 @@ def test_convolutions_launch_as_many_kernels_on_a_device(spec: str) -> None:
     assert len(counts) == 1
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize("precision", ["normal", "low"])
 @pytest.mark.parametrize("spec", [s for s in present() if s != "reference"])
 def test_a_mask_of_the_lowest_number_masks(spec: str, precision: str) -> None:
@@ -154,7 +154,7 @@ def test_so_do_weights_of_recurrences_and_tables(target: str, make) -> None:
     assert size["normal"] == size["low"] == size["high"] // 2 > 0
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("make", [recurrent, lookup, tied])
 @pytest.mark.parametrize("spec", [s for s in present() if s != "reference"])
 def test_their_results_are_those_of_high_precision(spec: str, make) -> None:
@@ -189,7 +189,7 @@ def test_weights_of_an_f16_model_stay_f16(target: str, precision: str) -> None:
     assert [a.nbytes for a in plan.constants.values()] == [2 * 512 * 256]
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8)
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("make", [convolutions, perceptron, depthwise])
 @pytest.mark.parametrize("spec", [s for s in present() if s.startswith("opencl")])

@@ -50,7 +50,7 @@ def objections(name: str, found: list[KernelSource], monkeypatch: pytest.MonkeyP
 
 
 @clang.needed
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("name", PROFILES)
 def test_kernels_of_a_profile_pass_clang(name, monkeypatch):
     for precision in ("high", "low"):
@@ -67,7 +67,7 @@ def test_the_oldest_language_is_enough(monkeypatch):
     assert clang.FLAGS[2] == "-cl-std=CL1.1"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @clang.needed
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mali-t860", "mali-g610", "adreno-530", "videocore-vi"])

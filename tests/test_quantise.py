@@ -345,7 +345,7 @@ READERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", READERS)
 def test_whoever_reads_decoded_weights_reads_them_right(device: str, name: str) -> None:

@@ -113,7 +113,7 @@ def test_a_scan_is_never_fused() -> None:
 # -- templates, bounds, drivers ----------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", SCANS[:3])
 def test_the_template_gives_what_the_reference_gives(name: str) -> None:
     """Weights are constants here: in the op table's own tests they are inputs, for loops."""
@@ -188,7 +188,7 @@ def scan_kernels(target: str) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @clang.needed
 @pytest.mark.parametrize("target", TARGETS)
 def test_scans_pass_clang(target: str) -> None:
@@ -205,7 +205,7 @@ def test_lanes_of_a_group_meet_behind_each_part() -> None:
     assert len(parts) == 4
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.slow
 @oclgrind.needed
 @pytest.mark.parametrize("name", SCANS)
@@ -317,7 +317,7 @@ def test_activations_with_alpha_equal_onnxruntime(name: str) -> None:
                               activation_beta=[0.2])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "reference"])
 @pytest.mark.parametrize("op", GATES)
 def test_devices_equal_onnxruntime(op: str, device: str) -> None:

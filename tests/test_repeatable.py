@@ -38,16 +38,17 @@ def check_repeatable(name: str, device: str, runs: int) -> None:
         np.testing.assert_array_equal(v.view(np.uint8), kept[n].view(np.uint8))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_repeatable(device: str) -> None:
     check_repeatable("mnist8", device, 100)
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(slow=14)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "device"), [
-    pytest.param(name, device, marks=pytest.mark.long if (j + k) % 6 else pytest.mark.slow)
-    for j, name in enumerate(NAMES) for k, device in enumerate(DEVICES)])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
 def test_repeatable_all(name: str, device: str) -> None:
     check_repeatable(name, device, 100)
 

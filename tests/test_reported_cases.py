@@ -50,7 +50,7 @@ def quantised(x: Array) -> tuple[Array, Array, int]:
 
 
 @DEVICES
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("channels", [24, 33])
 def test_dynamically_quantised_conv(device: str, channels: int) -> None:
     """A 1x1 and a 3x3 convolution of bytes whose scale and zero point the input decides."""

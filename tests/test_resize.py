@@ -133,7 +133,7 @@ def test_corners_are_aligned_where_the_size_is_no_whole_number(old: int, scale: 
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_expectation_of_aligned_corners_takes_a_fraction_for_the_length(mode: str) -> None:
     """The proof for the excuse in conformance.py: its last sample lies inside of the input."""

@@ -63,7 +63,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.sampled(quick=12, slow=3)
 @pytest.mark.parametrize("rule, entry, when", [
     ("oor", "square_1", "enqueue"), ("hidden_group:16", "scale_add_1", "enqueue"),
     ("late at=finish", "scale_add_1", "finish"), ("late at=wait", "square_1", "finish"),

@@ -461,7 +461,7 @@ def test_vectors_that_are_aligned() -> None:
 MERGED = ("reduce_mean",)
 
 
-@pytest.mark.thinned(48)
+@pytest.mark.sampled(quick=48, slow=16)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("device", TARGETS)
 def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
@@ -488,10 +488,10 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
         arrays[step.buffers[-1]] = compare(lowered.kernel, fed, target).reshape(spec.shape)
 
 
-@pytest.mark.parametrize(("device", "name"), [
-    pytest.param(d, name, marks=() if name in MERGED else pytest.mark.slow if (j + k) % 8 == 0
-                 else pytest.mark.long)
-    for j, d in enumerate(("mali-g52", "h200")) for k, name in enumerate(OPS)])
+@pytest.mark.sampled(slow=16)
+@pytest.mark.parametrize("name", [n if n in MERGED else pytest.param(n, marks=pytest.mark.slow)
+                                  for n in OPS])
+@pytest.mark.parametrize("device", ["mali-g52", "h200"])
 def test_every_variant_has_one_axis(device: str, name: str, monkeypatch: pytest.MonkeyPatch
                                     ) -> None:
     """All kernels are well formed in each variant, with flags and without, where every nest of

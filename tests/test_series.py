@@ -37,7 +37,7 @@ def feeds(count: int) -> dict[str, np.ndarray]:
             for name, rows in (("x", count), ("w", 8), ("v", 8))}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("device", OPENCL)
 @pytest.mark.parametrize("flushed", [1, 2, 24])
 def test_series_give_the_bits_of_launches_one_by_one(device, flushed, monkeypatch):

@@ -316,7 +316,7 @@ def test_a_disk_that_is_full_after_probing(small, tmp_path, healthy):
     expect_as_fresh(tmp_path / "cache", healthy)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("opencl:pocl", marks=needs_pocl)])
 @pytest.mark.parametrize("full", [True, False])
@@ -334,7 +334,7 @@ def test_a_cache_of_two_megabytes(small, healthy, device, full):
     assert again["right"] and again["builds"] == 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("device", "files"), [
@@ -347,7 +347,7 @@ def test_few_files_may_be_open(tmp_path, healthy, device, files):
         expect_as_fresh(tmp_path, healthy)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("device", ["cpu", pytest.param("opencl:pocl", marks=needs_pocl)])

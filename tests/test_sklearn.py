@@ -50,13 +50,13 @@ def check(name: str, count: int) -> None:
     assert not hosted & TREES and hosted <= HOST
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", QUICK)
 def test_predictions(name: str) -> None:
     check(name, 500)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_for_many_rows(name: str) -> None:

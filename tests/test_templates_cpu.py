@@ -166,7 +166,7 @@ def conv_case(
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, dtype
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8)
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name):
     check(*conv_case(**CONVS[name]), "conv_cpu")
@@ -203,7 +203,7 @@ def gated_case(x, k, strides=None, halo=None, residual=False, blocked=True):
     return ([y] if halo is None else [b.exp(y), b.neg(y)]), inputs, "f32"
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.sampled(quick=5)
 @pytest.mark.parametrize("name", GATES)
 def test_a_convolutions_weights_take_the_gate(name):
     outputs, inputs, dtype = gated_case(**GATES[name])
@@ -295,7 +295,7 @@ DEPTHWISE = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_depthwise_convolution(name):
     check(*conv_case(**DEPTHWISE[name]), "depthwise_cpu")
@@ -384,7 +384,7 @@ POOLS = {
 }
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.sampled(quick=5)
 @pytest.mark.parametrize("op", ["max_pool", "average_pool", "average_pool, pads counted"])
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("channels", [32, 24])
@@ -412,7 +412,7 @@ def test_pooling_in_one_dimension_keeps_nan():
     assert np.flatnonzero(np.isnan(got)).tolist() == [2 * 10 + 3]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", PARTS)
 def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
     def run_once():
@@ -425,7 +425,7 @@ def test_a_convolution_in_parts_is_the_whole_one_bit_for_bit(name, monkeypatch):
     assert run_once() == parts
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize("groups", [2, 8])
 @pytest.mark.parametrize("name", PARTS)
 def test_a_convolution_of_a_large_input_is_the_same_bit_for_bit(name, groups, monkeypatch):

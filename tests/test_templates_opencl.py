@@ -128,7 +128,7 @@ def cases(names, few=()):
             for k, c in enumerate(found)]
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.sampled(quick=10, slow=5)
 @pytest.mark.parametrize("name, spec, pose", cases(CONVS, (
     "1x1", "3x3, short rows", "groups", "asymmetric", "weights not constant", "half, strided",
     "1-D strided", "1x1, a bias over pixels")))
@@ -161,7 +161,7 @@ def padded_planes(x=(2, 6, 13, 13), dtype="f32"):
     return b.mul(y, conv(b.sigmoid(y), 7, 1)), [data]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("pose, spec", [
     *(("mali", s) for s in DEVICES), *(("adreno", s) for s in DEVICES[-1:])])
 @pytest.mark.parametrize("dtype, precision", [("f32", "high"), ("f16", "high"), ("f32", "low")])
@@ -258,7 +258,7 @@ GEMMS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4, slow=5)
 @pytest.mark.parametrize("name, spec, pose", cases(GEMMS, (
     "constant", "one row", "transposed", "batch, merged", "batch of b", "attention",
     "double epilogue", "half")))
@@ -335,7 +335,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4, slow=5)
 @pytest.mark.parametrize("name, spec, pose", cases(WINDOWS))
 def test_windows(name, spec, pose):
     y, inputs = WINDOWS[name]()

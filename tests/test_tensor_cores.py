@@ -64,7 +64,7 @@ CASES = {
 
 
 @needed
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", CASES)
 def test_each_candidate_becomes_ptx(name):
     graph = CASES[name]()

@@ -96,7 +96,7 @@ def test_reading_and_writing_in_a_mapping(pair):
     assert np.array_equal(t.numpy(), changed)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 def test_memory_is_given_back(pair):
     a, b = pair
     a.run({"x": X})

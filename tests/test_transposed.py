@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.in_turn
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("device", present())
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, device: str) -> None:

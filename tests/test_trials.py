@@ -97,11 +97,9 @@ PLANTED["layer-norm"] = layer_norm
 CHOOSING = ("roi_max", "roi_align_greatest", "box_selection", "pairwise_coupling")
 
 
-@pytest.mark.thinned(6)
-@pytest.mark.parametrize(("name", "precision"), [
-    pytest.param(*case, marks=pytest.mark.long if k % 4 else ())
-    for k, case in enumerate(itertools.product(op_graphs(opened("reference").target),
-                                               ["low", "high"]))])
+@pytest.mark.sampled(quick=23, slow=37)
+@pytest.mark.parametrize("precision", ["low", "high"])
+@pytest.mark.parametrize("name", op_graphs(opened("reference").target))
 def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
     place = opened("reference")
     graph, _ = op_graphs(place.target)[name]
@@ -112,20 +110,19 @@ def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
         assert np.mean([undetermined(t) for t in tried]) < 0.2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
+@pytest.mark.sampled(slow=9 * PARTS)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("spec", "precision", "part"), [
-    pytest.param(spec, precision, part,
-                 marks=pytest.mark.slow if j == k == part else pytest.mark.long)
-    for j, spec in enumerate(s for s in DEVICES if s != "reference")
-    for k, precision in enumerate(["high", "low", "normal"]) for part in range(PARTS)])
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("precision", ["high", "low", "normal"])
+@pytest.mark.parametrize("spec", [s for s in DEVICES if s != "reference"])
 def test_devices_pass_the_op_table(spec: str, precision: str, part: int) -> None:
     place = opened(spec)
     for found, _ in list(op_graphs(place.target).values())[part::PARTS]:
         check_all(compile_graph(found, place.target, precision), place)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("spec", DEVICES)
 @pytest.mark.parametrize("name", PLANTED)
@@ -134,15 +131,14 @@ def test_devices_pass_templates_and_loops(name: str, spec: str) -> None:
     check_all(compile_graph(PLANTED[name](), place.target), place)
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.sampled(quick=12, slow=13)
 @needs_models
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "spec", "precision"), [
-    pytest.param(*case, marks=[] if case[0] in (NAMES[:QUICK] if case[1] == "opencl:pocl"
-                                                else NAMES[:1])
-                 else pytest.mark.long if k % 13 else pytest.mark.slow)
-    for k, case in enumerate(itertools.product(NAMES, [s for s in DEVICES if s != "reference"],
-                                               ["high", "normal", "low"]))])
+    pytest.param(*case, marks=() if case[0] in (NAMES[:QUICK] if case[1] == "opencl:pocl"
+                                                else NAMES[:1]) else pytest.mark.slow)
+    for case in itertools.product(NAMES, [s for s in DEVICES if s != "reference"],
+                                  ["high", "normal", "low"])])
 def test_devices_pass_models(name: str, spec: str, precision: str) -> None:
     place = opened(spec)
     tried = check_all(model(name, place.target, precision), place)
@@ -285,12 +281,12 @@ def quick(name: str, spec: str, form: str) -> bool:
 HEAVY = ("conv-3x3", "conv-f16", "gemm")        # as groups of 256 on a CPU: up to a minute each
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8, slow=7)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "spec", "form"), [
-    pytest.param(*case, marks=[] if quick(*case) else pytest.mark.long
-                 if k % 3 or case[0] in HEAVY and case[2] == "gpu" else pytest.mark.slow)
-    for k, case in enumerate(itertools.product(PLANTED, DRIVERS, FORMS))])
+    pytest.param(*case, marks=() if quick(*case) else pytest.mark.long
+                 if case[0] in HEAVY and case[2] == "gpu" else pytest.mark.slow)
+    for case in itertools.product(PLANTED, DRIVERS, FORMS)])
 def test_planted_faults_are_caught(name: str, spec: str, form: str) -> None:
     place = opened(spec)
     precision = "low" if name.endswith("f16") else "high"

@@ -80,7 +80,7 @@ def same(proto: onnx.ModelProto, model: jitcl.Model, feeds: dict[str, np.ndarray
     return len(found[names[0]])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2, slow=2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [3, pytest.param(12, marks=pytest.mark.slow), 20])
 def test_each_new_text_runs_what_the_first_compiled(
@@ -153,7 +153,7 @@ CONSTANTS = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "v0": 
              "none": np.zeros(0, np.float32)}
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("device", DEVICES[:1] + OPENCL)
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_that_are_fed_stay_one_graph(device: str, name: str, tmp_path: Path) -> None:

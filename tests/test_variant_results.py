@@ -78,12 +78,11 @@ def check(spec: str, graph: Graph, feeds: dict[str, np.ndarray], variant: Varian
                                    atol=bound, err_msg=name)
 
 
-@pytest.mark.thinned(4)
-@pytest.mark.parametrize(("variant", "spec"), [
-    pytest.param(variant, spec, id=f"{variant.name or 'first'}-{spec}",
-                 marks=() if variant.name in LOWEST else pytest.mark.long if (j + k) % 2
-                 else pytest.mark.slow)
-    for j, variant in enumerate(OPENCL) for k, spec in enumerate(PLACES)])
+@pytest.mark.sampled(quick=4, slow=7)
+@pytest.mark.parametrize("spec", PLACES)
+@pytest.mark.parametrize("variant", [
+    pytest.param(v, id=v.name or "first", marks=() if v.name in LOWEST else pytest.mark.slow)
+    for v in OPENCL])
 def test_every_variant_computes_the_same(variant, spec, monkeypatch):
     place = devices.device(spec)
     assert place is not None
@@ -95,7 +94,7 @@ def test_every_variant_computes_the_same(variant, spec, monkeypatch):
             check(spec, graph, ragged.feeds_of(graph), variant, low=True)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
     """All of a plan for a GPU, on the CPU: such a plan needs no OpenCL."""
@@ -112,12 +111,11 @@ def test_groups_on_the_cpu_compute_the_same(name, monkeypatch):
                                atol=bound)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("variant", "spec", "part"), [
-    pytest.param(BY_NAME[variant], spec, part, id=f"{variant}-{spec}-{part}",
-                 marks=pytest.mark.slow if part == 2 * j + k else pytest.mark.long)
-    for j, variant in enumerate(("f32-simple", "split")) for k, spec in enumerate(PLACES)
-    for part in range(PARTS)])
+@pytest.mark.slow
+@pytest.mark.sampled(slow=PARTS + 1)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("spec", PLACES)
+@pytest.mark.parametrize("variant", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
 def test_the_op_table_on_the_lowest_variants(variant, spec, part, monkeypatch):
     place = devices.device(spec)
     assert place is not None
@@ -161,7 +159,7 @@ def test_one_group_of_several_on_the_cpu(spec):
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * float(np.abs(want).max()))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2, slow=2)
 @needs_models
 @pytest.mark.parametrize("variant", [BY_NAME["f32-simple"], BY_NAME["split"]], ids=lambda r: r.name)
 @pytest.mark.parametrize("spec", PLACES)
@@ -173,11 +171,13 @@ ON_MODELS = [("squeezenet1.0_fp16", r) for r in VARIANTS] + [
     (name, BY_NAME[r]) for name in ("minilm_l6_v2", "ultraface_rfb320") for r in LOWEST]
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(slow=9)
 @needs_models
-@pytest.mark.parametrize(("name", "variant", "spec"), [
-    pytest.param(name, variant, spec, id=f"{name}-{variant.name or 'first'}-{spec}",
-                 marks=pytest.mark.long if (j + 2 * k) % 9 else pytest.mark.slow)
-    for j, (name, variant) in enumerate(ON_MODELS) for k, spec in enumerate(PLACES)])
+@pytest.mark.parametrize("spec", PLACES)
+@pytest.mark.parametrize(("name", "variant"), [
+    pytest.param(name, variant, id=f"{name}-{variant.name or 'first'}")
+    for name, variant in ON_MODELS])
 def test_models_on_every_variant(spec, name, variant, monkeypatch):
     check_model(name, spec, variant, monkeypatch)
 

@@ -133,7 +133,7 @@ def test_a_driver_without_faults_gets_what_is_scheduled(name, target):
     assert all(s.group >= 0 for s in plan.steps)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8)
 @pytest.mark.parametrize("target", ["gpu-fp16", "mali", "cpu"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernel_by_kernel_down_to_the_cpu(name, target):
@@ -177,7 +177,7 @@ TYPICAL = [t if t == "cpu-fp16" else pytest.param(t, marks=pytest.mark.long)
 
 # -- what is written ---------------------------------------------------------------------------
 
-@pytest.mark.thinned(12)
+@pytest.mark.sampled(quick=12)
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
 def test_what_the_sources_of_a_variant_lack(variant, target, monkeypatch):
@@ -301,7 +301,7 @@ def test_what_would_fill_memory_stays_computed():
 
 # -- clang -------------------------------------------------------------------------------------
 
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8)
 @clang.needed
 @pytest.mark.parametrize("target", TYPICAL)
 @pytest.mark.parametrize("variant", OPENCL, ids=lambda r: r.name or "first")
@@ -337,11 +337,10 @@ SIMULATED = [*((f"gpu/{variant}", ()) for variant in (
     ("cpu/no-vectors", ()), ("cpu/vectors-4", UNSTRIDED)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
+@pytest.mark.sampled()
 @oclgrind.needed
-@pytest.mark.parametrize(("target", "names"), [
-    pytest.param(target, names, id=target, marks=pytest.mark.long if k % 4 else pytest.mark.slow)
-    for k, (target, names) in enumerate(SIMULATED)])
+@pytest.mark.parametrize(("target", "names"), SIMULATED, ids=[target for target, _ in SIMULATED])
 def test_kernels_of_a_variant_access_what_is_theirs(target, names):
     check_simulated("graphs", target, *names)
 

@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 # -- damaged, or gone
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("damage", ["flip", "cut", "other", "delete"])
 @pytest.mark.parametrize("device", DEVICES[:2])
 def test_damaged_weights_are_noticed_and_the_plan_is_rebuilt(
@@ -295,7 +295,7 @@ def test_a_cache_with_little_room_keeps_plans_whole(
 # -- programs and plans in memory
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
 def test_programs_that_no_plan_uses_are_let_go(
         device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

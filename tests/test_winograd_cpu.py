@@ -110,7 +110,7 @@ CASES = {
 QUICK_F2 = ("ragged", "odd channels")          # F(2x2) differs in its numbers only
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.sampled(quick=8, slow=4)
 @pytest.mark.parametrize("name, outputs", [
     *((name, 4) for name in CASES),
     *(pytest.param(name, 2, marks=() if name in QUICK_F2 else pytest.mark.slow) for name in CASES),
@@ -142,7 +142,7 @@ ALONG_ROWS = {
 }
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.sampled(quick=10)
 @pytest.mark.parametrize("name", ALONG_ROWS)
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_filters_along_rows(name, outputs):
@@ -157,7 +157,7 @@ def with_blocking(monkeypatch, blocking):
     monkeypatch.setattr(template, "choices", lambda s, target: [blocking])
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("name", ["ragged", "batch"])
 def test_bits_depend_on_neither_threads_nor_blocks(name, monkeypatch):
     """One kernel or two, many tiles at once or few, 1 to 3 threads, first run or second."""

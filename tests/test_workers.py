@@ -328,7 +328,7 @@ def test_workers_end_with_a_killed_parent():
     assert all(gone(pid) for pid in pids)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("then", ["", "raise ValueError('x')", "sys.exit(3)", "os._exit(0)"])
 def test_workers_end_with_their_parent(then):
     process, pids = parent(then)
