@@ -108,6 +108,21 @@ def test_builds_import_nothing_from_the_working_directory(tmp_path, monkeypatch)
     compile_kernels([KernelSource("t_abs", elementwise("t_abs", *CASES["sign"]), "numba")])
 
 
+@pytest.mark.parametrize("step, ended", [(1, False), (0, True)])
+def test_a_kernel_whose_loop_has_a_step_of_0_ends_the_process(tmp_path, step, ended):
+    """It would leave its outputs as they were, which look like results."""
+    text = HEAD + "def stuck(args, tid, nthreads):\n    for k in range(0, 4, tid):\n        pass\n"
+    blobs = compile_kernels([KernelSource("stuck", text, "numba")])
+    (tmp_path / "blob").write_bytes(blobs["stuck"])
+    code = (
+        "import ctypes\nfrom jitcl.devices.cpu.objects import load_kernels\n"
+        f"k = load_kernels({{'stuck': open({str(tmp_path / 'blob')!r}, 'rb').read()}})\n"
+        f"ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(k['stuck'])(0, {step}, 1)\n"
+    )
+    status = subprocess.run([sys.executable, "-c", code], timeout=60).returncode
+    assert status < 0 if ended else status == 0
+
+
 def test_loading_needs_no_numba(tmp_path):
     blobs = compile_kernels(
         [KernelSource("t_relu", elementwise("t_relu", *CASES["relu"]), "numba")]

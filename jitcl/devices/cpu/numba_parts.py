@@ -108,8 +108,11 @@ class _Plain(callconv.CPUCallConv):
         builder.ret_void()
 
     def return_user_exc(self, builder: Any, *args: Any, **kwargs: Any) -> None:
-        """Ends the kernel: what a `range` whose step is not a literal does if the step is 0."""
-        builder.ret_void()
+        """Ends the process: what a `range` whose step is not a literal does if the step is 0, which
+        no template gives it. What the kernel would leave behind is no result."""
+        nothing = ir.FunctionType(ir.VoidType(), ())
+        builder.call(builder.module.declare_intrinsic("llvm.trap", (), nothing), ())
+        builder.unreachable()
 
 
 class Lowering(cpu.CPUContext):
