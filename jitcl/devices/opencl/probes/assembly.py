@@ -33,13 +33,7 @@ __kernel void tensor_k8(__global const uint *a, __global const uint *b, __global
     d[(g + 8) * 8 + 2 * t + 1] = d3;
 }
 """
-MMA16 = """
-__kernel void tensor_k16(__global const uint *a, __global const uint *b, __global float *d)
-{
-    int l = get_local_id(0), g = l >> 2, t = l & 3;
-    uint a0 = a[g * 8 + t], a1 = a[(g + 8) * 8 + t];
-    uint a2 = a[g * 8 + t + 4], a3 = a[(g + 8) * 8 + t + 4];
-    uint b0 = b[g * 8 + t], b1 = b[g * 8 + t + 4];
+_SUMS = """\
     float d0 = 1.0f, d1 = 1.0f, d2 = 1.0f, d3 = 1.0f;
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -51,6 +45,14 @@ __kernel void tensor_k16(__global const uint *a, __global const uint *b, __globa
     d[(g + 8) * 8 + 2 * t + 1] = d3;
 }
 """
+MMA16 = """
+__kernel void tensor_k16(__global const uint *a, __global const uint *b, __global float *d)
+{
+    int l = get_local_id(0), g = l >> 2, t = l & 3;
+    uint a0 = a[g * 8 + t], a1 = a[(g + 8) * 8 + t];
+    uint a2 = a[g * 8 + t + 4], a3 = a[(g + 8) * 8 + t + 4];
+    uint b0 = b[g * 8 + t], b1 = b[g * 8 + t + 4];
+""" + _SUMS
 # A by asynchronous copies into local memory, B [k, 16 columns] too; both read as matrices of 8 x 8
 TILE = """
 __kernel void tensor_tile(__global const uint4 *a, __global const uint4 *b, __global float *d)
@@ -74,17 +76,7 @@ __kernel void tensor_tile(__global const uint4 *a, __global const uint4 *b, __gl
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(b0), "=r"(b1), "=r"(b2), "=r"(b3)
                  : "r"(base + 512 + (l & 15) * 32 + (l >> 4) * 16) : "memory");
-    float d0 = 1.0f, d1 = 1.0f, d2 = 1.0f, d3 = 1.0f;
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    d[g * 8 + 2 * t] = d0;
-    d[g * 8 + 2 * t + 1] = d1;
-    d[(g + 8) * 8 + 2 * t] = d2;
-    d[(g + 8) * 8 + 2 * t + 1] = d3;
-}
-"""
+""" + _SUMS
 
 
 LIMIT_OPTION = "-cl-nv-maxrregcount={}"
