@@ -15,6 +15,7 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.passes.fuse import fuse
 from jitcl.target import Target
+from jitcl.target.features import features_of
 from jitcl.target.profiles import PROFILES
 from jitcl.templates.base import FIRST, Match
 from jitcl.templates.conv_opencl.template import ConvOpenCl, Form
@@ -67,6 +68,25 @@ def product(m=37, k=300, n=70) -> Graph:
     return Graph("t", (a, r), (("y", b.relu(b.add(b.matmul(a, w), r))),))
 
 
+def columns(m=3, k=296, n=77, bits=0) -> Graph:
+    """relu(a @ w' + residual) of weights [n, k]; with bits, of codes in blocks of 16 terms."""
+    rng = np.random.default_rng(5)
+    a, r = (graph_input(name, TensorType("f32", dims)) for name, dims in (
+        ("a", (m, k)), ("r", (m, n))))
+    if bits:
+        dims = (n, k // 16, 16)
+        codes = const(rng.integers(0, 256, n * k * bits // 8).astype("u1"))
+        codes = (b.unpack_uint4(codes, shape=dims) if bits == 4 else
+                 b.reshape(codes, shape=dims))
+        scales, shifts = (const(rng.uniform(-0.01, 0.01, (n, k // 16, 1)).astype("f4"))
+                          for _ in "ab")
+        w = b.reshape(b.add(b.dequantize(codes, scales, to="f32"), shifts), shape=(n, k))
+    else:
+        w = const((rng.standard_normal((n, k)) / np.sqrt(k)).astype("f4"))
+    y = b.matmul(a, b.transpose(w, perm=(1, 0)))
+    return Graph("t", (a, r), (("y", b.relu(b.add(y, r))),))
+
+
 def convolution(x=(2, 6, 11, 13), k=10, kernel=(3, 3), strides=(1, 1), group=1) -> Graph:
     """relu(conv(x, w) + bias)."""
     rng = np.random.default_rng(6)
@@ -109,6 +129,9 @@ CASES = {
     "gemm_opencl as a Mali": (product, MALI),
     "gemm_tiled_opencl": (product, GPU),
     "gemv_opencl": (lambda: product(m=3, n=76), GPU),
+    "gemv_opencl by columns": (columns, GPU),
+    "gemv_opencl of 8 bits": (lambda: columns(m=1, k=288, bits=8), GPU),
+    "gemv_opencl of 4 bits": (lambda: columns(m=8, k=288, bits=4), GPU),
     "gemm_tiled_opencl of a conv": (lambda: convolution(k=40), GPU),
     "conv_opencl": (convolution, {}),
     "conv_opencl as a Mali": (convolution, MALI),
@@ -148,6 +171,15 @@ def test_every_candidate_is_right(case):
                              chooser=Take(place)).plan
         kernels.add(tuple((k.entry, plan.steps[-1].global_size) for k in plan.kernels))
     assert name == case.split()[0] and len(kernels) == len(found) > 1
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_product_that_decodes_weights_is_known_by_it(bits):
+    """A compiler that dies of such kernels gets others."""
+    target = dataclasses.replace(MALI_G610, **GPU, images=False)
+    (kernel,) = compile_graph(columns(m=1, k=288, bits=bits), target).plan.kernels
+    assert kernel.template == "gemv_opencl"
+    assert f"int{bits}" in features_of(kernel.body, kernel.options, kernel.template)
 
 
 def test_a_tuner_sees_names_and_parameters():

@@ -348,3 +348,19 @@ def test_what_is_made_of_weights_in_a_file_is_computed_when_it_is_asked_for() ->
     again = run_passes(Graph("g", (x,), (("y", g.matmul(x, same)),)),
                        pipeline(target, Options()), verify=check)
     assert folded in again.nodes                # by what it is made of
+
+
+def test_weights_that_a_file_has_by_columns_stay_so_for_any_number_of_rows() -> None:
+    """Where columns are read: neither a prompt's plan nor a token's transposes them."""
+    g = GraphBuilder()
+    target = Target("opencl", "a GPU", device_type="gpu", vector_width=4, local_is_real=True,
+                    local_works=True, local_memory=32 << 10, max_work_group=256)
+    stored = np.random.default_rng(0).standard_normal((256, 160)).astype(np.float16)
+    for rows in (2, 200):
+        w = g.cast(const(stored, reload=stored.copy), to="f32")
+        x = graph_input("x", TensorType("f32", (rows, 160)))
+        y = g.matmul(x, g.transpose(w, perm=(1, 0)))
+        graph = run_passes(Graph("g", (x,), (("y", y),)), pipeline(target, Options()),
+                           verify=check)
+        assert [n.op for n in graph.nodes] == ["input", "const", "transpose", "matmul"]
+        np.testing.assert_array_equal(graph.nodes[1].data, stored)

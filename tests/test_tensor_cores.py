@@ -113,6 +113,17 @@ def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtyp
         assert [s.kernel.partition("_")[0] for s in launched[1:]] in ([], ["join"])
 
 
+@needed
+def test_few_rows_of_weights_by_columns_become_ptx():
+    """Which reads sixteen bytes at once."""
+    a, w = halves("a", 1, 4096), halves("w", 96, 4096)
+    by_columns = b.matmul(a, b.transpose(w, perm=(1, 0)))
+    (kernel,) = compile_graph(Graph("t", (a, w), (("y", by_columns),)), TARGET,
+                              passes=False).plan.kernels
+    assert kernel.entry.startswith("gemv_1x2")
+    assert ptx_of(kernel).count("ld.global.v4") + ptx_of(kernel).count("ld.global.nc.v4") >= 4
+
+
 def products(t: Tiling) -> int:
     """mma.sync of a warp in one step."""
     return (t.bm // t.wm // 16) * (t.bn // t.wn // 8) * (t.bk // 16)

@@ -128,6 +128,11 @@ _OTHER |= {
     return as_float(sign | as_uint(convert_float(u) * 5.9604644775390625e-08f));
 }""",
 }
+# a code among the lower bits of the mantissa of 2^23, exactly: less than a conversion, and no shift
+_OTHER |= {name: f"""float jitcl_{name}(uint masked, float factor, float bias)
+{{
+    return as_float(masked | 0x4b000000u) * factor - bias;
+}}""" for name in ("uint4_code", "uint8_code")}
 # x P(x^2) / Q(x^2) as Eigen has it, 7 ulp; with half_recip as bad as OpenCL C allows 12 of the 16
 # that erf may have. Mali's spills: 180 instructions a value, of which a tile has eight.
 _ERF = """{T} jitcl_{name}({T} a)

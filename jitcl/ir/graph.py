@@ -33,11 +33,12 @@ class Data:
 
     With `reload`, which gives the same elements again, they are held only while somebody else
     holds them, too: a model's weights need not be in memory beside what is made of them. What is
-    `derived` of such is equal by what it was made of. `halves`: the same elements as f16, if known.
+    `derived` of such is equal by what it was made of. `halves`: the same elements as f16, if known;
+    `turned`: the matrix of which it is the transposition, likewise.
     """
 
     __slots__ = ("dtype", "shape", "_some", "_of", "_digest", "_held", "_largest", "_lent",
-                 "_reload", "halves", "__weakref__")
+                 "_reload", "halves", "turned", "__weakref__")
 
     def __init__(self, array: np.ndarray, reload: Callable[[], np.ndarray] | None = None) -> None:
         if reload is None:
@@ -54,6 +55,7 @@ class Data:
         self._lent: weakref.ref[np.ndarray] | None = None
         self._largest: float | None = None
         self.halves: Data | None = None
+        self.turned: Data | None = None
 
     @classmethod
     def derived(cls, dtype: np.dtype[Any], shape: tuple[int, ...], said: str, of: Iterable[Data],
@@ -64,7 +66,7 @@ class Data:
         data.dtype, data.shape = dtype, shape
         data._some, data._of, data._digest = said.encode(), tuple(of), None
         data._reload, data._held, data._lent, data._largest = make, None, None, None
-        data.halves = halves
+        data.halves, data.turned = halves, None
         return data
 
     @property

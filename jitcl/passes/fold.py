@@ -53,9 +53,12 @@ class FoldConstants(Pass):
         given = [i.attr("data") for i in node.inputs]
         if node.type.nbytes > self.small_bytes and any(d.reloads for d in given):
             said = repr((node.op, [(k, attr_key(v)) for k, v in node.attrs]))
-            return derived(node.type, said, given,
+            made = derived(node.type, said, given,
                            lambda: reference(node, *(d.array for d in given)),
                            halves_of(node, said, given[0]))
+            if node.op == "transpose" and node.attr("perm") == (1, 0):
+                made.attr("data").turned = given[0]
+            return made
         found = np.asarray(reference(node, *(i.data for i in node.inputs)))
         found.flags.writeable = False          # nobody else's: `Data` need not copy it
         return const(found, node.type.dtype)

@@ -26,6 +26,7 @@ from jitcl.passes.simplify import (
 )
 from jitcl.passes.transposed import PhasesOfTransposed
 from jitcl.passes.views import ViewsLast
+from jitcl.passes.weight_rows import WeightRows
 from jitcl.passes.wide_softmax import WidenSoftmax
 from jitcl.target import Target
 
@@ -62,6 +63,7 @@ def pipeline(target: Target, options: Options, bits: Mapping[str, int] | None = 
         DivideOnce(),
         Canonicalise(),
         FoldConstants(packed=packed),
+        WeightRows(target),
         SplitConcat(target.max_concat),
         CheckTypes(target),
         AssignLayouts(target, options.low and target.computes_f16),

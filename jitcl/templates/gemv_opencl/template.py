@@ -1,5 +1,6 @@
 """Products of one to eight rows with a matrix that lies in memory, on GPUs with local memory: what
-decoding does. The matrix is read once, 16 bytes a work-item at a time, and that is what they take.
+decoding does. The matrix is read once, 16 bytes a work-item at a time, and that is what they take:
+of a row, or of a column where columns lie in memory one behind the other (passes/weight_rows.py).
 """
 
 from __future__ import annotations
@@ -7,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jitcl.ir import expr as E
+from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import at_most, hints, parameters
 from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import ROW
+from jitcl.passes.weight_rows import FEW_ROWS
 from jitcl.target import Target
 from jitcl.templates.base import (
     ENTRY,
@@ -22,23 +25,29 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.gemm_opencl.product import fits_int, unfused
 from jitcl.templates.gemm_tiled_opencl.template import (
+    QUAD,
     GemmTiledOpenCl,
     Product,
     matmul,
     places,
 )
+from jitcl.templates.packed import Weights
 
-MOST_ROWS = 8
 AHEAD = 8                      # vectors of B that a work-item reads before it multiplies
 GROUPS = 2                     # work-groups a core that keep it busy
+PIECES_AHEAD = 4               # as AHEAD, of all columns of a group
+COLUMNS = 2                    # of a group
 
 
 @dataclass(frozen=True)
 class Slices(Match):
-    """A group's work-items: along a row of B, and along its columns, who each sum a slice of k."""
+    """A group's work-items: along a row of B, and along its columns, who each sum a slice of k; how
+    many columns each of them has.
+    """
 
     lanes: int
     slices: int
+    columns: int
 
 
 class GemvOpenCl(Template[Slices, OpenClHooks]):
@@ -55,20 +64,19 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
             return ()
         if any(i.type.dtype not in ("f32", "f16") for i in (node, *node.inputs)):
             return ()
-        product, b = matmul(node), node.inputs[1]
+        product, b = matmul(node), Right.of(group, target)
         if product is None or has_size((product.batch, product.n, product.k)):
             return ()
-        rows = MOST_ROWS if is_size(product.m) else product.m
-        if product.batch > 1 or rows > MOST_ROWS or not product.k:
+        rows = FEW_ROWS if is_size(product.m) else product.m
+        if product.batch > 1 or rows > FEW_ROWS or not product.k:
             return ()
-        width = lanes_of(b.type.dtype, target)
-        if b not in group.operands or product.n % width:
+        if b is None or not b.width or (product.k if b.by_k else product.n) % b.width:
             return ()
-        if not fits_int(*hints([n.type.size for n in group.operands])):
+        if not fits_int(product.n * product.k, *hints([n.type.size for n in group.operands])):
             return ()
         if is_size(product.m) and not GemmTiledOpenCl().candidates(group, target):
             return ()
-        return slices(replace(product, m=rows), width, target)
+        return slices(replace(product, m=rows), b, target)
 
     def emit(self, match: Slices, hooks: OpenClHooks) -> list[Emitted]:
         """One kernel; two where k falls into parts. Where the number of rows is not known, tiles
@@ -88,47 +96,117 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
         """(kernels for one row and for a few, of a number of rows that is not known; 1 where there
         are more, else 0)"""
         target = hooks.target
-        width = lanes_of(hooks.anchor.inputs[1].type.dtype, target)
-        alone = slices(replace(p, m=1), width, target)[0]
-        one, few = at_most(p.m, 1), at_most(p.m, MOST_ROWS)
+        b = Right.of(hooks.group, target)
+        assert b is not None
+        alone = slices(replace(p, m=1), b, target)[0]
+        one, few = at_most(p.m, 1), at_most(p.m, FEW_ROWS)
         return [*launched(self._rows(alone, hooks, p, 1), one),
-                *launched(self._rows(match, hooks, p, MOST_ROWS), few - one)], 1 - few
+                *launched(self._rows(match, hooks, p, FEW_ROWS), few - one)], 1 - few
 
     def _rows(self, match: Slices, hooks: OpenClHooks, p: Product, most: int) -> list[Emitted]:
         """The kernels for `most` rows, or as many as there are."""
-        b = hooks.anchor.inputs[1]
-        rows = 1 if most == 1 else p.m
+        b = Right.of(hooks.group, hooks.target)
+        assert b is not None
+        w, rows = b.weights, 1 if most == 1 else p.m
         _, m, n = places(replace(p, m=rows))
         epilogue = hooks.epilogue_lines(p.c(E.index(0), m, n), 1)
         assert epilogue is not None
-        k = E.var("k", extent=p.k)
-        at = E.var("m", extent=most) if is_size(rows) else m
-        inside = (at < rows,) if is_size(rows) else ()
-        load = hooks.load_lines(p.nodes[0], p.shapes[0], p.a(E.index(0), at, k)[0], *inside)
-        width = lanes_of(b.type.dtype, hooks.target)
-        nodes = dict.fromkeys((*load.nodes, b, *epilogue.nodes))
-        groups, items = -(-p.n // (match.lanes * width)), match.lanes * match.slices
-        sizes = parameters(rows, *load.sizes.values(), *epilogue.sizes.values()) | epilogue.sizes
+        at, k = E.var("m", extent=most) if is_size(rows) else m, E.var("k", extent=p.k)
+        left, shape, (ix, _) = p.nodes[0], p.shapes[0], p.a(E.index(0), at, k)
+        place = hooks.place_lines(left, shape, ix) if b.by_k else None
+        if place is not None and place.runs.get("k", 1) % QUAD:
+            place = None
+        load = None if place else hooks.load_lines(left, shape, ix, *(
+            (at < rows,) if is_size(rows) else ()))
+        read = place or load
+        assert read is not None
+        nodes = dict.fromkeys((*((place.node,) if place else load.nodes if load else ()),
+                               *b.nodes, *epilogue.nodes))
+        sizes = parameters(rows, *read.sizes.values(), *epilogue.sizes.values()) | epilogue.sizes
+        step = match.slices * (b.width if b.by_k else 1)    # terms that a group reads at once
+        ahead = max(1, (PIECES_AHEAD if b.by_k else AHEAD) // (most * (match.columns if b.by_k
+                                                                       else 1)))
+        named = {x: (hooks.names[x], hooks.ctype(x.type.dtype)) for x in nodes}
         body = hooks.render(
-            "gemv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, load=load,
-            sources=[(hooks.names[x], hooks.ctype(x.type.dtype)) for x in nodes],
-            b=hooks.names[b], b_type=hooks.ctype(b.type.dtype), BITS=width == 8, M=most, ROWS=rows,
-            N=p.n, K=p.k, V=width, LANES=match.lanes, SLICES=match.slices,
-            AHEAD=max(1, min(AHEAD // most, -(-p.k // match.slices))),
-            MET=1 << match.slices.bit_length() // 2,
+            "gemv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, load=load, place=place,
+            sources=list(named.values()), a=named[place.node] if place else None,
+            b=named[b.const], coded=w, decoded=decoded, scales=w and named[w.scales],
+            shifts=w and w.shifts and named[w.shifts],
+            BITS=b.width == 8 and w is None, BY_K=b.by_k, M=most, ROWS=rows, N=p.n, K=p.k,
+            V=b.width, LANES=match.lanes, SLICES=match.slices, COLUMNS=match.columns, STEP=step,
+            AHEAD=min(ahead, -(-p.k // step)), MET=1 << match.slices.bit_length() // 2,
             HALF=hooks.half, sizes=sizes)
-        y = hooks.group.root
-        return [Emitted(f"gemv_{most}x{match.lanes}", body, (*nodes, y), (y,), sizes,
-                        (groups * items,), (items,), main=1)]
+        y, columns = hooks.group.root, match.lanes * match.columns
+        items = match.lanes * match.slices
+        return [Emitted(f"gemv_{most}x{columns}", body, (*nodes, y), (y,), sizes,
+                        (-(-p.n // columns) * items,), (items,), main=1)]
 
 
-def slices(p: Product, width: int, target: Target) -> tuple[Slices, ...]:
-    """Best first: as many neighbours along a row as leave all cores busy, of large groups."""
+@dataclass(frozen=True)
+class Right:
+    """How a right operand lies in memory: rows, or columns one behind the other (by_k); in few
+    bits as `weights`. width: elements that are read at once, 0 if there is no such number.
+    """
+
+    const: Node
+    by_k: bool
+    width: int
+    weights: Weights | None = None
+
+    @staticmethod
+    def of(group: Group, target: Target) -> Right | None:
+        """Of a product; None where what it reads does not lie in memory so."""
+        assert group.anchor is not None
+        b = group.anchor.inputs[1]
+        if b in group.operands:
+            return Right(b, False, lanes_of(b.type.dtype, target))
+        weights = Weights.of(b) if group.decodes(b) else None
+        if weights is not None:
+            width = next((w for w in (128 // weights.bits, 64 // weights.bits)
+                          if weights.block % w == 0), 0)
+            return Right(weights.const, True, width, weights)
+        if b.op == "transpose" and b.type.rank == 2 and b.inputs[0] in group.operands:
+            return Right(b.inputs[0], True, lanes_of(b.inputs[0].type.dtype, target))
+        return None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What is read."""
+        if self.weights is None:
+            return (self.const,)
+        return (self.const, self.weights.scales,
+                *((self.weights.shifts,) if self.weights.shifts else ()))
+
+
+def decoded(word: str, e: int, w: Weights) -> tuple[str, str, str]:
+    """Arguments of jitcl_uint4_code or jitcl_uint8_code, which then gives code e of a word less its
+    zero: (bits of the word, factor, what is subtracted)."""
+    whole = 24 // w.bits - 1            # codes that a mantissa has room for
+    at, behind = e % whole * w.bits, e // whole * whole * w.bits
+    word = f"({word} >> {behind})" if behind else word
+    mask = ((1 << w.bits) - 1) << at
+    return f"{word} & {mask:#x}u", f"{0.5 ** at!r}f", f"{2.0 ** (23 - at) + w.zero!r}f"
+
+
+def slices(p: Product, b: Right, target: Target) -> tuple[Slices, ...]:
+    """Best first. Of rows as many neighbours as leave all cores busy, of large groups; of columns
+    two, four where each element of A has to be worth more (codes), of groups that have all their
+    work-items read.
+    """
+    if b.by_k:
+        some = [n for n in (128, 64, 32) if n <= target.max_work_group] or [1]
+        items = next((n for n in some if n * b.width <= p.k), some[-1])
+        columns = 2 * COLUMNS if b.weights is not None and p.m <= 2 else COLUMNS
+        return tuple(Slices(1, n, c) for n in dict.fromkeys((items, *some)) for c in (columns, 1)
+                     if 4 * n * c * p.m <= target.local_memory)
+    width = b.width
+
     def rank(lanes: int) -> tuple[bool, int]:
         idle = -(-p.n // (lanes * width)) < GROUPS * target.compute_units
         return idle, lanes if idle else -lanes
 
-    return tuple(Slices(lanes, items // lanes) for lanes in sorted((1, 2, 4, 8, 16), key=rank)
+    return tuple(Slices(lanes, items // lanes, width)
+                 for lanes in sorted((1, 2, 4, 8, 16), key=rank)
                  for items in (256, 128) if items <= target.max_work_group
                  and 4 * items * width * p.m <= target.local_memory)
 
