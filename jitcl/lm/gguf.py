@@ -24,11 +24,12 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import ModelError, UnsupportedError
-from jitcl.ir.graph import Node, const
+from jitcl.ir.graph import Node, const, derived
+from jitcl.ir.types import TensorType
 from jitcl.lm.extra import library
 from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.tokens import Tokenizer
-from jitcl.lm.weights import KEPT, TYPES, Weights, loaded, together
+from jitcl.lm.weights import TYPES, Weights, loaded, together
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.digests import file_digest
 
@@ -208,7 +209,7 @@ class Gguf(Weights):
         if t.kind in TYPES:
             return data.view(dtypes.to_numpy(TYPES[t.kind])).astype(np.float32, copy=False)
         if t.kind in PACKED:
-            return _floats(PACKED[t.kind](data))
+            return PACKED[t.kind].floats(data)
         lib = library("gguf", "reading GGUF files")
         try:
             kind = lib.GGMLQuantizationType[t.kind]
@@ -222,36 +223,36 @@ class Gguf(Weights):
 
     def made(self, g: GraphBuilder, *names: str) -> Node:
         tensors = [self._tensor(name) for name in names]
-        decode = PACKED.get(tensors[0].kind)
-        if decode is None:
-            if tensors[0].kind == "F16":
-                return g.cast(loaded(lambda: together(
-                    [self._bytes(t).view(np.float16) for t in tensors])), to="f32")
+        kind, decode = tensors[0].kind, PACKED.get(tensors[0].kind)
+        if decode is None and kind != "F16":
             return loaded(lambda: together([self._float(t, self._bytes(t)) for t in tensors]))
-        shape = (sum(self.shape(name)[0] for name in names), *self.shape(names[0])[1:])
 
         def data() -> np.ndarray:
             return together([self._bytes(t).reshape(t.shape[0], -1) for t in tensors])
 
-        found = _decoded(decode, data())
-        codes, scales, block, shifts = found
-        signed = codes.dtype == np.int8
-        form = (shape[0], -1, block) if signed else (codes.size,)
+        if decode is None:
+            return g.cast(loaded(lambda: data().view(np.float16)), to="f32")
+        file = loaded(data).attr("data")
+        first = decode.blocks(self._bytes(tensors[0]).reshape(tensors[0].shape[0], -1)[:1])
+        n, k = sum(self.shape(name)[0] for name in names), self.shape(names[0])[1]
 
-        def kept(elements: Callable[[Decoded], np.ndarray]) -> Node:
-            array = elements(found)
-            return const(array, reload=(lambda: elements(_decoded(decode, data())))
-                         if array.nbytes > KEPT else None)
+        def part(name: str, elements: Callable[[np.ndarray], np.ndarray], *dims: int) -> Node:
+            """Of all blocks, when it is asked for."""
+            dtype = dtypes.from_numpy(elements(first).dtype)
+            assert dtype is not None
+            return derived(TensorType(dtype, dims), f"{name} of {kind}", [file],
+                           lambda: decode.each(elements, data()).reshape(dims))
 
-        packed = kept(lambda d: d.codes.reshape(form))
-        scale = kept(lambda d: _narrow(d.scales).reshape(shape[0], -1, 1))
+        signed = decode.codes(first).dtype == np.int8
+        dims = n, k // decode.block, decode.block
+        codes = part("codes", decode.codes, *(dims if signed else (n * k // 2,)))
         if not signed:
-            packed = g.unpack_uint4(packed, shape=(*scale.type.dims[:2], block))
-        zeros = [] if signed or shifts is not None else [const(8, "u8")]
-        w = g.dequantize(packed, scale, *zeros, to="f32")
-        if shifts is not None:
-            w = g.add(w, kept(lambda d: _shifts(d).reshape(scale.type.dims)))
-        return g.reshape(w, shape=shape)
+            codes = g.unpack_uint4(codes, shape=dims)
+        zeros = [] if signed or decode.shifts is not None else [const(8, "u8")]
+        w = g.dequantize(codes, part("scales", decode.scales, *dims[:2], 1), *zeros, to="f32")
+        if decode.shifts is not None:
+            w = g.add(w, part("shifts", decode.shifts, *dims[:2], 1))
+        return g.reshape(w, shape=(n, k))
 
     def digest(self, root: Path) -> str:
         return file_digest(self.path, root, None)
@@ -262,114 +263,75 @@ class Gguf(Weights):
 
 # ---- blocks, of rows [rows, bytes]
 
-class Decoded(NamedTuple):
-    """codes [rows, n] of signed bytes, or of two unsigned halves a byte, less 8 where there are no
-    shifts; what they are multiplied by, and what is added then [rows, n / block], float32."""
+class Kind(NamedTuple):
+    """A type: its blocks have so many bytes, and a scale for so many elements. Of blocks [rows,
+    blocks, bytes]: codes [rows, n] of signed bytes, or of two unsigned halves a byte, less 8 where
+    there are no shifts; what they are multiplied by, and what is added then [rows, n / block].
+    """
 
-    codes: np.ndarray
-    scales: np.ndarray
+    nbytes: int
     block: int
-    shifts: np.ndarray | None = None
+    codes: Callable[[np.ndarray], np.ndarray]
+    scales: Callable[[np.ndarray], np.ndarray]
+    shifts: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def blocks(self, data: np.ndarray) -> np.ndarray:
+        return data.reshape(len(data), -1, self.nbytes)
+
+    def each(self, elements: Callable[[np.ndarray], np.ndarray], data: np.ndarray) -> np.ndarray:
+        """Elements of rows [rows, bytes], some at a time: they take several times the memory of
+        what comes out, and a table of tokens is half of a small model."""
+        step = max(1, PIECE // data.shape[1])
+        first = elements(self.blocks(data[:step]))
+        found = np.empty((len(data), *first.shape[1:]), first.dtype)
+        found[:step] = first
+        for at in range(step, len(data), step):
+            found[at:at + step] = elements(self.blocks(data[at:at + step]))
+        return found
+
+    def floats(self, data: np.ndarray) -> np.ndarray:
+        """The numbers that rows mean [rows, n], float32."""
+        b = self.blocks(data)
+        codes, scales = self.codes(b), self.scales(b).astype(np.float32)
+        if codes.dtype != np.int8:
+            codes = _nibbles(codes, 1)
+            codes = codes.view(np.int8) - np.int8(8) if self.shifts is None else codes
+        w = codes.reshape(*scales.shape, self.block) * scales[..., None]
+        if self.shifts is not None:
+            w += self.shifts(b)[..., None]
+        return w.reshape(len(data), -1)
 
 
-def _decoded(decode: Callable[[np.ndarray], Decoded], data: np.ndarray) -> Decoded:
-    """`decode` of rows [rows, bytes], some at a time: it takes several times the memory of what it
-    gives, and a table of tokens is half of a small model."""
-    step = max(1, PIECE // data.shape[1])
-    first = decode(data[:step])
-    if len(data) <= step:
-        return first
-
-    def room(a: np.ndarray) -> np.ndarray:
-        return np.empty((len(data), *a.shape[1:]), a.dtype)
-
-    shifts = None if first.shifts is None else room(first.shifts)
-    whole = Decoded(room(first.codes), room(first.scales), first.block, shifts)
-    for at in range(0, len(data), step):
-        rows = slice(at, at + step)
-        piece = decode(data[rows]) if at else first
-        whole.codes[rows], whole.scales[rows] = piece.codes, piece.scales
-        if shifts is not None:
-            shifts[rows] = piece.shifts
-    return whole
+def _half(b: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(b).view(np.float16)[..., 0]
 
 
-def _floats(d: Decoded) -> np.ndarray:
-    """The numbers that are meant [rows, n], float32."""
-    codes = d.codes if d.codes.dtype == np.int8 else _nibbles(d.codes, 1)
-    if codes.dtype != np.int8 and d.shifts is None:
-        codes = codes.view(np.int8) - np.int8(8)
-    w = codes.reshape(*d.scales.shape, d.block) * d.scales[..., None]
-    if d.shifts is not None:
-        w += d.shifts[..., None]
-    return w.reshape(len(codes), -1)
-
-
-def _blocks(data: np.ndarray, nbytes: int) -> np.ndarray:
-    return data.reshape(data.shape[0], -1, nbytes)
-
-
-def _narrow(scales: np.ndarray) -> np.ndarray:
-    """As f16 where that is exact: as files have the scales of most types."""
-    with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16)
-    return halves if np.array_equal(halves, scales) else scales
-
-
-def _shifts(decoded: Decoded) -> np.ndarray:
-    assert decoded.shifts is not None
-    return decoded.shifts
-
-
-def _half(data: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(data).view(np.float16)[..., 0].astype(np.float32)
-
-
-def _nibbles(data: np.ndarray, run: int) -> np.ndarray:
+def _nibbles(b: np.ndarray, run: int) -> np.ndarray:
     """[..., n] -> [..., 2 n]: the low halves of each `run` bytes, then their high ones."""
-    parts = data.reshape(*data.shape[:-1], -1, 1, run) >> np.array([[0], [4]], np.uint8)
-    return (parts & 15).reshape(*data.shape[:-1], -1)
+    parts = b.reshape(*b.shape[:-1], -1, 1, run) >> np.array([[0], [4]], np.uint8)
+    return (parts & 15).reshape(*b.shape[:-1], -1)
 
 
-def _pairs(codes: np.ndarray) -> np.ndarray:
-    """Two codes in a byte, the first one low."""
-    return codes[..., ::2] | codes[..., 1::2] << 4
+def _pairs(b: np.ndarray, run: int) -> np.ndarray:
+    """[rows, blocks, n] -> [rows, blocks * n]: `_nibbles`, two in a byte, the first one low."""
+    even, odd = np.moveaxis(b.reshape(*b.shape[:-1], -1, run // 2, 2), -1, 0)
+    return np.stack([even & 15 | odd << 4, even >> 4 | odd & 240], -2).reshape(len(b), -1)
 
 
-def _fifth(data: np.ndarray) -> np.ndarray:
+def _fifth(b: np.ndarray) -> np.ndarray:
     """A bit for each of 32 elements, from 4 bytes."""
-    return np.unpackbits(np.ascontiguousarray(data), axis=-1, bitorder="little")
+    return np.unpackbits(np.ascontiguousarray(b), axis=-1, bitorder="little")
 
 
-def _q4_0(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 18)
-    return Decoded(_pairs(_nibbles(b[..., 2:], 16)), _half(b[..., :2]), 32)
+def _bytes(b: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(b).view(np.int8)
 
 
-def _q4_1(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 20)
-    return Decoded(_pairs(_nibbles(b[..., 4:], 16)), _half(b[..., :2]), 32, _half(b[..., 2:4]))
+def _signed(codes: np.ndarray, zero: int) -> np.ndarray:
+    return (codes.view(np.int8) - np.int8(zero)).reshape(len(codes), -1)
 
 
-def _q8_0(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 34)
-    codes = np.ascontiguousarray(b[..., 2:]).view(np.int8)
-    return Decoded(codes.reshape(data.shape[0], -1), _half(b[..., :2]), 32)
-
-
-def _q5_0(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 22)
-    codes = (_nibbles(b[..., 6:], 16) | _fifth(b[..., 2:6]) << 4).astype(np.int8) - np.int8(16)
-    return Decoded(codes.reshape(data.shape[0], -1), _half(b[..., :2]), 32)
-
-
-def _q5_1(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 24)
-    codes = (_nibbles(b[..., 8:], 16) | _fifth(b[..., 4:8]) << 4).astype(np.int8)
-    return Decoded(codes.reshape(data.shape[0], -1), _half(b[..., :2]), 32, _half(b[..., 2:4]))
-
-
-def _scales_k(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _of_k(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scales and shifts [rows, n / 32] of blocks of 256, whose heads hold both in 6 bits."""
     packed = np.ascontiguousarray(b[..., 4:16]).reshape(-1, 12)
     found = library("gguf.quants", "reading GGUF files").Q4_K.get_scale_min(packed)
@@ -379,30 +341,40 @@ def _scales_k(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales.reshape(len(b), -1), least.reshape(len(b), -1)
 
 
-def _q4_k(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 144)
-    scales, shifts = _scales_k(b)
-    return Decoded(_pairs(_nibbles(b[..., 16:], 32)), scales, 32, shifts)
-
-
-def _q5_k(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 176)
-    scales, shifts = _scales_k(b)
+def _codes_q5_k(b: np.ndarray) -> np.ndarray:
     fifth = b[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    codes = _nibbles(b[..., 48:], 32) | fifth.reshape(*b.shape[:2], 256) << 4
-    return Decoded(codes.astype(np.int8).reshape(len(b), -1), scales, 32, shifts)
+    return _signed(_nibbles(b[..., 48:], 32) | fifth.reshape(*b.shape[:2], 256) << 4, 0)
 
 
-def _q6_k(data: np.ndarray) -> Decoded:
-    b = _blocks(data, 210)
-    rows, n = b.shape[:2]
-    scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32)
-    scales = _half(b[..., 208:])[..., None] * scales
+def _codes_q6_k(b: np.ndarray) -> np.ndarray:
+    rows, n, _ = b.shape
     high = b[..., 128:192].reshape(rows, n, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    codes = _nibbles(b[..., :128], 64) | (high & 3).reshape(rows, n, 256) << 4
-    codes = (codes.astype(np.int8) - np.int8(32)).reshape(rows, -1)
-    return Decoded(codes, scales.reshape(rows, -1), 16)
+    return _signed(_nibbles(b[..., :128], 64) | (high & 3).reshape(rows, n, 256) << 4, 32)
 
 
-PACKED = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q5_0": _q5_0, "Q5_1": _q5_1,
-          "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_0": _q8_0}
+def _scales_q6_k(b: np.ndarray) -> np.ndarray:
+    scales = _half(b[..., 208:])[..., None].astype(np.float32) * _bytes(b[..., 192:208])
+    return scales.reshape(len(b), -1)
+
+
+def _scale(b: np.ndarray) -> np.ndarray:
+    return _half(b[..., :2])
+
+
+def _shift(b: np.ndarray) -> np.ndarray:
+    return _half(b[..., 2:4]).astype(np.float32)
+
+
+PACKED = {
+    "Q4_0": Kind(18, 32, lambda b: _pairs(b[..., 2:], 16), _scale),
+    "Q4_1": Kind(20, 32, lambda b: _pairs(b[..., 4:], 16), _scale, _shift),
+    "Q4_K": Kind(144, 32, lambda b: _pairs(b[..., 16:], 32), lambda b: _of_k(b)[0],
+                 lambda b: _of_k(b)[1]),
+    "Q5_0": Kind(22, 32, lambda b: _signed(_nibbles(b[..., 6:], 16) | _fifth(b[..., 2:6]) << 4, 16),
+                 _scale),
+    "Q5_1": Kind(24, 32, lambda b: _signed(_nibbles(b[..., 8:], 16) | _fifth(b[..., 4:8]) << 4, 0),
+                 _scale, _shift),
+    "Q5_K": Kind(176, 32, _codes_q5_k, lambda b: _of_k(b)[0], lambda b: _of_k(b)[1]),
+    "Q6_K": Kind(210, 16, _codes_q6_k, _scales_q6_k),
+    "Q8_0": Kind(34, 32, lambda b: _bytes(b[..., 2:]).reshape(len(b), -1), _scale),
+}
