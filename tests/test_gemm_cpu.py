@@ -99,7 +99,7 @@ GEMMS = {
     "wide, long sums": {"a": (40, 2100), "shape": (2100, 48), "const_b": False, "bias": True},
     "wide, read once": {"a": (20, 3000), "shape": (3000, 128), "const_b": False},
     "wide, too far apart": {"a": (40, 30), "shape": (30, 1040), "const_b": False},
-    "wide, too many": {"a": (40, 3000), "shape": (3000, 96), "const_b": False},
+    "wide, too many": {"a": (40, 12000), "shape": (12000, 96), "const_b": False},
     "long sums, batched": {"a": (2, 2, 17, 1300), "shape": (2, 2, 1300, 40), "const_b": False},
 }
 

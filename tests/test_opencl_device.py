@@ -415,6 +415,7 @@ AVX2 = frozenset(("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm", "sse4_2
         ("znver2", AVX2, "haswell"),
         ("skylake", AVX2, "skylake"),
         ("icelake-server", AVX512, "icelake-server"),
+        ("icelake-client", AVX512, "skylake-avx512"),
         ("generic", frozenset(), "x86-64"),
     ],
 )

@@ -161,7 +161,8 @@ CPU_DRIVERS: tuple[Quirk, ...] = (
             platform=POCL,
             version="<3.2",
             isa=("avx512f",),
-            compiler_lacks="^(skylake-avx512|cascadelake|cooperlake|icelake|tigerlake|sapphire)",
+            compiler_lacks="^(skylake-avx512|cascadelake|cooperlake|icelake-server|tigerlake|"
+            "sapphire)",
         ),
         effect={"max_vector_width": 8, "multiply_add": "plain"},
         why="the built-in library is compiled for skylake-avx512, can't be inlined into code for "
