@@ -50,6 +50,14 @@ def halves(*shape: int) -> Node:
     return g.const(np.random.default_rng(0).normal(size=shape).astype(np.float16))
 
 
+def codes(n: int, k: int) -> Node:
+    """Weights [k, n] of 4 bits, in blocks of 32 terms, as a GGUF file's Q4_0 has them."""
+    bits = g.const(np.random.default_rng(0).integers(0, 256, n * k // 2).astype(np.uint8))
+    w = g.dequantize(g.unpack_uint4(bits, shape=(n, k // 32, 32)), weights(n, k // 32, 1),
+                     g.const(8, "u8"), to="f32")
+    return g.transpose(g.reshape(w, shape=(n, k)), perm=(1, 0))
+
+
 def conv(data: Node, w: Node, **attrs: object) -> Node:
     rank = data.type.rank - 2
     return g.conv(data, w, **{"strides": (1,) * rank, "pads": (1, 1) * rank,
@@ -99,6 +107,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "residual_of_many_channels": lambda: residual(640, 4),
     "gate": lambda: gate(32, 24),
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
+    "few_rows": lambda: g.relu(g.matmul(x("a", 2, 2048), weights(2048, 40))),
+    "few_rows_of_codes": lambda: g.matmul(x("a", 1, 2048), codes(40, 2048)),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
                                    x("v", 1, 2, 52, 16), x("mask", 52)),
@@ -114,6 +124,8 @@ FILES = {f"{name}.{suffix}": (name, target)
 for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps",
              "attention", "gate"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
+for name in ("few_rows", "few_rows_of_codes"):
+    del FILES[f"{name}.cpu.py"]
 for suffix in TARGETS:
     del FILES[f"pointwise.{suffix}"]           # a product as any other there
 FILES["pointwise.registers.cl"] = "pointwise", REGISTERS
