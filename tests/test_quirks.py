@@ -395,7 +395,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
                          [like("intel-hd-630", device=HD530, version="24.20.100.6025"),
                           like("intel-hd-630", version="23.20.16.4849")]),
     "intel-cpu-known-good": ([intel_cpu()], [pocl(), "intel-hd-630"]),
-    "intel-cpu-loops": ([intel_cpu(isa=("avx2",))], [intel_cpu(), pocl(isa=("avx2",))]),
+    "intel-cpu-loops": ([intel_cpu(isa=("avx2",)), intel_cpu()], [pocl(isa=("avx2",))]),
     "intel-cpu-fork-safe": ([intel_cpu()], [pocl(), "intel-hd-630"]),
     "nvidia-known-good": NVIDIA,
     "nvidia-half-vectors": NVIDIA,

@@ -103,19 +103,19 @@ DESKTOP: tuple[Quirk, ...] = (
         id="intel-cpu-known-good",
         when=When(platform=r"Intel\(R\) OpenCL", device_type="cpu"),
         effect={"trusted": True},
-        why="its compiler has not crashed on anything generated but some loops without AVX-512 "
-        "(intel-cpu-loops): kernels may be built in the user's process",
+        why="its compiler has not crashed on anything generated but some loops (intel-cpu-loops): "
+        "kernels may be built in the user's process",
         seen_on="Intel's CPU runtime 2026.22, on AMD Zen 3 to 5",
     ),
     Quirk(
         id="intel-cpu-loops",
-        when=When(platform=r"Intel\(R\) OpenCL", device_type="cpu",
-                  unless=(When(isa=("avx512f",)),)),
+        when=When(platform=r"Intel\(R\) OpenCL", device_type="cpu"),
         adds={"suspects": ("quotient", "int64")},
         why="without AVX-512 its compiler dies in pass vplan-vec over a loop with a quotient or "
-        "remainder of i32 by what the loop keeps, used twice, and behind it in instcombine over "
-        "loops of i64 that store to one element (silero_vad's last convolution)",
-        seen_on="Intel's CPU runtime 2026.22, on AMD Zen 3; right on Zen 4",
+        "remainder of i32 by what the loop keeps, used twice; and in instcombine over "
+        "loops of i64 that store to one element (silero_vad's last convolution), on Intel's CPUs "
+        "with AVX-512, too",
+        seen_on="Intel's CPU runtime 2026.22, on Zen 3 and Emerald Rapids; right on Zen 4",
         reproducer="tests/test_onnx_conformance.py",  # test_mod_broadcast of onnx's node tests
     ),
     Quirk(
