@@ -29,11 +29,12 @@ from jitcl import dtypes
 from jitcl.codegen.lower import lower
 from jitcl.errors import JitclError, OptionError, ShapeError, VerifyError
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
-from jitcl.ir.parser import parse_graph
-from jitcl.ir.printer import print_graph, print_kernel, value_names
+from jitcl.ir.parser import load_graph, parse_graph
+from jitcl.ir.printer import print_graph, print_kernel, save_graph, value_names
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate, infer
 from jitcl.passes.base import Pass, RewritePass, Rewriter, run_passes
+from jitcl.passes.fold import FoldConstants
 from jitcl.passes.fuse import fuse
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
@@ -364,3 +365,13 @@ def test_weights_that_a_file_has_by_columns_stay_so_for_any_number_of_rows() -> 
                            verify=check)
         assert [n.op for n in graph.nodes] == ["input", "const", "transpose", "matmul"]
         np.testing.assert_array_equal(graph.nodes[1].data, stored)
+
+
+def test_constants_that_were_computed_later_are_saved_by_their_elements(tmp_path: Path) -> None:
+    g = GraphBuilder()
+    stored = np.random.default_rng(0).standard_normal((256, 160)).astype(np.float32)
+    turned = FoldConstants().folded(g.transpose(const(stored, reload=stored.copy), perm=(1, 0)))
+    x = graph_input("x", TensorType("f32", (200, 160)))
+    save_graph(Graph("g", (x,), (("y", g.matmul(x, turned)),)), tmp_path / "g.jitcl")
+    again = load_graph(tmp_path / "g.jitcl", infer=infer)
+    np.testing.assert_array_equal(again.nodes[1].data, stored.T)

@@ -80,6 +80,11 @@ class Data:
         return self._digest
 
     @property
+    def content(self) -> str:
+        """The digest of the type and all elements, however they are made."""
+        return _digest(self.array) if self._of else self.digest
+
+    @property
     def largest(self) -> float:
         """The largest magnitude of finite floats, 0 where there is none; looked for once."""
         if self._largest is None:

@@ -170,8 +170,8 @@ def _data_text(data: Data, inline: int | None, constants: dict[str, np.ndarray] 
     head = f"{dtype}[{','.join(map(str, array.shape))}]"
     if inline is not None and array.size > inline:
         if constants is not None:
-            constants[data.digest] = array
-        return f"{head}(#{data.digest})"
+            constants[data.content] = array
+        return f"{head}(#{data.content})"
     return f"{head}({', '.join(_elements(array.reshape(-1), dtype))})"
 
 
