@@ -172,6 +172,31 @@ def test_one_plan_is_for_any_number_of_keys():
             np.testing.assert_array_equal(got, found)
 
 
+@pytest.mark.slow
+@needs_pocl
+@pytest.mark.parametrize("rows", [9, 70])
+def test_many_queries_have_one_plan_for_any_number_of_keys(rows):
+    """Its results are those of a plan for their number, bit for bit."""
+    space, shape = Space(), (2, 3, rows, 211, 16, 24)
+    graph = masked((*shape[:3], space.symbol("keys", 211), *shape[4:]))
+    plan = compile_graph(graph, as_target(**GPU)).plan
+    assert {k.template for k in plan.kernels} == {"attention_opencl"}
+    for keys in (1, 64, 211, 700):
+        alone = masked((*shape[:3], keys, *shape[4:]))
+        fed = feeds(alone)
+        fed["mask"].reshape(-1)[::5] = -np.inf
+        fed["mask"][..., 0] = 0
+        arrays = [fed[str(n.attr("name"))] for n in alone.inputs]
+        (got,) = POCL.load(laid_out(plan.at(space.values({"keys": keys})), POCL, "normal")
+                           ).run(arrays)
+        np.testing.assert_allclose(got, expected(**fed), rtol=2e-5, atol=2e-5)
+        found = forms(alone, as_target(**GPU))
+        form = forms(graph, as_target(**GPU))[0]
+        if form in found:
+            own = plan_on(POCL, alone, as_target(**GPU), chooser=Take(found.index(form)))
+            np.testing.assert_array_equal(POCL.load(own).run(arrays)[0], got)
+
+
 @needs_pocl
 def test_heads_that_share_keys_and_what_is_fused():
     rng = np.random.default_rng(1)
@@ -291,6 +316,20 @@ def test_forms_for_tensor_cores_become_ptx(name):
         assert len(re.findall(r"mma\.sync", done.stdout)) == form.rows * form.columns // 8 * (d + e)
         (local,) = re.findall(r"memory\[(\d+)\]", kernel.body)
         assert int(local) * 16 <= TENSOR.local_memory
+
+
+@clang.needed
+def test_one_form_for_tensor_cores_takes_any_number_of_keys():
+    """What masks leave a warp nothing of is passed by."""
+    space = Space()
+    graph = halves((1, 2, 40, space.symbol("keys", 211), 64, 64), mask=(1, 1, 40, 1))
+    assert {f.form for f in forms(graph, TENSOR, "low")} == {"tensor", "tiles"}
+    (kernel,) = compile_graph(graph, TENSOR, "low").plan.kernels
+    assert kernel.entry.startswith("attention_tensor") and "_any(high0_0" in kernel.body
+    done = subprocess.run([str(clang.CLANG), *FLAGS], input=kernel.body, text=True, check=False,
+                          capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "vote.sync.any" in done.stdout and "mma.sync" in done.stdout
 
 
 def encoder() -> Graph:

@@ -174,6 +174,19 @@ def test_transposes_reach_into_a_matmul() -> None:
     assert shown(fused(g.mul(scores, 0.25))) == ["transpose transpose [matmul] mul"]
 
 
+@pytest.mark.parametrize("rows, tensor_cores", [(8, True), (9, True), (9, False)])
+def test_codes_are_decoded_before_a_product_of_many_rows_on_tensor_cores(
+        rows: int, tensor_cores: bool) -> None:
+    """Not in each of its tiles again. Views stay addresses."""
+    codes = const(np.arange(96 * 64).reshape(96, 2, 32).astype(np.uint8))
+    w = g.reshape(g.dequantize(codes, weight(96, 2, 1)), shape=(96, 64))
+    y = g.matmul(tensor("x", rows, 64), g.transpose(w, perm=(1, 0)))
+    target = Target("opencl", "test", tensor_cores=tensor_cores)
+    found = shown(fused(y, passes=False, target=target))
+    assert found == (["dequantize", "reshape", "transpose [matmul]"]
+                     if rows > 8 and tensor_cores else ["dequantize reshape transpose [matmul]"])
+
+
 def test_nothing_is_computed_again_for_each_column_of_a_matmul() -> None:
     x = g.reshape(g.relu(tensor("x", 8, 4, 4)), shape=(8, 16))
     assert shown(fused(g.matmul(x, weight(16, 5)))) == ["relu", "reshape", "[matmul]"]

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder
 from jitcl.lm.sampling import Sampling
 from jitcl.lm.weights import safetensors
+from jitcl.lm.writing import rows_for, rows_on
+from jitcl.target import Target
 from tests import lm_models
+from tests.devices import opened
 from tests.lm_models import IDS
 from tests.real_models import MODELS, needs_models
 
@@ -28,6 +32,18 @@ SHAKESPEARE = MODELS / "shakespeare-llama"
 SCHEMA = {"type": "object", "required": ["name", "n"], "additionalProperties": False,
           "properties": {"name": {"type": "string", "maxLength": 8},
                          "n": {"type": "integer", "minimum": 0, "maximum": 99}}}
+
+
+@pytest.mark.parametrize("cores, count, rows", [
+    (64, 300, [256, 64]), (64, 600, [1024]), (64, 2500, [1024, 1024, 256, 256]),
+    (64, 17, [64]), (63, 600, [256, 256, 256]), (63, 17, [64])])
+def test_a_prompt_is_computed_in_pieces_that_keep_a_device_busy(cores, count, rows):
+    gpu = SimpleNamespace(target=Target("opencl", "gpu", device_type="gpu", compute_units=cores))
+    sizes, found = rows_on(gpu), list[int]()
+    while count > 0:
+        found.append(rows_for(count, sizes))
+        count -= found[-1]
+    assert found == rows and rows_on(opened("cpu")) == (1, 16, 64, 256)
 
 
 class Random:

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from jitcl.ir.graph import Graph, Node, graph_input, toposort
+from jitcl.ir.graph import Graph, Node, const, graph_input, toposort
 from jitcl.ir.printer import print_kernel
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -18,6 +18,7 @@ from jitcl.target import Target
 from tests.compiling import compile_graph
 from tests.devices import device, present, run_graph
 from tests.generated.kernels import TARGETS
+from tests.test_tensor_cores import TARGET as TENSOR
 
 g = GraphBuilder()
 
@@ -218,3 +219,23 @@ def test_a_view_of_halves_is_read_as_halves(rows: int, heads: int) -> None:
     want = run_graph("reference", graph, feeds)["y"]
     got = run_graph("cpu", graph, feeds, precision="normal")["y"]
     np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * 2e-3)
+
+
+@pytest.mark.parametrize("scale, precision, dtype", [
+    (0.01, "low", "f16"), (0.01, "normal", "f16"), (0.01, "high", "f32"),
+    (300.0, "low", "f32"), (1e-6, "low", "f32")])
+def test_weights_that_are_decoded_into_memory_become_f16_where_it_holds_them(
+        scale: float, precision: str, dtype: str) -> None:
+    """By the codes' type and the largest scale; scales stay as they are."""
+    codes = const(np.random.default_rng(0).integers(0, 256, (96, 2, 32)).astype(np.uint8))
+    some = np.random.default_rng(1).uniform(0.5, 1, (96, 2, 1))
+    scales = const((scale * some).astype(np.float32))
+    w = g.reshape(g.dequantize(codes, scales, const(np.uint8(128))), shape=(96, 64))
+    graph = graph_of(g.matmul(g.tanh(x("x", 80, 64)), g.transpose(w, perm=(1, 0))))
+    plan = compile_graph(graph, TENSOR, precision).plan
+    decoded = next(s for s in plan.steps if "dequantize" in s.kernel)
+    kernel = next(k for k in plan.kernels if k.entry == decoded.kernel)
+    assert f"// {dtype}" in kernel.body.split(" y,")[1].splitlines()[0]
+    assert "__global const float *restrict x1" in kernel.body
+    products = {k.template for k in plan.kernels} - {"", None}
+    assert ("gemm_tensor_opencl" in products) == (dtype == "f16")

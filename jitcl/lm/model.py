@@ -25,7 +25,7 @@ from jitcl.lm.lowest import Tolerance, limit_of, lowest
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Message, Tokenizer, read_json
 from jitcl.lm.weights import safetensors
-from jitcl.lm.writing import ROWS, Generation, Letters, Text, step
+from jitcl.lm.writing import ROWS, Generation, Letters, Text, rows_for, rows_on, step
 from jitcl.passes.options import Memory, Options
 from jitcl.runtime.arguments import device_of, is_whole, isolation_of, tally_of
 from jitcl.runtime.bound import Bound
@@ -79,6 +79,7 @@ class LanguageModel:
         self.configured, self.device, self.options = configured, device, options
         self._cache_dir, self._progress, self._isolation = cache_dir, progress, isolation
         self._kind = "f32" if options.precision == "high" else "f16"
+        self._rows = rows_on(device)
         self._models: dict[tuple[int, str, int], Model] = {}
         self._made = tuple(f"new.{k}" for k in range(decoder.layers))
         self._lock = forking.rlock()
@@ -299,14 +300,14 @@ class LanguageModel:
             slot.shorten(0)
             return self._run(ids, give, slot)
 
-    def _run(self, ids: Sequence[int], give: str, slot: Slot, sizes: Sequence[int] = ROWS
+    def _run(self, ids: Sequence[int], give: str, slot: Slot, sizes: Sequence[int] = ()
              ) -> np.ndarray:
         """What `give` says for these tokens, behind those of `slot`, which grows by them: the
         kernels' rows are filled from the front, a few numbers of rows for all lengths."""
         found = []
         with self._lock:
             while len(ids):
-                rows = next((r for r in sizes if r >= len(ids)), sizes[-1])
+                rows = rows_for(len(ids), sizes or self._rows)
                 part, ids = list(ids[:rows]), ids[rows:]
                 found.append(self._once([slot], [part], rows, give)[:len(part)])
         return found[-1] if give == "next" else np.concatenate(found)
@@ -335,9 +336,10 @@ class LanguageModel:
             if not cache.lost:
                 raise
             for slot, ids in zip(cache.slots, cache.renew()):
-                for first in range(0, len(ids), ROWS[-1]):
-                    part = ids[first:first + ROWS[-1]]
-                    self._computed([slot], [part], next(r for r in ROWS if r >= len(part)), "next")
+                while ids:
+                    count = rows_for(len(ids), self._rows)
+                    part, ids = ids[:count], ids[count:]
+                    self._computed([slot], [part], count, "next")
             return self._computed(slots, parts, rows, give)
 
     def _computed(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str

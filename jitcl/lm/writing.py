@@ -23,9 +23,11 @@ from jitcl.lm.sampling import Sampling
 from jitcl.lm.tokens import Tokenizer
 
 if TYPE_CHECKING:
+    from jitcl.devices.base import Device
     from jitcl.lm.model import LanguageModel
 
 ROWS = (1, 16, 64, 256)                     # tokens that are computed at once, by kernels of each
+MANY_ROWS, MANY_CORES = 1024, 64            # more, on GPUs with more cores than 256 keep busy
 
 
 @dataclass
@@ -52,6 +54,21 @@ class Generation:
                 f"{prefill:.1f} tokens/s; first token after {self.prefill_seconds:.3f} s; "
                 f"{len(self.ids)} new tokens, {decode:.1f} tokens/s; {drafts}"
                 f"cache {self.cache_bytes / 2**20:.1f} MiB")
+
+
+def rows_on(device: Device) -> tuple[int, ...]:
+    """Of tokens, as ROWS."""
+    target = device.target
+    many = target.device_type == "gpu" and target.compute_units >= MANY_CORES
+    return (*ROWS, MANY_ROWS) if many else ROWS
+
+
+def rows_for(count: int, sizes: Sequence[int]) -> int:
+    """Which of these rows take the first of `count` tokens. MANY_ROWS cost a lot: no more than half
+    of them are for nobody."""
+    if count <= MANY_ROWS // 2:
+        sizes = [r for r in sizes if r < MANY_ROWS]
+    return next((r for r in sizes if r >= count), sizes[-1])
 
 
 class Letters:
@@ -187,8 +204,9 @@ def step(model: LanguageModel, texts: Sequence[Text]) -> None:
                     continue
                 if len(missing) > 1:
                     asked = True
-                    logits = model._run(missing[:ROWS[-1]], "next", slot)
-                    text.known = [logits[-1]] if len(missing) <= ROWS[-1] else []
+                    most = model._rows[-1]
+                    logits = model._run(missing[:most], "next", slot)
+                    text.known = [logits[-1]] if len(missing) <= most else []
                 elif guesses := text.guess(model.decoder.context):
                     text.known = list(model._run([*missing, *guesses], "logits", slot,
                                                  (1 + drafts.GUESSES,)))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from jitcl.ir.graph import Graph, Node
 from jitcl.ir.group import Group, is_literal
-from jitcl.ir.sizes import same
+from jitcl.ir.sizes import hint, same
 from jitcl.ir.types import ROW
 from jitcl.passes.gates import gated
 from jitcl.passes.regions import Regions, row_count
@@ -32,13 +32,14 @@ AGAIN = 16                     # FLOPs of one element that may be computed again
 LAUNCH = 20_000                # FLOPs that one more kernel costs
 MAX_ROUTES = 6                 # different indices under which a kernel may read one inlined value
 MAX_REDUCTIONS = 4             # in one row-wise group
+FEW_ROWS = 8                   # of a product that decodes the weights that it reads
 
 
 def fuse(graph: Graph, target: Target | None = None) -> list[Group]:
     """The graph's groups, each after those that it reads; small GPUs get small kernels."""
     limits = target or Target
     return _Fuser(graph, limits.max_operands, limits.max_members, limits.gated_weights,
-                  target is not None and target.kind == "opencl").run()
+                  target is not None and target.kind == "opencl", limits.tensor_cores).run()
 
 
 @dataclass
@@ -70,11 +71,11 @@ class _Home:
 
 class _Fuser:
     def __init__(self, graph: Graph, max_operands: int, max_members: int,
-                 gated_weights: bool, stores_weights: bool) -> None:
+                 gated_weights: bool, stores_weights: bool, tensor_cores: bool) -> None:
         """stores_weights: templates of convolutions read weights from memory; those that lie packed
-        are decoded before."""
+        are decoded before. tensor_cores: so do products of many rows."""
         self.max_operands, self.max_members = max_operands, max_members
-        self.stores_weights = stores_weights
+        self.stores_weights, self.tensor_cores = stores_weights, tensor_cores
         self.regions = Regions(graph)
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
         self.readers = self.regions.readers
@@ -85,6 +86,7 @@ class _Fuser:
         self.gates = {n.inputs[0] for n in self.order if gated_weights and gated(n)
                       and len(self.readers[n.inputs[0]]) == 1}
         self.addresses: set[Node] = set()              # views through which a contraction reads
+        self.unpacked: set[Node] = set()               # of these, through which it reads no codes
         self.tokens: dict[object, int] = {}
 
     def run(self) -> list[Group]:
@@ -166,9 +168,14 @@ class _Fuser:
             if node in self.regions.decoded and reader.op == "conv" and self.stores_weights:
                 return True
             view = by_address and self.regions.is_view(node)
-            if not view and node not in self.regions.decoded:
+            stored = reader in self.unpacked or (
+                self.tensor_cores and reader.op == "matmul"
+                and hint(reader.inputs[0].type.shape[-2:][0]) > FEW_ROWS)
+            if not view and (stored or node not in self.regions.decoded):
                 return True
             self.addresses.add(node)
+            if stored:
+                self.unpacked.add(node)
             return False
         return self.regions.heavy(reader) or self.kind[reader] in ALONE
 

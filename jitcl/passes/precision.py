@@ -18,6 +18,7 @@ would be -inf, an epsilon of 1e-12 zero.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,7 @@ from jitcl.ops.builder import lookup
 from jitcl.passes.base import Pass
 from jitcl.passes.matching import kind
 from jitcl.passes.options import strictest
-from jitcl.passes.regions import VIEWS
+from jitcl.passes.regions import VIEWS, decoded_weights
 from jitcl.target import Target
 
 log = logging.getLogger("jitcl")
@@ -125,6 +126,9 @@ class Survival:
         self.wide: set[Node] = set()           # values that may leave f16's range
         self.held: set[Node] = set()           # f32 values that may be stored as f16
         self.whys: dict[Node, str] = {}        # of all others, why not
+        # weights of few bits, of which those that are decoded into memory may become f16 there
+        self.decoded = {n for n in decoded_weights([n for n in graph.nodes if n.inputs])
+                        if n.type.dtype == "f32" and decoded_fits(n)}
         self.exact: set[Node] = set()          # values of which a reader wants all digits
         for node in reversed(graph.nodes):
             if any(self._wants_digits(r) for r in self.readers[node]):
@@ -264,7 +268,8 @@ class _Assigner:
                 return self.stored[source].type.dtype
         if wide and root.type.dtype == "f16":
             return "f32"
-        return "f16" if root in self.survival.held and not whole else root.type.dtype
+        held = root in self.survival.held or root in self.survival.decoded
+        return "f16" if held and not whole else root.type.dtype
 
     def _operand(self, node: Node, computes: bool, whole: bool = False) -> Node:
         if node.op != "const" or node.type.dtype != "f32":
@@ -359,6 +364,21 @@ def fits(node: Node) -> bool:
     """
     largest = largest_of(node)
     return largest == 0 or TINY <= largest <= HUGE
+
+
+def decoded_fits(node: Node) -> bool:
+    """Whether f16 holds what is decoded of constants, by their types and the largest scale."""
+    def most(of: Node) -> float:
+        if dtypes.is_int(of.type.dtype):
+            return float(max(map(abs, dtypes.limits(of.type.dtype))))
+        if of.op == "const":
+            return largest_of(of) if fits(of) else math.inf
+        read = list(map(most, of.inputs))
+        if of.op == "dequantize":
+            return read[1] * (read[0] + sum(read[2:]))
+        return sum(read)
+
+    return most(node) <= HUGE
 
 
 def overflows(node: Node) -> bool:

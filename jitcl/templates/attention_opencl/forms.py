@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints
+from jitcl.ir.sizes import has_size, hint
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.attention import pattern
@@ -147,8 +148,9 @@ def tiles_forms(a: Heads, target: Target) -> tuple[Form, ...]:
             continue
         if rows > 1 and ROW_GROUPS * rows >= 2 * a.m:
             continue
-        steps = -(-a.n // t.keys)
-        parts = {-(-steps // -(-steps // n)) for n in range(1, min(MAX_SPLITS, steps) + 1)}
+        steps = -(-hint(a.n) // t.keys)
+        most = 1 if has_size((a.batch, a.n)) else min(MAX_SPLITS, steps)
+        parts = {-(-steps // -(-steps // n)) for n in range(1, most + 1)}
         forms = [Form("tiles", rows, 4, splits=n) for n in sorted(parts)]
         best = min(forms, key=lambda f: tiles_time(a, f, target))
         found += dict.fromkeys((best, forms[0]))
@@ -160,10 +162,10 @@ def tiles_time(a: Heads, f: Form, target: Target) -> float:
     128 to 2048 queries): others are told apart by it. A step takes a group alone `alone`, and a
     core that has many groups `shared`, for each.
     """
-    steps = -(-a.n // (Tiles.of(a, f.rows).keys * f.splits))
+    steps = -(-hint(a.n) // (Tiles.of(a, f.rows).keys * f.splits))
     groups = _groups(a, ROW_GROUPS * f.rows) * f.splits / target.compute_units
     alone, shared = steps * (3.2 + 0.45 * f.rows), steps * (0.85 + 0.024 * f.rows ** 2)
-    join = 7 + 8 * f.splits * a.batch * a.m * a.result.n / 3e6 if f.splits > 1 else 0.0
+    join = 7 + 8 * f.splits * hint(a.batch) * a.m * a.result.n / 3e6 if f.splits > 1 else 0.0
     return max(alone, groups * shared) + shared * (math.ceil(groups) - 1) / 2 + join
 
 
@@ -179,7 +181,7 @@ def rows_forms(a: Heads, target: Target) -> tuple[Form, ...]:
 
 
 def _groups(a: Heads, rows: int) -> int:
-    return a.batch * -(-a.m // rows)
+    return hint(a.batch) * -(-a.m // rows)
 
 
 def padded(size: int) -> int:

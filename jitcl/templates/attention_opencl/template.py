@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -75,17 +75,17 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
-        """Numbers of images and keys may be open, for few queries."""
+        """Numbers of images and keys may be open."""
         a = heads_of(group)
         if a is None or target.device_type == "cpu":
             return ()
         if has_size((a.m, a.scores.k, a.result.n)) or max(a.scores.k, a.result.n) > MOST_HEAD:
             return ()
         few = few_forms(a, target)
-        if a.concatenated or has_size((a.batch, a.n)):
+        if a.concatenated:
             return few
         if not target.stages_tiles:
-            return rows_forms(a, target)
+            return () if has_size((a.batch, a.n)) else rows_forms(a, target)
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
@@ -142,7 +142,7 @@ class _Writer:
         first, _, last = (dataclasses.replace(part, compute="f32") for part in hooks.group.parts)
         self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
         self.splits = -(-a.n // form.columns) if form.form == "few" else form.splits
-        self.part = -(-a.n // form.splits)
+        self.part = a.n if form.splits == 1 else -(-a.n // form.splits)
         self.plain = first.root is first.anchor
 
     def emit(self) -> list[Emitted] | None:
@@ -168,6 +168,16 @@ class _Writer:
         return (side(scores, self.before, 0, rows, steps[0], run, 1),
                 side(scores, self.before, 1, columns, steps[1], run, 1),
                 side(result, self.after, 1, width, steps[2], run, 1))
+
+    def sizes(self, score: Loader | None, sides: Iterable[Side | Lying], epilogue: Epilogue | None,
+              *counts: int) -> dict[str, int]:
+        """What a kernel takes for sizes that are not known, `counts` among them."""
+        for node in (self.root, *self.hooks.group.operands):
+            require(MAX_INDEX - 1, node.type.size)
+        stored: Mapping[str, int] = epilogue.sizes if epilogue else {}
+        read = (*(s.sizes for s in sides), score.sizes if score else {}, stored)
+        return parameters(self.a.batch, self.a.n, *counts, *(
+            v for found in read for v in found.values())) | dict(stored)
 
     def rendered(self, file: str, score: Loader | None, sides: tuple[Side | Lying, ...],
                  epilogue: Epilogue | None, **numbers: object) -> tuple[str, tuple[Argument, ...]]:
@@ -197,13 +207,14 @@ class _Writer:
         sides = self.sides(rows, f.columns, width, (depth, depth, f.columns), RUN)
         q, k, v = sides
         local, stage, of_keys = tensor_bytes(a, f, (q.by_k, k.by_k, v.by_k))
-        items, tiles = WARP * f.warps, -(-a.m // rows)
+        items, tiles, steps = WARP * f.warps, -(-a.m // rows), -(-a.n // f.columns)
+        sizes = self.sizes(score, sides, epilogue, steps)
         body, operands = self.rendered(
             "tensor", score, sides, epilogue, T=items, MT=f.rows, BM=rows, BN=f.columns, DP=depth,
             EP=width, STAGES=f.stages, LOCAL=local, STAGE=stage, K_BYTES=of_keys, M_TILES=tiles,
-            PAIR=pair, RAGGED=a.n % f.columns > 0)
+            PAIR=pair, STEPS=steps, RAGGED=divisor(a.n) % f.columns > 0, sizes=sizes)
         return [Emitted(f"attention_tensor_{rows}x{f.columns}", body, (*operands, self.root),
-                        (self.root,), {}, (a.batch * tiles * items,), (items,))]
+                        (self.root,), sizes, (a.batch * tiles * items,), (items,))]
 
     def tiles(self, score: Loader | None) -> list[Emitted] | None:
         a, t, whole = self.a, Tiles.of(self.a, self.f.rows), self.f.splits == 1
@@ -215,14 +226,16 @@ class _Writer:
         rows = ROW_GROUPS * t.rows
         sides = self.sides(rows, t.keys, t.width, (a.scores.k, t.depth, t.values), QUAD)
         tiles, part = -(-a.m // rows), -(-self.part // t.keys) * t.keys
+        sizes = self.sizes(score, sides, epilogue, part)
         body, operands = self.rendered(
             "tiles", score, sides, epilogue, T=t.items, TM=t.rows, W=t.vector, C=t.columns,
             BN=t.keys, DK=t.depth, VK=t.values, EP=t.width, TILE=t.tile, PART=part, M_TILES=tiles,
-            SPLITS=self.f.splits, V=v)
+            SPLITS=self.f.splits, V=v, RAGGED=divisor(a.n) % t.keys > 0, sizes=sizes)
         stem, size = f"attention_{rows}x{t.keys}", (a.batch * tiles * self.f.splits * t.items,)
         if whole:
-            return [Emitted(stem, body, (*operands, self.root), (self.root,), {}, size, (t.items,))]
-        return self.joined(stem, body, operands, size, (t.items,))
+            return [Emitted(stem, body, (*operands, self.root), (self.root,), sizes, size,
+                            (t.items,))]
+        return self.joined(stem, body, operands, size, (t.items,), sizes)
 
     def rows(self, score: Loader | None) -> list[Emitted] | None:
         a, f = self.a, self.f
@@ -239,8 +252,6 @@ class _Writer:
     def few(self, score: Loader | None) -> list[Emitted] | None:
         a, t, emitted = self.a, self.f.columns, list[Emitted]()
         several, image = is_size(a.n) or self.splits > 1, counter("image", a.batch)
-        for node in (self.root, *self.hooks.group.operands):
-            require(MAX_INDEX - 1, node.type.size)
         require(MAX_INDEX - 1, self.splits * a.batch * a.m * a.result.n)
         query = side(a.scores, self.before, 0, a.m, 1, 1, 1)
         keys = lying("k", self.before, pieces(
@@ -256,10 +267,7 @@ class _Writer:
         k_run = math.gcd(halves.get(keys.ctype, QUAD), keys.run, a.scores.k)
         v_run = math.gcd(halves.get(values.ctype, QUAD) if a.m <= QUAD else QUAD, values.run,
                          a.result.n)
-        stored: dict[str, int] = epilogue.sizes if epilogue else {}
-        read = (query.sizes, keys.sizes, values.sizes, score.sizes if score else {}, stored)
-        sizes = parameters(a.batch, a.n, self.splits, *(
-            v for found in read for v in found.values())) | stored
+        sizes = self.sizes(score, (query, keys, values), epilogue, self.splits)
         columns, maxima = max(v_run, QUAD), 16 if 16 * a.m <= t else 8
         slices = t // (a.result.n // columns)
         body, operands = self.rendered(
