@@ -304,7 +304,7 @@ def test_sleeping_threads_keep_off_the_callers_cpu(device):
         """Where the pool's thread may run, after a run from a pause."""
         time.sleep(0.01)
         executable.run([x])
-        return os.sched_getaffinity(executable._executor._pool.threads[0].native_id)
+        return os.sched_getaffinity(executable._executor._pools[2].threads[0].native_id)
 
     with config.override(threads=2):
         if len(allowed) == 1:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import jitcl
+from jitcl import config
+from jitcl.runtime import pipeline
 from tests import test_forking
 from tests.devices import present
 
@@ -52,6 +54,24 @@ def test_a_model_feeds_the_next_whatever_the_names_of_one_value():
     two = jitcl.Pipeline([first, jitcl.parse(TWO)], devices=[None, "cpu"])
     with two, pytest.raises(jitcl.InputError, match=said):
         list(two.map(items(1)))
+
+
+@pytest.mark.parametrize("cores, other, threads", [
+    (16, "reference", 14), (8, "reference", 7), (4, "reference", 4), (16, "cpu", 16)])
+def test_a_model_on_cpu_leaves_cores_to_stages_of_other_devices(cores, other, threads, monkeypatch):
+    """One for each stage's thread, but no more than an eighth."""
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: cores)
+    first, seen = jitcl.compile(jitcl.parse(FIRST), device="cpu"), []
+    run = first.run
+    monkeypatch.setattr(first, "run", lambda *args, **how: (
+        seen.append(config.get("threads")), run(*args, **how))[1])
+    with config.override(threads=cores), jitcl.Pipeline(
+            [first, jitcl.parse(SECOND)], devices=[None, other]) as stages:
+        assert len(list(stages.map(items(3)))) == 3
+    with config.override(threads=2), jitcl.Pipeline([first, jitcl.parse(SECOND)],
+                                                    devices=[None, other]) as stages:
+        assert len(list(stages.map(items(1)))) == 1
+    assert seen == [threads] * 3 + [2]                      # what was asked for, where it is less
 
 
 @pytest.mark.parametrize("device", [s for s in present() if s.startswith("opencl")])

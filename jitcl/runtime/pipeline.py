@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from jitcl import forking
+from jitcl import config, forking
+from jitcl.cores import usable_cores
 from jitcl.errors import DeviceError, InputError, OptionError, closed_error
 from jitcl.runtime.arguments import is_whole
 from jitcl.runtime.calls import Calls
@@ -86,8 +87,19 @@ class Pipeline:
             return stage                            # type: ignore[no-any-return]
         fed_by_model = number > 0 and isinstance(self.stages[number - 1], Calls)
         stays = _stays(stage, self.stages[number + 1:])
-        return lambda value: stage.run(_renamed(stage, value) if fed_by_model else value,
-                                       keep_on_device=stays)
+
+        def run(value: Any) -> Any:
+            return stage.run(_renamed(stage, value) if fed_by_model else value,
+                             keep_on_device=stays)
+
+        if not _beside_another_device(stage, self.stages):
+            return run
+
+        def run_on_fewer_cores(value: Any) -> Any:
+            with config.here(threads=min(config.get("threads"), _left_over(len(self.stages)))):
+                return run(value)
+
+        return run_on_fewer_cores
 
     def __repr__(self) -> str:
         return f"<jitcl.Pipeline: {' -> '.join(map(self._called, range(len(self.stages))))}>"
@@ -323,6 +335,27 @@ def _stays(stage: Any, behind: Sequence[Any]) -> bool:
     reader = behind[0] if behind else None
     return (isinstance(reader, Calls) and getattr(reader, "device", None) is stage.device
             and hasattr(stage.device, "session") and stage.options.guard == "off")
+
+
+def _beside_another_device(stage: Calls, stages: Sequence[Any]) -> bool:
+    """Whether a model on `cpu` computes while others' devices do."""
+    return _computes_here(stage) and not all(
+        _computes_here(other) for other in stages if isinstance(other, Calls))
+
+
+def _computes_here(model: Calls) -> bool:
+    device = getattr(model, "device", None)
+    return device is not None and device.target.kind == "cpu"
+
+
+def _left_over(stages: int) -> int:
+    """Threads for a model on `cpu` that leave the pipeline's own threads a core each, but an eighth
+    of the cores at most. A driver copies, and NVIDIA's spins while it waits; a thread of `cpu`
+    that has no core meanwhile holds up all others for a time slice (docs/decisions.md,
+    2026-11-28).
+    """
+    cores = usable_cores()
+    return cores - min(stages, cores // 8)
 
 
 def _renamed(model: Calls, outputs: Any) -> Any:

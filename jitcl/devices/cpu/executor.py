@@ -323,15 +323,16 @@ class _SemaphorePool:
 
 
 class Executor:
-    """The process's pool and the native plan loop. One plan at a time gets the pool; another that
-    runs meanwhile from another Python thread runs on its own thread alone, with equal results."""
+    """The process's pools, one for each number of threads, and the native plan loop. One plan at a
+    time gets a pool; another that runs meanwhile from another Python thread runs on its own thread
+    alone, with equal results."""
 
     def __init__(self, cache: Cache | None, target: Target) -> None:
         self.kernels = load_kernels(cached_kernels(RUNTIME, cache, target))
         _keep_forever(self.kernels)
         self._steps = _NATIVE(self.kernels["jitcl_steps"])
         self._lock = forking.lock()
-        self._pool: _FutexPool | _SemaphorePool | None = None
+        self._pools: dict[int, _FutexPool | _SemaphorePool] = {}
         self._ended = 0                                     # when the last run did, in ns
         _executors.append(self)
 
@@ -363,16 +364,14 @@ class Executor:
         return lambda: steps(*job.alone)                    # of the job, so that it stays alive
 
     def _run_parallel(self, job: Job, nthreads: int) -> None:
-        if self._pool is None or self._pool.nthreads != nthreads:
-            self.stop()
-            self._pool = _make_pool(self.kernels, nthreads)
-        self._pool.run(job)
+        if nthreads not in self._pools:
+            self._pools[nthreads] = _make_pool(self.kernels, nthreads)
+        self._pools[nthreads].run(job)
 
     def stop(self) -> None:
-        """Ends the pool's threads; the next run starts new ones."""
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool = None
+        """Ends the pools' threads; the next run starts new ones."""
+        while self._pools:
+            self._pools.popitem()[1].stop()
 
     def end(self) -> None:
         """Ends the pool's threads for good, when no run uses them: what still runs afterwards runs
@@ -383,7 +382,7 @@ class Executor:
 
     def forget(self) -> None:
         """In a forked child the threads do not exist."""
-        self._pool = None
+        self._pools.clear()
 
 
 def _make_pool(kernels: LoadedKernels, nthreads: int) -> _FutexPool | _SemaphorePool:
