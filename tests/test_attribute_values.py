@@ -18,7 +18,6 @@ from jitcl.errors import ModelError, ShapeError
 from tests.one_node import Feeds, by_jitcl, by_onnxruntime, one_node
 
 pytest.importorskip("onnxruntime", reason="compares with onnxruntime")
-QUICK = ["MaxPool", "ReverseSequence", "Squeeze"]
 
 
 def script() -> ModuleType:
@@ -43,11 +42,6 @@ def tried(ops: list[str]) -> collections.Counter[str]:
                 bad.append(f"{what} {trial}: {why}")
     assert bad == []
     return counts
-
-
-@pytest.mark.slow
-def test_values_of_some_ops() -> None:
-    assert tried(QUICK)["same"] > 60
 
 
 @pytest.mark.slow

@@ -120,8 +120,10 @@ def test_attention(form: str, device: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(slow=2)
+@pytest.mark.parametrize("device", [d for d in present() if d != "reference"])
 @pytest.mark.parametrize("op", ["MultiHeadAttention", "GroupQueryAttention"])
-def test_operators_of_onnxruntime(op: str) -> None:
+def test_operators_of_onnxruntime(op: str, device: str) -> None:
     rng = np.random.default_rng(0)
     masks = np.resize(MASKS, (KEYS, KEYS))[None, None]
     q, k, v = (rng.standard_normal((1, KEYS, n)).astype("f4") for n in (32, 16, 16))
@@ -135,6 +137,5 @@ def test_operators_of_onnxruntime(op: str) -> None:
         model = one_node(op, feeds, domain="com.microsoft", constants=("total",), result=FLOAT,
                          num_heads=4, kv_num_heads=2)
     (want,) = by_onnxruntime(model, feeds)
-    for device in present():
-        (got,) = by_jitcl(model, feeds, device)
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    (got,) = by_jitcl(model, feeds, device)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -94,15 +94,12 @@ def exact(path: Path) -> bytes:
     return model.SerializeToString()
 
 
-@pytest.mark.slow
-def test_a_cache_that_grows_compiles_nothing(tmp_path: Path) -> None:
-    check_story("cpu", (MODELS / "stories260K_kv.onnx").read_bytes(), tmp_path, 24)
+SLOW = (("cpu", "stories260K_kv"), ("opencl:pocl", "stories260K_kv"))
 
 
-@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize(("device", "name"), [
-    pytest.param(device, name, marks=pytest.mark.long if (device, name) == (
-        "opencl:pocl", "stories260K_kv_int4") else pytest.mark.slow)
+    pytest.param(device, name, marks=pytest.mark.slow if (device, name) in SLOW else
+                 pytest.mark.long)
     for device in DEVICES for name in ("stories260K_kv", "stories260K_kv_int4")])
 def test_200_tokens(device: str, name: str, tmp_path: Path) -> None:
     check_story(device, exact(MODELS / f"{name}.onnx"), tmp_path, 200)
