@@ -90,8 +90,7 @@ def test_specialisations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn
-@pytest.mark.parametrize("device", TWO)
+@pytest.mark.parametrize("device", TWO[:1])
 def test_a_picture_of_another_size(device: str) -> None:
     """Far from the edges, a part of a picture is upscaled as the whole is."""
     model = jitcl.compile(EXAMPLES / "superres-x3.onnx", device=device)
@@ -347,7 +346,7 @@ def test_two_devices_never_share_an_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TWO)
 def test_eight_processes_share_one_empty_cache(device: str, tmp_path: Path) -> None:
     """All succeed, with equal results, and the plan is made by one of them."""
     source = tmp_path / "layer.onnx"

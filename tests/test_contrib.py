@@ -162,8 +162,9 @@ def _decoder() -> onnx.ModelProto:
         helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", [d for d in present() if d != "reference"])
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.long if d == "opencl:pocl" else pytest.mark.slow)
+    for d in present() if d != "reference"])
 def test_growing_cache_compiles_nothing(device: str, tmp_path: Path) -> None:
     """A prompt and ten steps are as onnxruntime's; from the third step on kernels are there."""
     proto, rng = _decoder(), np.random.default_rng(1)

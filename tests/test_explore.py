@@ -230,8 +230,8 @@ def test_a_profile_and_errors_are_shown(tmp_path):
 @needs_models
 @pytest.mark.timeout(600)                       # bert_base_128 is exported first
 @pytest.mark.parametrize("name", [
-    pytest.param("squeezenet1.0_fp32", marks=pytest.mark.long),
-    pytest.param("yolox_nano", marks=pytest.mark.slow),
+    pytest.param("squeezenet1.0_fp32", marks=pytest.mark.slow),
+    pytest.param("yolox_nano", marks=pytest.mark.long),
     pytest.param("residual", marks=pytest.mark.long),
     pytest.param("bert_base_128", marks=pytest.mark.slow)])
 def test_real_models_open_within_three_seconds(name, tmp_path):

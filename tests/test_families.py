@@ -164,7 +164,7 @@ ONE_QUICK = [pytest.param(device, marks=() if device == "cpu" else (pytest.mark.
              for device in DEVICES]
 
 
-@pytest.mark.sampled(quick=3, slow=3)
+@pytest.mark.sampled(quick=3, slow=5)
 @pytest.mark.parametrize("device, name", RAGGED_CASES)
 def test_ragged_sizes_share_one_plan(device: str, name: str, tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(MODELS[name])

@@ -50,9 +50,9 @@ def held(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*.jitcl")}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.slow if d == "cpu" else pytest.mark.long) for d in DEVICES])
 def test_300_shapes_of_three_models_take_no_more_than_50(device: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     models = [jitcl.compile(m, device=device, cache_dir=tmp_path) for m, *_ in MODELS]

@@ -112,7 +112,7 @@ QUICK = ("lstm", "nonzero", "suppression", "nearest by 2", "linear to another's 
 LENGTHS = (21, 22, 40, 23, 17, 57, 33)
 
 
-@pytest.mark.sampled(quick=4, slow=3)
+@pytest.mark.sampled(quick=4, slow=5)
 @pytest.mark.parametrize("device, name", [
     pytest.param(d, n, marks=() if d == "cpu" and n in QUICK else (pytest.mark.slow,))
     for d in DEVICES for n in CASES])
@@ -142,7 +142,7 @@ def test_no_op_keeps_a_model_from_a_plan_for_many_shapes(
 NEARLY = {"running sum": 8 * 2.0 ** -24, "linear to another's shape, torch": 2e-8}
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize("name", [
     pytest.param(n, marks=() if n == "topk of half" else (pytest.mark.slow,)) for n in CASES])
 def test_results_are_those_of_the_plan_for_that_shape_alone(

@@ -199,10 +199,10 @@ STAGING = ("device_type=gpu,vector_width=4,max_vector_width=4,local_is_real=1,lo
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("device", [
-    "opencl:pocl", *(pytest.param(d, marks=pytest.mark.slow)
-                     for d in ("opencl:intel", "opencl:pocl as a GPU of tiles"))])
-@pytest.mark.parametrize("name", ["pictures", pytest.param("text", marks=pytest.mark.slow)])
+    "opencl:pocl", "opencl:intel", "opencl:pocl as a GPU of tiles"])
+@pytest.mark.parametrize("name", CASES)
 def test_templates_on_opencl_devices(name: str, device: str, tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """One plan for all shapes from the first on; its products, windows and convolutions are
@@ -258,6 +258,7 @@ f (float[n, 512] x, float[512, 72] w) => (float[n, 72] y) {
     assert {s.kernel.partition("_")[0] for s in model.report().steps} == {"gemv", "gemm", "join"}
 
 
+@pytest.mark.sampled(slow=4)
 @pytest.mark.parametrize("precision", ["normal", pytest.param("low", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name, device", [
     ("text", "cpu"),

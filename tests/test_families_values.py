@@ -130,7 +130,7 @@ def decode(proto: onnx.ModelProto, model: jitcl.Model, steps: Sequence[int]) -> 
         past = wanted["present"]
 
 
-@pytest.mark.sampled(quick=5, slow=4)
+@pytest.mark.sampled(quick=5, slow=6)
 @pytest.mark.parametrize("device, name, steps", CASES)
 def test_a_past_grows_from_nothing(device: str, name: str, steps: str, tmp_path: Path) -> None:
     compiled = jitcl.compile(MODELS[name], device=device, cache_dir=tmp_path)
@@ -232,6 +232,7 @@ def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "opencl:intel"])
 def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(

@@ -116,7 +116,7 @@ def test_flags_are_verified(head: str, body: str, message: str) -> None:
 QUICK = ("conv_bias_relu", "half", "matmul_bias")
 
 
-@pytest.mark.sampled(quick=20, slow=3)
+@pytest.mark.sampled(quick=20, slow=9)
 @pytest.mark.parametrize("precision", ["normal", pytest.param("low", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("spec", [
     "reference", "cpu", pytest.param("opencl:pocl", marks=needs("opencl:pocl")),

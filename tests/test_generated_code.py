@@ -27,7 +27,7 @@ PRECISIONS = [
 # -- clang -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(quick=4, slow=2)
+@pytest.mark.sampled(quick=4, slow=4)
 @clang.needed
 @pytest.mark.parametrize(("target", "precision"), PRECISIONS)
 def test_kernels_of_the_op_table_pass_clang(target: str, precision: str) -> None:
@@ -103,7 +103,7 @@ def test_kernels_of_ops_access_what_is_theirs(part: int) -> None:
 
 @oclgrind.needed
 @pytest.mark.parametrize("target", [
-    pytest.param(t, marks=pytest.mark.slow if t in ("mali", "cpu-fp16") else pytest.mark.long)
+    pytest.param(t, marks=pytest.mark.slow if t == "mali" else pytest.mark.long)
     for t in TARGETS if t not in ("gpu", "cpu")])
 def test_kernels_of_more_devices_access_what_is_theirs(target: str) -> None:
     check_simulated("graphs", target)
@@ -131,7 +131,7 @@ OPS_ON_CPU = op_graphs(guarded.DEVICE.target)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(slow=4)
+@pytest.mark.sampled(slow=8)
 @pytest.mark.parametrize("name", OPS_ON_CPU)
 def test_cpu_kernels_of_an_op_stay_inside(name: str) -> None:
     guarded.check(*OPS_ON_CPU[name])
@@ -152,7 +152,7 @@ def test_cpu_kernels_of_a_model_stay_inside(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=4)
 @needs_models
 @pytest.mark.parametrize("name", MORE)
 def test_cpu_kernels_of_more_models_stay_inside(name: str) -> None:

@@ -92,7 +92,7 @@ def cured(name: str, spec: str, warnings) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=5)
 @needs("opencl:intel")
 @pytest.mark.parametrize("name", CASES)
 def test_what_plain_f16_spoils_is_cured_on_intel(name, warnings, monkeypatch):

@@ -78,6 +78,7 @@ def tried(place: Device, pose: str, graph: Graph) -> list[tuple[GroupTrial, np.n
     return [(t, place.load(t.plan, cache).run(t.inputs())[0]) for t in found]
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize(("kind", "pose"), [
     pytest.param(k, p, marks=() if (k, p) in QUICK else pytest.mark.slow)
     for k in GRAPHS for p in POSES if (k, p) not in GENERATED])

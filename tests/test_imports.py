@@ -133,7 +133,8 @@ print(json.dumps([found, float(frame.min()), said]))
 @pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("extensions", [
-    "cl_arm_import_memory", "cl_khr_external_memory cl_khr_external_memory_dma_buf"])
+    "cl_arm_import_memory",
+    pytest.param("cl_khr_external_memory cl_khr_external_memory_dma_buf", marks=pytest.mark.long)])
 def test_a_dma_buf(extensions, tmp_path):
     """Kernels read what was written last, and the host writes what others see."""
     pose = posing.POSES["mali-g78:pocl"]

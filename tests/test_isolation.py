@@ -453,7 +453,7 @@ def deadly(cache: Path) -> str:
 @pytest.mark.skipif(POCL is None or not POCL.handle.driver_version.startswith("3.0"),
                     reason="PoCL 3.0 is not installed")
 @pytest.mark.skipif("avx512f" not in pocl.host_features(), reason="the CPU has no AVX-512")
-@pytest.mark.slow
+@pytest.mark.long                       # test_real_abort.py has the same death, through the runtime
 def test_sixteen_lanes_end_pocl_3_and_nobody_else(tmp_path):
     """It aborts, segfaults or hangs over them on this CPU name, as on AMD's Zen 4."""
     text = deadly(tmp_path)

@@ -470,7 +470,7 @@ def a_text_of_4096_tokens(folder: Path, device: str) -> tuple[dict[int, Any], li
 
 
 @pytest.mark.parametrize("device", [
-    pytest.param(d, marks=pytest.mark.long if d == "opencl:intel" else pytest.mark.slow)
+    pytest.param(d, marks=pytest.mark.slow if d == "cpu" else pytest.mark.long)
     for d in present() if d != "reference"])
 def test_a_text_of_4096_tokens(device: str, tmp_path: Path) -> None:
     """Nothing is built behind the tenth token, memory grows by the cache alone, and a token takes

@@ -368,7 +368,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 @needs_models
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loss_of_stories() -> None:
     """260 thousand weights, in sums of 64: 4 bits need zero points, and some layers 8."""
     path = MODELS / "stories260K_kv.onnx"

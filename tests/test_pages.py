@@ -22,7 +22,8 @@ from tests.real_models import MODELS, needs_models
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8")
-         for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"))
+         for p in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")),
+                   *sorted(ROOT.glob("examples/*.md")))
          if p.name != "README.zh.md"}           # its code is README.md's: tests/test_docs.py
 SIZE = (1, 3, 32, 32)
 
@@ -144,7 +145,7 @@ def shell(reader, tmp_path, monkeypatch) -> Path:
     return reader
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=7)
 @pytest.mark.slow
 @needs("opencl:pocl")
 @needs("opencl:intel")

@@ -325,7 +325,7 @@ def test_what_the_driver_lists_is_not_believed(pose, tmp_path):
     assert told["answers"]["half"]["kind"] == (GOOD if works else REFUSED)
 
 
-@pytest.mark.slow
+@pytest.mark.long                       # test_real_abort.py meets the same probe
 @needs_pocl
 @pytest.mark.skipif("avx512f" not in pocl.host_features(), reason="the CPU has no AVX-512")
 @posing.needed()

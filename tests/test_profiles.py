@@ -67,7 +67,7 @@ def test_the_oldest_language_is_enough(monkeypatch):
     assert clang.FLAGS[2] == "-cl-std=CL1.1"
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=4)
 @clang.needed
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mali-t860", "mali-g610", "adreno-530", "videocore-vi"])

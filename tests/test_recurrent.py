@@ -205,7 +205,7 @@ def test_lanes_of_a_group_meet_behind_each_part() -> None:
     assert len(parts) == 4
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @oclgrind.needed
 @pytest.mark.parametrize("name", SCANS)
@@ -325,6 +325,7 @@ def test_devices_equal_onnxruntime(op: str, device: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(slow=3)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "reference"])
 @pytest.mark.parametrize("op", GATES)
@@ -443,10 +444,11 @@ def speech_like(seconds: int) -> np.ndarray:
     return sound.astype(np.float32)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @needs_models
-@pytest.mark.parametrize("device", ["cpu", *(d for d in DEVICES if d == "opencl:pocl")])
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.slow if d == "cpu" else pytest.mark.long)
+    for d in DEVICES if d in ("cpu", "opencl:pocl")])
 def test_a_minute_of_audio_equals_onnxruntime(device: str) -> None:
     """Chunk by chunk with the state carried over; nothing is compiled after the first."""
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

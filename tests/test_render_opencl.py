@@ -77,7 +77,7 @@ KINDS = (
 )
 
 
-@pytest.mark.sampled(quick=4, slow=2)
+@pytest.mark.sampled(quick=4, slow=4)
 @pytest.mark.parametrize(("form", "name"), [
     pytest.param(form, name, marks=[] if (j + k) % len(FORMS) == 0 else pytest.mark.slow)
     for j, form in enumerate(FORMS) for k, name in enumerate(n for n in KINDS if n in OPS)])

@@ -258,7 +258,7 @@ kernel @k(in x: f32[8,N], in b: f32[N], out y: f32[8,N]) {
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize(("length", "lanes"), [
-    (128, 32), (768, 64), pytest.param(4096, 256, marks=pytest.mark.slow)])
+    (128, 32), (768, 64), pytest.param(4096, 256, marks=pytest.mark.long)])
 def test_a_row_of_vectors_is_read_once(length: int, lanes: int, dtype: str) -> None:
     text = KEPT.replace("N", str(length))
     if dtype == "f16":
@@ -488,7 +488,7 @@ def test_scheduled_kernels_are_the_kernels(device: str, name: str) -> None:
         arrays[step.buffers[-1]] = compare(lowered.kernel, fed, target).reshape(spec.shape)
 
 
-@pytest.mark.sampled(slow=16)
+@pytest.mark.sampled(slow=31)
 @pytest.mark.parametrize("name", [n if n in MERGED else pytest.param(n, marks=pytest.mark.slow)
                                   for n in OPS])
 @pytest.mark.parametrize("device", ["mali-g52", "h200"])

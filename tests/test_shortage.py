@@ -334,7 +334,7 @@ def test_a_cache_of_two_megabytes(small, healthy, device, full):
     assert again["right"] and again["builds"] == 0
 
 
-@pytest.mark.sampled(slow=3)
+@pytest.mark.sampled(slow=4)
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("device", "files"), [
@@ -372,7 +372,7 @@ def test_a_home_that_is_read_only(small, healthy, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("years", [-10, 10])
+@pytest.mark.parametrize("years", [-10, pytest.param(10, marks=pytest.mark.long)])
 def test_a_clock_that_is_wrong_for_a_while(tmp_path, years):
     """Right results, and entries are found before, then and after."""
     off = years * 365.0 * 86400

@@ -56,7 +56,7 @@ def test_predictions(name: str) -> None:
     check(name, 500)
 
 
-@pytest.mark.sampled(slow=2)
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_for_many_rows(name: str) -> None:

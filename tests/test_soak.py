@@ -170,10 +170,10 @@ def pipeline(devices: Sequence[str], seconds: float) -> int:
     return frames
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.slow if d == "cpu" else pytest.mark.long) for d in DEVICES])
 def test_soak_of_a_pipeline(device):
-    pipeline([device], 10)
+    pipeline([device], 4)
 
 
 @pytest.mark.long

@@ -341,9 +341,10 @@ for count in range(60):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [
+    pytest.param(d, marks=pytest.mark.slow if d == "opencl:intel" else pytest.mark.long)
+    for d in DEVICES])
 def test_memory_is_flat_over_sixty_shapes(device: str, tmp_path: Path) -> None:
     """Before, each shape took 4 MB of Intel's runtime, and each plan held all weights."""
     environment = {**os.environ, "JITCL_FAMILIES": "0", "JITCL_SPECIALISATIONS": "4"}
