@@ -126,9 +126,7 @@ class Survival:
         self.wide: set[Node] = set()           # values that may leave f16's range
         self.held: set[Node] = set()           # f32 values that may be stored as f16
         self.whys: dict[Node, str] = {}        # of all others, why not
-        # weights of few bits, of which those that are decoded into memory may become f16 there
-        self.decoded = {n for n in decoded_weights([n for n in graph.nodes if n.inputs])
-                        if n.type.dtype == "f32" and decoded_fits(n)}
+        self.decoded = decoded_weights([n for n in graph.nodes if n.inputs])
         self.exact: set[Node] = set()          # values of which a reader wants all digits
         for node in reversed(graph.nodes):
             if any(self._wants_digits(r) for r in self.readers[node]):
@@ -268,8 +266,11 @@ class _Assigner:
                 return self.stored[source].type.dtype
         if wide and root.type.dtype == "f16":
             return "f32"
-        held = root in self.survival.held or root in self.survival.decoded
-        return "f16" if held and not whole else root.type.dtype
+        if whole or root.type.dtype != "f32":
+            return root.type.dtype
+        held = root in self.survival.held or (      # weights of few bits that are decoded to memory
+            root in self.survival.decoded and decoded_fits(root))
+        return "f16" if held else "f32"
 
     def _operand(self, node: Node, computes: bool, whole: bool = False) -> Node:
         if node.op != "const" or node.type.dtype != "f32":
