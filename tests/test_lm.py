@@ -397,7 +397,9 @@ def test_half_and_brain_floats_are_read_as_they_are(tmp_path: Path) -> None:
     for kind in (np.float16, ml_dtypes.bfloat16, np.float64):
         save_file({"w": values.astype(kind)}, tmp_path / "model.safetensors")
         found = safetensors(tmp_path)
-        assert (found.rows("w", np.array([0])) == values.astype(kind).astype(np.float32)).all()
+        wanted = values.astype(kind).astype(np.float32)
+        assert (found.rows("w", np.array([0])) == wanted).all()
+        assert (found.rows("w", np.zeros(300, np.int64)) == wanted).all()
     save_file({"w": np.array([[1]], np.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedError, match="weight 'w' is I8"):
         safetensors(tmp_path)

@@ -14,6 +14,7 @@ import pytest
 import jitcl
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.lm import gguf as gguf_module
+from jitcl.lm import weights as weights_module
 from jitcl.lm.architectures import decoder
 from jitcl.lm.gguf import PACKED, Gguf
 from jitcl.lm.gguf_tokens import of_metadata
@@ -59,6 +60,12 @@ def test_weights_are_what_the_library_says(kind: str, at_once: int, tmp_path: Pa
     assert node.op == {"F16": "cast"}.get(kind, node.op if kind in PACKED else "const")
     assert evaluate(node).tobytes() == wanted.tobytes()
     assert (file.rows("lm_head.weight", np.array([3, 0, 3])) == wanted[[3, 0, 3]]).all()
+    monkeypatch.setattr(weights_module, "ROWS_A_THREAD", 2)     # by two threads and a rest
+    monkeypatch.setattr(weights_module, "usable_cores", lambda: 3)
+    many = np.array([3, 0, 3, 4, 1])
+    assert file.rows("lm_head.weight", many).tobytes() == wanted[many].tobytes()
+    with pytest.raises(IndexError):
+        file.rows("lm_head.weight", np.array([3, 0, 5]))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-linear", "qwen2", "qwen3", "phi3", "gemma",
