@@ -268,6 +268,39 @@ def test_matrix_product(name, spec, pose):
     check(spec, [y], inputs, y.type.dtype, template, pose)
 
 
+@pytest.mark.parametrize("op", ["less_or_equal", "equal", "bool"])
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("pose", ["mali", "cpu"])
+def test_a_mask_of_integers_or_truth_values_is_fused(pose, precision, op):
+    """Positions of keys beside a query's, as language models mask scores; or what says it."""
+    m, n = 12, 22
+    a, w, keys, query = inputs = [
+        graph_input(name, TensorType(dtype, dims)) for name, dtype, dims in (
+            ("a", "f32", (m, 16)), ("w", "f32", (16, n)), ("keys", "i32", (1, n)),
+            ("query", "i32", (m, 1)))]
+    if op == "bool":
+        seen = inputs[2] = graph_input("keys", TensorType("bool", (m, n)))
+        inputs.pop()
+    else:
+        seen = b.op(op, keys, query)
+    y = b.add(b.matmul(a, w), b.where(seen, b.const(0, "f32"), b.const(-math.inf, "f32")))
+    place = device(DEVICES[-1])
+    target = dataclasses.replace(place.target, **POSES[pose])
+    plan = plan_on(place, Graph("t", tuple(inputs), (("y", y),)), target, precision, chooser=Own())
+    products = [k for k in plan.kernels if k.template]
+    assert [k.template for k in products] == ["gemm_opencl"]
+    assert not any("where" in s.kernel for s in plan.steps)
+    random = rng()
+    fed = [random.standard_normal(i.type.dims).astype("f4") if i.type.dtype == "f32"
+           else random.integers(0, 2 if op == "bool" else 9, i.type.dims).astype(
+               "i4" if i.type.dtype == "i32" else bool)
+           for i in inputs]
+    (got,) = place.load(plan).run(fed)
+    want = evaluate(y, dict(zip(inputs, fed)))
+    assert np.isinf(want).any() and np.isfinite(want).any()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-2 if precision == "low" else 1e-5)
+
+
 @pytest.mark.parametrize("pose", ["mali", "adreno"])
 @pytest.mark.parametrize("local_is_real", [True, False])
 @pytest.mark.parametrize("precision", ["high", "low"])

@@ -108,10 +108,15 @@ class OpenClGroupHooks(GroupHooks):
         if renderer.doubles:
             return None
         used = (*(n for n in nodes if self.names[n] in renderer.read), *flag)
-        functions = any(x.op in SCALARS and SCALARS[x.op].cost >= FUNCTION for x in E.walk(value))
+        def dear(x: Expr) -> bool:
+            """Whether registers are short where rows compute it side by side: masks, too."""
+            long = x.op in SCALARS and SCALARS[x.op].cost >= FUNCTION
+            return long or (x.op == "select" and len(used) > 1)
+
+        apart = few_registers(self.target) and any(map(dear, E.walk(value)))
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
-                        self.ctype(root.type.dtype), functions and few_registers(self.target),
+                        self.ctype(root.type.dtype), apart,
                         renderer.sizes.params() | flag_params(self.group))
 
     def _inside(self, ix: tuple[Expr, ...], lane: Expr, multiples: Mapping[str, int]) -> Expr:

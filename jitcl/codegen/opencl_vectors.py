@@ -7,7 +7,7 @@ What has no form as a vector is refused by NotVectorisable, and stays a loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from jitcl.codegen.opencl_expressions import (
@@ -79,6 +79,8 @@ class VectorRenderer(ExpressionRenderer):
         """The C type of a vector of values."""
         if dtype == "bool":
             return self._lanes("i16" if self.half else "i32")
+        if dtype == "i32":                       # read and compared
+            return self._lanes("i32")
         if dtype not in ("f16", "f32") or self.half and dtype == "f32":
             raise NotVectorisable(f"a value of {dtype}")
         return self._lanes(dtype)
@@ -112,8 +114,8 @@ class VectorRenderer(ExpressionRenderer):
         if x.op == "not":
             return f"~{self.operand(x.args[0], ATOM)}", UNARY
         kind = x.args[-1].dtype if x.args else x.dtype
-        if kind == "index" and x.dtype == "bool" and x.op in COMPARISONS:
-            return self._compared(x)
+        if kind in ("index", "i32") and x.dtype == "bool" and x.op in COMPARISONS:
+            return self._compared(x, self._places if kind == "index" else self.splat)
         if kind != ("f16" if self.half else "f32"):
             raise NotVectorisable(f"'{x.op}' of {kind}")
         if x.op in _OPERATORS:
@@ -132,9 +134,9 @@ class VectorRenderer(ExpressionRenderer):
             return f"pow({', '.join(map(self.splat, x.args))})", ATOM
         raise NotVectorisable(x.op)
 
-    def _compared(self, x: Expr) -> Text:
-        """Indices that differ from lane to lane, compared."""
-        left, right = map(self._places, x.args)
+    def _compared(self, x: Expr, whole: Callable[[Expr], str]) -> Text:
+        """Indices or integers that differ from lane to lane, compared: each `whole` a vector."""
+        left, right = map(whole, x.args)
         text = f"({left} {COMPARISONS[x.op]} {right})"
         if self.half:                            # truth values are shorts
             text = self.language.convert.format(type=self.vector_type("bool"), value=text)
@@ -187,7 +189,8 @@ class VectorRenderer(ExpressionRenderer):
         stride = self._stride(x.value, at)
         first = self._lane0(at)
         if stride == 1:
-            text = self.read_vector(x.value, self.operand(first, ADD + 1), self._piece(x.value, at))
+            read = self._read_whole if x.dtype in ("i32", "bool") else self.read_vector
+            text = read(x.value, self.operand(first, ADD + 1), self._piece(x.value, at))
         elif abs(stride) > GATHERED and not self._local(x.value):
             raise NotVectorisable("lanes do not lie side by side")
         else:
@@ -199,6 +202,17 @@ class VectorRenderer(ExpressionRenderer):
             return text, ATOM
         assert x.other is not None
         return f"{self.operand(x.guard, LOGIC - 1)} ? {text} : {self.splat(x.other)}", CHOICE
+
+    def _read_whole(self, buffer: str, at: str, n: int) -> str:
+        """Neighbours in a buffer of i32 or truth values."""
+        self.read.add(buffer)
+        dtype = self.stored[buffer]
+        found = self.language.read_vector(buffer, at, self.ctype(dtype), self.width, n)
+        if dtype != "bool":
+            return found
+        kind = self.vector_type(dtype)
+        nothing = self.language.splat.format(type=kind, value="0")
+        return f"({self.language.convert.format(type=kind, value=found)} != {nothing})"
 
     def read_vector(self, buffer: str, at: str, n: int) -> str:
         """Neighbours in a buffer of f32 or f16 as floats, or halves; n of them an access."""
