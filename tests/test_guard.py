@@ -223,6 +223,30 @@ def test_runs_in_threads_and_in_a_queue_read_their_own_flags(device, shared, war
         assert np.isfinite(kept[-1]["y"].numpy()).all()
 
 
+@pytest.mark.parametrize("device", DRIVERS)
+def test_small_results_and_flags_are_read_before_large_ones(device, monkeypatch):
+    """Where memory is not shared, a driver waits for all that was enqueued before it copies a large
+    one into the caller's memory: what is enqueued behind that would be waited for again."""
+    for module in (arrays, executable):
+        monkeypatch.setattr(module, "shares_memory", lambda session: False)
+    x = np.ones((1, 1 << 15), np.float32)
+    graph = jitcl.parse("graph @two(%x: f32[1,32768]) {\n  %large = neg(%x)\n"
+                        "  %small = reduce_sum(%x) {axes=[1]}\n  return %large, %small\n}")
+    with jitcl.compile(graph, device=device) as model:
+        model.run({"x": x})
+        read, copy = [], executable.cl.enqueue_copy
+
+        def noting(queue, to, source, **how):
+            if isinstance(to, np.ndarray):
+                read.append(to.nbytes)
+            return copy(queue, to, source, **how)
+
+        monkeypatch.setattr(executable.cl, "enqueue_copy", noting)
+        found = model.run({"x": x})
+    assert read == [4, 4 << 15]
+    assert (found["large"] == -1).all() and found["small"].item() == 1 << 15
+
+
 def test_a_result_is_accused_once():
     """Not as itself and by its flag; one that its flag calls finite is not read, but for zeros."""
     model = jitcl.compile(model_of(squared_sum()), device="reference", precision="low")

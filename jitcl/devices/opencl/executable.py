@@ -62,6 +62,7 @@ class OpenClExecutable(LoadedPlan):
             self._staged = {} if shares_memory(self.session) else {
                 n: pinned(self.session, self.queue, nbytes) for n, t in enumerate(self.plan.outputs)
                 if 0 < (nbytes := self.plan.buffers[t.buffer].nbytes) <= STAGED}
+            self._order = sorted(range(len(self.plan.outputs)), key=lambda n: n not in self._staged)
             for action in self._prepared:
                 action.bind(self.memory)
             self._lending.again(self.memory)
@@ -179,10 +180,11 @@ class OpenClExecutable(LoadedPlan):
 
     def _read(self, results: list[Any]) -> list[Command]:
         """Start copying the outputs that kernels did not write where they are to be, small ones to
-        pinned memory: a driver waits for all before it copies to other memory.
+        pinned memory, and first: a driver waits for all before it copies to other memory.
         """
         copied, lent = [], self._lending.lent
-        for n, (spec, out) in enumerate(zip(self.plan.outputs, results)):
+        for n in self._order:
+            spec, out = self.plan.outputs[n], results[n]
             if out.size and spec.buffer not in lent:
                 source = self.memory[spec.buffer]
                 event = (cl.enqueue_copy(self.queue, self._staged[n][:out.nbytes] if n in
