@@ -268,19 +268,21 @@ def test_matrix_product(name, spec, pose):
     check(spec, [y], inputs, y.type.dtype, template, pose)
 
 
-@pytest.mark.parametrize("op", ["less_or_equal", "equal", "bool"])
+@pytest.mark.parametrize("op", ["less_or_equal", "equal", "bool", "bool, by columns"])
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("pose", ["mali", "cpu"])
 def test_a_mask_of_integers_or_truth_values_is_fused(pose, precision, op):
     """Positions of keys beside a query's, as language models mask scores; or what says it."""
-    m, n = 12, 22
+    m, n = 4 if "columns" in op else 12, 22         # lanes that lie not too far apart
     a, w, keys, query = inputs = [
         graph_input(name, TensorType(dtype, dims)) for name, dtype, dims in (
             ("a", "f32", (m, 16)), ("w", "f32", (16, n)), ("keys", "i32", (1, n)),
             ("query", "i32", (m, 1)))]
-    if op == "bool":
-        seen = inputs[2] = graph_input("keys", TensorType("bool", (m, n)))
+    if op.startswith("bool"):
+        dims = (m, n) if op == "bool" else (n, m)
+        seen = inputs[2] = graph_input("keys", TensorType("bool", dims))
         inputs.pop()
+        seen = seen if op == "bool" else b.transpose(seen, perm=(1, 0))
     else:
         seen = b.op(op, keys, query)
     y = b.add(b.matmul(a, w), b.where(seen, b.const(0, "f32"), b.const(-math.inf, "f32")))
@@ -292,7 +294,7 @@ def test_a_mask_of_integers_or_truth_values_is_fused(pose, precision, op):
     assert not any("where" in s.kernel for s in plan.steps)
     random = rng()
     fed = [random.standard_normal(i.type.dims).astype("f4") if i.type.dtype == "f32"
-           else random.integers(0, 2 if op == "bool" else 9, i.type.dims).astype(
+           else random.integers(0, 2 if op.startswith("bool") else 9, i.type.dims).astype(
                "i4" if i.type.dtype == "i32" else bool)
            for i in inputs]
     (got,) = place.load(plan).run(fed)

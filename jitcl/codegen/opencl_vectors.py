@@ -198,6 +198,8 @@ class VectorRenderer(ExpressionRenderer):
                     for k in range(self.width))
             text = self.language.splat.format(type=self.vector_type(x.dtype),
                                               value=", ".join(each))
+            if x.dtype == "bool":
+                text = self._true(text)
         if x.guard is None:
             return text, ATOM
         assert x.other is not None
@@ -210,9 +212,12 @@ class VectorRenderer(ExpressionRenderer):
         found = self.language.read_vector(buffer, at, self.ctype(dtype), self.width, n)
         if dtype != "bool":
             return found
-        kind = self.vector_type(dtype)
-        nothing = self.language.splat.format(type=kind, value="0")
-        return f"({self.language.convert.format(type=kind, value=found)} != {nothing})"
+        return self._true(self.language.convert.format(type=self.vector_type(dtype), value=found))
+
+    def _true(self, ones: str) -> str:
+        """Lanes of -1, as comparisons give them, for those that are not 0."""
+        nothing = self.language.splat.format(type=self.vector_type("bool"), value="0")
+        return f"({ones} != {nothing})"
 
     def read_vector(self, buffer: str, at: str, n: int) -> str:
         """Neighbours in a buffer of f32 or f16 as floats, or halves; n of them an access."""
