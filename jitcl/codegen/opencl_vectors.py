@@ -209,7 +209,8 @@ class VectorRenderer(ExpressionRenderer):
         """Neighbours in a buffer of i32 or truth values."""
         self.read.add(buffer)
         dtype = self.stored[buffer]
-        found = self.language.read_vector(buffer, at, self.ctype(dtype), self.width, n)
+        element = self.language.element(dtype, self.soft_half)
+        found = self.language.read_vector(buffer, at, element, self.width, n)
         if dtype != "bool":
             return found
         return self._true(self.language.convert.format(type=self.vector_type(dtype), value=found))
