@@ -187,6 +187,14 @@ def test_codes_are_decoded_before_a_product_of_many_rows_on_tensor_cores(
                      if rows > 8 and tensor_cores else ["dequantize reshape transpose [matmul]"])
 
 
+@pytest.mark.parametrize("columns, stored", [(8, False), (9, True)])
+def test_so_are_codes_on_the_left_of_many_columns(columns: int, stored: bool) -> None:
+    codes = const(np.arange(96 * 64).reshape(96, 64).astype(np.uint8))
+    y = g.matmul(g.dequantize(codes, weight(96, 1)), tensor("x", 64, columns))
+    found = shown(fused(y, passes=False, target=Target("opencl", "test", tensor_cores=True)))
+    assert found == (["dequantize", "[matmul]"] if stored else ["dequantize [matmul]"])
+
+
 def test_nothing_is_computed_again_for_each_column_of_a_matmul() -> None:
     x = g.reshape(g.relu(tensor("x", 8, 4, 4)), shape=(8, 16))
     assert shown(fused(g.matmul(x, weight(16, 5)))) == ["relu", "reshape", "[matmul]"]

@@ -12,7 +12,7 @@ import jitcl
 from tests import conformance, devices
 
 NODE_DEVICES = ("cpu", "opencl:pocl", "opencl:intel")
-OF_NODE_TESTS = {"opencl:pocl": 16, "opencl:intel": 11}      # slow tests run every n-th on these
+OF_NODE_TESTS = {"opencl:pocl": 8, "opencl:intel": 4}      # slow tests run every n-th on these
 SUITES = ("simple", "light", "pytorch-converted", "pytorch-operator")
 
 

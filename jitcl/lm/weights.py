@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitcl import dtypes
-from jitcl.cores import usable_cores
+from jitcl import config, dtypes
 from jitcl.errors import ModelError, ShapeError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
@@ -102,7 +101,7 @@ def in_threads(rows: Callable[[np.ndarray], np.ndarray], which: np.ndarray,
                shape: tuple[int, ...]) -> np.ndarray:
     """rows(which), of float32 of a `shape` each; many by several threads, which NumPy lets work at
     once: a GPU waits for a prompt's embedded tokens."""
-    step = max(ROWS_A_THREAD, -(-len(which) // usable_cores()))
+    step = max(ROWS_A_THREAD, -(-len(which) // config.get("threads")))
     if len(which) <= step:
         return rows(which)
     from concurrent.futures import ThreadPoolExecutor  # a step of one token does without it

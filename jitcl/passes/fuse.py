@@ -69,6 +69,13 @@ class _Home:
             {i for i in node.inputs if i not in self.reads and not is_literal(i)})
 
 
+def _reads(operand: Node, product: Node) -> int:
+    """How often a product reads each element: the other side's rows, or columns."""
+    a, b = product.inputs
+    other, axis = (a, -2) if operand is b else (b, -1)
+    return hint(other.type.shape[axis]) if other.type.rank > 1 else 1
+
+
 class _Fuser:
     def __init__(self, graph: Graph, max_operands: int, max_members: int,
                  gated_weights: bool, stores_weights: bool, tensor_cores: bool) -> None:
@@ -169,8 +176,7 @@ class _Fuser:
                 return True
             view = by_address and self.regions.is_view(node)
             stored = reader in self.unpacked or (
-                self.tensor_cores and reader.op == "matmul"
-                and hint(reader.inputs[0].type.shape[-2:][0]) > FEW_ROWS)
+                self.tensor_cores and reader.op == "matmul" and _reads(node, reader) > FEW_ROWS)
             if not view and (stored or node not in self.regions.decoded):
                 return True
             self.addresses.add(node)
