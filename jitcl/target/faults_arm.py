@@ -149,7 +149,7 @@ ARM: tuple[Quirk, ...] = (
     Quirk(
         id="mali-select-fp16",
         when=When(vendor="arm", architectures=("bifrost", "valhall")),
-        adds={"suspects": ("half",)},
+        adds={"suspects": ("half", "half_cast")},
         why="the compiler aborts the process on some kernels with half arithmetic ('Cannot "
         "select: intrinsic %llvm.bifrost.2586'): such kernels want a process of their own to build",
         seen_on="Mali-G78 (Pixel 6a) and others",

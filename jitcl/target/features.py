@@ -29,6 +29,8 @@ def _vector(lanes: str) -> str:
 PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile(pattern) for name, pattern in {
     # half as a type that computes; a pointer to halves is storage, unless the text asks for more
     "half": r"\bhalf(?:2|3|4|8|16)?\b(?!\s*\*)|\bconvert_half|\bcl_khr_fp16\b",
+    # halves that are moved as vectors of the type, and computed with as floats
+    "half_cast": r"\bjitcl_(?:to|from)_halfx\d",
     "half_storage": r"\bv(?:load|store)a?_half|\bhalf\s*\*",
     "fp64": r"\bdouble(?:2|3|4|8|16)?\b|\bconvert_double",
     "local": r"\b__local\b|\blocal\s+(?:float|half|int)",
@@ -46,11 +48,13 @@ PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile(pattern) for name, patt
 }.items()}
 
 # features that only a probe (or a build in another process) shows to work; the rest is C
-GATED = frozenset(("half", "half_storage", "fp64", "local", "barrier", "image", "vec16", "vec8",
-                   "int4", "subgroup", "assembly"))
+GATED = frozenset(("half", "half_cast", "half_storage", "fp64", "local", "barrier", "image",
+                   "vec16", "vec8", "int4", "subgroup", "assembly"))
 
 _CALL = re.compile(r"\b(" + "|".join(_MATH) + r")\s*\(")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+# the helpers of "half_cast", which name the type half: alone they are no arithmetic in it
+_CASTS = re.compile(r"^#ifndef JITCL_(?:TO|FROM)_HALFX\d+\n.*?^#endif\n", re.M | re.S)
 
 
 @lru_cache(maxsize=4096)
@@ -59,7 +63,9 @@ def features_of(body: str, options: tuple[str, ...] = (), template: str = "") ->
     "option:-cl..." for its own build options, "template:gemm_opencl" for who wrote it.
     """
     text = _COMMENT.sub(" ", body)
-    found = {name for name, pattern in PATTERNS.items() if pattern.search(text)}
+    computed = _CASTS.sub("", text)
+    found = {name for name, pattern in PATTERNS.items()
+             if pattern.search(computed if name == "half" else text)}
     found |= {f"call:{name}" for name in _CALL.findall(text)}
     found |= {f"option:{o}" for o in options}
     if template:

@@ -27,7 +27,7 @@ __kernel void half_arithmetic(__global const half *a, __global const half *b, __
 }
 """
 COMPUTED = ("a + b", "a - b", "a * b", "a > b ? a : b", "3 * 2.5 + 3")
-CONVERTED = ("(half)convert_float(i)", "(half)x", "(float)a")
+CONVERTED = ("(half)convert_float(i)", "(half)x", "(float)a", "(half4)(float4)a")
 CONVERSIONS = EXTENSION + """
 __kernel void half_convert(__global const half *a, __global const float *x, __global half *y)
 {
@@ -35,6 +35,12 @@ __kernel void half_convert(__global const half *a, __global const float *x, __gl
     y[i] = (half)convert_float(i);
     y[n + i] = (half)x[i];
     y[2 * n + i] = (half)((float)a[i] * 0.5f);
+    if (i % 4 == 0) {
+        half4 h = *(__global const half4 *)(a + i);
+        float4 f = (float4)((float)h.s0, (float)h.s1, (float)h.s2, (float)h.s3) * 0.5f;
+        *(__global half4 *)(y + 3 * n + i) =
+            (half4)((half)f.s0, (half)f.s1, (half)f.s2, (half)f.s3);
+    }
 }
 """
 VECTORS = EXTENSION + """
@@ -101,8 +107,8 @@ def _conversions(bench: Bench, program: Any) -> Verdict:
                      Out(len(CONVERTED) * PATTERNS, np.float16))
     rows = dict(zip(CONVERTED, y.reshape(len(CONVERTED), -1)))
     with np.errstate(all="ignore"):
-        wanted = (np.arange(PATTERNS).astype(np.float16), x.astype(np.float16),
-                  (a.astype(np.float32) * 0.5).astype(np.float16))
+        halved = (a.astype(np.float32) * 0.5).astype(np.float16)
+        wanted = (np.arange(PATTERNS).astype(np.float16), x.astype(np.float16), halved, halved)
     wrong, how = _compared(rows, wanted, a, x)
     return Verdict(not wrong, wrong or f"conversions from int, from float and to float, of "
                                        f"{PATTERNS} numbers {how}")
@@ -183,7 +189,8 @@ HALVES = (
           features=("half",), present={"fp16_arithmetic": True},
           absent={"fp16_arithmetic": False}),
     Probe("half_convert", "conversions to and from halves, by casts", _conversions,
-          CONVERSIONS, features=("half",), wrong={"fp16_arithmetic": False}, needs=("half",)),
+          CONVERSIONS, features=("half", "half_cast"), wrong={"fp16_arithmetic": False},
+          needs=("half",)),
     Probe("half_builtins", "math functions of halves", _builtins, BUILTIN_SOURCE,
           absent={"half_builtins": False}, needs=("half",)),
     Probe("half_vectors", "arithmetic of half4", _vectors, VECTORS, needs=("half",)),
