@@ -58,10 +58,14 @@ def pack_columns(b: np.ndarray, width: int, blocks: int) -> np.ndarray:
     """[..., K, N] -> [batch][N / (blocks * width)][K][blocks * width], zeros behind N."""
     *_, k, n = b.shape
     panel = width * blocks
-    panels = -(-n // panel)
-    full = np.zeros((math.prod(b.shape[:-2]), k, panels * panel), b.dtype)
-    full[:, :, :n] = b.reshape(-1, k, n)
-    return np.ascontiguousarray(full.reshape(-1, k, panels, panel).transpose(0, 2, 1, 3))
+    whole, rest = divmod(n, panel)
+    rows = b.reshape(math.prod(b.shape[:-2]), k, n)
+    out = np.empty((len(rows), whole + (rest > 0), k, panel), b.dtype)
+    out[:, :whole] = rows[:, :, :n - rest].reshape(len(rows), k, whole, panel).transpose(0, 2, 1, 3)
+    if rest:
+        out[:, whole, :, :rest] = rows[:, :, n - rest:]
+        out[:, whole, :, rest:] = 0
+    return out
 
 
 def product_of(group: Group, target: Target, columns: int = 0) -> Shape | None:
