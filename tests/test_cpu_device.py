@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,12 +55,10 @@ class PosedWorker:
 
     asked: list[str] = []
     closed = 0
+    ended = False
 
-    def __init__(self) -> None:
-        self.process = self
-
-    def poll(self) -> None:
-        return None
+    def __init__(self, loaded: Any) -> None:
+        self.loaded = loaded
 
     def build(self, source: KernelSource, absent: str) -> bytes:
         self.asked.append(source.entry)
@@ -74,6 +74,8 @@ def posed(monkeypatch):
     pool = objects._Workers()
     monkeypatch.setattr(objects, "_workers", pool)
     monkeypatch.setattr(objects, "_Worker", PosedWorker)
+    monkeypatch.setattr(objects, "_Loaded", lambda: SimpleNamespace(
+        ended=False, forks=True, close=lambda: None, kill=lambda: None))
     monkeypatch.setattr(objects, "_IDLE_SECONDS", 0.1)
     PosedWorker.asked, PosedWorker.closed = [], 0
     yield pool

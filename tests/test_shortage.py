@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -165,12 +164,11 @@ def test_a_cpu_build_that_was_killed_is_tried_again_alone(monkeypatch, tmp_path)
     made: list[Any] = []
 
     class Dying(objects._Worker):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, loaded: Any) -> None:
+            super().__init__(loaded)
             made.append(self)
             if len(made) <= 1:
-                self.process.send_signal(signal.SIGKILL)
-                self.process.wait()
+                loaded.kill()
 
     monkeypatch.setattr(objects, "_workers", objects._Workers())
     monkeypatch.setattr(objects, "_Worker", Dying)

@@ -1,4 +1,4 @@
-"""Kernel text -> native object code: Numba's front end, LLVM's optimiser, one symbol out.
+"""Kernel text -> native object code: the front end, LLVM's optimiser, one symbol out.
 
 Only build workers import this (it imports Numba). The object holds one external function
 
@@ -14,23 +14,14 @@ import functools
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba.core import codegen, compiler, compiler_machinery, cpu, types
-from numba.core.compiler_machinery import PassManager
-from numba.core.ir_utils import build_definitions
-from numba.core.typed_passes import (
-    NativeLowering,
-    NoPythonBackend,
-    NopythonTypeInference,
-    PreLowerStripPhis,
-)
-from numba.core.untyped_passes import FixupArgs, ReconstructSSA, TranslateByteCode
+from numba.core import callconv, codegen
 
 from jitcl.devices.cpu import host, vector  # noqa: F401  (registers the types that kernels use)
+from jitcl.devices.cpu.front_end import FrontEnd
 from jitcl.devices.cpu.numba_parts import Lowering, Typing
 from jitcl.errors import BuildError
 from jitcl.ir.scalar import SCALARS
 
-SIGNATURE = (types.int64, types.int64, types.int64)
 #: what an object may leave undefined (the C math library, and memset/memcpy that LLVM puts in for
 #: loops)
 LIBC = frozenset(
@@ -41,26 +32,12 @@ LIBC = frozenset(
 ) | {"memset", "memcpy", "memmove"}
 
 
-class _Library(codegen.CPUCodeLibrary):
-    """Collects a kernel's LLVM IR and leaves the optimisation to `_optimise`, which runs once for
-    the whole."""
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_specific(self) -> None:
-        pass
-
-
 class _Codegen(codegen.CPUCodegen):
     """A target machine for this host, without the feature that `host.without` names. On x86 the
     large code model: wherever the loader puts code, constants and libm, every relocation reaches
     (the loader aborts the process on one that does not)."""
 
-    _library_class = _Library
+    _library_class = codegen.CPUCodeLibrary
 
     def _customize_tm_options(self, options: dict[str, Any]) -> None:
         x86 = llvm.get_process_triple().startswith(("x86", "i686"))
@@ -74,7 +51,7 @@ class _Codegen(codegen.CPUCodegen):
         return ",".join(filter(None, [self._get_host_cpu_features(), *more]))
 
     def _add_module(self, module: Any) -> None:
-        pass
+        """Nothing runs in this process."""
 
 
 class _Context(Lowering):
@@ -82,13 +59,10 @@ class _Context(Lowering):
         super().init()
         self._internal_codegen = _Codegen("jitcl")
 
-    def get_executable(self, library: Any, fndesc: Any, env: Any) -> None:
-        """Nothing runs in this process."""
-
 
 @functools.cache
-def _context(absent: str = "") -> tuple[Any, Any]:
-    """(typing context, target context) with all implementations loaded, for a machine without a
+def _contexts(absent: str = "") -> tuple[FrontEnd, Any]:
+    """(the front end, the target context) with all implementations loaded, for a machine without a
     feature; to be called within `host.without(absent)`.
     """
     assert absent == host.absent()
@@ -96,76 +70,42 @@ def _context(absent: str = "") -> tuple[Any, Any]:
     typing.refresh()
     context = _Context(typing)
     context.refresh()
-    return typing, context
+    context.error_model = callconv.create_error_model("numpy", context)
+    return FrontEnd(typing, context), context
 
 
-@compiler_machinery.register_pass(mutates_CFG=True, analysis_only=False)
-class _StripPhis(PreLowerStripPhis):
-    """As Numba's, but for lifetimes of variables and generators."""
+def load() -> None:
+    """Have all ready that kernels need."""
+    from jitcl.devices.cpu import (  # noqa: F401  (kernels import them)
+        native,
+        packed_tile,
+        scheduling,
+        tiles,
+    )
 
-    _name = "jitcl_strip_phis"
-
-    def run_pass(self, state: Any) -> bool:
-        strip = getattr(self, "_strip_phi_nodes", None)
-        if strip is None:                   # private: a Numba without it does more, for the same
-            return bool(super().run_pass(state))
-        state.func_ir = strip(state.func_ir)
-        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
-        return True
-
-
-class _Pipeline(compiler.CompilerBase):
-    """Of Numba's passes those that kernels need, a quarter. The others look for closures, `with`,
-    `raise`, branches on None and literal loops, which generated text does not have, and for the
-    ends of variables' lives, where references would be counted: the objects are the same to the
-    byte, sooner.
-    """
-
-    def define_pipelines(self) -> list[PassManager]:
-        manager = PassManager("kernel")
-        for each in (TranslateByteCode, FixupArgs, ReconstructSSA, NopythonTypeInference,
-                     _StripPhis, NativeLowering, NoPythonBackend):
-            manager.add_pass(each, each.__name__)
-        manager.finalize()
-        return [manager]
-
-
-def _flags() -> Any:
-    flags: Any = compiler.Flags()
-    flags.no_cpython_wrapper = True
-    flags.no_cfunc_wrapper = True
-    flags.error_model = "numpy"
-    flags.fastmath = cpu.FastMathOptions(False)
-    flags.nrt = False
-    flags.enable_ssa = True
-    return flags
+    _contexts()
 
 
 def _front_end(entry: str, text: str) -> Any:
-    """Runs the kernel's module text and lowers its entry function to LLVM IR."""
-    names: dict[str, Any] = {"__name__": f"jitcl_kernel_{entry}"}
+    """The kernel's module as LLVM reads it, unoptimised."""
+    front, context = _contexts(host.absent())
+    codegen = context.codegen()
     try:
-        exec(compile(text, f"<kernel {entry}>", "exec"), names)
-        typing, context = _context(host.absent())
-        return compiler.compile_extra(
-            typing, context, names[entry], SIGNATURE, types.void, _flags(), {},
-            pipeline_class=_Pipeline)
-    except Exception as error:  # whatever Numba raises becomes one BuildError with its message
+        module = front.module(entry, text)
+        module.triple, module.data_layout = codegen._tm.triple, str(codegen._data_layout)
+        parsed = llvm.parse_assembly(str(module))
+        parsed.verify()
+    except Exception as error:  # whatever Numba or LLVM raises becomes one BuildError
         raise BuildError(
             f"kernel '{entry}': the CPU compiler rejected the generated text\n  {error}\n"
             f"  This is a defect of jitcl; please report it with the output of `jitcl dump`."
         ) from error
+    return parsed
 
 
-def _optimise(module: Any, symbol: str, machine: Any) -> None:
-    """Everything but `symbol` becomes private; then LLVM's -O3 with loop vectorisation."""
-    for fn in module.functions:
-        if not fn.is_declaration and fn.name != symbol:
-            fn.linkage = "private"
-    for variable in module.global_variables:
-        if variable.linkage not in (llvm.Linkage.private, llvm.Linkage.internal):
-            variable.linkage = "private" if not variable.is_declaration else variable.linkage
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
+def _optimise(module: Any, machine: Any) -> None:
+    """LLVM's -O2 with loop vectorisation: -O3 takes 1.4 times as long, for nothing that shows."""
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = True
     options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
@@ -200,15 +140,8 @@ def assembly(entry: str, text: str, absent: str = "") -> str:
 def _optimised(entry: str, text: str, absent: str) -> tuple[Any, Any]:
     """(the kernel's optimised module, the machine that it is for)."""
     with host.without(absent):
-        machine = _context(absent)[1].codegen()._tm
-        module = lower(entry, text)
-    _optimise(module, entry, machine)
+        machine = _contexts(absent)[1].codegen()._tm
+        module = _front_end(entry, text)
+    _optimise(module, machine)
     return module, machine
 
-
-def lower(entry: str, text: str) -> Any:
-    """Unoptimised LLVM of the kernel, which has a plain C signature."""
-    result = _front_end(entry, text)
-    module = result.library._final_module
-    module.get_function(result.fndesc.llvm_func_name).name = entry
-    return module

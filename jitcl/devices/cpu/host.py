@@ -23,8 +23,9 @@ from jitcl.cores import usable_cores
 from jitcl.devices.core_cache import second_level_cache
 from jitcl.target import Target
 
-_LANGUAGE = ("compiler", "convert", "elementary", "emit", "operations", "packed_tile",
-             "scheduling", "tiles", "vector", "vtypes")
+_LANGUAGE = ("compiler", "convert", "elementary", "emit", "front_end", "kept", "minifloats",
+             "native", "numba_parts", "operations", "packed_tile", "scheduling", "tiles", "vector",
+             "vtypes")
 #: CPU features that change which code we write (LLVM itself knows them all)
 _RELEVANT = ("avx512f", "avx512vl", "avx512vnni", "avxvnni", "avx2", "avx", "fma", "f16c",
              "sse4.1", "neon", "fp-armv8", "dotprod", "i8mm", "fullfp16")

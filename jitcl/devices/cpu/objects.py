@@ -15,6 +15,8 @@ import itertools
 import math
 import os
 import queue
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +26,7 @@ from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import llvmlite.binding as llvm
 
@@ -48,33 +50,79 @@ class _Died(BuildError):
     """A build process ended before it had answered."""
 
 
-class _Worker:
-    """One build process. Never a fork of this one, nor a re-import of the caller's __main__."""
+class _Loaded:
+    """A process that has loaded the compiler, and forks itself for each build process: Numba takes
+    0.4 s of CPU and 100 MB to load, once. Never a fork of this one, nor a re-import of the caller's
+    __main__. Where processes can't be forked, each loads it for itself.
+    """
+
+    forks = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
     def __init__(self) -> None:
         package = str(Path(__file__).resolve().parents[3])  # of jitcl
         paths = os.pathsep.join([package, *(p for p in sys.path if p)])
-        environment = dict(os.environ, PYTHONPATH=paths, NUMBA_DISABLE_JIT="0")
-        self.process = subprocess.Popen(
-            child_command("jitcl.devices.cpu.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # an interrupt from the keyboard is the caller's to handle
-        )
+        environment = dict(os.environ, PYTHONPATH=paths, NUMBA_DISABLE_JIT="0",
+                           OPENBLAS_NUM_THREADS="1")    # forks have no threads
+        self.asks, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                child_command("jitcl.devices.cpu.worker"), env=environment,
+                stdin=theirs.fileno() if self.forks else subprocess.PIPE,
+                stdout=None if self.forks else subprocess.PIPE,
+                start_new_session=True)     # an interrupt from the keyboard is the caller's
+
+    def streams(self) -> tuple[BinaryIO, BinaryIO]:
+        """(what to write to, what to read from) of a new build process. Raises OSError."""
+        if not self.forks:
+            return self.process.stdin, self.process.stdout      # type: ignore[return-value]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            socket.send_fds(self.asks, [b"."], [theirs.fileno()])
+            return ours.makefile("wb"), ours.makefile("rb")
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def close(self) -> None:
+        """Ends when its forks have."""
+        self.asks.close()
+        self.process.wait()
+
+    def kill(self) -> None:
+        """With its forks."""
+        with suppress(PermissionError, ProcessLookupError):     # the program has become another
+            if self.forks:                                      # user since; all of its input ends
+                os.killpg(self.process.pid, signal.SIGKILL)     # with this process
+            else:
+                self.process.kill()
+            self.process.wait()
+
+    def forget(self) -> None:
+        """It is the parent's of this process, as `_Worker.forget`."""
+        self.asks.close()
+        self.process.returncode = 0             # not ours to wait for
+
+
+class _Worker:
+    """One build process."""
+
+    def __init__(self, loaded: _Loaded) -> None:
+        self.loaded, self.ended = loaded, False
+        self.to, self.back = loaded.streams()
 
     def build(self, source: KernelSource, absent: str) -> bytes:
         try:
-            job = (source.entry, source.body, absent)
-            write_message(self.process.stdin, job)  # type: ignore[arg-type]
-            answer = read_message(self.process.stdout)  # type: ignore[arg-type]
+            write_message(self.to, (source.entry, source.body, absent))
+            answer = read_message(self.back)
         except OSError:
             answer = None
         if answer is None:
+            self.ended = True
             if forking.ending():
                 raise SystemExit
             raise _Died(
-                f"kernel '{source.entry}': the build process died, status {self.process.wait()}\n"
+                f"kernel '{source.entry}': the build process died\n"
                 f"  Out of memory, or a crash of LLVM; free memory, or use fewer cores."
             )
         entry, blob, message = answer
@@ -85,15 +133,15 @@ class _Worker:
     def forget(self) -> None:
         """It is the parent's of this process: keep no pipe of it open, and flush nothing there."""
         with open(os.devnull, "rb+", buffering=0) as nothing:
-            for pipe in (self.process.stdin, self.process.stdout):
-                os.dup2(nothing.fileno(), pipe.fileno())  # type: ignore[union-attr]
-        self.process.returncode = 0             # not ours to wait for
+            for pipe in (self.to, self.back):
+                os.dup2(nothing.fileno(), pipe.fileno())
 
     def close(self) -> None:
         with suppress(OSError):  # it ended in the middle of a job
-            self.process.stdin.close()  # type: ignore[union-attr]
-        self.process.wait()
-        self.process.stdout.close()  # type: ignore[union-attr]
+            self.to.close()
+        self.back.close()
+        if not self.loaded.forks:
+            self.loaded.close()
 
 
 @dataclass(order=True)
@@ -118,6 +166,7 @@ class _Workers:
         self.jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self.known: dict[tuple[str, str, str], Future[bytes]] = {}      # until they are claimed
         self.waiting = self.threads = 0         # kernels that are not built yet; threads
+        self.loaded: _Loaded | None = None      # what these are forks of
         self.processes: list[_Worker] = []
         self.numbers = itertools.count()
 
@@ -154,7 +203,7 @@ class _Workers:
         """Of one thread: kernels for a process of its own."""
         worker = None
         try:
-            worker = _Worker()
+            worker = _Worker(self._load())
             self.processes.append(worker)
             alive = True
             while alive and (job := self._next()).source is not None:
@@ -167,8 +216,22 @@ class _Workers:
                 self.processes.remove(worker)
                 worker.close()
             with self.lock:
+                unused = self.loaded if self.threads == 1 else None
+                if unused is not None:
+                    self.loaded = None          # who starts from here on loads another
+            if unused is not None:
+                unused.close()
+            with self.lock:
                 self.threads -= 1
                 self._start(self.waiting > 0)
+
+    def _load(self) -> _Loaded:
+        """What new build processes are forks of."""
+        with self.lock:
+            loaded = self.loaded
+            if loaded is None or loaded.ended or not loaded.forks:
+                loaded = self.loaded = _Loaded()
+            return loaded
 
     def _next(self) -> _Job:
         try:
@@ -189,7 +252,7 @@ class _Workers:
         finally:
             with self.lock:
                 self.waiting -= 1
-        return worker.process.poll() is None
+        return not worker.ended
 
     def _refuse(self, error: OSError | None = None) -> None:
         """Build nothing of what waits: for an error, or since nobody wants it any more."""
@@ -216,12 +279,9 @@ class _Workers:
 
     def end(self) -> None:
         """When this process ends, whatever they are at."""
-        for worker in list(self.processes):
-            try:
-                worker.process.kill()
-            except PermissionError:     # the program has become another user since
-                continue                # its input ends with this process, and so does it
-            worker.process.wait()
+        for loaded in {w.loaded for w in self.processes} | {self.loaded}:
+            if loaded is not None:
+                loaded.kill()
 
 
 _workers = _Workers()
@@ -232,6 +292,7 @@ def _forget_workers() -> None:
     global _workers
     for worker in _workers.processes:
         worker.forget()
+        worker.loaded.forget()
     _workers = _Workers()
 
 

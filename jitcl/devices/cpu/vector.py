@@ -142,22 +142,25 @@ def _address(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value
     return b.gep(b.bitcast(p, STORAGE[ty.dtype].as_pointer()), [i], inbounds=True)
 
 
-def _scopes(module: ir.Module) -> list[tuple[Any, Any]]:
-    """A buffer's alias scope, and those of all others, for each buffer of the module."""
-    found = getattr(module, "jitcl_scopes", None)
-    if found is None:
-        domain = module.add_metadata(["jitcl"])
-        scopes = [module.add_metadata([f"jitcl.{k}", domain]) for k in range(SCOPES)]
-        found = module.jitcl_scopes = [
-            (module.add_metadata([scope]), module.add_metadata([s for s in scopes if s != scope]))
-            for scope in scopes]
-    return found
-
-
 def _mark(b: ir.IRBuilder, access: ir.Value, ty: Pointer) -> None:
-    own, others = _scopes(b.module)[ty.scope]
-    access.set_metadata("alias.scope", own)
-    access.set_metadata("noalias", others)
+    """Notes an access, for `tell_scopes`."""
+    vars(b.module).setdefault("jitcl_accesses", []).append((access, ty.scope))
+
+
+def tell_scopes(module: ir.Module) -> None:
+    """Puts each access into its buffer's alias scope, and into none of the others that there are.
+    """
+    accesses = vars(module).get("jitcl_accesses", [])
+    domain = module.add_metadata(["jitcl"])
+    scopes = {k: module.add_metadata([f"jitcl.{k}", domain])
+              for k in sorted({scope for _, scope in accesses})}
+    marks = {k: (module.add_metadata([own]),
+                 module.add_metadata([s for s in scopes.values() if s != own]))
+             for k, own in scopes.items()}
+    for access, scope in accesses:
+        own, others = marks[scope]
+        access.set_metadata("alias.scope", own)
+        access.set_metadata("noalias", others)
 
 
 def _itemsize(ty: Pointer) -> int:
