@@ -195,6 +195,17 @@ def test_so_are_codes_on_the_left_of_many_columns(columns: int, stored: bool) ->
     assert found == (["dequantize", "[matmul]"] if stored else ["dequantize [matmul]"])
 
 
+@pytest.mark.parametrize("rows", [(8, 9), (9, 8)])
+def test_one_product_of_many_rows_has_codes_decoded_for_all(rows: tuple[int, int]) -> None:
+    """In whichever order they read the view."""
+    codes = const(np.arange(96 * 64).reshape(96, 64).astype(np.uint8))
+    w = g.transpose(g.dequantize(codes, weight(96, 1)), perm=(1, 0))
+    first, second = (g.matmul(tensor(f"x{n}", n, 64), w) for n in rows)
+    found = shown(fused(first, second, passes=False,
+                        target=Target("opencl", "test", tensor_cores=True)))
+    assert found == ["dequantize", "transpose [matmul]", "transpose [matmul]"]
+
+
 def test_nothing_is_computed_again_for_each_column_of_a_matmul() -> None:
     x = g.reshape(g.relu(tensor("x", 8, 4, 4)), shape=(8, 16))
     assert shown(fused(g.matmul(x, weight(16, 5)))) == ["relu", "reshape", "[matmul]"]

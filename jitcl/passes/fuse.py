@@ -37,9 +37,7 @@ FEW_ROWS = 8                   # of a product that decodes the weights that it r
 
 def fuse(graph: Graph, target: Target | None = None) -> list[Group]:
     """The graph's groups, each after those that it reads; small GPUs get small kernels."""
-    limits = target or Target
-    return _Fuser(graph, limits.max_operands, limits.max_members, limits.gated_weights,
-                  target is not None and target.kind == "opencl", limits.tensor_cores).run()
+    return _Fuser(graph, target or Target("reference", "")).run()
 
 
 @dataclass
@@ -69,20 +67,9 @@ class _Home:
             {i for i in node.inputs if i not in self.reads and not is_literal(i)})
 
 
-def _reads(operand: Node, product: Node) -> int:
-    """How often a product reads each element: the other side's rows, or columns."""
-    a, b = product.inputs
-    other, axis = (a, -2) if operand is b else (b, -1)
-    return hint(other.type.shape[axis]) if other.type.rank > 1 else 1
-
-
 class _Fuser:
-    def __init__(self, graph: Graph, max_operands: int, max_members: int,
-                 gated_weights: bool, stores_weights: bool, tensor_cores: bool) -> None:
-        """stores_weights: templates of convolutions read weights from memory; those that lie packed
-        are decoded before. tensor_cores: so do products of many rows."""
-        self.max_operands, self.max_members = max_operands, max_members
-        self.stores_weights, self.tensor_cores = stores_weights, tensor_cores
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.target = target
         self.regions = Regions(graph)
         self.order = [n for n in graph.nodes if n.op not in ("input", "const")]
         self.readers = self.regions.readers
@@ -90,10 +77,9 @@ class _Fuser:
         self.outputs = {n for _, n in graph.outputs}
         self.homes: dict[Node, _Home] = {}
         self.inside: dict[Node, list[_Home]] = {}      # node -> the groups that compute it
-        self.gates = {n.inputs[0] for n in self.order if gated_weights and gated(n)
+        self.gates = {n.inputs[0] for n in self.order if target.gated_weights and gated(n)
                       and len(self.readers[n.inputs[0]]) == 1}
-        self.addresses: set[Node] = set()              # views through which a contraction reads
-        self.unpacked: set[Node] = set()               # of these, through which it reads no codes
+        self.through: dict[Node, bool] = {}    # what a contraction reads through -> no codes?
         self.tokens: dict[object, int] = {}
 
     def run(self) -> list[Group]:
@@ -161,8 +147,8 @@ class _Fuser:
 
     def _room(self, node: Node, home: _Home) -> bool:
         reads = home.reads_with(node)
-        few = reads <= self.max_operands or reads <= len(home.reads)
-        return few and len(home.members) < self.max_members
+        few = reads <= self.target.max_operands or reads <= len(home.reads)
+        return few and len(home.members) < self.target.max_members
 
     def _must_store(self, node: Node, reader: Node) -> bool:
         """Readers that read each element many times want a buffer, unless the value costs an
@@ -170,20 +156,26 @@ class _Fuser:
         """
         if node in self.gates or reader in self.gates:
             return reader in self.gates
-        if self.kind[reader] == "contraction" or reader in self.addresses:
-            by_address = reader in self.addresses or reader.op in BY_ADDRESS
-            if node in self.regions.decoded and reader.op == "conv" and self.stores_weights:
+        through = reader in self.through
+        if through or self.kind[reader] == "contraction":
+            numbers = self.through[reader] if through else self._reads_numbers(node, reader)
+            view = self.regions.is_view(node) and (through or reader.op in BY_ADDRESS)
+            if not view and (numbers or node not in self.regions.decoded):
                 return True
-            view = by_address and self.regions.is_view(node)
-            stored = reader in self.unpacked or (
-                self.tensor_cores and reader.op == "matmul" and _reads(node, reader) > FEW_ROWS)
-            if not view and (stored or node not in self.regions.decoded):
-                return True
-            self.addresses.add(node)
-            if stored:
-                self.unpacked.add(node)
+            self.through[node] = numbers or self.through.get(node, False)
             return False
         return self.regions.heavy(reader) or self.kind[reader] in ALONE
+
+    def _reads_numbers(self, operand: Node, product: Node) -> bool:
+        """Whether weights of few bits are decoded to memory first: for templates of convolutions,
+        and on tensor cores for products that read each element more often than FEW_ROWS."""
+        if product.op == "conv":
+            return self.target.kind == "opencl"
+        if product.op != "matmul" or not self.target.tensor_cores:
+            return False
+        a, b = product.inputs
+        other, axis = (a, -2) if operand is b else (b, -1)
+        return other.type.rank > 1 and hint(other.type.shape[axis]) > FEW_ROWS
 
     def _is_alias(self, node: Node) -> bool:
         """A reshape that is stored by itself becomes another name of the buffer that it reads."""
