@@ -117,16 +117,16 @@ class CpuGroupHooks(GroupHooks):
         self.sizes = SizesWritten()
 
     def render(self, template: str, **values: Any) -> str:
-        """As everywhere; sizes that the text names are parameters behind the template's own. A
-        kernel that has flags among its operands ends with them."""
+        """As everywhere; sizes that the text names are parameters behind the template's own.
+        `operands`, which no template leaves out: the names and types of those that the epilogue
+        reads, or of all. A kernel that has flags among them ends with these."""
         for value in values.values():
             if is_size(value):
                 self.sizes.write(value)
         if self.sizes.found:
             values["params"] = (*values["params"], *self.sizes.params())
         *_, y = self._buffers(self.group.root)
-        flagging = flagging_of(Buffer(name, dtype, ())
-                               for name, dtype in values.get("operands", ()))
+        flagging = flagging_of(Buffer(name, dtype, ()) for name, dtype in values["operands"])
         if flagging:
             values["params"] = (*values.get("params", ()), FLAG)
         text = super().render(template, **values)

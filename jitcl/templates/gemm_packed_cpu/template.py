@@ -111,7 +111,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         body = hooks.render(
             f"gemm_packed_cpu/{'pairs' if many else 'numba'}.py.j2", entry=ENTRY,
             params=tuple(values), ROWS=rows, NB=blocks, BITS=w.bits, W=width,
-            shifted=w.shifts is not None, buffers=[(name, dtype) for name, dtype, _ in named],
+            shifted=w.shifts is not None, operands=[(name, dtype) for name, dtype, _ in named],
             vector_lines=vector or [], scalar_lines=scalar, **more)
         return [*before, Emitted(f"gemm_{w.bits}bit_{rows}x{blocks}", body,
                                  tuple(argument for *_, argument in named), written, values)]
@@ -142,7 +142,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
         body = hooks.render("gemm_packed_cpu/rows.py.j2", entry=ENTRY, dtype=dtype, UNIT=w.unit,
                             W=hooks.target.vector_width, TOP=127 * (256**count - 256) // 255,
                             PARTS=parts, BITS=bits, SPLIT=count == 3, zero=zero,
-                            shifted=w.shifts is not None)
+                            shifted=w.shifts is not None, operands=())
         return [*before, Emitted("whole_rows", body, (source, *found), found,
                                  {"units": units})], found
 
@@ -173,7 +173,7 @@ class _PanelWriter(gemm_cpu.Writer):
         body = self.hooks.render(
             "gemm_packed_cpu/panels.py.j2", entry=ENTRY, NB=blocks, W=width, BITS=w.bits,
             VECTORS=w.unit * w.bits // 32, SHIFTS=shifts, zero=w.zero,
-            shifted=w.shifts is not None,
+            shifted=w.shifts is not None, operands=(),
             buffers=[*((name, kind) for name, kind, _ in named), ("y", "f32")])
         before.append(Emitted(
             f"panels_{w.bits}bit", body, (*(each for *_, each in named), made), (made,),
