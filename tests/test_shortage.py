@@ -159,15 +159,19 @@ def test_a_worker_that_was_killed_is_no_fault_of_its_kernel(monkeypatch, signatu
     assert len(calls) == 2 and device.faults.faults == ()
 
 
-def test_a_cpu_build_that_was_killed_is_tried_again_alone(monkeypatch, tmp_path):
-    """The first build processes are killed, as by a system without memory."""
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_cpu_build_that_was_killed_is_tried_again_alone(forked, monkeypatch):
+    """The first build process is killed, as by a system without memory: a fork, or what was to
+    become one."""
     made: list[Any] = []
 
     class Dying(objects._Worker):
         def __init__(self, loaded: Any) -> None:
-            super().__init__(loaded)
             made.append(self)
-            if len(made) <= 1:
+            if len(made) == 1 and not forked:
+                loaded.kill()
+            super().__init__(loaded)
+            if len(made) == 1 and forked:
                 loaded.kill()
 
     monkeypatch.setattr(objects, "_workers", objects._Workers())

@@ -16,20 +16,22 @@ import sys
 from contextlib import suppress
 from typing import BinaryIO
 
-from jitcl.devices.cpu.compiler import compile_kernel, load
 from jitcl.devices.messages import read_message, write_message
 from jitcl.errors import BuildError
 
 
 def main() -> None:
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)               # whatever prints cannot damage the frames
+    from jitcl.devices.cpu.compiler import load
+
     load()
     gc.freeze()                 # the collector need not look at what never goes,
     gc.set_threshold(50_000)    # nor so often: a kernel's IR is thousands of objects
     if not stat.S_ISSOCK(os.fstat(0).st_mode):
-        out = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)           # whatever prints cannot damage the frames
         build(sys.stdin.buffer, out)
         return
+    out.close()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # nobody asks how forks end
     asked = socket.socket(fileno=0)
     while fds := socket.recv_fds(asked, 1, 1)[1]:
@@ -50,6 +52,8 @@ def main() -> None:
 
 def build(source: BinaryIO, out: BinaryIO) -> None:
     """Builds what comes, until nothing does."""
+    from jitcl.devices.cpu.compiler import compile_kernel
+
     while (job := read_message(source)) is not None:
         entry, text, absent = job
         try:
