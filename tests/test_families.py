@@ -17,7 +17,8 @@ import pytest
 
 import jitcl
 from jitcl.devices.cpu import device as cpu
-from jitcl.ir.sizes import Size, Space
+from jitcl.ir.size_ranges import divisor
+from jitcl.ir.sizes import Size, Space, at_least_always
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, disguised
 from jitcl.runtime.family import Family
@@ -426,6 +427,22 @@ def test_a_name_that_does_not_add_up_is_a_symbol_of_its_own() -> None:
     space = Space()
     found = symbolic(space, inputs, {"keys": (7,), "mask": (9,)}, {("keys", 0), ("mask", 0)})
     assert type(found["mask"][0]) is Size and len(space.atoms) == 2
+
+
+def test_names_that_are_multiples_have_the_factor_as_a_divisor() -> None:
+    inputs = [tensor("past", "256 * rooms"), tensor("keys", "256 * rooms + 16")]
+    changed = {("past", 0), ("keys", 0)}
+    space = Space()
+    found = symbolic(space, inputs, {"past": (512,), "keys": (528,)}, changed)
+    assert [a.symbol for a in space.atoms] == ["rooms"] and space.now == {"rooms": 2}
+    assert [str(found[n][0]) for n in ("past", "keys")] == ["(256 * size0)", "(256 * size0 + 16)"]
+    assert divisor(found["keys"][0]) == 16 and at_least_always(found["keys"][0], 272)
+    found = symbolic(space := Space(), inputs, {"past": (500,), "keys": (516,)}, changed)
+    assert [a.symbol for a in space.atoms] == ["256 * rooms", "256 * rooms + 16"]
+    assert divisor(found["past"][0]) == 1               # 500 is no such multiple
+    twice = [tensor("a", "n"), tensor("b", "4 * n")]
+    found = symbolic(space := Space(), twice, {"a": (7,), "b": (20,)}, {("a", 0), ("b", 0)})
+    assert space.now == {"n": 7, "4 * n": 20} and divisor(found["b"][0]) == 1
 
 
 def test_a_family_takes_only_shapes_that_fit_it(tmp_path: Path) -> None:

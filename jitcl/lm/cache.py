@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jitcl.lm.decoder import Decoder
+from jitcl.lm.decoder import ROOM, Decoder
 from jitcl.lm.rows import DeviceRows, HostRows, Made, Rows
 from jitcl.runtime.bound import Bound
 
-ROOM = 256                                  # tokens that all slots grow by
 BLOCKS = 4              # of layers, each one memory: a copy of all layers' new rows is as many
 
 Bind = Callable[[Mapping[str, Any]], Bound]

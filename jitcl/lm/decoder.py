@@ -36,6 +36,7 @@ from jitcl.runtime.source import Tensor
 if TYPE_CHECKING:
     from jitcl.ops.builder import GraphBuilder  # a warm start needs no ops
 
+ROOM = 256                                  # tokens by which the cache of keys and values grows
 FREE = np.iinfo(np.int32).max               # the position of a place in the cache without a token
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")
 
@@ -133,7 +134,7 @@ class Decoder(ABC):
     def inputs(self, rows: int, give: str, kind: str, texts: int = 1) -> list[Tensor]:
         """What the graph of `rows` new tokens of each of `texts` reads. kind: dtype of keys and
         values."""
-        past, keys = Sym("past"), Sym(f"past + {rows}")
+        past, keys = Sym(f"{ROOM} * rooms"), Sym(f"{ROOM} * rooms + {rows}")
         found = [Tensor("x", "f32", (texts * rows, self.width))]
         for name, turned in self.rotaries.items():
             found += [Tensor(f"{part}{name}", "f32", (texts, rows, len(turned.frequencies)))

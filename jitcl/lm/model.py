@@ -17,8 +17,8 @@ from jitcl.errors import DeviceError, InputError, OptionError, UnsupportedError,
 from jitcl.lm import drafts, tokens
 from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder
-from jitcl.lm.cache import ROOM, Cache, Slot
-from jitcl.lm.decoder import Decoder, DecoderSource
+from jitcl.lm.cache import Cache, Slot
+from jitcl.lm.decoder import ROOM, Decoder, DecoderSource
 from jitcl.lm.forms import Form, Forms
 from jitcl.lm.gguf import Gguf
 from jitcl.lm.lowest import Tolerance, limit_of, lowest

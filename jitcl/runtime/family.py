@@ -76,11 +76,11 @@ class Family:
             elif dims != shapes[name]:
                 return None
         for size, value in dict.fromkeys(pairs):
-            if type(size) is Size and len(size.key) == 1 and size.key[0][1] == 1 and (
-                    len(size.key[0][0]) == 1):
-                symbol = self.space.atoms[size.key[0][0][0]].symbol
+            if type(size) is Size and len(size.key) == 1 and len(size.key[0][0]) == 1:
+                (number,), times = size.key[0]
+                symbol = self.space.atoms[number].symbol
                 if symbol:
-                    symbols.setdefault(symbol, value)
+                    symbols.setdefault(symbol, value // times)
         values = self.space.values(symbols)
         fits = all(at(size, values) == value for size, value in dict.fromkeys(pairs))
         return values if fits and self.space.holds(values) else None

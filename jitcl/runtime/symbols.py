@@ -15,6 +15,7 @@ from jitcl.runtime.source import Tensor
 
 FIRST = (3, 5, 7, 11, 13, 17, 19, 23)                       # hints of leading dimensions,
 OTHERS = (211, 223, 227, 229, 233, 239, 241, 251)           # of others: like no number of a model
+NAMED = re.compile(r"(?:(\d+) \* )?([A-Za-z_]\w*)")          # "past", "256 * blocks"
 PART = re.compile(r"\s*([+*-])?\s*([A-Za-z_]\w*|\d+)")
 VALUE = "\0value"               # ends the key under which an input's elements stand among shapes
 
@@ -55,16 +56,17 @@ def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
              changed: Collection[tuple[str, int]], fixed: Collection[str] = (),
              manner: Manner = Manner.NOW) -> dict[str, Dims]:
     """The shapes with symbols for what changes between runs: one for each name that the model
-    has for a dimension, sums of these for names that are sums ("past + new"). Names are hints:
-    dimensions of one name that differ are symbols of their own. fixed: symbols that are numbers.
+    has for a dimension, multiples and sums of these for names that are such ("256 * blocks", "past
+    + new"). Names are hints: dimensions of one name that differ, or are no such multiples, are
+    symbols of their own. fixed: symbols that are numbers.
     """
     def least(name: str) -> int:
         return LOWEST if manner is Manner.APART and not name.endswith(VALUE) else LOWEST + 1
 
-    def size(symbol: str, value: int, name: str, axis: int) -> int:
+    def size(symbol: str, value: int, name: str, axis: int, few: bool = False) -> int:
         if symbol in fixed:
             return value
-        leading = axis == 0 and len(shapes[name]) > 1 and not name.endswith(VALUE)
+        leading = few or axis == 0 and len(shapes[name]) > 1 and not name.endswith(VALUE)
         return space.symbol(symbol, manner.hint(space, value, leading), value)
 
     known: dict[str, int] = {}
@@ -76,11 +78,15 @@ def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
         sizes.setdefault(dim, set()).add(shapes[name][axis])
     for name, axis, dim in places:
         value = shapes[name][axis]
-        if isinstance(dim, Sym) and dim.name.isidentifier() and len(sizes[dim]) == 1:
+        named = NAMED.fullmatch(dim.name) if isinstance(dim, Sym) else None
+        times = int(named[1] or 1) if named else 0
+        if named and len(sizes[dim]) == 1 and times and not value % times:
             moves = any((n, a) in changed for n, a, d in places if d == dim)
             stays = not moves or value < least(name)
-            found[name, axis] = known[dim.name] = value if stays else size(
-                dim.name, value, name, axis)
+            one = value // times if stays else size(
+                named[2], value // times, name, axis, times > 1)
+            if space.actual(known.setdefault(named[2], one)) == value // times:
+                found[name, axis] = times * known[named[2]]
     for name, axis, dim in places:
         value = shapes[name][axis]
         if (name, axis) in found:

@@ -15,7 +15,7 @@ from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.size_ranges import divisor
-from jitcl.ir.sizes import is_size
+from jitcl.ir.sizes import at_least_always, is_size
 from jitcl.ir.types import TensorType
 from jitcl.templates.base import (
     ENTRY,
@@ -107,8 +107,8 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         params["quad"] = at_once * dtypes.itemsize(a.dtype)
     body = hooks.render(
         "gemm_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, params=params, ROWS=tile.rows,
-        single=single, FEW_ROWS=is_size(p.m) and tile.rows > 1, FEW_COLUMNS=single is not None,
-        SPAN=tile.span, HALF=hooks.half, STEPS=steps, RUN=at_once,
+        single=single, FEW_ROWS=is_size(p.m) and not at_least_always(p.m, tile.rows),
+        FEW_COLUMNS=single is not None, SPAN=tile.span, HALF=hooks.half, STEPS=steps, RUN=at_once,
         FLUSHED=FLUSHED if coded is None else turn, coded=coded,
         beside=[(name, hooks.ctype(dtype)) for name, dtype, _ in beside],
         PAIRS=(coded is None and steps % 2 == 0 and tile.vectors == 1 and b.packed and not b_image
@@ -146,7 +146,7 @@ def epilogues(hooks: OpenClHooks, ix: tuple[Expr, ...], width: int, column: str,
     """
     aligned = {column: math.gcd(width, divisor(columns))}
     whole = hooks.epilogue_lines(ix, width, types, aligned)
-    if width == 1 or not is_size(columns):
+    if width == 1 or not is_size(columns) or at_least_always(columns, width):
         return None if whole is None else (whole, None)
     single = hooks.epilogue_lines(ix, 1, types)
     return None if whole is None or single is None else (whole, single)
