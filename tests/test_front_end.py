@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +239,16 @@ def test_objects_depend_on_every_module_that_gives_texts_their_meaning() -> None
             break
         found |= more
     assert found - {"host"} == set(host._LANGUAGE)
+
+
+def test_what_emits_knows_the_machine() -> None:
+    """A thread that spins says so to its core, each by its own instruction."""
+    text = "from jitcl.devices.cpu.native import *\n\ndef k(args, tid, nthreads):\n    pause()\n"
+    code = ("from jitcl.devices.cpu.compiler import assembly\n"
+            f"print(assembly('k', {text!r}))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    told = {"x86_64": "pause", "amd64": "pause", "aarch64": "yield", "arm64": "yield"}
+    assert told[platform.machine().lower()] in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("forks", [True, False])

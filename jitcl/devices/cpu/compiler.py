@@ -88,12 +88,8 @@ def load() -> None:
 
 def _front_end(entry: str, text: str) -> Any:
     """The kernel's module as LLVM reads it, unoptimised."""
-    front, context = _contexts(host.absent())
-    codegen = context.codegen()
     try:
-        module = front.module(entry, text)
-        module.triple, module.data_layout = codegen._tm.triple, str(codegen._data_layout)
-        parsed = llvm.parse_assembly(str(module))
+        parsed = llvm.parse_assembly(str(_contexts(host.absent())[0].module(entry, text)))
         parsed.verify()
     except Exception as error:  # whatever Numba or LLVM raises becomes one BuildError
         raise BuildError(

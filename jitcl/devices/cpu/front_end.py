@@ -72,7 +72,8 @@ class FrontEnd:
     """Emits functions of any number of kernels; what Numba found once it is not asked again."""
 
     def __init__(self, typing: Any, context: Any) -> None:
-        self.typing, self.context = typing, context
+        self.typing, self.context, codegen = typing, context, context.codegen()
+        self.triple, self.data_layout = codegen._tm.triple, str(codegen._data_layout)
         self._found: dict[Any, tuple[Any, Any]] = {}
 
     def module(self, entry: str, text: str) -> ir.Module:
@@ -90,6 +91,7 @@ class FrontEnd:
         remembered: set[str] = set()
         while True:
             module = ir.Module(entry)
+            module.triple, module.data_layout = self.triple, self.data_layout
             walk = _Walk(self, module, found[0], names, remembered)
             try:
                 walk.run()
