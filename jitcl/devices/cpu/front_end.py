@@ -76,9 +76,8 @@ class FrontEnd:
         self.triple, self.data_layout = codegen._tm.triple, str(codegen._data_layout)
         self._found: dict[Any, tuple[Any, Any]] = {}
 
-    def module(self, entry: str, text: str) -> ir.Module:
+    def module(self, entry: str, tree: ast.Module) -> ir.Module:
         """A module with the function `entry` of a kernel's text. Raises Unknown."""
-        tree = ast.parse(text)
         names: dict[str, Any] = {"__name__": f"jitcl_kernel_{entry}"}
         functions = [s for s in tree.body if isinstance(s, ast.FunctionDef)]
         imports = [s for s in tree.body if s not in functions]
