@@ -53,10 +53,11 @@ class _Died(BuildError):
 class _Loaded:
     """A process that has loaded the compiler, and forks itself for each build process: Numba takes
     0.4 s of CPU and 100 MB to load, once. Never a fork of this one, nor a re-import of the caller's
-    __main__. Where processes can't be forked, each loads it for itself.
+    __main__. Elsewhere than on Linux each loads it for itself: Windows has no forks, and macOS may
+    abort one whose parent has loaded its frameworks.
     """
 
-    forks = hasattr(os, "fork") and hasattr(socket, "send_fds")
+    forks = sys.platform.startswith("linux")
 
     def __init__(self) -> None:
         package = str(Path(__file__).resolve().parents[3])  # of jitcl
@@ -280,9 +281,12 @@ class _Workers:
 
     def end(self) -> None:
         """When this process ends, whatever they are at."""
-        for loaded in {w.loaded for w in self.processes} | {self.loaded}:
-            if loaded is not None:
-                loaded.kill()
+        for loaded in self.all_loaded():
+            loaded.kill()
+
+    def all_loaded(self) -> set[_Loaded]:
+        """What build processes are forks of, and what others would be."""
+        return {w.loaded for w in self.processes} | ({self.loaded} if self.loaded else set())
 
 
 _workers = _Workers()
@@ -293,7 +297,8 @@ def _forget_workers() -> None:
     global _workers
     for worker in _workers.processes:
         worker.forget()
-        worker.loaded.forget()
+    for loaded in _workers.all_loaded():
+        loaded.forget()
     _workers = _Workers()
 
 
