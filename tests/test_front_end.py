@@ -200,6 +200,7 @@ REFUSED = [
     ("return n", "line 7: a kernel can't say `return n`"),
     ("a, b = (n, n, n)", "line 7: `(a, b)` can't be given"),
     ("t = n\nif n > 2:\n    t = (n, n)", "line 9: `t` is int64, and is given"),
+    ("t = 0\nfor i in range(n):\n    t = f32(0.5)", "line 9: `t` is int64, and is given float32"),
     ("if n > 2:\n    t = n\nelse:\n    t = (n, n)\nstore(y, 0, t)",
      "line 11: `t` may be of one type or another here"),
     ("if n > 2:\n    t = n\n    t = f32(n)\n    t = (n, n)\nstore(y, 0, n)\nfor i in range(n):\n"

@@ -24,6 +24,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.typeconv.castgraph import Conversion
 
 from jitcl.devices.cpu.emit import I1, I64, constant
 from jitcl.devices.cpu.vector import tell_scopes
@@ -308,7 +309,8 @@ class _Walk:
         kind = types.unliteral(value.type)
         if old is not None and old.type != kind:
             if old.place != self.place and old.place == self.place[:len(old.place)]:
-                if not self.context.typing_context.can_convert(kind, old.type):
+                way = self.context.typing_context.can_convert(kind, old.type)
+                if way is None or way >= Conversion.unsafe:
                     raise Unknown(f"`{name}` is {old.type}, and is given {kind}")
                 kind = old.type
             else:                       # nothing that is read behind here is of the old type
