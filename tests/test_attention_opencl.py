@@ -5,6 +5,7 @@ those that drivers here run (PoCL poses as a GPU), and of each variant where a d
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import subprocess
 
@@ -17,16 +18,16 @@ from jitcl.codegen.trial import GroupTrial, trials
 from jitcl.dtypes import to_numpy
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.group import Chain
-from jitcl.ir.sizes import Space
+from jitcl.ir.sizes import Space, at, judged_by_hint
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import evaluate
 from jitcl.runtime.memory import laid_out
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.target.variants import VARIANTS
-from jitcl.templates.attention_opencl.forms import Form
+from jitcl.templates.attention_opencl.forms import MAX_SPLITS, Form, heads_of, parts
 from tests.compiling import compile_graph, plan_on
-from tests.devices import OTHERS, opened
+from tests.devices import OTHERS, cpus, opened
 from tests.generated import clang
 from tests.lacking import unless
 from tests.test_attention import attention, cache_graph, cached, expected, g
@@ -172,29 +173,78 @@ def test_one_plan_is_for_any_number_of_keys():
             np.testing.assert_array_equal(got, found)
 
 
+# of numbers of images, queries and keys
+OPEN = {"keys": lambda b, m, n: (2, 3, 70, n, 16, 24),
+        "all": lambda b, m, n: (b, 2, m, n, 16, 24),
+        "itself": lambda b, m, n: (b, 2, n, n, 7, 19)}
+NUMBERS = ((1, 1, 1), (3, 1, 300), (1, 7, 96), (1, 9, 97), (2, 33, 64), (5, 64, 9), (2, 90, 211),
+           (1, 200, 700))
+
+
 @pytest.mark.slow
-@needs_pocl
-@pytest.mark.parametrize("rows", [9, 70])
-def test_many_queries_have_one_plan_for_any_number_of_keys(rows):
-    """Its results are those of a plan for their number, bit for bit."""
-    space, shape = Space(), (2, 3, rows, 211, 16, 24)
-    graph = masked((*shape[:3], space.symbol("keys", 211), *shape[4:]))
-    plan = compile_graph(graph, as_target(**GPU)).plan
-    assert {k.template for k in plan.kernels} == {"attention_opencl"}
-    for keys in (1, 64, 211, 700):
-        alone = masked((*shape[:3], keys, *shape[4:]))
+@pytest.mark.parametrize("spec", cpus())
+@pytest.mark.parametrize("name", OPEN)
+def test_one_plan_is_for_any_number_of_queries(name, spec):
+    """Where groups of queries are few, keys are dealt out by another kernel. Whole, results are
+    those of a plan for the numbers alone, bit for bit. Some rows are masked whole."""
+    device, space, guarded = opened(spec), Space(), name == "itself"
+    target = dataclasses.replace(device.target, **{**GPU, "compute_units": 16})
+    graph = masked(OPEN[name](*map(space.symbol, "bmn", (3, 223, 211))), guarded)
+    found = forms(graph, target)
+    whole = dataclasses.replace(found[0], splits=1)
+    assert found[0].splits == MAX_SPLITS and whole in found
+    plans = [compile_graph(graph, target, chooser=Take(found.index(f))).plan
+             for f in (found[0], whole)]
+    assert [k.template for p in plans for k in p.kernels] == ["attention_opencl"] * 4
+    launches = set()
+    for numbers in NUMBERS:
+        values = space.values(dict(zip("bmn", numbers)))
+        alone = masked(OPEN[name](*numbers), guarded)
         fed = feeds(alone)
         fed["mask"].reshape(-1)[::5] = -np.inf
-        fed["mask"][..., 0] = 0
+        fed["mask"][..., 0], fed["mask"][-1, -1, -1] = 3, -np.inf
         arrays = [fed[str(n.attr("name"))] for n in alone.inputs]
-        (got,) = POCL.load(laid_out(plan.at(space.values({"keys": keys})), POCL, "normal")
-                           ).run(arrays)
-        np.testing.assert_allclose(got, expected(**fed), rtol=2e-5, atol=2e-5)
-        found = forms(alone, as_target(**GPU))
-        form = forms(graph, as_target(**GPU))[0]
-        if form in found:
-            own = plan_on(POCL, alone, as_target(**GPU), chooser=Take(found.index(form)))
-            np.testing.assert_array_equal(POCL.load(own).run(arrays)[0], got)
+        dealt, own = (device.load(laid_out(p.at(values), device, "normal")).run(arrays)[0]
+                      for p in plans)
+        for y in (dealt, own):
+            np.testing.assert_allclose(y, expected(**fed, guarded=guarded), rtol=2e-5, atol=2e-5)
+        steps = [s for s in plans[0].at(values).steps if 0 not in s.global_size]
+        launches.add(len(steps))
+        assert sum(s.flops for s in steps) == plans[1].at(values).steps[0].flops
+        if len(steps) == 1:
+            np.testing.assert_array_equal(dealt, own)
+        if whole in (others := forms(alone, target)):
+            plan = plan_on(device, alone, target, chooser=Take(others.index(whole)))
+            np.testing.assert_array_equal(device.load(plan).run(arrays)[0], own)
+    assert launches == {1, 2}
+
+
+def test_parts_of_keys_have_room_whatever_their_number():
+    space = Space()
+    b, m, n = map(space.symbol, "bmn", (3, 223, 211))
+    a = heads_of(trial_of_the_chain(compile_graph(masked((b, 4, m, n, 64, 64)), TENSOR)).group)
+    for rows, keys in itertools.product((8, 4), (64, 97, 5000)):
+        form = Form("tiles", rows, 4, splits=MAX_SPLITS)
+        with judged_by_hint():
+            found, several, most = parts(a, form, TENSOR)
+        for images, queries in itertools.product((1, 2, 5, 8, 30), (1, 31, 33, 411, 512, 5000)):
+            values = space.values({"b": images, "m": queries, "n": keys})
+            splits, groups = at(found, values), 4 * images * -(-queries // (8 * rows))
+            assert at(several, values) == (splits > 1 and keys > 64)
+            assert splits == 1 or splits <= MAX_SPLITS and splits * groups < most
+
+
+@pytest.mark.parametrize("open_", ["batch", "queries"])
+def test_many_queries_may_come(open_):
+    """So that few rows a group are no form; nor is that of few queries."""
+    space = Space()
+    b, m = (space.symbol("b", 3), 40) if open_ == "batch" else (1, space.symbol("m", 5))
+    graph = masked((b, 2, m, 300, 64, 64))
+    assert {f.form for f in forms(graph, TENSOR)} == {"tiles"}
+    assert {f.rows for f in forms(graph, TENSOR)} == {8, 4}
+    tensor = forms(halves((b, 2, m, 300, 64, 64)), TENSOR, "low")
+    assert {(f.rows, f.warps) for f in tensor if f.form == "tensor"} == {(2, 4), (1, 4)}
+    assert forms(graph, PROFILES["mali-g610"].target) == ()
 
 
 @needs_pocl
@@ -319,10 +369,12 @@ def test_forms_for_tensor_cores_become_ptx(name):
 
 
 @clang.needed
-def test_one_form_for_tensor_cores_takes_any_number_of_keys():
-    """What masks leave a warp nothing of is passed by."""
+@pytest.mark.parametrize("queries", [40, "open"])
+def test_one_form_for_tensor_cores_takes_any_number_of_keys(queries):
+    """And of queries. What masks leave a warp nothing of is passed by."""
     space = Space()
-    graph = halves((1, 2, 40, space.symbol("keys", 211), 64, 64), mask=(1, 1, 40, 1))
+    m = space.symbol("queries", 223) if queries == "open" else queries
+    graph = halves((1, 2, m, space.symbol("keys", 211), 64, 64), mask=(1, 1, m, 1))
     assert {f.form for f in forms(graph, TENSOR, "low")} == {"tensor", "tiles"}
     (kernel,) = compile_graph(graph, TENSOR, "low").plan.kernels
     assert kernel.entry.startswith("attention_tensor") and "_any(high0_0" in kernel.body

@@ -230,7 +230,8 @@ def test_templates_on_opencl_devices(name: str, device: str, tmp_path: Path,
         found, (wanted,) = model.run(feeds(*shape))["y"], exact.run(None, feeds(*shape))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
     if tiles:
-        assert written == {"", "gemm_tiled_opencl", "gemv_opencl"}
+        assert written == ({"", "gemm_tiled_opencl", "gemv_opencl"} if name == "pictures"
+                           else {"gemv_opencl", "attention_opencl"})
         return
     assert written >= ({"conv_cpu", "depthwise_cpu", "pool_cpu", "gemm_cpu"}
                        if name == "pictures" else {"gemm_cpu", "attention_cpu"})

@@ -93,6 +93,12 @@ def test_kernels_access_what_is_theirs(target: str) -> None:
 
 
 @pytest.mark.slow
+@oclgrind.needed
+def test_kernels_for_many_shapes_access_what_is_theirs() -> None:
+    check_simulated("sizes", "gpu", [name for name, _ in simulated.CASES["sizes"]("gpu")])
+
+
+@pytest.mark.slow
 @pytest.mark.sampled(slow=PARTS)
 @oclgrind.needed
 @pytest.mark.parametrize("part", range(PARTS))

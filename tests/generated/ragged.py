@@ -76,12 +76,13 @@ def coded(m: int, k: int, n: int, block: int, bits: int) -> Graph:
     return graph(G.add(G.matmul(x(m, k), right), w(n, seed=1)))
 
 
-def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32") -> Graph:
-    """Of two heads, scores masked by keys."""
+def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32",
+              masked: int = 1) -> Graph:
+    """Of two heads, scores masked by keys, and by so many rows."""
     q, k, v = (x(2, rows, columns, dtype=dtype, name=name) for name, rows, columns in (
         ("q", queries, size), ("k", keys, size), ("v", keys, width)))
-    scores = G.add(G.matmul(q, G.transpose(k, perm=(0, 2, 1))), x(2, 1, keys, name="mask",
-                                                                  dtype=dtype))
+    scores = G.add(G.matmul(q, G.transpose(k, perm=(0, 2, 1))), x(2, masked, keys, dtype=dtype,
+                                                                  name="mask"))
     return graph(G.matmul(G.softmax(scores, axis=-1), v))
 
 

@@ -15,13 +15,14 @@ from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.opencl.device import OpenClDevice
 from jitcl.devices.select import open_device
 from jitcl.ir.graph import Graph
+from jitcl.ir.sizes import Space
 from jitcl.ops import OPS
 from jitcl.ops.builder import evaluate
 from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.target.variants import VARIANTS
 from tests.generated.kernels import TARGETS, op_graphs, plan_for
-from tests.generated.ragged import GRAPHS, feeds_of
+from tests.generated.ragged import GRAPHS, attention, feeds_of
 
 
 @dataclass
@@ -119,6 +120,23 @@ def of_graphs(target: str) -> Iterator[tuple[str, Make]]:
         yield name, functools.partial(_case, graph, feeds_of(graph), target)
 
 
+def of_sizes(target: str) -> Iterator[tuple[str, Make]]:
+    """One plan for any numbers of queries and keys, at some."""
+    for numbers in ((1, 1), (40, 27), (19, 37), (1, 150)):
+        yield "attention of {} and {}".format(*numbers), functools.partial(_sized, numbers, target)
+
+
+def _sized(numbers: tuple[int, int], target: str) -> Case:
+    def made(queries: int, keys: int) -> Graph:
+        return attention(queries, keys, 12, 20, masked=queries)
+
+    space, graph = Space(), made(*numbers)
+    sized = made(space.symbol("queries", 223), space.symbol("keys", 211))
+    plan = plan_on(sized, target).at(space.values(dict(zip(("queries", "keys"), numbers))))
+    steps = tuple(s for s in plan.steps if 0 not in s.global_size)
+    return Case(dataclasses.replace(plan, steps=steps), feeds_of(graph), graph)
+
+
 PLANTED = {
     "sound": "__local float s[8]; int i = get_local_id(0); s[i] = x[i];"
              " barrier(CLK_LOCAL_MEM_FENCE); y[i] = s[7 - i];",
@@ -147,4 +165,5 @@ def of_faults(target: str) -> Iterator[tuple[str, Make]]:
 
 
 CASES: dict[str, Callable[[str], Iterator[tuple[str, Make]]]] = {
-    "ops": of_ops, "scans": of_scans, "graphs": of_graphs, "faults": of_faults}
+    "ops": of_ops, "scans": of_scans, "graphs": of_graphs, "sizes": of_sizes,
+    "faults": of_faults}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitcl.ir.group import Group
-from jitcl.ir.size_ranges import hints
-from jitcl.ir.sizes import has_size, hint
+from jitcl.ir.size_ranges import at_most, hints
+from jitcl.ir.sizes import has_size, hint, is_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.attention import pattern
@@ -25,8 +25,10 @@ MAX_SPLITS = 32
 FEW_ROWS = 8                   # queries: without local memory, more are products' task
 FEW_KEYS = (256, 128)          # of a group of as many work-items, for few queries
 LEAST_KEYS = 64                # where there is no room for these
+FEW_STEPS = 2                  # of keys: a second kernel takes longer than they do
 LANES = 4                      # work-items that share a key's elements
 REGISTERS = 200                # of a lane, for what tensor cores take and leave
+MANY = 4                       # 8s of rows, 16s on tensor cores: fewer are slow for many queries
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Form(Match):
     """`form` "tensor": `rows` are 16s of a warp, `columns` keys of a step, `warps` of a group,
     `stages` steps in local memory at once. "tiles": `rows` and `columns` of a work-item's scores.
     "rows": `rows` and keys at a time of a work-item. "few": all `rows` and `columns` keys of a
-    group. `splits`: parts that keys are dealt out in (of "few" as many as it takes).
+    group. `splits`: parts that keys are dealt out in (of "few" as many as it takes; of sizes that
+    are not known at most, see `parts`).
     """
 
     form: str
@@ -69,6 +72,11 @@ class Heads:
         """Keys."""
         return self.scores.n
 
+    @property
+    def sized(self) -> bool:
+        """Whether some of these is not known."""
+        return has_size((self.batch, self.m, self.n))
+
 
 def heads_of(chain: Group) -> Heads | None:
     """The products of a chain that the template computes; None of any other."""
@@ -102,7 +110,9 @@ def few_forms(a: Heads, target: Target) -> tuple[Form, ...]:
     """Up to FEW_ROWS queries, where tiles are staged in local memory: the sums of all of them are
     too much for a Mali's registers. Best first: the largest groups of which there is one a core;
     where there are fewer groups, the most."""
-    if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or not target.stages_tiles:
+    if is_size(a.m) or a.m > FEW_ROWS or not target.stages_tiles:
+        return ()
+    if a.scores.k % QUAD or a.result.n % QUAD:
         return ()
     batch, n = hints((a.batch, a.n))
 
@@ -125,8 +135,10 @@ def tensor_forms(a: Heads, target: Target) -> tuple[Form, ...]:
     """Best first: the largest groups of which there is one a core, with as many keys as fit; where
     there are fewer groups, the most."""
     depth, width = padded(a.scores.k), padded(a.result.n)
-    found = []
+    found = list[Form]()
     for rows, warps in ((2, 4), (1, 4), (1, 2), (1, 1)):
+        if found and rows * warps < MANY and has_size((a.batch, a.m)):
+            break
         for columns in (64, 32, 16):
             form = Form("tensor", rows, columns, warps, 2)
             held = rows * (depth // 4 + width // 2 + columns // 2)
@@ -141,20 +153,36 @@ def tensor_forms(a: Heads, target: Target) -> tuple[Form, ...]:
 def tiles_forms(a: Heads, target: Target) -> tuple[Form, ...]:
     """Best first by `tiles_time`: of each number of rows keys dealt out as suits it best, and
     whole."""
-    found = list[Form]()
+    found = list[tuple[float, Form]]()
     for rows in (8, 4, 2, 1):
         t = Tiles.of(a, rows)
         if t.local > target.local_memory or t.items > target.max_work_group:
             continue
-        if rows > 1 and ROW_GROUPS * rows >= 2 * a.m:
+        if rows > 1 and not is_size(a.m) and ROW_GROUPS * rows >= 2 * a.m:
             continue
+        if found and rows < MANY and has_size((a.batch, a.m)):
+            break
         steps = -(-hint(a.n) // t.keys)
-        most = 1 if has_size((a.batch, a.n)) else min(MAX_SPLITS, steps)
-        parts = {-(-steps // -(-steps // n)) for n in range(1, most + 1)}
-        forms = [Form("tiles", rows, 4, splits=n) for n in sorted(parts)]
-        best = min(forms, key=lambda f: tiles_time(a, f, target))
-        found += dict.fromkeys((best, forms[0]))
-    return tuple(sorted(found, key=lambda f: tiles_time(a, f, target)))
+        dealt = {-(-steps // -(-steps // n)) for n in range(1, min(MAX_SPLITS, steps) + 1)}
+        forms = [Form("tiles", rows, 4, splits=n) for n in sorted(dealt)]
+        times = [tiles_time(a, f, target) for f in forms]
+        best = forms[times.index(min(times))]
+        if a.sized:
+            best = replace(best, splits=MAX_SPLITS)
+        found += dict.fromkeys(((min(times), best), (times[0], forms[0])))
+    return tuple(f for _, f in sorted(found, key=lambda pair: pair[0]))
+
+
+def parts(a: Heads, f: Form, target: Target) -> tuple[int, int, int]:
+    """Of the form "tiles", where sizes are not known: (the parts, up to `splits`, that give each
+    core as many groups as take no longer at once than one alone; 1 where keys are worth a second
+    kernel that joins the parts, else 0; a bound of parts times groups where they are)"""
+    steps = -(-a.n // Tiles.of(a, f.rows).keys)
+    alone, shared = step_times(f.rows)
+    wanted = round(alone / shared * target.compute_units)
+    groups = a.batch * -(-a.m // (ROW_GROUPS * f.rows))
+    found = 1 + (f.splits - 1) // (1 + groups * f.splits // wanted)
+    return found, (1 - at_most(found, 1)) * (1 - at_most(steps, FEW_STEPS)), 2 * wanted
 
 
 def tiles_time(a: Heads, f: Form, target: Target) -> float:
@@ -164,9 +192,15 @@ def tiles_time(a: Heads, f: Form, target: Target) -> float:
     """
     steps = -(-hint(a.n) // (Tiles.of(a, f.rows).keys * f.splits))
     groups = _groups(a, ROW_GROUPS * f.rows) * f.splits / target.compute_units
-    alone, shared = steps * (3.2 + 0.45 * f.rows), steps * (0.85 + 0.024 * f.rows ** 2)
-    join = 7 + 8 * f.splits * hint(a.batch) * a.m * a.result.n / 3e6 if f.splits > 1 else 0.0
+    alone, shared = (steps * time for time in step_times(f.rows))
+    batch, m = hints((a.batch, a.m))
+    join = 7 + 8 * f.splits * batch * m * a.result.n / 3e6 if f.splits > 1 else 0.0
     return max(alone, groups * shared) + shared * (math.ceil(groups) - 1) / 2 + join
+
+
+def step_times(rows: int) -> tuple[float, float]:
+    """(alone, shared), see `tiles_time`"""
+    return 3.2 + 0.45 * rows, 0.85 + 0.024 * rows ** 2
 
 
 def rows_forms(a: Heads, target: Target) -> tuple[Form, ...]:
@@ -181,7 +215,7 @@ def rows_forms(a: Heads, target: Target) -> tuple[Form, ...]:
 
 
 def _groups(a: Heads, rows: int) -> int:
-    return hint(a.batch) * -(-a.m // rows)
+    return hint(a.batch) * -(-hint(a.m) // rows)
 
 
 def padded(size: int) -> int:

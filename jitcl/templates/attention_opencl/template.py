@@ -34,6 +34,7 @@ from jitcl.templates.attention_opencl.forms import (
     few_forms,
     heads_of,
     padded,
+    parts,
     rows_forms,
     tensor_bytes,
     tensor_forms,
@@ -48,6 +49,7 @@ from jitcl.templates.base import (
     OpenClHooks,
     Scratch,
     Template,
+    launched,
 )
 from jitcl.templates.gemm_opencl.product import counter
 from jitcl.templates.gemm_tensor_opencl.template import RUN, WARP, plain
@@ -75,29 +77,34 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
-        """Numbers of images and keys may be open."""
+        """Numbers of images, queries and keys may be open."""
         a = heads_of(group)
         if a is None or target.device_type == "cpu":
             return ()
-        if has_size((a.m, a.scores.k, a.result.n)) or max(a.scores.k, a.result.n) > MOST_HEAD:
+        if has_size((a.scores.k, a.result.n)) or max(a.scores.k, a.result.n) > MOST_HEAD:
             return ()
         few = few_forms(a, target)
         if a.concatenated:
             return few
         if not target.stages_tiles:
-            return () if has_size((a.batch, a.n)) else rows_forms(a, target)
+            return () if a.sized else rows_forms(a, target)
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
                   and plain(last, a.result.nodes[1:]))
-        if target.tensor_cores and halves and a.m > FEW_ROWS:
+        if target.tensor_cores and halves and (is_size(a.m) or a.m > FEW_ROWS):
             return tensor_forms(a, target) + found
         return found
 
     def emit(self, match: Form, hooks: OpenClHooks) -> list[Emitted] | None:
         a = heads_of(hooks.group)
         assert a is not None
-        return _Writer(a, match, hooks).emit()
+        if match.form != "tiles" or match.splits == 1 or not a.sized:
+            return _Writer(a, match, hooks).emit()
+        splits, several, most = parts(a, match, hooks.target)
+        dealt = _Writer(a, dataclasses.replace(match, splits=splits), hooks, most).emit()
+        whole = _Writer(a, dataclasses.replace(match, splits=1), hooks).emit()
+        return dealt and whole and [*launched(dealt, several), *launched(whole, 1 - several)]
 
 
 # ---- text
@@ -137,12 +144,15 @@ def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None
 
 
 class _Writer:
-    def __init__(self, a: Heads, form: Form, hooks: OpenClHooks) -> None:
+    """most: parts times groups, where their number is not known."""
+
+    def __init__(self, a: Heads, form: Form, hooks: OpenClHooks, most: int = 0) -> None:
         self.a, self.f, self.hooks, self.root = a, form, hooks, hooks.group.root
         first, _, last = (dataclasses.replace(part, compute="f32") for part in hooks.group.parts)
         self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
         self.splits = -(-a.n // form.columns) if form.form == "few" else form.splits
         self.part = a.n if form.splits == 1 else -(-a.n // form.splits)
+        self.most = most
         self.plain = first.root is first.anchor
 
     def emit(self) -> list[Emitted] | None:
@@ -176,7 +186,7 @@ class _Writer:
             require(MAX_INDEX - 1, node.type.size)
         stored: Mapping[str, int] = epilogue.sizes if epilogue else {}
         read = (*(s.sizes for s in sides), score.sizes if score else {}, stored)
-        return parameters(self.a.batch, self.a.n, *counts, *(
+        return parameters(self.a.batch, self.a.m, self.a.n, *counts, *(
             v for found in read for v in found.values())) | dict(stored)
 
     def rendered(self, file: str, score: Loader | None, sides: tuple[Side | Lying, ...],
@@ -208,11 +218,12 @@ class _Writer:
         q, k, v = sides
         local, stage, of_keys = tensor_bytes(a, f, (q.by_k, k.by_k, v.by_k))
         items, tiles, steps = WARP * f.warps, -(-a.m // rows), -(-a.n // f.columns)
-        sizes = self.sizes(score, sides, epilogue, steps)
+        sizes = self.sizes(score, sides, epilogue, tiles, steps)
         body, operands = self.rendered(
             "tensor", score, sides, epilogue, T=items, MT=f.rows, BM=rows, BN=f.columns, DP=depth,
             EP=width, STAGES=f.stages, LOCAL=local, STAGE=stage, K_BYTES=of_keys, M_TILES=tiles,
-            PAIR=pair, STEPS=steps, RAGGED=divisor(a.n) % f.columns > 0, sizes=sizes)
+            PAIR=pair, STEPS=steps, RAGGED=divisor(a.n) % f.columns > 0,
+            CLAMPED=divisor(a.m) % rows > 0, sizes=sizes)
         return [Emitted(f"attention_tensor_{rows}x{f.columns}", body, (*operands, self.root),
                         (self.root,), sizes, (a.batch * tiles * items,), (items,))]
 
@@ -226,12 +237,15 @@ class _Writer:
         rows = ROW_GROUPS * t.rows
         sides = self.sides(rows, t.keys, t.width, (a.scores.k, t.depth, t.values), QUAD)
         tiles, part = -(-a.m // rows), -(-self.part // t.keys) * t.keys
-        sizes = self.sizes(score, sides, epilogue, part)
+        if is_size(self.splits):
+            self.splits = -(-a.n // part)
+        sizes = self.sizes(score, sides, epilogue, tiles, part)
         body, operands = self.rendered(
             "tiles", score, sides, epilogue, T=t.items, TM=t.rows, W=t.vector, C=t.columns,
             BN=t.keys, DK=t.depth, VK=t.values, EP=t.width, TILE=t.tile, PART=part, M_TILES=tiles,
-            SPLITS=self.f.splits, V=v, RAGGED=divisor(a.n) % t.keys > 0, sizes=sizes)
-        stem, size = f"attention_{rows}x{t.keys}", (a.batch * tiles * self.f.splits * t.items,)
+            SEVERAL=not whole, V=v, RAGGED=divisor(a.n) % t.keys > 0,
+            CLAMPED=divisor(a.m) % rows > 0, sizes=sizes)
+        stem, size = f"attention_{rows}x{t.keys}", (a.batch * tiles * self.splits * t.items,)
         if whole:
             return [Emitted(stem, body, (*operands, self.root), (self.root,), sizes, size,
                             (t.items,))]
@@ -291,15 +305,16 @@ class _Writer:
         if epilogue is None:
             return None
         rows = a.batch * a.m
-        parts = Scratch(f"parts of {self.root.type}", "f32", (splits, rows * a.result.n))
-        totals = Scratch(f"totals of {self.root.type}", "f32", (splits, rows * 2))
-        joins = parameters(a.batch, splits, *epilogue.sizes.values()) | epilogue.sizes
+        room = (self.most * ROW_GROUPS * self.f.rows,) if self.most else (splits, rows)
+        sums = Scratch(f"parts of {self.root.type}", "f32", (*room[:-1], room[-1] * a.result.n))
+        totals = Scratch(f"totals of {self.root.type}", "f32", (*room[:-1], room[-1] * 2))
+        joins = parameters(a.batch, a.m, splits, *epilogue.sizes.values()) | epilogue.sizes
         join = self.after.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
                                  BATCH=a.batch, M=a.m, E=a.result.n, SPLITS=splits,
                                  GUARDED=a.guarded, sizes=joins)
         group = min(JOIN, self.hooks.target.max_work_group)
         items = -(-rows * a.result.n // group) * group
-        return [Emitted(stem, body, (*operands, totals, parts), (totals, parts), sizes, size, local,
+        return [Emitted(stem, body, (*operands, totals, sums), (totals, sums), sizes, size, local,
                         main=1),
-                Emitted("join", join, (parts, totals, *epilogue.nodes, self.root), (self.root,),
+                Emitted("join", join, (sums, totals, *epilogue.nodes, self.root), (self.root,),
                         joins, (items,), (group,))]
