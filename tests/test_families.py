@@ -17,11 +17,13 @@ import pytest
 
 import jitcl
 from jitcl.devices.cpu import device as cpu
+from jitcl.devices.opencl import launches
 from jitcl.ir.size_ranges import divisor
 from jitcl.ir.sizes import Size, Space, at_least_always
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, disguised
 from jitcl.runtime.family import Family
+from jitcl.runtime.resized import Resized
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.specialise import opening, reopen
 from jitcl.runtime.symbols import expression, symbolic
@@ -341,6 +343,46 @@ def test_a_family_that_grows_keeps_its_kernels(
     monkeypatch.setattr(cpu, "load_kernels", None)
     check(model.run(feeds("softmax", 300)), reference("softmax").run(feeds("softmax", 300)))
     assert family.capacity != before and family.loaded.executable.code is code is not None
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
+def test_a_family_of_an_opencl_device_grows_where_it_is(
+        device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither kernels nor constants are made ready again, for a shape that is larger in one way
+    and then in the other; who holds a smaller member runs it in the room that it had."""
+    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device=device, cache_dir=tmp_path)
+    rng = np.random.default_rng(6)
+    exact = reference("matmul")
+
+    def run(n: int, m: int, by: Any = model) -> None:
+        fed = {"a": rng.uniform(-1, 1, (n, 8)).astype(np.float32),
+               "b": rng.uniform(-1, 1, (8, m)).astype(np.float32)}
+        check(by.run(fed), exact.run(fed))
+
+    run(3, 300)
+    (family,) = model._families.kept.values()
+    assert family.loaded is not None
+    executable, capacity = family.loaded.executable, family.capacity
+    small = Resized(executable, family.at(family.values({"a": (3, 8), "b": (8, 300)}) or []))
+    monkeypatch.setattr(launches, "_prepare", None)
+    monkeypatch.setattr(type(executable.memory), "_upload", None)
+    for n, m in ((700, 5), (4, 900), (700, 900), (3, 300)):
+        run(n, m)
+        assert family.loaded.executable is executable and family.capacity != capacity
+    a, b = (rng.uniform(-1, 1, s).astype(np.float32) for s in ((3, 8), (8, 300)))
+    y, _ = small.run([a, b])
+    np.testing.assert_allclose(y, np.maximum(a @ b, 0), rtol=0, atol=1e-5)
+    run(700, 900)
+
+
+def test_room_for_one_shape_is_kept_beside_that_for_another(tmp_path: Path) -> None:
+    """Of two shapes, each larger in one way, in turns: the second turn loads nothing."""
+    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device="cpu", cache_dir=tmp_path)
+    for n, m in ((3, 300), (700, 5)):
+        model.run({"a": np.ones((n, 8), np.float32), "b": np.ones((8, m), np.float32)})
+    (family,) = model._families.kept.values()
+    assert family.capacity[:2] == [1024, 512]
+    assert not family.outgrown(family.values({"a": (3, 8), "b": (8, 300)}) or [])
 
 
 def test_shapes_that_come_again_build_nothing(tmp_path: Path) -> None:

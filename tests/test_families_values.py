@@ -238,12 +238,13 @@ def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
 def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(
         device: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether tensors are worth half a float is no question of the length that a plan was made at:
-    what passes 4096 bytes on the way is no family of its own."""
+    what passes 4096 bytes on the way is no family of its own. OpenCL's grows where it is."""
     loads = Loads(monkeypatch)
     model = jitcl.compile(onnx.parser.parse_model(CACHED), device=device, precision=precision,
                           cache_dir=tmp_path)
     found = grow(model, range(301))
-    assert (len(model._families.kept), loads.count) == (2, 4)   # of no past: for many, too
+    assert len(model._families.kept) == 2               # of no past: for many, too
+    assert loads.count == (4 if device == "cpu" else 2)
     assert model.report().sizes == (("t", 1, 1), ("p", 300, 512))
     exact = grow(jitcl.compile(onnx.parser.parse_model(CACHED), device="cpu"), [300])
     bound = 1e-5 if precision == "high" else 1e-2

@@ -113,6 +113,7 @@ class Shapes:
     params: tuple[tuple[int, ...], ...]         # of each step
     global_sizes: tuple[tuple[int, ...], ...]   # of each step
     work: tuple[tuple[int, int], ...] = ()      # (FLOPs, bytes) of each step, within a factor of 2
+    layout: Plan | None = None                  # with room for them; None: as it was loaded
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,12 @@ class Executable(Protocol):
         """Its kernels in memory, if others of this device may use them: see `LoadOptions`."""
         return None
 
+    def grows(self, plan: Plan) -> bool:
+        """Whether runs may bring `Shapes` in the layout of this plan: its own, of another capacity.
+        Raises OutOfMemoryError where the device has no room for that.
+        """
+        return False
+
     def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
                       shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:
         """`run` with inputs that lie on the device already (of the same `home`), and with results
@@ -140,7 +146,7 @@ class Executable(Protocol):
         """Inputs in plan order, already checked; outputs are fresh arrays in plan order.
 
         shapes: of this run, where the plan is the largest member of a family; nothing in it may be
-        larger than the plan's.
+        larger than the plan's, or than its own layout's.
         """
 
     def repeat(self, inputs: Sequence[np.ndarray], how: Repeat, shapes: Shapes | None = None

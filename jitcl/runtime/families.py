@@ -330,18 +330,21 @@ class Families:
 
     def _take(self, family: Family, values: list[int], patience: Patience,
               tried: Sequence[Generated] = ()) -> Member | None:
-        """The loaded family at these values; loaded anew where it has no room for them, or its
-        device was lost.
+        """The loaded family at these values; with more room, or loaded anew, where it has none for
+        them, or its device was lost.
         """
         specialiser, loaded = self.specialiser, family.loaded
-        if family.outgrown(values):
-            code = loaded.executable.code if loaded is not None else None
-            family.loaded = loaded = None               # room for the larger one
-            family.capacity = family.roomy(values)
-            loaded = specialiser.load_sized(
-                family.largest(), patience, tried, family.stepped, code)
-        elif loaded is not None and loaded.stale:
+        if loaded is not None and loaded.stale:
             loaded = specialiser.reload(loaded, patience)
+        if family.outgrown(values):
+            family.capacity = family.roomy(values)
+            plan = specialiser.laid(family.largest())
+            if loaded is not None and loaded.executable.grows(plan):
+                loaded, family.layout = replace(loaded, plan=plan), plan
+            else:
+                code = loaded.executable.code if loaded is not None else None
+                family.loaded = family.layout = loaded = None       # room for the larger one
+                loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
         family.loaded = loaded
         if loaded is None:
             return None

@@ -5,11 +5,12 @@ run.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
-from jitcl.codegen.plan import Plan, Shapes
+from jitcl.codegen.plan import Plan, Shapes, lifetimes
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.size_ranges import conditions, everywhere, grows, most
 from jitcl.ir.sizes import Size, Space, at, has_size
@@ -47,6 +48,7 @@ class Family:
     stepped: tuple[KernelFallback, ...] = ()
     loaded: Specialisation | None = None
     capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
+    layout: Plan | None = None                  # at the capacity, where that grew since
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -56,7 +58,8 @@ class Family:
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
         self.guards = conditions(self.space)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
-        self._at: OrderedDict[tuple[int, ...], Shapes] = OrderedDict()
+        self._lives = lifetimes(s.buffers for s in plan.steps)
+        self._at: OrderedDict[Hashable, Shapes] = OrderedDict()
         self._work: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {}
 
     @property
@@ -86,10 +89,11 @@ class Family:
         return values if fits and self.space.holds(values) else None
 
     def at(self, values: Sequence[int]) -> Shapes:
-        """The plan's integers where atoms have these values; those of the last shapes are known."""
-        key = tuple(values)
+        """The plan's integers where atoms have these values; those of the last shapes are known.
+        """
+        key = *values, id(self.layout)
         if key not in self._at:
-            self._at[key] = self._evaluated(values)
+            self._at[key] = replace(self._evaluated(values), layout=self.layout)
             while len(self._at) > REMEMBERED:
                 self._at.popitem(last=False)
         self._at.move_to_end(key)
@@ -118,12 +122,19 @@ class Family:
         return found
 
     def roomy(self, values: Sequence[int]) -> list[int]:
-        """A capacity for these values and more: as far towards the next power of two, and towards
-        SMALLEST, as guards hold and the memory that it takes is little, or little beside the rest;
-        what is 1 stays 1.
+        """A capacity for these values and more: for what there is room for now, and as far towards
+        the next power of two, and towards SMALLEST, as guards hold and the memory that it takes is
+        little, or little beside the rest; what is 1 stays 1.
         """
-        now = {a.symbol: v for a, v in zip(self.space.atoms, values) if a.symbol}
+        atoms = self.space.atoms
         held = self._nbytes(values)
+        if self.capacity:               # two shapes in turns, each larger in one way, are as one
+            both = self.space.values({a.symbol: max(v, c) for a, v, c in zip(
+                atoms, values, self.capacity) if a.symbol})
+            largest = max(held, self._nbytes(self.capacity))
+            if self.space.holds(both) and self._nbytes(both) <= largest + little(largest):
+                values, held = both, self._nbytes(both)
+        now = {a.symbol: v for a, v in zip(atoms, values) if a.symbol}
         capacity = list(values)
         for least in (1, SMALLEST):
             far = {s: max(least, 1 << (v - 1).bit_length()) - v if v > 1 else 0
@@ -132,8 +143,7 @@ class Family:
             while over - fits > 1:
                 steps = STEPS if over > STEPS else (fits + over) // 2
                 larger = self.space.values({s: v + far[s] * steps // STEPS for s, v in now.items()})
-                more = self._nbytes(larger) - held
-                if more <= max(MODEST, held // SHARE) and self.space.holds(larger):
+                if self.space.holds(larger) and self._nbytes(larger) <= held + little(held):
                     fits, capacity = steps, larger
                 else:
                     over = steps
@@ -152,11 +162,28 @@ class Family:
         return replace(plan, buffers=buffers, steps=steps)
 
     def _nbytes(self, values: Sequence[int]) -> int:
-        return sum(at(b.nbytes, values) for b in self.plan.buffers)
+        """What buffers take where atoms have these values: of temporaries, those that are alive at
+        once, at most.
+        """
+        known = {size: at(size, values) for size in {b.nbytes for b in self.plan.buffers}}
+        change, total = [0] * (len(self.plan.steps) + 1), 0
+        for number, b in enumerate(self.plan.buffers):
+            if b.kind != "temp":
+                total += known[b.nbytes]
+            elif number in self._lives:
+                first, last = self._lives[number]
+                change[first] += known[b.nbytes]
+                change[last + 1] -= known[b.nbytes]
+        return total + max(accumulate(change))
 
     def outgrown(self, values: Sequence[int]) -> bool:
         return not self.capacity or any(
             v > c for a, v, c in zip(self.space.atoms, values, self.capacity) if a.symbol)
+
+
+def little(nbytes: int) -> int:
+    """What a capacity may take beyond so many bytes."""
+    return max(MODEST, nbytes // SHARE)
 
 
 __all__ = ["Family", "Member"]

@@ -338,14 +338,17 @@ class Specialiser:
         lowering.chooser = tuned.chooser
         return tuned
 
+    def laid(self, plan: Plan) -> Plan:
+        """A plan with places for its temporaries."""
+        return laid_out(plan, self.device, self.options.memory)
+
     def load_sized(self, plan: Plan, patience: Patience, tried: Sequence[Generated] = (),
                    stepped: tuple[KernelFallback, ...] = (), code: object = None
                    ) -> Specialisation:
-        """The largest member of a family: a plan without places for its temporaries. Its kernels
-        are tried at the shapes of `tried`, or are `code`, of an executable before. Raises
-        KernelFault, OutOfMemoryError, BuildError.
+        """The largest member of a family, a plan as `laid` gives it. Its kernels are tried at the
+        shapes of `tried`, or are `code`, of an executable before. Raises KernelFault,
+        OutOfMemoryError, BuildError.
         """
-        plan = laid_out(plan, self.device, self.options.memory)
         while True:
             seen = opening(self.device)
             try:

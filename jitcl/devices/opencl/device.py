@@ -16,17 +16,17 @@ from jitcl.devices.opencl.errors import lost_error, translated
 from jitcl.devices.opencl.executable import OpenClExecutable
 from jitcl.devices.opencl.loaded import LoadedPlan
 from jitcl.devices.opencl.loading import Loading
+from jitcl.devices.opencl.memory import check_room
 from jitcl.devices.opencl.platform import Found, find_devices
 from jitcl.devices.opencl.probe import probe_target
 from jitcl.devices.opencl.session import Session
 from jitcl.devices.opencl.streaming import StreamedExecutable
-from jitcl.errors import DeviceError, OptionError, OutOfMemoryError
+from jitcl.errors import DeviceError, OptionError
 from jitcl.target.target import Target
 
 _open: weakref.WeakValueDictionary[tuple[object, ...], OpenClDevice] = weakref.WeakValueDictionary()
 _opening = forking.lock()
 FORKED = "this process was forked since the device was opened"
-ADVICE = "Use smaller inputs or batches, or another device."
 
 
 class OpenClDevice:
@@ -106,30 +106,13 @@ class OpenClDevice:
         session = self.session
         if session.forked:
             raise lost_error(f"{self.name}: {FORKED}")
-        self.check_memory(plan)
+        check_room(session, plan)
         tally = Tally.of(progress)
         options = options or configured()
         programs = Loading(session, plan, cache, tally, options).programs()
         tally.now("loading the model")
         kind = StreamedExecutable if plan.streamed else OpenClExecutable
         return kind(session, plan, programs, cache, tally, options.priority)
-
-    def check_memory(self, plan: Plan) -> None:
-        """Raise OutOfMemoryError where the plan, or one of its allocations, is larger than the
-        device allows.
-        """
-        target = self.target
-        if plan.peak_bytes > target.global_memory:
-            raise OutOfMemoryError(
-                f"{self.name}: the model needs {_size(plan.peak_bytes)}, the device has "
-                f"{_size(target.global_memory)}\n  {ADVICE}"
-            )
-        nbytes, what = max(plan.allocations(), default=(0, ""))
-        if nbytes > target.max_allocation:
-            raise OutOfMemoryError(
-                f"{self.name}: {what} needs {_size(nbytes)}, the device allocates at most "
-                f"{_size(target.max_allocation)}\n  {ADVICE}"
-            )
 
 
 def shared_device(found: Found, progress: Progress | Tally | None = None, queue: Any = None
@@ -162,10 +145,3 @@ def device_of_queue(queue: Any, progress: Progress | Tally | None = None) -> Ope
             return shared_device(found, progress, queue)
     raise DeviceError(f"device: no driver that jitcl has found has '{queue.device.name}'\n  Call "
                       "jitcl.devices() before OpenCL is used, so that both look in one place.")
-
-
-def _size(nbytes: int) -> str:
-    """Bytes for people, exact below a MiB."""
-    if nbytes < 1 << 20:
-        return f"{nbytes} bytes"
-    return f"{nbytes / (1 << 20):.0f} MiB" if nbytes < 1 << 32 else f"{nbytes / (1 << 30):.1f} GiB"

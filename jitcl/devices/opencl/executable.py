@@ -13,7 +13,7 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl import dtypes
-from jitcl.codegen.plan import Shapes
+from jitcl.codegen.plan import Plan, Shapes
 from jitcl.devices import recording
 from jitcl.devices.base import Binding, DeviceArray, Given, Repeat
 from jitcl.devices.opencl.arrays import OpenClArray, pinned, shares_memory
@@ -21,7 +21,7 @@ from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
 from jitcl.devices.opencl.lending import Lending
 from jitcl.devices.opencl.loaded import Action, LoadedPlan, StepTime
-from jitcl.devices.opencl.memory import ResidentMemory
+from jitcl.devices.opencl.memory import ResidentMemory, check_room
 from jitcl.devices.opencl.repetition import Repetition
 from jitcl.devices.opencl.run_faults import StepFailed
 from jitcl.devices.opencl.series import Series, in_series
@@ -54,6 +54,13 @@ class OpenClExecutable(LoadedPlan):
         self._profiling: Any = None                 # the queue of profiled runs
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
         self._bind()
+
+    def grows(self, plan: Plan) -> bool:
+        check_room(self.session, plan)
+        return True
+
+    def _moved(self) -> None:
+        self.memory.move(self.plan)
 
     def _bind(self) -> None:
         self._zeroed = False

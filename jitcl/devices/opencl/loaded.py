@@ -59,6 +59,7 @@ class LoadedPlan(Executable):
         self._lock = forking.lock()
         self._closed = False
         self._shapes: Shapes | None = None          # of the last run of a plan for many
+        self._loaded = self._layout = plan          # where its buffers lay at first, and lie now
         self._lost = ""                             # how, where the context is gone
         self._careful = session.losses > 0          # until a run has ended: a kernel took it down
         sections = host_sections(session, plan, cache, progress)
@@ -75,6 +76,9 @@ class LoadedPlan(Executable):
     @abstractmethod
     def _placed(self) -> None:
         """Memory for the plan, whose steps are prepared."""
+
+    def _moved(self) -> None:
+        """The plan has another layout."""
 
     @abstractmethod
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
@@ -133,9 +137,14 @@ class LoadedPlan(Executable):
         """Take other shapes from here on: the kernels' integers and work-items, and what is copied
         of the buffers.
         """
-        plan, before, self._shapes = self.plan, self._shapes, shapes
+        before, self._shapes = self._shapes, shapes
         if shapes is before:
             return
+        layout = shapes.layout or self._loaded
+        if layout is not self._layout:
+            self._layout = self.plan = layout
+            self._moved()
+        plan = self.plan
         self.plan = replace(
             plan, inputs=tuple(replace(t, shape=s) for t, s in zip(plan.inputs, shapes.inputs)),
             outputs=tuple(replace(t, shape=s) for t, s in zip(plan.outputs, shapes.outputs)))

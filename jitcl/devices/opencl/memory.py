@@ -17,8 +17,9 @@ from jitcl.codegen.plan import BufferSpec, Plan
 from jitcl.devices.opencl.errors import translated
 from jitcl.devices.opencl.session import Session, Weight
 from jitcl.devices.usage import Allocation, enlist
-from jitcl.errors import DeviceError
+from jitcl.errors import DeviceError, OutOfMemoryError
 
+ADVICE = "Use smaller inputs or batches, or another device."
 SMALLEST = 16  # bytes of an allocation: a buffer may not be empty, and a pixel has up to as many
 PIXEL = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.FLOAT)
 HALVES = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.HALF_FLOAT)
@@ -67,12 +68,17 @@ class Memory:
 
     def release(self) -> None:
         """Give all memory back; the driver waits for launches that use it."""
-        self._forget(list(self._buffers))
-        kinds = self._images, self._buffers, self._slots  # parts before what they are part of
-        for memory in dict.fromkeys(m for held in kinds for m in held.values()):
+        self._give_back(list(self._buffers))
+
+    def _give_back(self, indices: Iterable[int]) -> None:
+        """Buffers, and all slots."""
+        wanted = list(indices)
+        self._forget(wanted)
+        found = [held.pop(n) for held in (self._images, self._buffers) for n in wanted if n in held]
+        found += self._slots.values()               # parts before what they are part of
+        self._slots.clear()
+        for memory in dict.fromkeys(found):
             release(memory)
-        for held in kinds:
-            held.clear()
 
     def _forget(self, indices: Iterable[int]) -> None:
         """Let go of what is shared: its last holder gives it back."""
@@ -131,9 +137,16 @@ class ResidentMemory(Memory):
     def released(self) -> bool:
         return len(self._buffers) < len(self.used)
 
+    def move(self, plan: Plan) -> None:
+        """Give back all but constants; what is allocated next is for another layout of the plan."""
+        self.plan = plan
+        self._give_back(n for n in self.used if n not in plan.constants)
+
     def allocate(self) -> None:
-        """Allocate everything, upload constants. What there is when it fails is for `release`."""
+        """Allocate what is not, upload constants. What there is when it fails is for `release`."""
         for index in self.used:
+            if index in self._buffers:
+                continue
             spec = self.plan.buffers[index]
             temporary = spec.kind == "temp"
             self._buffers[index] = self._part(spec) if temporary else self._own(index)
@@ -180,3 +193,29 @@ def release(memory: Any) -> None:
     """Give memory back now, not when the last reference goes."""
     with contextlib.suppress(cl.Error):  # of a context that is lost: it was freed with that
         memory.release()
+
+
+def check_room(session: Session, plan: Plan) -> None:
+    """Raise OutOfMemoryError where the plan, or one of its allocations, is larger than the device
+    allows.
+    """
+    target = session.target
+    if plan.peak_bytes > target.global_memory:
+        raise OutOfMemoryError(
+            f"{session.name}: the model needs {_size(plan.peak_bytes)}, the device has "
+            f"{_size(target.global_memory)}\n  {ADVICE}"
+        )
+    nbytes, what = max(plan.allocations(), default=(0, ""))
+    if nbytes > target.max_allocation:
+        raise OutOfMemoryError(
+            f"{session.name}: {what} needs {_size(nbytes)}, the device allocates at most "
+            f"{_size(target.max_allocation)}\n  {ADVICE}"
+        )
+
+
+def _size(nbytes: int) -> str:
+    """Bytes for people, exact below a MiB."""
+    if nbytes < 1 << 20:
+        return f"{nbytes} bytes"
+    return f"{nbytes / (1 << 20):.0f} MiB" if nbytes < 1 << 32 else f"{nbytes / (1 << 30):.1f} GiB"
+
