@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from jitcl.lm.gguf import CLASSES, KEYS
 from jitcl.lm.weights import safetensors
 
 
-def write(folder: Path, file: Path, kind: str = "F32", **metadata: Any) -> Path:
-    """The folder's model with matrices of a type, where rows are whole blocks of it."""
+def write(folder: Path, file: Path, kind: str = "F32",
+          tensors: Mapping[str, np.ndarray] | None = None, **metadata: Any) -> Path:
+    """The folder's model with matrices of a type, where rows are whole blocks of it, and tensors
+    that no folder has."""
     gguf = pytest.importorskip("gguf", reason="the extra lm brings gguf, which writes files, too")
     config = json.loads((folder / "config.json").read_text())
     name = next(n for n, c in CLASSES.items() if c == config["architectures"][0])
@@ -45,6 +48,8 @@ def write(folder: Path, file: Path, kind: str = "F32", **metadata: Any) -> Path:
             t = gguf.GGMLQuantizationType.F32
         writer.add_tensor(names.get_name(their, try_suffixes=(".weight", ".bias")),
                           gguf.quants.quantize(array, t), raw_dtype=t)
+    for their, array in (tensors or {}).items():
+        writer.add_tensor(their, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

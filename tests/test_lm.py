@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import multiprocessing
 import re
 import sys
@@ -251,7 +252,14 @@ def test_conversations(script: Script) -> None:
     (dict(top_k=1.5), "top_k=1.5: wanted a whole number"),
     (dict(min_p=2), "min_p=2: wanted 0 to 1"),
     (dict(repetition_penalty=0), "repetition_penalty=0: wanted more than 0"),
+    (dict(temperature=math.nan), "temperature=nan: wanted 0 or more"),
+    (dict(temperature=math.inf), "temperature=inf: wanted 0 or more"),
+    (dict(top_k=math.inf), "top_k=inf: wanted a whole number"),
+    (dict(repetition_penalty=math.inf), "repetition_penalty=inf: wanted more than 0"),
+    (dict(seed=-1), "seed=-1: wanted a whole number from 0, or None"),
+    (dict(seed=0.5), "seed=0.5: wanted a whole number from 0, or None"),
     (dict(stop=["a", ""]), "wanted strings that are not empty"),
+    (dict(stop=None), "stop=None: wanted strings"), (dict(stop=5), "stop=5: wanted strings"),
     (dict(max_new_tokens=0), "max_new_tokens=0: wanted a whole number above 0"),
 ])
 def test_wrong_options(script: Script, options: dict[str, Any], message: str) -> None:
@@ -262,10 +270,31 @@ def test_wrong_options(script: Script, options: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(("prompt", "message"), [
     ("", "the prompt has no tokens"), ([], "the prompt has no tokens"),
     ([97], "token 0 of the prompt is 97: wanted whole numbers from 0 to 96"),
-    ([1, "a"], "token 1 of the prompt is 'a'"), ([1.0], "token 0 of the prompt is 1.0")])
+    ([1, "a"], "token 1 of the prompt is 'a'"), ([1.0], "token 0 of the prompt is 1.0"),
+    (None, "the prompt is of NoneType: wanted a str, a list of messages, or token ids"),
+    (5, "the prompt is of int"), (b"ab", "the prompt is of bytes"), (["a", 5], "is of int"),
+    ({"role": "user", "content": "a"}, "the prompt is of dict"),
+    (np.array([[1, 2]]), r"token 0 of the prompt is array\(\[1, 2\]\)")])
 def test_wrong_prompts(script: Script, prompt: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         script.model.generate(prompt)
+
+
+def test_prompts_may_be_arrays(script: Script) -> None:
+    script.first, script.text = 3, "yes~"
+    assert script.model.generate(np.array([33, 34, 35])) == "yes"
+    assert script.model.generate([np.array([33, 34, 35])]) == ["yes"]
+
+
+def test_what_is_no_text_and_no_tokens(script: Script) -> None:
+    with pytest.raises(InputError, match="the text is of bytes: wanted a str"):
+        script.model.tokenize(b"a")
+    for ids in ([-1], ["a"], [1.5], 5):
+        with pytest.raises(InputError, match="Pass token ids"):
+            script.model.detokenize(ids)
+    for window in (2.5, "2", 129):
+        with pytest.raises(OptionError, match="wanted 2 to 128 tokens"):
+            script.model.score("abc", window=window)
 
 
 # ---- sampling
@@ -298,6 +327,18 @@ def test_the_likeliest_and_what_was_there() -> None:
     assert pick(logits, [0, 0], random) == 1
     assert pick(np.array([-0.5, -0.6], np.float32), [0], random) == 1
     assert logits[0] == 2.0
+
+
+def test_extreme_numbers_draw_what_they_mean() -> None:
+    random, logits = partial(np.random.default_rng, 0), np.array([2.0, 3.0, -np.inf], np.float32)
+    for cold in (1e-3, 1e-300, 1e-320):
+        assert Sampling(temperature=cold).pick(logits, [], random) == 1
+        assert Sampling(cold, temperature=1.0).pick(logits, [0], random) == 0
+        assert Sampling(1 / cold if cold > 1e-300 else 1e300, 0.1).pick(logits, [1], random) == 0
+    assert Sampling(temperature=1e300).pick(logits, [], random) in (0, 1)
+    for options in (Sampling(), Sampling(temperature=1.0)):
+        with pytest.raises(ModelError, match="logits are no numbers"):
+            options.pick(np.array([1.0, np.nan], np.float32), [], random)
 
 
 def test_generation_config_decides_where_the_caller_does_not() -> None:

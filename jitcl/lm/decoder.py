@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jitcl.errors import UnsupportedError
+from jitcl.errors import ModelError, ShapeError, UnsupportedError
 from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.types import Sym, TensorType
 from jitcl.lm.rotary import Rotary, rotary
@@ -52,6 +52,9 @@ class Decoder(ABC):
     def __init__(self, config: Settings, weights: Weights) -> None:
         self.config, self.weights = c, w = config, weights
         self.layers, self.heads = c.whole("num_hidden_layers"), c.whole("num_attention_heads")
+        if self.layers > len(w.names()):
+            raise ModelError(f"{c.place}: 'num_hidden_layers' is {self.layers}, but there are "
+                             f"{len(w.names())} weights")
         self.width = c.whole("hidden_size")
         self.shared = c.whole("num_key_value_heads", self.heads)
         self.head_size = c.whole("head_dim", self.width // self.heads)
@@ -63,6 +66,7 @@ class Decoder(ABC):
         self.interleaved = c.only("rope_interleaved", False, True)   # as GGUF has Llama's heads
         self.windows = self._windows()
         self.rotaries = self._rotaries()
+        self.context = min([self.context, *(r.holds for r in self.rotaries.values() if r.holds)])
 
     ties = False                            # where the configuration says nothing
 
@@ -83,6 +87,9 @@ class Decoder(ABC):
     def logits(self, b: Layer, x: Node) -> Node:
         return x
 
+    def activation(self) -> str:
+        return str(self.config.only("hidden_act", *ACTIVATIONS))
+
     def _rotaries(self) -> dict[str, Rotary]:
         """By name; `rotary_of` says which a layer has."""
         return {"": rotary(self.config, self.head_size)}
@@ -94,10 +101,13 @@ class Decoder(ABC):
         """How many tokens each layer looks back, itself among them; 0: all."""
         c = self.config
         size, kinds = c.get("sliding_window"), c.get("layer_types")
-        if size is None:
+        if size in (None, 0):               # 0: as GGUF files say none
             return [0] * self.layers
         if kinds is None:
             kinds = ["sliding_attention" if self.slides(k) else "" for k in range(self.layers)]
+        if len(kinds) != self.layers:
+            raise ModelError(f"{c.place}: 'layer_types' has {len(kinds)} entries for {self.layers} "
+                             "layers")
         return [c.whole("sliding_window") if kind == "sliding_attention" else 0 for kind in kinds]
 
     def slides(self, layer: int) -> bool:
@@ -193,7 +203,14 @@ class Decoder(ABC):
         typed.weights = cast(Weights, _Types(self.weights))
         tensors = self.inputs(1, "logits", "f32")
         shapes = {t.name: tuple(0 if isinstance(d, Sym) else d for d in t.shape) for t in tensors}
-        typed.graph(tensors, "logits", {**shapes, "keys": (1, 1)})
+        try:
+            typed.graph(tensors, "logits", {**shapes, "keys": (1, 1)})
+        except ShapeError as error:
+            told = str(error).removeprefix(f"{self.weights.place}: ")
+            raise ShapeError(
+                f"{self.weights.place}: weights do not fit the configuration ({self.heads} heads "
+                f"of {self.head_size}, {self.shared} for keys and values, width {self.width}): "
+                f"{told}") from None
         known = {*self.weights.read, f"{self.head}.weight" if self.tied else ""}
         unread = sorted(n for n in self.weights.names() - known if not n.endswith(self.ignored))
         if unread:
@@ -331,9 +348,7 @@ class Layer:
                            down)
 
     def activated(self, x: Node) -> Node:
-        c = self.decoder.config
-        kind = (c.only("hidden_activation", *ACTIVATIONS) if c.get("hidden_activation")
-                else c.only("hidden_act", *ACTIVATIONS))
+        kind = self.decoder.activation()
         if kind == "silu":
             return self.g.swish(x)
         return self.g.gelu(x, approximate="none" if kind == "gelu" else "tanh")

@@ -30,6 +30,7 @@ from jitcl.lm.extra import library
 from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.tokens import Tokenizer
 from jitcl.lm.weights import TYPES, Weights, in_threads, loaded, together
+from jitcl.runtime.arguments import is_whole
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.digests import file_digest
 
@@ -46,7 +47,7 @@ KEYS = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
         "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
         "attention.layer_norm_rms_epsilon": "rms_norm_eps", "context_length":
         "max_position_embeddings", "rope.freq_base": "rope_theta", "vocab_size": "vocab_size",
-        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window": "sliding_window", "rope.dimension_count": "rotary_dim",
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping"}
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")    # what frequencies are divided by
@@ -54,7 +55,7 @@ FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")    # what frequenci
 # ones, by their layers, as llama.cpp tells them
 HUGE = (("gemma2", 46), ("gemma3", 62))
 HEADS = ("model.", "lm_head")   # that names of weights begin with, of these architectures
-UNUSED = ("rope_factors_long.weight",)
+LONG = "rope_factors_long.weight"      # the same for texts that are longer than the model's first
 PIECE = 1 << 22                 # bytes of a file that are decoded at once
 
 
@@ -75,9 +76,9 @@ def contents(path: Path) -> dict[str, Any]:
     lib = library("gguf", "reading GGUF files")
     try:
         reader = lib.GGUFReader(path)
+        said = {name: field.contents() for name, field in reader.fields.items()}
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ModelError(f"{path}: is no GGUF file: {error}") from None
-    said = {name: field.contents() for name, field in reader.fields.items()}
+        raise ModelError(f"{path}: is no GGUF file, or not all of one: {error}") from None
     architecture = str(said.get("general.architecture"))
     if architecture not in CLASSES:
         raise UnsupportedError(f"{path}: architecture '{architecture}' is not supported "
@@ -88,7 +89,10 @@ def contents(path: Path) -> dict[str, Any]:
                               int(t.n_bytes)) for t in reader.tensors}
     arch = next(a for a, n in lib.MODEL_ARCH_NAMES.items() if n == architecture)
     layers = _said(path, said, f"{architecture}.block_count")
-    names = lib.get_tensor_name_map(arch, int(layers)).mapping
+    if not is_whole(layers):
+        raise ModelError(f"{path}: '{architecture}.block_count' is {layers!r}: wanted a whole "
+                         "number above 0")
+    names = lib.get_tensor_name_map(arch, min(layers, len(tensors))).mapping
     ends = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     tokenizer = of_metadata(said, str(path))
     return {
@@ -130,7 +134,7 @@ class Gguf(Weights):
         super().__init__()
         found = contents(path) if cache is None else _known(path, cache)
         self.path, self.place = path, str(path)
-        self.read: set[str] = set(UNUSED)
+        self.read: set[str] = set()
         self.data = np.memmap(path, np.uint8, "r")
         self.architecture, self.metadata = found["architecture"], found["metadata"]
         self.ends, self._words = frozenset(found["ends"]), found["words"]
@@ -149,9 +153,6 @@ class Gguf(Weights):
                          "gelu_pytorch_tanh" if arch.startswith("gemma") else "silu"),
                      norm_offset=0.0)       # of Gemma: 1 is in the file's weights
         found.setdefault("vocab_size", self._words)
-        turned = said.get(f"{arch}.rope.dimension_count")
-        if turned and "head_dim" in found:
-            found["partial_rotary_factor"] = turned / found["head_dim"]
         found["rope_scaling"] = self._scaling(found)
         if (arch, found.get("num_hidden_layers")) in HUGE:
             found["query_pre_attn_scalar"] = (
@@ -162,14 +163,17 @@ class Gguf(Weights):
         """How rotary positions are stretched."""
         stem = f"{self.architecture}.rope.scaling."
         said = {k.removeprefix(stem): v for k, v in self.metadata.items() if k.startswith(stem)}
+        original = said.get("original_context_length", config.get("max_position_embeddings"))
         factors = next((n for n in FACTORS if n in self._tensors), None)
         if factors is not None:
-            return {"rope_type": "longrope", "short_factor": self._array(factors).tolist(),
-                    "attention_factor": said.get("attn_factor", 1.0)}
+            short = self._array(factors).tolist()
+            long = self._array(LONG).tolist() if LONG in self._tensors else short
+            return {"rope_type": "longrope", "short_factor": short, "long_factor": long,
+                    "attention_factor": said.get("attn_factor", 1.0),
+                    "original_max_position_embeddings": original}
         kind = said.get("type", "none")
         if kind == "none":
             return None
-        original = said.get("original_context_length", config.get("max_position_embeddings"))
         return {"rope_type": kind, "factor": said.get("factor", 1.0),
                 "original_max_position_embeddings": original}
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.lm.extra import library
 from jitcl.lm.tokens import Tokenizer
+from jitcl.runtime.arguments import is_whole
 
 CONTROL, WRITTEN = 3, 4                     # types of tokens: special, and found as they stand
 _LETTERS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# Files leave out what llama.cpp knows of these: a text begins with the token for that, and a word
+# that is a token is that one, whatever may be merged.
+LLAMA3 = "llama-bpe"
 # `tokenizer.ggml.pre` -> how text is split before its bytes are merged; "": as GPT-2 does
-SPLITS = {"gpt-2": "", "default": "", "llama-bpe": _LETTERS % "{1,3}", "qwen2": _LETTERS % ""}
+SPLITS = {"gpt-2": "", "default": "", LLAMA3: _LETTERS % "{1,3}", "qwen2": _LETTERS % ""}
 
 
 def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
@@ -28,7 +32,7 @@ def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
     if kind == "gpt2":
         tokenizer = _by_bytes(lib, said, vocabulary, place)
     elif kind == "llama":
-        tokenizer = _by_scores(lib, said, vocabulary)
+        tokenizer = _by_scores(lib, said, vocabulary, place)
     else:
         raise UnsupportedError(f"{place}: tokenizers of kind '{kind}' are not supported: jitcl has "
                                "gpt2 and llama")
@@ -37,9 +41,10 @@ def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
     tokenizer.add_special_tokens([lib.AddedToken(w, special=True, normalized=False)
                                   for w, t in added if t == CONTROL])
     tokenizer.add_tokens([lib.AddedToken(w, normalized=False) for w, t in added if t == WRITTEN])
-    specials = {f"{name}_token": words[said[f"tokenizer.ggml.{name}_token_id"]]
+    specials = {f"{name}_token": _word(said, f"tokenizer.ggml.{name}_token_id", words, place)
                 for name in ("bos", "eos") if f"tokenizer.ggml.{name}_token_id" in said}
-    first = said.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    first = said.get("tokenizer.ggml.add_bos_token",
+                     kind == "llama" or said.get("tokenizer.ggml.pre") == LLAMA3)
     if first and "bos_token" in specials:
         bos = specials["bos_token"]
         tokenizer.post_processor = lib.processors.TemplateProcessing(
@@ -47,14 +52,34 @@ def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
     return Tokenizer(tokenizer, said.get("tokenizer.chat_template"), specials, place)
 
 
+def _of_words(said: Mapping[str, Any], key: str, place: str) -> list[Any]:
+    """What a tokenizer can't do without."""
+    found = said.get(key)
+    if not isinstance(found, list):
+        raise ModelError(f"{place}: has a tokenizer without '{key}': its tokens would be others")
+    return found
+
+
+def _word(said: Mapping[str, Any], key: str, words: Sequence[str], place: str) -> str:
+    """The token that a key names; the first where there is no key."""
+    k = said.get(key, 0)
+    if not is_whole(k, 0) or k >= len(words):
+        raise ModelError(f"{place}: '{key}' is {k!r}: there are {len(words)} tokens")
+    return words[k]
+
+
 def _by_bytes(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int], place: str) -> Any:
     """Pairs of bytes, merged in the order of the file's list."""
-    merges = [tuple(m.split(" ", 1)) for m in said.get("tokenizer.ggml.merges", ())]
-    tokenizer = lib.Tokenizer(lib.models.BPE(vocabulary, merges))
     pre = said.get("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
         raise UnsupportedError(f"{place}: text that is split as '{pre}' is not supported: jitcl "
                                f"has {', '.join(SPLITS)}")
+    merges = [tuple(m.split(" ", 1)) for m in _of_words(said, "tokenizer.ggml.merges", place)]
+    try:
+        model = lib.models.BPE(vocabulary, merges, ignore_merges=pre == LLAMA3)
+    except Exception as error:              # noqa: BLE001 - the library raises nothing narrower
+        raise ModelError(f"{place}: tokens and merges do not fit: {error}") from None
+    tokenizer = lib.Tokenizer(model)
     split = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not SPLITS[pre])
     if SPLITS[pre]:
         regex = lib.pre_tokenizers.Split(lib.Regex(SPLITS[pre]), "isolated")
@@ -63,16 +88,19 @@ def _by_bytes(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int], pla
     return tokenizer
 
 
-def _by_scores(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int]) -> Any:
+def _by_scores(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int], place: str) -> Any:
     """SentencePiece's pairs: of those that may be merged, the one whose token scores highest."""
-    scores = said["tokenizer.ggml.scores"]
+    scores = _of_words(said, "tokenizer.ggml.scores", place)
+    if len(scores) < len(said["tokenizer.ggml.tokens"]):
+        raise ModelError(f"{place}: 'tokenizer.ggml.scores' has {len(scores)} entries, fewer than "
+                         "tokens")
     merges = [(scores[k], k, word[:n], word[n:]) for word, k in vocabulary.items()
               for n in range(1, len(word)) if word[:n] in vocabulary and word[n:] in vocabulary]
     merges.sort(key=lambda m: (-m[0], m[1]))
-    unknown = said.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = _word(said, "tokenizer.ggml.unknown_token_id", said["tokenizer.ggml.tokens"], place)
     tokenizer = lib.Tokenizer(lib.models.BPE(
         vocabulary, [(a, b) for _, _, a, b in merges], fuse_unk=True, byte_fallback=True,
-        unk_token=next(w for w, k in vocabulary.items() if k == unknown)))
+        unk_token=unknown))
     space, prefix = "\u2581", said.get("tokenizer.ggml.add_space_prefix", True)
     parts = [lib.normalizers.Prepend(space)] if prefix else []
     tokenizer.normalizer = lib.normalizers.Sequence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,17 @@ import numpy as np
 from jitcl import forking
 from jitcl.devices.base import Device, DeviceInfo, Progress
 from jitcl.devices.select import open_device
-from jitcl.errors import DeviceError, InputError, OptionError, UnsupportedError, closed_error
+from jitcl.errors import (
+    DeviceError,
+    InputError,
+    ModelError,
+    OptionError,
+    UnsupportedError,
+    closed_error,
+)
 from jitcl.lm import drafts, tokens
 from jitcl.lm.adapters import Adapted
-from jitcl.lm.architectures import decoder
+from jitcl.lm.architectures import decoder, prefixed
 from jitcl.lm.cache import Cache, Slot
 from jitcl.lm.decoder import ROOM, Decoder, DecoderSource
 from jitcl.lm.forms import Form, Forms
@@ -106,18 +114,21 @@ class LanguageModel:
     @property
     def _words(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise InputError(f"{self.decoder.weights.place}: has no tokenizer.json\n"
-                             "  Pass token ids, or add the file.")
+            place = self.decoder.weights.place
+            lacks = "no tokenizer" if place.endswith(".gguf") else "no tokenizer.json"
+            raise InputError(f"{place}: has {lacks}, so no text\n"
+                             "  score(), embed() and logits() take token ids.")
         return self.tokenizer
 
     def _ids(self, prompt: Prompt) -> list[int]:
         """Checked tokens of whatever a prompt is."""
-        if isinstance(prompt, str):
-            ids = self._words.encode(prompt)
-        elif prompt and all(isinstance(p, Mapping) for p in prompt):
-            ids = self._words.conversation(prompt)  # type: ignore[arg-type]
-        else:
-            ids = list(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, (bytes, Mapping)) or not hasattr(prompt, "__iter__"):
+            raise InputError(f"the prompt is of {type(prompt).__name__}: wanted a str, a list of "
+                             "messages, or token ids")
+        ids: list[Any] = (
+            self._words.encode(prompt) if isinstance(prompt, str) else list(prompt))
+        if ids and all(isinstance(p, Mapping) for p in ids):
+            ids = self._words.conversation(ids)
         for k, t in enumerate(ids):
             if not (is_whole(t, 0) and t < self.decoder.vocabulary):
                 raise InputError(f"token {k} of the prompt is {t!r}: wanted whole numbers from 0 "
@@ -191,10 +202,13 @@ class LanguageModel:
              draft: LanguageModel | drafts.Draft | None = None, **sampling: Any) -> Text:
         """What `generate` is asked for, checked; `step` writes it."""
         drawn = Sampling.of(sampling, self.configured)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        several = hasattr(stop, "__iter__") and not isinstance(stop, str)
+        stops: tuple[Any, ...] = tuple(stop) if several else (stop,)
         if any(not isinstance(s, str) or not s for s in stops):
             raise OptionError(f"stop={stop!r}: wanted strings that are not empty")
         whole_number("max_new_tokens", max_new_tokens)
+        if seed is not None and not is_whole(seed, 0):
+            raise OptionError(f"seed={seed!r}: wanted a whole number from 0, or None")
         drafts.checked(draft, self)
         ids = self._ids(prompt)
         if len(ids) >= self.decoder.context:
@@ -240,7 +254,7 @@ class LanguageModel:
         token of it; the model's context at most, and by default.
         """
         size = self.decoder.context if window is None else window
-        if not 2 <= size <= self.decoder.context:
+        if not (is_whole(size, 2) and size <= self.decoder.context):
             raise OptionError(f"window={window!r}: wanted 2 to {self.decoder.context} tokens")
         ids = self._ids(text)
         if len(ids) < 2:
@@ -414,6 +428,9 @@ def load(path: str | Path, *, device: str | Device | DeviceInfo | None = "auto",
     Raises ModelError, UnsupportedError, ShapeError, OptionError, DeviceError; JitclError where a
     library is missing (`pip install 'jitcl[lm]'`).
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ModelError(f"cannot load a {type(path).__name__}: pass the path of a folder as "
+                         "Hugging Face's save_pretrained() writes it, or of a .gguf file")
     auto = precision == "auto"
     limit = limit_of(tolerance, auto)
     options = Options("high" if auto else precision, memory, "none")
@@ -457,8 +474,12 @@ def _folder(path: Path, adapter: str | Path | None, cache: DeviceCache) -> _Part
     configured = read_json(path / "generation_config.json", {})
     ends = configured.get("eos_token_id", config.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(is_whole(t, -1) for t in ends):              # -1: none
+        raise ModelError(f"{path}: 'eos_token_id' is {ends!r}: wanted token ids")
+    weights = prefixed(config, weights)
     adapted = weights if adapter is None else Adapted(weights, Path(adapter))
-    return decoder(config, adapted, cache), tokens.of_folder(path), frozenset(ends), configured
+    found = decoder(config, adapted, cache)
+    return found, tokens.of_folder(path), frozenset(t for t in ends if t >= 0), configured
 
 
 def _gguf(path: Path, adapter: str | Path | None, cache: DeviceCache) -> _Parts:

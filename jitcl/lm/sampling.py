@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from jitcl.errors import OptionError
+from jitcl.errors import ModelError, OptionError
 from jitcl.runtime.arguments import is_number
+
+LARGEST = np.finfo(np.float64).max
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, right, wanted in (
-                ("repetition_penalty", self.repetition_penalty > 0, "more than 0"),
-                ("temperature", self.temperature >= 0, "0 or more"),
-                ("top_k", self.top_k >= 0 and self.top_k == int(self.top_k), "a whole number"),
+                ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0"),
+                ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+                ("top_k", 0 <= self.top_k < math.inf and self.top_k == int(self.top_k),
+                 "a whole number"),
                 ("top_p", 0 < self.top_p <= 1, "more than 0, up to 1"),
                 ("min_p", 0 <= self.min_p <= 1, "0 to 1")):
             if not right:
@@ -58,13 +62,20 @@ class Sampling:
              random: Callable[[], np.random.Generator]) -> int:
         """A token for logits [vocabulary]; `seen`: tokens so far. random: asked where one is drawn:
         making it imports numpy.random."""
+        if np.isnan(logits.max()):
+            raise ModelError("the model's logits are no numbers (NaN): its weights hold some, or "
+                             "numbers too large for this precision\n  Take precision=\"high\".")
         if self.repetition_penalty != 1:
-            logits, at = logits.copy(), np.array([*set(seen)], np.int64)
-            logits[at] = np.where(logits[at] < 0, logits[at] * self.repetition_penalty,
-                                  logits[at] / self.repetition_penalty)
+            logits, at = logits.astype(np.float64), np.array([*set(seen)], np.int64)
+            with np.errstate(over="ignore"):
+                punished = np.where(logits[at] < 0, logits[at] * self.repetition_penalty,
+                                    logits[at] / self.repetition_penalty)
+            logits[at] = np.clip(punished, -LARGEST, LARGEST)
         if self.temperature == 0:
             return int(logits.argmax())
-        scores = logits.astype(np.float64) / self.temperature
+        with np.errstate(over="ignore"):                # what is far below becomes -inf
+            scores = logits.astype(np.float64)
+            scores = (scores - scores.max()) / self.temperature
         if self.top_k and self.top_k < len(scores):
             scores[scores < np.partition(scores, -self.top_k)[-self.top_k]] = -np.inf
         likely = _softmax(scores)

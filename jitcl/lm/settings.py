@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,19 @@ class Settings:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelError(f"{self.place}: '{key}' is {value!r}: wanted a number")
         return float(value)
+
+    def positive(self, key: str, default: Any = _NOTHING) -> float:
+        value = self.number(key, default)
+        if not 0 < value < math.inf:
+            raise ModelError(f"{self.place}: '{key}' is {value!r}: wanted a number above 0")
+        return value
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        value = self.get(key, _NOTHING)
+        if not isinstance(value, list) or len(value) != count:
+            got = f"{len(value)} of them" if isinstance(value, list) else repr(value)
+            raise ModelError(f"{self.place}: '{key}' is {got}: wanted a list of {count} numbers")
+        return [Settings({key: v}, self.place).positive(key) for v in value]
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value; `default` where it is missing or null."""

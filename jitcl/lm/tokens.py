@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jitcl.errors import InputError, ModelError
 from jitcl.lm.extra import library
@@ -37,6 +36,8 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Tokens; with those that begin or end a text, where the model has any and `special`."""
+        if not isinstance(text, str):
+            raise InputError(f"the text is of {type(text).__name__}: wanted a str")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -45,7 +46,11 @@ class Tokenizer:
         return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        try:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        except (TypeError, OverflowError) as error:
+            raise InputError(f"cannot tell the text of {str(ids)[:80]}: {error}\n  Pass token ids."
+                             ) from None
 
     def stream(self) -> Any:
         """What gives text for tokens one by one, once its letters are whole."""
@@ -61,29 +66,14 @@ class Tokenizer:
         if self.template is None:
             raise InputError(f"{self.place}: has no chat template: it was not made for "
                              "conversations\n  Pass a str to go on from.")
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jitcl.lm.templates import rendered  # who has no conversations needs no jinja2
 
-        # blocks are trimmed and JSON is written as transformers does
-        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                            extensions=["jinja2.ext.loopcontrols"])
-        env.filters["tojson"] = lambda x, indent=None: json.dumps(
-            x, ensure_ascii=False, indent=indent)
-        env.globals.update(raise_exception=_refuse,
-                           strftime_now=lambda form: datetime.now().strftime(form))
         try:
-            text = env.from_string(self.template).render(
-                messages=list(messages), add_generation_prompt=True, **self.specials)
-        except (TemplateError, TypeError, ValueError) as error:
+            text = rendered(self.template, messages, self.specials)
+        except Exception as error:              # noqa: BLE001 - the template's code may raise any
             raise InputError(f"{self.place}: the chat template refuses these messages: {error}"
                              ) from None
         return self.encode(text, special=False)
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
 
 
 def of_folder(folder: Path) -> Tokenizer | None:
@@ -101,7 +91,8 @@ def of_folder(folder: Path) -> Tokenizer | None:
     said = read_json(folder / "tokenizer_config.json", {})
     template = said.get("chat_template")
     if isinstance(template, list):          # several by name
-        template = {t.get("name"): t.get("template") for t in template}.get("default")
+        template = {t.get("name"): t.get("template") for t in template
+                    if isinstance(t, dict)}.get("default")
     beside = folder / "chat_template.jinja"
     if beside.is_file():
         template = beside.read_text(encoding="utf-8")
@@ -111,6 +102,9 @@ def of_folder(folder: Path) -> Tokenizer | None:
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
                 specials[name] = value
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: 'chat_template' is of "
+                         f"{type(template).__name__}: wanted a str, or a list of them by name")
     return Tokenizer(tokenizer, template, specials, str(folder))
 
 

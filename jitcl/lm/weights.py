@@ -164,9 +164,9 @@ def safetensors(folder: Path, name: str = "model") -> Stored:
     if index.is_file():
         try:
             parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            files = tuple(folder / part for part in parts)
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"{index}: is no index of safetensors files: {error!r}") from None
-        files = tuple(folder / part for part in parts)
         outside = [f for f in files if f.resolve().parent != folder.resolve()]
         if outside:
             raise ModelError(f"{index}: names '{outside[0]}', which is outside of the folder")

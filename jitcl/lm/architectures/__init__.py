@@ -12,11 +12,22 @@ from jitcl.lm.architectures.llama import Llama
 from jitcl.lm.architectures.phi3 import Phi3
 from jitcl.lm.decoder import Decoder
 from jitcl.lm.settings import Settings
-from jitcl.lm.weights import Weights
+from jitcl.lm.weights import Stored, Weights
 from jitcl.runtime.cache import DeviceCache
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     name: kind for kind in (Llama, Gpt2, Gemma, Phi3) for name in kind.classes}
+
+
+def prefixed(config: Mapping[str, Any], weights: Stored) -> Stored:
+    """Weights by an architecture's names, where a file leaves out the module that all but the head
+    lies in, as OpenAI's GPT-2 does: "wte.weight" for "transformer.wte.weight"."""
+    kind = ARCHITECTURES.get(str((config.get("architectures") or [""])[0]), Llama)
+    stem, _, rest = kind.embedding.partition(".")
+    if kind.embedding in weights or rest not in weights:
+        return weights
+    return Stored({n if n.startswith(kind.head) else f"{stem}.{n}": array
+                   for n, array in weights.arrays.items()}, weights.files, weights.place)
 
 
 def decoder(config: Mapping[str, Any], weights: Weights, cache: DeviceCache | None = None

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from jitcl.ir.graph import Node
-from jitcl.lm.decoder import Decoder, Layer
+from jitcl.lm.decoder import ACTIVATIONS, Decoder, Layer
 from jitcl.lm.rotary import Rotary, rotary
 from jitcl.lm.settings import Settings
 
@@ -47,6 +47,14 @@ class Gemma(Decoder):
     def logits(self, b: Layer, x: Node) -> Node:
         cap = self.config.number("final_logit_softcapping", 0.0)
         return b.g.mul(b.g.tanh(b.g.div(x, cap)), cap) if cap else x
+
+    def activation(self) -> str:
+        """Of Gemma 1, "gelu" in `hidden_act` means the approximation, as in transformers: it is
+        what the official files say."""
+        c, likely = self.config, "gelu_pytorch_tanh"
+        if c.get("hidden_activation"):
+            return str(c.only("hidden_activation", *ACTIVATIONS))
+        return likely if c.get("hidden_act", "gelu") == "gelu" else super().activation()
 
     def slides(self, layer: int) -> bool:
         each = 2 if self.config.get("model_type") == "gemma2" else (

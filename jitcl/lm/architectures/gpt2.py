@@ -24,8 +24,8 @@ class Gpt2(Decoder):
     ties = True
 
     def __init__(self, config: Settings, weights: Weights) -> None:
-        super().__init__(Settings({NAMES.get(k, k): v for k, v in config.values.items()},
-                                  config.place), weights)
+        super().__init__(Settings({"hidden_act": "gelu_new", **{
+            NAMES.get(k, k): v for k, v in config.values.items()}}, config.place), weights)
         for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
             self.config.only(key, False)
         self.config.only("scale_attn_weights", True)
