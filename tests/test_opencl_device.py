@@ -18,6 +18,7 @@ import pytest
 import jitcl
 from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.devices.opencl import icd, list_devices, open_device, pocl
+from jitcl.devices.opencl.launches import Launch
 from jitcl.devices.opencl.programs import sealed
 from jitcl.errors import BuildError, DeviceError, InputError, OutOfMemoryError
 from jitcl.target import Target
@@ -118,6 +119,20 @@ def test_profile_names_every_step(device):
     assert all(0 < t.seconds < time.perf_counter() - begin for t in times)
     begin = time.perf_counter()
     assert 0 < executable.time([np.ones(1000, np.float32)], runs=3) < time.perf_counter() - begin
+
+
+def test_a_steady_pass_counts_what_launches_cost(device, monkeypatch):
+    """Kernels' own times do not."""
+    executable, start = device.load(plan_of()), Launch.start
+
+    def late(launch, queue):
+        time.sleep(2e-3)
+        return start(launch, queue)
+
+    monkeypatch.setattr(Launch, "start", late)
+    x = [np.ones(1000, np.float32)]
+    steps = len(executable.plan.steps)
+    assert executable.steady(x, 3) > steps * 2e-3 > sum(t.seconds for t in executable.profile(x, 3))
 
 
 def test_driver_may_choose_the_work_group(device):

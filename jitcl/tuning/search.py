@@ -3,7 +3,7 @@
     proven   built and run as any new kernel is (in a worker where the driver is not trusted), what
              it gives compared with the interpreter's enclosure, where it differs most from other
              candidates, too, and the same to the bit each time
-    raced    against the fastest so far, in turns, by the device's clock; out at once where hopeless
+    raced    against the fastest so far, in turns, launches counted; out at once where hopeless
     kept     what is known of a group, as soon as it is: a search that is stopped goes on from there
 
 Costly groups come first. What fails is in the database of the driver's faults then, as always.
@@ -78,8 +78,8 @@ class Proven:
     outputs: list[np.ndarray]
 
     def seconds(self) -> float:
-        """Of all its steps, by the device's clock: medians of RUNS runs."""
-        return sum(t.seconds for t in self.executable.profile(self.inputs, RUNS))
+        """Of all its steps and their launches, in passes behind each other: a median of RUNS."""
+        return self.executable.steady(self.inputs, RUNS)    # type: ignore[no-any-return]
 
     def strays(self) -> str:
         """How another run differs from the first one; "" where it does not by one bit."""

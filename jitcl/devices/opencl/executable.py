@@ -5,8 +5,9 @@ the steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from jitcl.devices.opencl.series import Series, in_series
 from jitcl.devices.opencl.watched import Command, told
 from jitcl.devices.recording import Recorder, Span, now
 
-REPEATS = 16  # launches of one step that are timed together
+REPEATS = 16  # launches of one step, or passes, that are timed together, of at most
+TOGETHER = 5e-3  # seconds
 IN_FLIGHT = 512  # commands of runs that follow each other
 STAGED = 1 << 16  # bytes of a result that comes by way of pinned memory, of which there is little
 
@@ -405,23 +407,41 @@ class OpenClExecutable(LoadedPlan):
         return times[1:]
 
     def _wall_times(self, runs: int) -> list[list[float]]:
-        """The same by the clock: each step launched 1 + REPEATS times and once, the difference
-        divided. What a step computes is then computed again from the same operands.
+        """The same by the clock: each step launched several times and once, the difference divided.
+        What a step computes is then computed again from the same operands.
         """
-        def seconds(action: Action, times: int) -> float:
+        def started(action: Action) -> None:
+            try:
+                action.start(self.queue)
+            except StepFailed as failed:
+                raise self._refused(failed, self.queue) from failed.error
+
+        return [[self._each(partial(started, action)) for action in self._launches]
+                for _ in range(runs)]
+
+    def steady(self, arrays: Sequence[np.ndarray], runs: int = 5) -> float:
+        """Seconds of a pass over all steps behind another one, by the clock: the median over
+        `runs`. What launches cost is in it, what waiting for the last one costs is not.
+        """
+        sources = self._check(arrays)
+        with self._turn("timing a model"):
+            self._ran(sources)
+            self._zeroed = False
+            return float(np.median([self._each(partial(self._enqueue, self.queue))
+                                    for _ in range(runs)]))
+
+    def _each(self, start: Callable[[], object]) -> float:
+        """Seconds of one of some starts behind each other: how much longer many take than one."""
+        def seconds(times: int) -> float:
             begin = time.perf_counter()
             for _ in range(times):
-                try:
-                    action.start(self.queue)
-                except StepFailed as failed:
-                    raise self._refused(failed, self.queue) from failed.error
+                start()
             self.queue.finish()
             return time.perf_counter() - begin
 
-        def difference(action: Action) -> float:
-            return max(1e-9, (seconds(action, 1 + REPEATS) - seconds(action, 1)) / REPEATS)
-
-        return [[difference(action) for action in self._launches] for _ in range(runs)]
+        alone = seconds(1)
+        more = max(1, min(REPEATS, int(TOGETHER / alone)))
+        return max(1e-9, (seconds(1 + more) - alone) / more)
 
     def _timed_pass(self, sources: list[np.ndarray]) -> None:
         self._zeroed = False
