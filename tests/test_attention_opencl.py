@@ -25,7 +25,13 @@ from jitcl.runtime.memory import laid_out
 from jitcl.target import Target
 from jitcl.target.profiles import PROFILES
 from jitcl.target.variants import VARIANTS
-from jitcl.templates.attention_opencl.forms import MAX_SPLITS, Form, heads_of, parts
+from jitcl.templates.attention_opencl.forms import (
+    MAX_SPLITS,
+    Form,
+    heads_of,
+    keys_of_rows,
+    parts,
+)
 from tests.compiling import compile_graph, plan_on
 from tests.devices import OTHERS, cpus, opened
 from tests.generated import clang
@@ -219,6 +225,33 @@ def test_one_plan_is_for_any_number_of_queries(name, spec):
     assert launches == {1, 2}
 
 
+@pytest.mark.slow
+@needs_pocl
+@pytest.mark.parametrize("queries", [1, 3])
+def test_few_queries_have_one_plan_without_local_memory(queries):
+    """For any numbers of images and keys, whichever the form."""
+    space, target = Space(), as_target(**MALI, compute_units=2)
+    b, n = space.symbol("b", 3), space.symbol("n", 211)
+    graph = masked((b, 2, queries, n, 16, 24))
+    found = forms(graph, target)
+    assert {(f.form, f.rows, f.columns) for f in found} == {
+        ("rows", 1, 8), ("rows", 1, 4), *([("rows", 2, 4)] if queries > 1 else [])}
+    for place in range(len(found)):
+        plan = compile_graph(graph, target, chooser=Take(place)).plan
+        assert [k.template for k in plan.kernels] == ["attention_opencl"] * 2
+        sizes = {}
+        for images, keys in ((1, 1), (1, 15), (2, 17), (5, 211), (1, 5000), (700, 33)):
+            alone = masked((images, 2, queries, keys, 16, 24))
+            fed, values = feeds(alone), space.values({"b": images, "n": keys})
+            fed["mask"].reshape(-1)[::5] = -np.inf
+            fed["mask"][..., 0], fed["mask"][-1, -1, -1] = 3, -np.inf
+            now = laid_out(plan.at(values), POCL, "normal")
+            (got,) = POCL.load(now).run([fed[str(i.attr("name"))] for i in alone.inputs])
+            np.testing.assert_allclose(got, expected(**fed), rtol=2e-5, atol=2e-5)
+            sizes[images, keys] = now.steps[0].global_size
+        assert sizes[1, 5000][0] > 128 and sizes[700, 33][0] <= 64
+
+
 def test_parts_of_keys_have_room_whatever_their_number():
     space = Space()
     b, m, n = map(space.symbol, "bmn", (3, 223, 211))
@@ -226,12 +259,12 @@ def test_parts_of_keys_have_room_whatever_their_number():
     for rows, keys in itertools.product((8, 4), (64, 97, 5000)):
         form = Form("tiles", rows, 4, splits=MAX_SPLITS)
         with judged_by_hint():
-            found, several, most = parts(a, form, TENSOR)
+            found, several, room = parts(a, form, TENSOR)
         for images, queries in itertools.product((1, 2, 5, 8, 30), (1, 31, 33, 411, 512, 5000)):
             values = space.values({"b": images, "m": queries, "n": keys})
             splits, groups = at(found, values), 4 * images * -(-queries // (8 * rows))
             assert at(several, values) == (splits > 1 and keys > 64)
-            assert splits == 1 or splits <= MAX_SPLITS and splits * groups < most
+            assert splits == 1 or splits <= MAX_SPLITS and splits * groups * 8 * rows < room
 
 
 @pytest.mark.parametrize("open_", ["batch", "queries"])
@@ -245,6 +278,17 @@ def test_many_queries_may_come(open_):
     tensor = forms(halves((b, 2, m, 300, 64, 64)), TENSOR, "low")
     assert {(f.rows, f.warps) for f in tensor if f.form == "tensor"} == {(2, 4), (1, 4)}
     assert forms(graph, PROFILES["mali-g610"].target) == ()
+
+
+def test_parts_of_few_queries_have_room_whatever_their_number():
+    space, target = Space(), PROFILES["mali-g610"].target
+    b, n = space.symbol("b", 3), space.symbol("n", 211)
+    made = compile_graph(masked((b, 4, 3, n, 64, 64)), target)
+    keys, room = keys_of_rows(heads_of(trial_of_the_chain(made).group), target)
+    for images, count in itertools.product((1, 7, 100, 5000), (1, 16, 17, 1000, 100_000)):
+        values = space.values({"b": images, "n": count})
+        dealt = -(-count // at(keys, values))
+        assert at(keys, values) % 8 == 0 and dealt * images * 4 * 3 <= at(room, values)
 
 
 @needs_pocl
@@ -458,7 +502,8 @@ def test_a_trial_allows_powers_in_half_and_no_key_too_few():
 @pytest.mark.parametrize("name", ["mali-g610", "mali-g52", "intel-hd-630"])
 def test_texts_pass_clang(name):
     target = PROFILES[name].target
-    for shape in ((1, 8, 1, 512, 64, 64), (2, 3, 30, 50, 16, 24)):
+    keys = Space().symbol("keys", 211)
+    for shape in ((1, 8, 1, 512, 64, 64), (2, 3, 30, 50, 16, 24), (1, 8, 1, keys, 64, 64)):
         plan = compile_graph(graph_of(*attention(shape)), target).plan
         assert clang.objections(plan.kernels, fp16=target.fp16_arithmetic) == ""
         used = {k.template for k in plan.kernels}

@@ -94,8 +94,9 @@ def test_kernels_access_what_is_theirs(target: str) -> None:
 
 @pytest.mark.slow
 @oclgrind.needed
-def test_kernels_for_many_shapes_access_what_is_theirs() -> None:
-    check_simulated("sizes", "gpu", [name for name, _ in simulated.CASES["sizes"]("gpu")])
+@pytest.mark.parametrize("target", ["gpu", "mali"])
+def test_kernels_for_many_shapes_access_what_is_theirs(target: str) -> None:
+    check_simulated("sizes", target, [name for name, _ in simulated.CASES["sizes"](target)])
 
 
 @pytest.mark.slow

@@ -121,18 +121,21 @@ def of_graphs(target: str) -> Iterator[tuple[str, Make]]:
 
 
 def of_sizes(target: str) -> Iterator[tuple[str, Make]]:
-    """One plan for any numbers of queries and keys, at some."""
-    for numbers in ((1, 1), (40, 27), (19, 37), (1, 150)):
-        yield "attention of {} and {}".format(*numbers), functools.partial(_sized, numbers, target)
+    """Plans for any number of keys, and of queries, too, at some."""
+    for queries, keys in ((1, 1), (40, 27), (19, 37), (1, 150)):
+        yield f"any {queries}, any {keys}", functools.partial(_sized, queries, keys, True, target)
+    for keys in (1, 17, 150):
+        yield f"3, any {keys}", functools.partial(_sized, 3, keys, False, target)
 
 
-def _sized(numbers: tuple[int, int], target: str) -> Case:
+def _sized(queries: int, keys: int, any_queries: bool, target: str) -> Case:
     def made(queries: int, keys: int) -> Graph:
         return attention(queries, keys, 12, 20, masked=queries)
 
-    space, graph = Space(), made(*numbers)
-    sized = made(space.symbol("queries", 223), space.symbol("keys", 211))
-    plan = plan_on(sized, target).at(space.values(dict(zip(("queries", "keys"), numbers))))
+    space, graph = Space(), made(queries, keys)
+    m, n = space.symbol("queries", 223), space.symbol("keys", 211)
+    sized = made(m if any_queries else queries, n)
+    plan = plan_on(sized, target).at(space.values({"queries": queries, "keys": keys}))
     steps = tuple(s for s in plan.steps if 0 not in s.global_size)
     return Case(dataclasses.replace(plan, steps=steps), feeds_of(graph), graph)
 

@@ -36,8 +36,8 @@ class Form(Match):
     """`form` "tensor": `rows` are 16s of a warp, `columns` keys of a step, `warps` of a group,
     `stages` steps in local memory at once. "tiles": `rows` and `columns` of a work-item's scores.
     "rows": `rows` and keys at a time of a work-item. "few": all `rows` and `columns` keys of a
-    group. `splits`: parts that keys are dealt out in (of "few" as many as it takes; of sizes that
-    are not known at most, see `parts`).
+    group. `splits`: parts that keys are dealt out in (of "few" as many as it takes). Where sizes
+    are not known, "tiles" has up to as many (`parts`), "rows" what `keys_of_rows` says.
     """
 
     form: str
@@ -176,13 +176,22 @@ def tiles_forms(a: Heads, target: Target) -> tuple[Form, ...]:
 def parts(a: Heads, f: Form, target: Target) -> tuple[int, int, int]:
     """Of the form "tiles", where sizes are not known: (the parts, up to `splits`, that give each
     core as many groups as take no longer at once than one alone; 1 where keys are worth a second
-    kernel that joins the parts, else 0; a bound of parts times groups where they are)"""
+    kernel that joins the parts, else 0; a bound of parts times rows where they are)"""
     steps = -(-a.n // Tiles.of(a, f.rows).keys)
     alone, shared = step_times(f.rows)
     wanted = round(alone / shared * target.compute_units)
     groups = a.batch * -(-a.m // (ROW_GROUPS * f.rows))
     found = 1 + (f.splits - 1) // (1 + groups * f.splits // wanted)
-    return found, (1 - at_most(found, 1)) * (1 - at_most(steps, FEW_STEPS)), 2 * wanted
+    return found, (1 - at_most(found, 1)) * (
+        1 - at_most(steps, FEW_STEPS)), 2 * wanted * ROW_GROUPS * f.rows
+
+
+def keys_of_rows(a: Heads, target: Target) -> tuple[int, int]:
+    """Of the form "rows", where sizes are not known: (keys of a part, a bound of parts times
+    rows)"""
+    rows, items = a.batch * a.m, ITEMS * max(1, target.compute_units)
+    wanted = 1 + (items - 1) // rows
+    return -(-a.n // (LEAST_PART * wanted)) * LEAST_PART, rows + items
 
 
 def tiles_time(a: Heads, f: Form, target: Target) -> float:
@@ -205,13 +214,16 @@ def step_times(rows: int) -> tuple[float, float]:
 
 def rows_forms(a: Heads, target: Target) -> tuple[Form, ...]:
     """Few queries, whose keys are dealt out to work-items."""
-    if a.m > FEW_ROWS or a.scores.k % QUAD or a.result.n % QUAD or target.max_vector_width < QUAD:
+    if is_size(a.m) or a.m > FEW_ROWS or target.max_vector_width < QUAD:
         return ()
-    wanted = ITEMS * target.compute_units // (a.batch * a.m)
-    part = max(LEAST_PART, -(-a.n // max(1, wanted)))
-    found = [Form("rows", rows, keys, splits=-(-a.n // (-(-part // keys) * keys)))
+    if a.scores.k % QUAD or a.result.n % QUAD:
+        return ()
+    batch, n = hints((a.batch, a.n))
+    wanted = ITEMS * target.compute_units // (batch * a.m)
+    part = max(LEAST_PART, -(-n // max(1, wanted)))
+    found = [Form("rows", rows, keys, splits=-(-n // (-(-part // keys) * keys)))
              for rows, keys in ((1, 8), (2, 4), (1, 4)) if rows <= a.m]
-    return tuple(f for f in found if f.splits <= -(-a.n // LEAST_PART))
+    return tuple(f for f in found if f.splits <= -(-n // LEAST_PART))
 
 
 def _groups(a: Heads, rows: int) -> int:

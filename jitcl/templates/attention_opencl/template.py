@@ -33,6 +33,7 @@ from jitcl.templates.attention_opencl.forms import (
     Tiles,
     few_forms,
     heads_of,
+    keys_of_rows,
     padded,
     parts,
     rows_forms,
@@ -77,7 +78,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
-        """Numbers of images, queries and keys may be open."""
+        """Numbers of images and keys may be open; of queries, where tiles are staged."""
         a = heads_of(group)
         if a is None or target.device_type == "cpu":
             return ()
@@ -87,7 +88,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
         if a.concatenated:
             return few
         if not target.stages_tiles:
-            return () if a.sized else rows_forms(a, target)
+            return rows_forms(a, target)
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
@@ -101,8 +102,8 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
         assert a is not None
         if match.form != "tiles" or match.splits == 1 or not a.sized:
             return _Writer(a, match, hooks).emit()
-        splits, several, most = parts(a, match, hooks.target)
-        dealt = _Writer(a, dataclasses.replace(match, splits=splits), hooks, most).emit()
+        splits, several, room = parts(a, match, hooks.target)
+        dealt = _Writer(a, dataclasses.replace(match, splits=splits), hooks, room).emit()
         whole = _Writer(a, dataclasses.replace(match, splits=1), hooks).emit()
         return dealt and whole and [*launched(dealt, several), *launched(whole, 1 - several)]
 
@@ -144,15 +145,15 @@ def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None
 
 
 class _Writer:
-    """most: parts times groups, where their number is not known."""
+    """room: parts times rows, where their number is not known."""
 
-    def __init__(self, a: Heads, form: Form, hooks: OpenClHooks, most: int = 0) -> None:
+    def __init__(self, a: Heads, form: Form, hooks: OpenClHooks, room: int = 0) -> None:
         self.a, self.f, self.hooks, self.root = a, form, hooks, hooks.group.root
         first, _, last = (dataclasses.replace(part, compute="f32") for part in hooks.group.parts)
         self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
         self.splits = -(-a.n // form.columns) if form.form == "few" else form.splits
         self.part = a.n if form.splits == 1 else -(-a.n // form.splits)
-        self.most = most
+        self.room = room
         self.plain = first.root is first.anchor
 
     def emit(self) -> list[Emitted] | None:
@@ -258,10 +259,16 @@ class _Writer:
         if not all(along):
             return None
         part = -(-self.part // f.columns) * f.columns
-        body, operands = self.rendered("rows", score, sides, None, R=f.rows, B=f.columns, PART=part,
-                                       SPLITS=f.splits)
-        size, local = spread(f.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
-        return self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local)
+        if a.sized:
+            part, self.room = keys_of_rows(a, self.hooks.target)
+            self.splits = -(-a.n // part)
+            require(MAX_INDEX - 1, self.room * a.result.n)
+        sizes = self.sizes(score, sides, None, part, self.splits)
+        body, operands = self.rendered(
+            "rows", score, sides, None, R=f.rows, B=f.columns, PART=part, SPLITS=self.splits,
+            RAGGED=divisor(a.n) % f.columns > 0, sizes=sizes)
+        size, local = spread(self.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
+        return self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local, sizes)
 
     def few(self, score: Loader | None) -> list[Emitted] | None:
         a, t, emitted = self.a, self.f.columns, list[Emitted]()
@@ -305,9 +312,9 @@ class _Writer:
         if epilogue is None:
             return None
         rows = a.batch * a.m
-        room = (self.most * ROW_GROUPS * self.f.rows,) if self.most else (splits, rows)
-        sums = Scratch(f"parts of {self.root.type}", "f32", (*room[:-1], room[-1] * a.result.n))
-        totals = Scratch(f"totals of {self.root.type}", "f32", (*room[:-1], room[-1] * 2))
+        room = self.room or splits * rows
+        sums = Scratch(f"parts of {self.root.type}", "f32", (room * a.result.n,))
+        totals = Scratch(f"totals of {self.root.type}", "f32", (room * 2,))
         joins = parameters(a.batch, a.m, splits, *epilogue.sizes.values()) | epilogue.sizes
         join = self.after.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
                                  BATCH=a.batch, M=a.m, E=a.result.n, SPLITS=splits,
