@@ -16,9 +16,10 @@ import onnx.parser
 import pytest
 
 import jitcl
+from jitcl.codegen.plan import Plan
 from jitcl.devices.cpu import device as cpu
 from jitcl.devices.opencl import launches
-from jitcl.ir.size_ranges import divisor
+from jitcl.ir.size_ranges import divisor, everywhere
 from jitcl.ir.sizes import Size, Space, at_least_always
 from jitcl.ir.types import Sym
 from jitcl.runtime.families import Families, disguised
@@ -373,6 +374,20 @@ def test_a_family_of_an_opencl_device_grows_where_it_is(
     y, _ = small.run([a, b])
     np.testing.assert_allclose(y, np.maximum(a @ b, 0), rtol=0, atol=1e-5)
     run(700, 900)
+
+
+@pytest.mark.parametrize("name", ["attention", "conv", "parts"])
+def test_a_plan_at_a_shape_has_no_sizes_left(name: str, tmp_path: Path) -> None:
+    model = jitcl.compile(onnx.parser.parse_model(MODELS[name]), device="cpu", cache_dir=tmp_path)
+    model.run(feeds(name, 12))
+    (family,) = model._families.kept.values()
+
+    def sizes(plan: Plan) -> list[Size]:
+        found = list[Size]()
+        everywhere((plan.inputs, plan.outputs, plan.steps, plan.buffers, plan.checks), found.append)
+        return found
+
+    assert sizes(family.plan) and not sizes(family.plan.at(family.capacity))
 
 
 def test_room_for_one_shape_is_kept_beside_that_for_another(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -160,11 +160,20 @@ class Plan:
 
     def at(self, values: Sequence[int]) -> Plan:
         """The plan of one shape, of a plan for many: `values` of its space's atoms."""
-        fields = [everywhere(part, lambda size: at(size, values)) for part in (
-            self.inputs, self.outputs, self.steps, self.buffers, self.checks)]
-        inputs, outputs, steps, buffers, checks = fields
-        return replace(self, inputs=inputs, outputs=outputs, steps=steps, buffers=buffers,
-                       checks=checks, space=None)
+        def number(size: Any) -> int:
+            return at(size, values)
+
+        def numbers(sizes: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple([at(s, values) for s in sizes])
+
+        inputs, outputs = ([replace(t, shape=numbers(t.shape)) for t in tensors]
+                           for tensors in (self.inputs, self.outputs))
+        steps = [replace(s, params=numbers(s.params), global_size=numbers(s.global_size),
+                         flops=number(s.flops), bytes=number(s.bytes)) for s in self.steps]
+        buffers = [replace(b, shape=numbers(b.shape), nbytes=number(b.nbytes),
+                           part_offset=number(b.part_offset)) for b in self.buffers]
+        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), steps=tuple(steps),
+                       buffers=tuple(buffers), checks=everywhere(self.checks, number), space=None)
 
     @property
     def peak_bytes(self) -> int:

@@ -58,7 +58,14 @@ class Family:
         self._sized = {name for name, dims in self.shapes.items() if has_size(dims)}
         self.guards = conditions(self.space)
         self._sized_checks = any(has_size((c.low, c.high)) for c in self.plan.checks)
-        self._lives = lifetimes(s.buffers for s in plan.steps)
+        distinct = {_key(b.nbytes): b.nbytes for b in plan.buffers}
+        self._sizes = tuple(distinct.values())      # of buffers
+        numbers = {key: n for n, key in enumerate(distinct)}
+        found = [numbers[_key(b.nbytes)] for b in plan.buffers]
+        lives = lifetimes(s.buffers for s in plan.steps)
+        self._alone = [found[n] for n, b in enumerate(plan.buffers) if b.kind != "temp"]
+        self._lives = [(found[n], first, last) for n, (first, last) in lives.items()
+                       if plan.buffers[n].kind == "temp"]
         self._at: OrderedDict[Hashable, Shapes] = OrderedDict()
         self._work: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {}
 
@@ -165,20 +172,21 @@ class Family:
         """What buffers take where atoms have these values: of temporaries, those that are alive at
         once, at most.
         """
-        known = {size: at(size, values) for size in {b.nbytes for b in self.plan.buffers}}
-        change, total = [0] * (len(self.plan.steps) + 1), 0
-        for number, b in enumerate(self.plan.buffers):
-            if b.kind != "temp":
-                total += known[b.nbytes]
-            elif number in self._lives:
-                first, last = self._lives[number]
-                change[first] += known[b.nbytes]
-                change[last + 1] -= known[b.nbytes]
-        return total + max(accumulate(change))
+        sizes = [at(size, values) for size in self._sizes]
+        change = [0] * (len(self.plan.steps) + 1)
+        for number, first, last in self._lives:
+            change[first] += sizes[number]
+            change[last + 1] -= sizes[number]
+        return sum(sizes[n] for n in self._alone) + max(accumulate(change))
 
     def outgrown(self, values: Sequence[int]) -> bool:
         return not self.capacity or any(
             v > c for a, v, c in zip(self.space.atoms, values, self.capacity) if a.symbol)
+
+
+def _key(size: Any) -> Hashable:
+    """Equal sizes have equal ones. Sizes themselves are compared by their difference."""
+    return size.key if type(size) is Size else size
 
 
 def little(nbytes: int) -> int:
