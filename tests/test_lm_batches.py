@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jitcl
-from jitcl.errors import InputError, OptionError
+from jitcl.errors import DeviceError, InputError, OptionError
 from jitcl.lm.cache import ROOM, Cache
 from jitcl.lm.sampling import Sampling
 from jitcl.lm.writing import Text, step
@@ -87,10 +87,27 @@ def test_what_is_wrong_with_a_text_ends_that_one_alone(model: Any) -> None:
         step(model, [bad, good])
     assert isinstance(bad.failure, AttributeError) and good.failure is None
     assert good.done.ids == list(model.tokens(model.tokenize("ab"), 6, Sampling()))
+    step(model, [bad])                                      # it is not computed any more
+    assert not bad.known and not bad.done.ids
     with pytest.raises(InputError, match="the prompt has 200 tokens"):
         model.generate(["a", "b" * 200])
     with pytest.raises(OptionError, match="batch=0: wanted a whole number above 0"):
         jitcl.lm.load("folder", batch=0)
+
+
+def test_a_cache_that_cannot_be_made_anew_ends_the_texts(model: Any, monkeypatch: pytest.MonkeyPatch
+                                                          ) -> None:
+    """A server waits for texts: one that raised nothing would be waited for for ever."""
+    def renew(_: Any) -> None:
+        raise DeviceError("no memory")
+
+    monkeypatch.setattr(type(model._cache), "lost", True)
+    monkeypatch.setattr(type(model._cache), "renew", renew)
+    texts = [model.text(p, max_new_tokens=6) for p in ("ab", "cd")]
+    step(model, texts)
+    assert [str(t.failure) for t in texts] == ["no memory"] * 2 and texts[0].ended
+    with pytest.raises(DeviceError, match="no memory"):
+        model.generate("ab")
 
 
 def test_batches_are_as_large_as_memory_allows(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

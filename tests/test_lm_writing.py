@@ -223,6 +223,8 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     ({Q: (32, 32)}, dict(r=4, use_dora=True), UnsupportedError, "use_dora is True: jitcl merges"),
     ({Q: (32, 32)}, dict(r=4, peft_type="IA3"), UnsupportedError, "'peft_type' is 'IA3'"),
     ({Q: (32, 30)}, dict(r=4), ShapeError, r"are for a weight \[32, 30\], but .* is \[32, 32\]"),
+    ({Q: (32, 32)}, dict(r=4, alora_invocation_tokens=[1]), UnsupportedError,
+     r"alora_invocation_tokens is \[1\]: jitcl merges"),
     ({"model.nothing.weight": (2, 2)}, dict(r=1), ModelError, "it was made for another model"),
     ({}, dict(r=1), UnsupportedError, "has nothing: jitcl merges"),
     ({Q: (32, 32)}, dict(r=0), ModelError, "'r' is 0: wanted a whole number above 0")])
@@ -234,6 +236,21 @@ def test_adapters_that_do_not_fit(changed: Any, config: dict[str, Any], kind: ty
         json.dumps({"peft_type": "LORA", **config}))
     with pytest.raises(kind, match=message):
         jitcl.lm.load(folder, device="cpu", adapter=tmp_path / "lora")
+
+
+@pytest.mark.parametrize(("shapes", "message"), [
+    (((4, 32), (32, 4)), r"A \[4, 32\] and B \[32, 4\], of rank 3, are for a weight \[32, 32\]"),
+    (((3, 32, 1), (32, 3)), r"are for a weight \[32, 32, 1\], but .* is \[32, 32\]"),
+    (((), (32, 3)), r"A \[\] and B \[32, 3\]")])
+def test_a_rank_is_that_of_the_configuration(shapes: Any, message: str, tmp_path: Path) -> None:
+    """The factor is by rank."""
+    adapter(tmp_path / "lora", {Q: (32, 32)}, dict(r=3))
+    stem = f"base_model.model.{Q.removesuffix('.weight')}"
+    pytest.importorskip("safetensors.numpy").save_file(
+        {f"{stem}.lora_{n}.weight": np.ones(s, np.float32) for n, s in zip("AB", shapes)},
+        tmp_path / "lora" / "adapter_model.safetensors")
+    with pytest.raises(ShapeError, match=message):
+        jitcl.lm.load(lm_models.stored("llama", tmp_path), device="cpu", adapter=tmp_path / "lora")
 
 
 def test_a_gguf_file_takes_no_adapter(tmp_path: Path) -> None:

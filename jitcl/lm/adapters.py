@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 STEM = "base_model.model."                  # of the adapter's names
 NEITHER = {"bias": "none", "use_dora": False, "lora_bias": False, "modules_to_save": None,
-           "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None}
+           "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None,
+           "use_qalora": False, "alora_invocation_tokens": None}
 
 
 class Adapted(Weights):
@@ -44,9 +45,9 @@ class Adapted(Weights):
         self.weights, self.place, self.read = weights, weights.place, weights.read
         self._pair = safetensors(folder, "adapter_model")
         self._config = json.dumps(said, sort_keys=True)
-        self._names = self._changed(folder)
+        self._names = self._changed(folder, rank)
 
-    def _changed(self, folder: Path) -> dict[str, tuple[str, str]]:
+    def _changed(self, folder: Path, rank: int) -> dict[str, tuple[str, str]]:
         """Weights that change, and their A [rank, in] and B [out, rank]."""
         found, left = {}, self._pair.names()
         for name in sorted(left):
@@ -58,12 +59,12 @@ class Adapted(Weights):
             if weight not in self.weights:
                 raise ModelError(f"{folder}: changes '{weight}', which {self.place} does not have: "
                                  "it was made for another model")
-            (rank, inner), (outer, other) = map(self._pair.shape, pair)
+            a, b = map(self._pair.shape, pair)
             own = self.weights.shape(weight)
-            got = (inner, outer) if self.turned else (outer, inner)
-            if rank != other or got != own:
-                raise ShapeError(f"{folder}: A {[rank, inner]} and B {[outer, other]} are for a "
-                                 f"weight {list(got)}, but '{weight}' is {list(own)}")
+            got = (*a[1:], *b[:1]) if self.turned else (*b[:1], *a[1:])
+            if (a[:1], b[1:], got) != ((rank,), (rank,), own):
+                raise ShapeError(f"{folder}: A {list(a)} and B {list(b)}, of rank {rank}, are for "
+                                 f"a weight {list(got)}, but '{weight}' is {list(own)}")
             found[weight] = pair
             left -= {*pair}
         if left or not found:

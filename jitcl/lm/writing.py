@@ -191,11 +191,12 @@ def step(model: LanguageModel, texts: Sequence[Text]) -> None:
     """The next token of each text; of one whose prompt is not computed yet, a piece of that first,
     while other prompts wait. A failure is the text's own, or that of all in the same run."""
     with model._lock:
-        if model._cache.lost:
-            model._cache.renew()            # texts compute what they miss
+        with _failing(texts):
+            if model._cache.lost:
+                model._cache.renew()        # texts compute what they miss
         asked, ready = False, list[tuple[Text, Slot, int]]()
         for text in texts:
-            if text.known:
+            if text.known or text.failure is not None:
                 continue
             with _failing([text]):
                 slot = _slot(model, text, texts)
