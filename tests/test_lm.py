@@ -34,6 +34,7 @@ from jitcl.ir.files import MOST_BYTES
 from jitcl.lm.architectures import ARCHITECTURES, decoder
 from jitcl.lm.decoder import Decoder
 from jitcl.lm.gguf import Gguf
+from jitcl.lm.model import Score
 from jitcl.lm.sampling import Sampling, log_softmax
 from jitcl.lm.tokens import Tokenizer
 from jitcl.lm.weights import Stored, safetensors
@@ -352,6 +353,11 @@ def test_generation_config_decides_where_the_caller_does_not() -> None:
 def test_log_softmax() -> None:
     found = log_softmax(np.array([[1000.0, 1000.0], [0.0, -np.inf]], np.float32))
     np.testing.assert_allclose(found, [[-np.log(2), -np.log(2)], [0, -np.inf]])
+
+
+def test_perplexities_have_no_bound() -> None:
+    assert Score([1, 2], np.array([-np.log(4)])).perplexity == pytest.approx(4)
+    assert Score([1, 2], np.array([-1000.0])).perplexity == math.inf
 
 
 # ---- folders that are not what they should be

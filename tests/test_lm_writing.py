@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,26 @@ def test_guesses_end_where_the_text_does(model: Any) -> None:
     assert model.generate(long, draft="lookup") == wanted and len(wanted) == 4
     text = model.generate("ab", form=SCHEMA, draft="lookup", max_new_tokens=100)
     assert text == model.generate("ab", form=SCHEMA, max_new_tokens=100)
+
+
+def test_a_model_whose_draft_guesses_holds_nobody_up(model: Any, tmp_path: Path) -> None:
+    """Two models that are each other's drafts, in two threads, would wait for each other."""
+    def free() -> bool:
+        with model._lock:
+            return True
+
+    def tokens(ids: Sequence[int], count: int, sampling: Sampling) -> Iterator[int]:
+        asked.append(pool.submit(free).result(timeout=60))
+        return iter([*ids][:count])
+
+    asked: list[bool] = []
+    wanted = model.generate("ababab", max_new_tokens=6)
+    (tmp_path / "draft").mkdir()
+    with ThreadPoolExecutor(1) as pool, jitcl.lm.load(
+            lm_models.lettered("gpt2", tmp_path / "draft"), device="cpu") as draft:
+        draft.tokens = tokens       # type: ignore[method-assign,assignment]
+        assert model.generate("ababab", max_new_tokens=6, draft=draft) == wanted
+    assert asked and all(asked)
 
 
 def test_what_followed_the_last_time() -> None:

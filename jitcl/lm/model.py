@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +58,8 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss)
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.loss))
 
 
 class _ForAnyPast(Model):

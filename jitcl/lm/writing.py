@@ -138,12 +138,11 @@ class Text:
         self.slot = slot
         return self.seen[kept:]
 
-    def guess(self, context: int) -> list[int]:
+    def guess(self, context: int) -> None:
         """What may follow the next token."""
-        room = min(self.count - len(self.done.ids), context - len(self.seen)) - 1
-        self.guesses = drafts.guesses(self.draft, self.seen, room) if self.done.ids else []
-        self.done.guessed_tokens += len(self.guesses)
-        return self.guesses
+        if self.done.ids and not (self.known or self.guesses or self.ended):
+            room = min(self.count - len(self.done.ids), context - len(self.seen)) - 1
+            self.guesses = drafts.guesses(self.draft, self.seen, room)
 
     def take(self, model: LanguageModel) -> None:
         """The next token, by the logits that are known."""
@@ -154,7 +153,7 @@ class Text:
         if self.known and self.guesses.pop(0) == token:
             done.right_guesses += 1
         else:
-            self.known = []
+            self.known, self.guesses = [], []
         now = time.perf_counter()
         if not done.ids:
             done.prefill_seconds, self._begin = now - self._begin, now
@@ -190,6 +189,9 @@ class Text:
 def step(model: LanguageModel, texts: Sequence[Text]) -> None:
     """The next token of each text; of one whose prompt is not computed yet, a piece of that first,
     while other prompts wait. A failure is the text's own, or that of all in the same run."""
+    for text in texts:              # without the lock: another thread may write with this as draft
+        with _failing([text]):
+            text.guess(model.decoder.context)
     with model._lock:
         with _failing(texts):
             if model._cache.lost:
@@ -208,8 +210,9 @@ def step(model: LanguageModel, texts: Sequence[Text]) -> None:
                     most = model._rows[-1]
                     logits = model._run(missing[:most], "next", slot)
                     text.known = [logits[-1]] if len(missing) <= most else []
-                elif guesses := text.guess(model.decoder.context):
-                    text.known = list(model._run([*missing, *guesses], "logits", slot,
+                elif text.guesses:
+                    text.done.guessed_tokens += len(text.guesses)
+                    text.known = list(model._run([*missing, *text.guesses], "logits", slot,
                                                  (1 + drafts.GUESSES,)))
                 else:
                     ready.append((text, slot, missing[0]))
