@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jitcl
-from jitcl.errors import InputError, JitclError, ModelError, ShapeError
+from jitcl.errors import InputError, JitclError, ModelError, ShapeError, UnsupportedError
 from jitcl.lm.architectures import decoder, prefixed
 from jitcl.lm.decoder import Decoder
 from jitcl.lm.gguf import Gguf
@@ -141,6 +141,15 @@ def test_templates_have_what_transformers_gives_them(template: str, text: str, t
     assert "".join(map(chr, found.conversation(MESSAGES))) == text
 
 
+def test_special_tokens_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """As older folders have them; what tokenizer_config.json says counts."""
+    lm_models.lettered("llama", tmp_path)               # its eos_token is "~"
+    (tmp_path / "special_tokens_map.json").write_text(
+        '{"bos_token": {"content": "#"}, "eos_token": "x"}')
+    words = of_folder(tmp_path)
+    assert words is not None and words.specials == {"bos_token": "#", "eos_token": "~"}
+
+
 class _Text:
     """A tokenizer whose tokens are letters."""
 
@@ -207,6 +216,14 @@ def test_tokenizers_that_are_none(change: dict[str, Any], message: str) -> None:
     said = {**BYTES, **{f"tokenizer.ggml.{k}": v for k, v in change.items()}}
     with pytest.raises(ModelError, match=f"here: .*{message}"):
         of_metadata(said, "here")
+
+
+def test_a_part_of_a_gguf_model_is_not_one(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file = gguf_models.write(lm_models.stored("qwen2", tmp_path), tmp_path / "a.gguf",
+                             split__count=3)
+    with pytest.raises(UnsupportedError, match="is one of 3 files of a model\n  Join them"):
+        jitcl.lm.load(file, device="cpu")
 
 
 def test_a_gguf_file_with_a_byte_changed_is_refused_or_read(tmp_path: Path) -> None:

@@ -226,6 +226,13 @@ def test_wrong_requests(wrong: str, path: str, body: Any, status: int, message: 
     assert told["type"] == "invalid_request_error" and told.keys() >= {"param", "code"}
 
 
+@pytest.mark.parametrize("prompt", [["ab"], "ab", [[1, 2]], [1, 2]])
+def test_a_list_of_one_prompt_is_that_prompt(prompt: Any) -> None:
+    from jitcl.lm import requests
+
+    assert requests.asked({"prompt": prompt}, False, 9).prompt in ("ab", [1, 2])
+
+
 @pytest.fixture(scope="module")
 def wrong(folder: Path) -> Iterator[str]:
     with jitcl.lm.load(folder, device="cpu") as model:

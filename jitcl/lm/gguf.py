@@ -85,6 +85,10 @@ def contents(path: Path) -> dict[str, Any]:
                                f"in GGUF files: jitcl has {', '.join(CLASSES)}")
     if reader.byte_order != "I":
         raise UnsupportedError(f"{path}: is of the other byte order than this machine")
+    parts = said.get("split.count", 1)
+    if parts != 1:
+        raise UnsupportedError(f"{path}: is one of {parts} files of a model\n  Join them with "
+                               "llama.cpp's llama-gguf-split --merge.")
     tensors = {t.name: Tensor(t.tensor_type.name, t.shape[::-1].tolist(), int(t.data_offset),
                               int(t.n_bytes)) for t in reader.tensors}
     arch = next(a for a, n in lib.MODEL_ARCH_NAMES.items() if n == architecture)

@@ -158,7 +158,7 @@ def _form(value: Any) -> dict[str, Any] | None:
 
 
 def _prompt(value: Any, name: str = "prompt") -> Prompt:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
         value = value[0]
     if isinstance(value, str) or isinstance(value, list) and all(type(v) is int for v in value):
         return value

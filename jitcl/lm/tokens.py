@@ -88,7 +88,8 @@ def of_folder(folder: Path) -> Tokenizer | None:
         raise ModelError(f"{file}: is no tokenizer: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    said = read_json(folder / "tokenizer_config.json", {})
+    said = {**read_json(folder / "special_tokens_map.json", {}),
+            **read_json(folder / "tokenizer_config.json", {})}
     template = said.get("chat_template")
     if isinstance(template, list):          # several by name
         template = {t.get("name"): t.get("template") for t in template
