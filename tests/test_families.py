@@ -376,6 +376,22 @@ def test_a_family_of_an_opencl_device_grows_where_it_is(
     run(700, 900)
 
 
+@pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
+def test_a_device_of_little_memory_keeps_one_plan_for_many(
+        device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for what is fed alone, where there is none to spare."""
+    monkeypatch.setenv("JITCL_TARGET", "global_memory=100000")
+    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device=device, cache_dir=tmp_path)
+    rng, exact = np.random.default_rng(7), reference("matmul")
+    for n, rows in ((3, 3), (4, 4), (40, 40), (41, 41), (2, 41)):
+        fed = {"a": rng.uniform(-1, 1, (n, 8)).astype(np.float32),
+               "b": rng.uniform(-1, 1, (8, 300)).astype(np.float32)}
+        check(model.run(fed), exact.run(fed))
+        (family,) = model._families.kept.values()
+        assert family.capacity[:2] == [rows, 300]
+    assert model.cache.stats.builds == 1
+
+
 @pytest.mark.parametrize("name", ["attention", "conv", "parts"])
 def test_a_plan_at_a_shape_has_no_sizes_left(name: str, tmp_path: Path) -> None:
     model = jitcl.compile(onnx.parser.parse_model(MODELS[name]), device="cpu", cache_dir=tmp_path)

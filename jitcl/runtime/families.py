@@ -333,19 +333,15 @@ class Families:
         """The loaded family at these values; with more room, or loaded anew, where it has none for
         them, or its device was lost.
         """
-        specialiser, loaded = self.specialiser, family.loaded
-        if loaded is not None and loaded.stale:
-            loaded = specialiser.reload(loaded, patience)
+        if family.loaded is not None and family.loaded.stale:
+            family.loaded = self.specialiser.reload(family.loaded, patience)
         if family.outgrown(values):
-            family.capacity = family.roomy(values)
-            plan = specialiser.laid(family.largest())
-            if loaded is not None and loaded.executable.grows(plan):
-                loaded, family.layout = replace(loaded, plan=plan), plan
-            else:
-                code = loaded.executable.code if loaded is not None else None
-                family.loaded = family.layout = loaded = None       # room for the larger one
-                loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
-        family.loaded = loaded
+            try:
+                self._enlarge(family, family.roomy(values), patience, tried)
+            except OutOfMemoryError as error:
+                free_frames(error)
+                self._enlarge(family, values, patience, tried)      # with none to spare
+        loaded = family.loaded
         if loaded is None:
             return None
         executable = Resized(loaded.executable, family.at(values))
@@ -355,6 +351,19 @@ class Families:
                   "from_cache": family.from_cache,
                   "guards": family.guards, "took": time.perf_counter() - self._asked}
         return Member(**fields, family=family, values=tuple(values))
+
+    def _enlarge(self, family: Family, capacity: list[int], patience: Patience,
+                 tried: Sequence[Generated]) -> None:
+        """Have room for more, in place or loaded anew. Raises FAILED."""
+        specialiser, loaded = self.specialiser, family.loaded
+        family.capacity = capacity
+        plan = specialiser.laid(family.largest())
+        if loaded is not None and loaded.executable.grows(plan):
+            family.loaded, family.layout = replace(loaded, plan=plan), plan
+            return
+        code = loaded.executable.code if loaded is not None else None
+        family.loaded = family.layout = loaded = None           # room for the larger one
+        family.loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
 
 
 def disguised(error: Exception, space: Space) -> bool:
