@@ -64,9 +64,9 @@ class _Context(Lowering):
 
 
 @functools.cache
-def _contexts(absent: str = "") -> tuple[FrontEnd, Any]:
-    """(the front end, the target context) with all implementations loaded, for a machine without a
-    feature; to be called within `host.without(absent)`.
+def _front_end(absent: str = "") -> FrontEnd:
+    """With all implementations loaded, for a machine without a feature; to be called within
+    `host.without(absent)`.
     """
     assert absent == host.absent()
     typing = Typing()
@@ -74,7 +74,7 @@ def _contexts(absent: str = "") -> tuple[FrontEnd, Any]:
     context = _Context(typing)
     context.refresh()
     context.error_model = callconv.create_error_model("numpy", context)
-    return FrontEnd(typing, context), context
+    return FrontEnd(typing, context)
 
 
 def load() -> None:
@@ -86,14 +86,14 @@ def load() -> None:
         tiles,
     )
 
-    _contexts()
+    _front_end()
 
 
-def _front_end(entry: str, text: str) -> tuple[Any, bool]:
+def _read(entry: str, text: str, front_end: FrontEnd) -> tuple[Any, bool]:
     """(the kernel's module as LLVM reads it, unoptimised; whether its loops are tiles)."""
     try:
         tree = ast.parse(text)
-        module = _contexts(host.absent())[0].module(entry, tree)
+        module = front_end.module(entry, tree)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
     except Exception as error:  # whatever Numba or LLVM raises becomes one BuildError
@@ -143,8 +143,9 @@ def assembly(entry: str, text: str, absent: str = "") -> str:
 def _optimised(entry: str, text: str, absent: str) -> tuple[Any, Any]:
     """(the kernel's optimised module, the machine that it is for)."""
     with host.without(absent):
-        machine = _contexts(absent)[1].codegen()._tm
-        module, tiled = _front_end(entry, text)
+        front_end = _front_end(absent)
+        machine = front_end.context.codegen()._tm
+        module, tiled = _read(entry, text, front_end)
     _optimise(module, tiled, machine)
     return module, machine
 

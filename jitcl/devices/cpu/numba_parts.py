@@ -14,7 +14,7 @@ from typing import Any
 
 from numba.core import cpu, types
 from numba.core.imputils import lower_builtin
-from numba.core.typing import context, mathdecl
+from numba.core.typing import context
 from numba.core.typing.templates import AbstractTemplate, RegistryLoader, infer_global
 
 Codegen = Callable[[Any, Any, Any, Any], Any]       # (context, builder, signature, values)
@@ -54,10 +54,7 @@ def intrinsic(definition: Callable[..., tuple[Any, Codegen]] | None = None, *,
 
 
 class Typing(context.BaseContext):
-    """Numbers, `range`, tuples; `math` for its constants and scalar functions."""
-
-    def load_additional_registries(self) -> None:
-        self.install_registry(mathdecl.registry)
+    """Numbers."""
 
     def install_registry(self, registry: Any) -> None:
         """As Numba's, without overloaded attributes: kernels have none, and what registers these
@@ -76,16 +73,7 @@ class Lowering(cpu.CPUContext):
         self.is32bit = False
 
     def load_additional_registries(self) -> None:
-        from numba.cpython import (  # noqa: F401  (imported for what they register)
-            builtins,
-            iterators,
-            mathimpl,
-            numbers,
-            rangeobj,
-            tupleobj,
-        )
-
-        self.install_registry(mathimpl.registry)
+        from numba.cpython import builtins, numbers  # noqa: F401  (for what they register)
 
     def add_linking_libs(self, libs: Any) -> None:
         """What kernels call is emitted in place."""
