@@ -49,6 +49,28 @@ def test_what_is_left_out_is_what_transformers_takes(name: str, changes: dict[st
     says_what_transformers_does(opened(lm_models.stored(name, tmp_path), **changes), name)
 
 
+@pytest.mark.parametrize(("name", "key", "value"), [
+    ("gemma2", "attn_logit_softcapping", 50), ("gemma2", "final_logit_softcapping", 30),
+    ("gemma2", "query_pre_attn_scalar", 256), ("gemma2", "sliding_window", 4096),
+    ("gemma3", "query_pre_attn_scalar", 256), ("gemma3", "sliding_window", 4096),
+    ("mistral", "sliding_window", 4096), ("qwen2", "max_window_layers", 28),
+    ("qwen3", "max_window_layers", 28), ("phi3", "rms_norm_eps", 1e-5)])
+def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(
+        name: str, key: str, value: float, tmp_path: Path) -> None:
+    folder = lm_models.stored(name, tmp_path)
+    assert opened(folder, **{key: None}).config.get(key) == value
+    if key.endswith(("softcapping", "sliding_window")):             # null is none of it
+        config = {**json.loads((folder / "config.json").read_text()), key: None}
+        assert decoder(config, safetensors(folder)).config.get(key) is None
+
+
+def test_gemma_3_has_a_base_of_its_own(tmp_path: Path) -> None:
+    model = opened(lm_models.stored("gemma3", tmp_path), rope_parameters=None, rope_theta=None)
+    found = {n: r.frequencies[1] for n, r in model.rotaries.items()}
+    np.testing.assert_allclose([found[".full"], found[".sliding"]],
+                               [1e6 ** (-1 / 6), 1e4 ** (-1 / 6)], rtol=1e-5)
+
+
 def test_gemma_2_has_the_exact_function_where_it_says_so(tmp_path: Path) -> None:
     folder = lm_models.stored("gemma2", tmp_path)
     assert opened(folder, hidden_activation="gelu").activation() == "gelu"

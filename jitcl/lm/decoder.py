@@ -48,9 +48,14 @@ class Decoder(ABC):
     embedding, last_norm, head = "model.embed_tokens.weight", "model.norm", "lm_head"
     stem = "model.layers.{}."               # names of a layer's weights begin with it
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)     # ends of names that nothing reads
+    # By model_type: what transformers takes for keys that a configuration leaves out, and that
+    # weights do not tell. null is a value there.
+    defaults: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, config: Settings, weights: Weights) -> None:
-        self.config, self.weights = c, w = config, weights
+        missing = self.defaults.get(str(config.get("model_type")), {})
+        self.config, self.weights = c, w = (
+            Settings({**missing, **config.values}, config.place), weights)
         self.layers, self.heads = c.whole("num_hidden_layers"), c.whole("num_attention_heads")
         if self.layers > len(w.names()):
             raise ModelError(f"{c.place}: 'num_hidden_layers' is {self.layers}, but there are "

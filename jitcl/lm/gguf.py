@@ -158,6 +158,8 @@ class Gguf(Weights):
                      norm_offset=0.0)       # of Gemma: 1 is in the file's weights
         found.setdefault("vocab_size", self._words)
         found["rope_scaling"] = self._scaling(found)
+        if "head_dim" in found:
+            found["query_pre_attn_scalar"] = found["head_dim"]
         if (arch, found.get("num_hidden_layers")) in HUGE:
             found["query_pre_attn_scalar"] = (
                 found["hidden_size"] / _said(self.path, said, f"{arch}.attention.head_count"))

@@ -18,6 +18,10 @@ class Gemma(Decoder):
 
     classes = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
     ties = True
+    defaults = {"gemma2": {"query_pre_attn_scalar": 256, "sliding_window": 4096,
+                           "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+                "gemma3_text": {"query_pre_attn_scalar": 256, "sliding_window": 4096,
+                                "rope_theta": 1e6}}
 
     def embed(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return super().embed(ids, positions) * np.float32(math.sqrt(self.width))

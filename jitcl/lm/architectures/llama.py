@@ -11,6 +11,9 @@ class Llama(Decoder):
     """Names of norms of heads, or of biases, that a file has say that the model has them."""
 
     classes = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    defaults = {"mistral": {"sliding_window": 4096},
+                "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
+                "qwen3": {"sliding_window": 4096, "max_window_layers": 28}}
 
     def block(self, b: Layer, x: Node) -> Node:
         h = b.norm(x, "input_layernorm")

@@ -10,6 +10,7 @@ class Phi3(Decoder):
     """Queries, keys and values are one product, gate and up another."""
 
     classes = ("Phi3ForCausalLM",)
+    defaults = {"phi3": {"rms_norm_eps": 1e-5}}
 
     def block(self, b: Layer, x: Node) -> Node:
         qkv = b.linear(b.norm(x, "input_layernorm"), "self_attn.qkv_proj")
