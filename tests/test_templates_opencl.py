@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jitcl.codegen.trial import trials
+from jitcl.devices.profile import ProfileDevice
 from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
@@ -329,6 +330,19 @@ def test_few_tiles_share_their_terms(pose, local_is_real, precision):
     (got,) = place.load(plan).run([data])
     bound = (3e-2 if precision == "low" else TOLERANCE["f32"]) * np.abs(want).max()
     assert np.abs(got - want).max() <= bound
+
+
+def test_how_many_share_a_tile_is_in_the_launch_alone():
+    """Products in slices are one program, however many slices and lanes their groups have."""
+    used = []
+    for channels, size in ((480, 14), (1152, 6), (240, 28)):
+        x = graph_input("x", TensorType("f32", (1, channels, size, size)))
+        y = b.conv(x, weights(channels // 6, channels, 1, 1), strides=(1, 1), pads=(0,) * 4,
+                   dilations=(1, 1), group=1)
+        made = compile_graph(Graph("t", (x,), (("y", y),)), ProfileDevice("adreno-740").target)
+        used += [s for s in made.plan.steps if s.kernel.startswith("gemm")]
+    assert len({s.local_size[2] for s in used}) == 3, [s.local_size for s in used]
+    assert len({s.kernel for s in used}) == 1
 
 
 def depthwise(x, kernel, strides=(1, 1), pads=None, dilations=(1, 1), copies=1, dtype="f32"):

@@ -28,7 +28,7 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.gemm_opencl.codes import Coded, overlapping
 from jitcl.templates.opencl.memory import piece
-from jitcl.templates.opencl.tiling import MAX_INDEX, Tile, image_of, read_whole, spread
+from jitcl.templates.opencl.tiling import GROUP, MAX_INDEX, Tile, image_of, read_whole, spread
 
 HALVES, FLOATS = 8, 4          # of a vector that Mali and Adreno read at once
 
@@ -117,7 +117,7 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
         a_whole=a.packed and not a_image and (steps > 1 or read_whole(tile, hooks.target)),
-        b_aligned=aligned, SLICES=slices, LOCAL=local)
+        b_aligned=aligned, SLICES=slices > 1, ITEMS=GROUP)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     if coded is not None:
         stem = f"gemm_{coded.bits}bit_{tile.rows}x{tile.width}"
