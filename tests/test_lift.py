@@ -10,12 +10,14 @@ from jitcl.cli.lowered import lower_for_dump
 from jitcl.codegen.lift import LIMIT, SMALL, reciprocal
 from jitcl.codegen.lower import lower
 from jitcl.codegen.schedule_opencl import Scheduled, schedule
-from jitcl.ir.graph import Node, graph_input
+from jitcl.ir.graph import Graph, Node, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.model import open_model
 from jitcl.target import Target
+from jitcl.target.profiles import find_profile
+from tests.compiling import compile_graph
 from tests.real_models import MODELS, needs_models
 
 G = GraphBuilder()
@@ -49,6 +51,28 @@ def test_layers_of_a_form_are_one_program(form: str) -> None:
         assert other.body == first.body
         assert list(other.params) == list(first.params) and other.params != first.params
     assert all(type(n) is int for n in first.params.values())
+
+
+ROWS = {
+    "means": (lambda n: G.reduce_mean(n, axes=(-1,), keepdims=False),
+              (16384, 96), (4096, 64), (1024, 160), (256, 256), (8, 64, 300)),
+    "softmax": (lambda n: G.softmax(n, axis=-1), (16384, 256), (2, 4096, 64), (300, 100)),
+}
+
+
+@pytest.mark.parametrize("device", ["adreno-740", "mali-g610"])
+@pytest.mark.parametrize("form", ROWS)
+def test_rows_of_any_length_are_one_program_where_compilers_are_slow(form: str, device: str
+                                                                     ) -> None:
+    """Of fewer elements than lanes, of as many, and of more; along one axis and along two."""
+    build, *sizes = ROWS[form]
+    target = find_profile(device).target
+    plans = []
+    for shape in sizes:
+        node = x(*shape)
+        plans.append(compile_graph(Graph("t", (node,), (("y", build(node)),)), target).plan)
+    assert len({s.kernel for p in plans for s in p.steps}) == 1
+    assert len({s.local_size for p in plans for s in p.steps}) == 1
 
 
 def test_numbers_stay_where_they_pay() -> None:

@@ -13,10 +13,11 @@ terms of addresses in the loops' order, so that equal forms are equal texts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
-from jitcl.codegen.loops import rewrite, substitute
+from jitcl.codegen.loops import Body, inside, renamed, rewrite, substitute
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -26,18 +27,45 @@ from jitcl.ir.sizes import Space
 SMALL = 8                       # numbers up to here stay: steps, windows, loops that are unrolled
 LIMIT = 1 << 30                 # of what a reciprocal divides
 STEMS = {"item": "i", "group": "i", "loop": "r", "let": "j"}
+PLACED = ("item", "group", "lane")
 COMPARED = ("lt", "le", "gt", "ge", "eq", "ne", "min", "max")
 
 
-def lifted(kernel: Kernel) -> Kernel:
+def lifted(kernel: Kernel, turns: bool = False) -> Kernel:
     """The kernel with sizes in the place of its larger numbers, whose hints they are. The kernel
-    itself where its indices need 64 bits."""
+    itself where its indices need 64 bits. `turns`: lanes take a row in turns also where one is
+    enough, so that rows shorter and longer than they are many are one program."""
     if any(b.size > LIMIT for b in kernel.buffers):
         return kernel
-    lift = _Lift(kernel)
+    kernel = replace(kernel, body=spelled(kernel.body))
+    lift = _Lift(kernel, turns)
     buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
     body = tuple(map(lift.statement, kernel.body))
     return replace(kernel, buffers=buffers, body=body)
+
+
+def spelled(body: Body) -> Body:
+    """Sums of work-items' places, and of lanes' turns, in the place of their names: which sums are
+    used twice, and so have one, differs with the axes that were merged."""
+    places = {s.var.value for s in inside(body)
+              if isinstance(s, For) and (s.kind in PLACED or s.first is not None)}
+    named = Counter(s.var.value for s in inside(body) if isinstance(s, Let))
+    known: dict[str, Expr] = {}
+
+    def written(body: Body) -> Iterator[Stmt]:
+        for s in body:
+            if isinstance(s, For):
+                first, end = (None if e is None else substitute(e, known)
+                              for e in (s.first, s.end))
+                yield replace(s, first=first, end=end, body=tuple(written(s.body)))
+                continue
+            s = renamed(s, known)
+            if isinstance(s, Let) and s.var.dtype == "index" and named[s.var.value] == 1 and all(
+                    t.value in places for t in E.linear(s.value)[0]):
+                known[str(s.var.value)] = s.value
+            else:
+                yield s
+    return tuple(written(body))
 
 
 def reciprocal(d: int) -> tuple[int, int]:
@@ -52,7 +80,8 @@ class _Lift:
     """One kernel's numbers. A number is a parameter for each place that it has among operands, so
     that numbers which happen to be equal in one layer make no other program."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, turns: bool) -> None:
+        self.turns = turns
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
@@ -110,6 +139,8 @@ class _Lift:
 
     def loop(self, s: For) -> For:
         extent, once = s.extent, s.first is not None and s.extent <= s.step
+        if self.turns and all(b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
+            once = False
         if s.kind == "vec":
             self.fixed.add(str(s.var.value))
         elif s.kind == "item" and extent > 1:

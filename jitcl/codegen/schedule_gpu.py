@@ -84,7 +84,8 @@ ROW_GROUP = 256        # lanes that share a row, at most
 SMALL_GROUP = 64       # where local memory is emulated (Mali): reductions in small groups
 FEWEST = 32            # lanes: less than a GPU runs in step anyway
 FEWEST_SMALL = 16      # lanes where local memory is emulated: what they share is dear
-TERMS = 8              # that each of these lanes takes, at least, where there are rows enough
+STEP = 64              # lanes that Adreno runs in step, at least
+TERMS = 8              # that each lane takes, at least, of many rows where programs are to be few
 RADIX = 4              # partial results that are combined at a time: fewer barriers than by twos
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
 VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
@@ -212,7 +213,8 @@ def in_turn(body: Body) -> Body:
 
 def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> int:
     """How many lanes share a row's work; 0 where they can't, or gain nothing by it. A power of
-    two, lower for short rows, and for many where local memory is emulated.
+    two, lower for short rows; where compilers are slow or local memory is emulated one of two
+    numbers, the lower one for many rows.
     """
     loops = [s for s in inner if isinstance(s, For)]
     shared = [s for s in loops if s.kind != "parallel"]
@@ -221,11 +223,13 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
     most = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = 1 << min(most, target.reduction_group, target.max_work_group).bit_length() - 1
     longest, count = max(trips_of(s) for s in loops), math.prod(f.extent for f in nest)
-    while lanes > FEWEST and lanes >= 2 * longest:
-        lanes //= 2
-    while not target.local_is_real and lanes > FEWEST_SMALL and lanes * TERMS > longest and (
+    if target.stages_tiles:
+        while lanes > FEWEST and lanes >= 2 * longest:
+            lanes //= 2
+    elif lanes >= 2 * longest or lanes * TERMS > longest and (
             count * lanes > ITEMS * target.compute_units):
-        lanes = max(FEWEST_SMALL, lanes // RADIX)     # one meeting less, where half saves none
+        fewest = STEP if target.local_is_real else FEWEST_SMALL
+        lanes = min(lanes, fewest)           # a meeting less; half would save none
     if any(s.kind == "parallel" for s in loops):
         return lanes if longest >= FEWEST or not nest else 0
     if longest < LONG:
