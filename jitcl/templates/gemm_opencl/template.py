@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import partial
 
@@ -99,33 +98,25 @@ class _Writer:
         return node in self.hooks.names and node.type.layout == ROW
 
     def rows(self, tile: Tile) -> tuple[list[Emitted], Operand]:
-        """a where it lies; constants and views packed in tiles."""
-        if self.coded is not None and not self.in_place(self.a):
-            before, copy = self._rows(dataclasses.replace(tile, rows=1))
-            return before, dataclasses.replace(copy, packed=False)
-        return self._rows(tile)
-
-    def _rows(self, tile: Tile) -> tuple[list[Emitted], Operand]:
+        """a where it lies; views copied, which are then read like that; constants packed in tiles,
+        but beside codes."""
         s, alone = self.s, math.prod(self.a.type.dims[:-2]) == 1
         period = 1 if alone else s.batch
         if self.a.op == "const" and (self.whole(self.a) or alone):
-            make = partial(pack_matrices, rows=tile.rows, shape=(period, s.m, s.k))
-            packed = Packed(self.a, f"gemm rows {tile.rows} {s.m}", make)
-            return [], Operand(packed, True, packed_size(s.m, tile.rows) * s.k, period)
+            height = tile.rows if self.coded is None else 1
+            make = partial(pack_matrices, rows=height, shape=(period, s.m, s.k))
+            packed = Packed(self.a, f"gemm rows {height} {s.m}", make)
+            return [], Operand(packed, self.coded is None, packed_size(s.m, height) * s.k, period)
         if self.in_place(self.a) and (self.whole(self.a) or alone):
             return [], Operand(self.a, False, s.m * s.k, period)
-        height = tile.rows
-        shape = (s.batch, -(-s.m // height), s.k, height)
+        shape = (s.batch, s.m, s.k)
 
         def where(at: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
-            row = within(at[1] * height, s.m, height) + at[3]
-            if is_size(s.m):                # fewer rows than a tile: the last one again
-                row = E.call("min", row, E.index(s.m - 1))
-            return (*self.operand(self.a, at[0], row), at[2]), E.const(True, "bool")
+            return (*self.operand(self.a, at[0], at[1]), at[2]), E.const(True, "bool")
 
-        copy, emitted = self.hooks.arranged(self.a, f"rows {height} {self.a.type}",
-                                            self.a.type.dtype, shape, where)
-        return [emitted], Operand(copy, True, math.prod(shape[1:]), s.batch)
+        copy, emitted = self.hooks.arranged(self.a, f"rows {self.a.type}", self.a.type.dtype, shape,
+                                            where)
+        return [emitted], Operand(copy, False, s.m * s.k, s.batch)
 
     def columns(self, tile: Tile) -> tuple[list[Emitted], Operand]:
         """b packed in panels: at compile time, or where it is read often enough; else in place."""
