@@ -75,6 +75,20 @@ def test_rows_of_any_length_are_one_program_where_compilers_are_slow(form: str, 
     assert len({s.local_size for p in plans for s in p.steps}) == 1
 
 
+@pytest.mark.parametrize("device", ["adreno-740", "mali-g610"])
+def test_copies_of_heads_are_one_program_where_compilers_are_slow(device: str) -> None:
+    """Steps and extents of a copy are parameters: that of 1, small ones, and those of a head's
+    vectors, also where they are one."""
+    kernels = set()
+    for heads, rows, size in ((4, 64, 32), (2, 300, 64), (8, 49, 4), (3, 10, 8)):
+        node = x(rows, heads, size)
+        turned = G.transpose(node, perm=(1, 0, 2))
+        plan = compile_graph(Graph("t", (node,), (("y", turned),)),
+                             find_profile(device).target).plan
+        kernels |= {s.kernel for s in plan.steps}
+    assert len(kernels) == 1
+
+
 def test_numbers_stay_where_they_pay() -> None:
     """Lanes, the windows of short loops, and what finds one's place in them."""
     window = written(G.reduce_mean(x(600, 7, 7), axes=(1, 2)))

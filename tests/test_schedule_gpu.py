@@ -229,6 +229,32 @@ tile[c + quad, r + t * 16] * 2.0
   }"""
 
 
+def test_a_copy_is_loops_of_steps_where_programs_are_to_be_few() -> None:
+    """Loops are cut where places are divided, joined where both sides go on, sorted as y lies."""
+    text = """
+kernel @k(in x: f32[2,8,64,32], out y: f32[2,64,256]) {
+  for n < 2 @parallel { for c < 256 @parallel { for p < 64 @parallel {
+    y[n, p, c] = x[n, floordiv(c, 32), p, c % 32]
+  } } }
+}"""
+    assert scheduled(text, TARGETS["adreno-740"]) == """\
+  for n < 2 @item {
+    for p < 64 @item {
+      for p_c_32 < 64 @item {
+        let c_32: index = floordiv(p_c_32, 8)
+        let c_of_32: index = p_c_32 % 8
+        for lane < 4 @vec {
+          y[n * 16384 + p * 256 + c_32 * 32 + c_of_32 * 4 + lane] = \
+x[n * 16384 + p * 32 + c_32 * 2048 + c_of_32 * 4 + lane]
+        }
+      }
+    }
+  }"""
+    plain = "kernel @k(in x: f32[4,64], out y: f32[4,64]) {\n" \
+        "  for i < 4 @parallel { for j < 64 @parallel { y[i, j] = x[i, j] } }\n}"
+    assert "floordiv" not in scheduled(plain, TARGETS["adreno-740"])
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "u8"])
 @pytest.mark.parametrize("shape", [(1, 128, 64), (2, 68, 100), (3, 33, 45)])
 def test_tiles_of_any_shape_are_turned(shape: tuple[int, int, int], dtype: str) -> None:

@@ -78,6 +78,13 @@ def fewest_idle(nest: list[For], target: Target) -> tuple[int, ...]:
     return min(cuts(nest), key=cost)
 
 
+def apart(nest: list[For], target: Target) -> tuple[int, ...]:
+    """An axis for each loop, but the innermost of more than there are axes."""
+    count = min(AXES, len(nest))
+    cut = (*(1,) * (count - 1), len(nest) - count + 1)
+    return cut if max(lengths(nest, cut)[:-1], default=0) <= LONGEST else fewest_idle(nest, target)
+
+
 def group_of_items(extents: tuple[int, ...], target: Target) -> tuple[int, ...]:
     """The work-group for items; `extents` of axes, the innermost first."""
     return _group_of_items(extents, min(GROUP, target.max_work_group), target.max_work_item_sizes)

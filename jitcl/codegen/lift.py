@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
+from jitcl.codegen.copies import copies
 from jitcl.codegen.loops import Body, inside, renamed, rewrite, substitute
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
@@ -25,20 +26,22 @@ from jitcl.ir.kernel import Buffer, For, Kernel, Let, Stmt, Store, mutated, stat
 from jitcl.ir.sizes import Space
 
 SMALL = 8                       # numbers up to here stay: steps, windows, loops that are unrolled
+LEAST = 4                       # up to here, a divisor has no reciprocal
 LIMIT = 1 << 30                 # of what a reciprocal divides
 STEMS = {"item": "i", "group": "i", "loop": "r", "let": "j"}
 PLACED = ("item", "group", "lane")
 COMPARED = ("lt", "le", "gt", "ge", "eq", "ne", "min", "max")
 
 
-def lifted(kernel: Kernel, turns: bool = False) -> Kernel:
+def lifted(kernel: Kernel, few: bool = False) -> Kernel:
     """The kernel with sizes in the place of its larger numbers, whose hints they are. The kernel
-    itself where its indices need 64 bits. `turns`: lanes take a row in turns also where one is
-    enough, so that rows shorter and longer than they are many are one program."""
+    itself where its indices need 64 bits. `few`: where compilers are slow, programs are to be few:
+    lanes take a row in turns also where one is enough, so that rows shorter and longer than they
+    are many are one program; all steps of a copy are parameters, also that of 1."""
     if any(b.size > LIMIT for b in kernel.buffers):
         return kernel
     kernel = replace(kernel, body=spelled(kernel.body))
-    lift = _Lift(kernel, turns)
+    lift = _Lift(kernel, few)
     buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
     body = tuple(map(lift.statement, kernel.body))
     return replace(kernel, buffers=buffers, body=body)
@@ -70,7 +73,7 @@ def spelled(body: Body) -> Body:
 
 def reciprocal(d: int) -> tuple[int, int]:
     """(factor, shift) with x // d == x * factor >> 32 + shift for 0 <= x < LIMIT; both are at
-    least 2 and below 2**31 for d > SMALL.
+    least 1 and below 2**31 for d > LEAST.
     """
     shift = (d - 1).bit_length() - 2
     return (1 << 32 + shift) // d + 1, shift
@@ -80,8 +83,9 @@ class _Lift:
     """One kernel's numbers. A number is a parameter for each place that it has among operands, so
     that numbers which happen to be equal in one layer make no other program."""
 
-    def __init__(self, kernel: Kernel, turns: bool) -> None:
-        self.turns = turns
+    def __init__(self, kernel: Kernel, few: bool) -> None:
+        self.turns = few
+        self.steps = few and copies(kernel)      # all of them are parameters
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
@@ -109,7 +113,8 @@ class _Lift:
 
     def size(self, number: int, *place: Hashable) -> int:
         """The parameter for a number at a place; small numbers themselves."""
-        return number if abs(number) <= SMALL else self.parameter(number, *place)
+        small = 0 if self.steps else SMALL
+        return number if abs(number) <= small else self.parameter(number, *place)
 
     def parameter(self, number: int, *place: Hashable) -> int:
         key = (number, *place)
@@ -143,7 +148,7 @@ class _Lift:
             once = False
         if s.kind == "vec":
             self.fixed.add(str(s.var.value))
-        elif s.kind == "item" and extent > 1:
+        elif s.kind == "item" and (extent > 1 or self.steps):
             extent = self.parameter(extent, "extent", s.var)
         elif s.kind == "loop" and not once:
             extent = self.size(extent, "extent", s.var)
@@ -178,7 +183,9 @@ class _Lift:
         last = {t: max((self.order.get(v, -1) for v in t.free), default=-1) for t in terms}
         total = E.index(0)
         for t in sorted(terms, key=lambda t: last[t]):
-            total += self.expression(t) * self.size(terms[t], t)
+            lanes = self.steps and t.free & self.fixed
+            total += self.expression(t) * (terms[t] if lanes else self.size(
+                terms[t], t, buffer if self.steps else ""))
         return (total + self.size(constant),)
 
     def lifted(self, e: Expr) -> Expr:
@@ -212,7 +219,7 @@ class _Lift:
         if not e.args[1].is_const or low < 0 or high >= LIMIT:
             return E.make(e.op, (x, divisor), e.dtype)
         d = e.args[1].value
-        if d <= SMALL or e.free & self.fixed:
+        if d <= (LEAST if self.steps else SMALL) or e.free & self.fixed:
             return E.make("div" if e.op == "floordiv" else "fmod", (x, divisor), e.dtype)
         factor, shift = reciprocal(d)
         found = E.make("quotient", (x, E.index(self.parameter(factor, "factor", d)),

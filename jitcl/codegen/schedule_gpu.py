@@ -37,12 +37,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 from jitcl import dtypes
-from jitcl.codegen.axes import fewest_idle, merge, spread
+from jitcl.codegen.axes import apart, fewest_idle, merge, spread
+from jitcl.codegen.copies import copied
 from jitcl.codegen.loops import (
     Body,
     inline_lets,
@@ -94,6 +95,7 @@ STRIDES = 8            # as much as moving it, and a million work-items still fi
 LONG = 64              # terms of a reduction that are worth sharing
 ROWS = 4096            # with fewer rows, work-items would be idle without sharing
 LANE = "lane"
+Cut = Callable[[list[For], Target], tuple[int, ...]]     # how many loops become each axis
 
 
 def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
@@ -112,6 +114,10 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
     if lanes:
         in_quads = quads(row[0], row[2], lanes, target)
         return rows(*row, in_quads.lanes if in_quads else lanes, in_quads)
+    copy = None if target.stages_tiles else copied(kernel)
+    if copy is not None:
+        return vectors(copy, target, apart, 0) or elements(
+            copy, *parallel_nest(copy, addresses=False), target, apart)
     if len(shorter) < len(nest):
         kernel, nest, inner = flattened, shorter, body
     return turned(flattened, target) or vectors(flattened, target) or elements(
@@ -136,7 +142,8 @@ def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Bo
 # ---- elements
 
 
-def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Kernel:
+def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target,
+             cut: Cut = fewest_idle) -> Kernel:
     """One work-item an iteration of the nest; of very many, each takes several, a stride apart.
     Loops inside are its own.
     """
@@ -145,7 +152,7 @@ def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Ke
         nest = [For(E.var("once", extent=1), "parallel", ())]
     total = math.prod(f.extent for f in nest)
     if total < MANY:
-        return replace(kernel, body=spread(nest, "item", inner, fewest_idle(nest, target)))
+        return replace(kernel, body=spread(nest, "item", inner, cut(nest, target)))
     long = next((f for f in nest if f.extent >= STRIDES), None)
     if long is None:
         merged, inner = merge(nest, inner)
@@ -154,18 +161,19 @@ def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> Ke
     start = E.var(f"first_{long.var.value}", extent=items)
     inner = (For(long.var, "loop", inner, start, items),)
     starts = [For(start, f.kind, ()) if f is long else f for f in nest]
-    return replace(kernel, body=spread(starts, "item", inner, fewest_idle(starts, target)))
+    return replace(kernel, body=spread(starts, "item", inner, cut(starts, target)))
 
 
-def vectors(kernel: Kernel, target: Target) -> Kernel | None:
+def vectors(kernel: Kernel, target: Target, cut: Cut = fewest_idle, enough: int = ITEMS
+            ) -> Kernel | None:
     """The elements of a kernel without loops of its own as aligned vectors; None where they are
-    none, or too few.
+    none, or too few: `enough` for a compute unit.
     """
     width = min(VECTOR, target.max_vector_width)
     nest, inner = parallel_nest(kernel, addresses=False)
     most = math.prod(f.extent for f in nest)
     if width < VECTOR or not nest or nest[-1].extent % width or (
-            most // width < ITEMS * target.compute_units) or any(
+            most // width < enough * target.compute_units) or any(
             isinstance(s, For) for s in inner):
         return None
     last, lane = nest[-1].var, E.var(LANE, extent=width)
@@ -174,7 +182,7 @@ def vectors(kernel: Kernel, target: Target) -> Kernel | None:
         rewrite(renamed(s, {last.value: item * width + lane}), partial(by_first_lane, lane))
         for s in inner))
     nest = [*nest[:-1], For(item, "parallel", ())]
-    done = elements(kernel, nest, (vec,), target)
+    done = elements(kernel, nest, (vec,), target, cut)
     if not has_form(kernel, vec, target, aligned=True):
         return None
     try:
