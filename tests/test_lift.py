@@ -54,6 +54,8 @@ def test_layers_of_a_form_are_one_program(form: str) -> None:
 
 
 ROWS = {
+    "gates": (lambda n: G.mul(n, x(*n.type.dims[:-1], 1, name="s")),
+              (32, 12544), (96, 3136), (240, 196), (480, 196), (1152, 56)),
     "means": (lambda n: G.reduce_mean(n, axes=(-1,), keepdims=False),
               (16384, 96), (4096, 64), (1024, 160), (256, 256), (8, 64, 300)),
     "softmax": (lambda n: G.softmax(n, axis=-1), (16384, 256), (2, 4096, 64), (300, 100)),
@@ -64,15 +66,17 @@ ROWS = {
 @pytest.mark.parametrize("form", ROWS)
 def test_rows_of_any_length_are_one_program_where_compilers_are_slow(form: str, device: str
                                                                      ) -> None:
-    """Of fewer elements than lanes, of as many, and of more; along one axis and along two."""
+    """Of fewer elements than lanes, of as many, and of more; along one axis and along two. Where no
+    lanes share them, no two axes are merged for the few work-items that are idle."""
     build, *sizes = ROWS[form]
     target = find_profile(device).target
     plans = []
     for shape in sizes:
-        node = x(*shape)
-        plans.append(compile_graph(Graph("t", (node,), (("y", build(node)),)), target).plan)
+        result = build(x(*shape))
+        inputs = tuple(dict.fromkeys(n for n in result.inputs if n.op == "input"))
+        plans.append(compile_graph(Graph("t", inputs, (("y", result),)), target).plan)
     assert len({s.kernel for p in plans for s in p.steps}) == 1
-    assert len({s.local_size for p in plans for s in p.steps}) == 1
+    assert form == "gates" or len({s.local_size for p in plans for s in p.steps}) == 1
 
 
 @pytest.mark.parametrize("device", ["adreno-740", "mali-g610"])

@@ -168,6 +168,20 @@ def test_their_results_are_those_of_high_precision(spec: str, make) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-3 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("rows", [512, 2048])
+def test_a_gate_of_rows_stays_f32_however_many_they_are(rows: int) -> None:
+    """So do the weights that it is made of, if they are not many. What is no number for a row is
+    halved."""
+    a = g.relu(g.matmul(x("x", rows, 64), weights(64, 64)))
+    gate = g.sigmoid(g.matmul(g.matmul(a, weights(64, 32)), weights(32, 1)))
+    plan = compile_graph(graph_of(g.matmul(g.mul(a, gate), weights(64, 64))), TARGETS["gpu"],
+                         "normal").plan
+    gates = [s for s in plan.steps if plan.buffers[s.buffers[-1]].nbytes in (2 * rows, 4 * rows)]
+    assert [plan.buffers[s.buffers[-1]].dtype for s in gates] == ["f32"]
+    halves = [b for b in plan.buffers if b.kind == "temp" and b.dtype == "f16"]
+    assert {b.nbytes for b in halves} >= {2 * rows * 32}
+
+
 def test_steps_say_why_nothing_is_f16() -> None:
     """Only where that was asked for."""
     y = g.matmul(x("x", 64, 64), weights(64, 64))

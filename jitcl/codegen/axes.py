@@ -18,6 +18,7 @@ LONGEST = 65535        # groups along any axis but the innermost: all that NVIDI
 GROUP = 128            # work-items a group, one element each
 STEP = 32              # work-items that a GPU runs in step: others of a group's last few are idle
 DIVISION = 0.1         # of an element's time, to find one's place by division
+SLOW_DIVISION = 0.3    # where few units multiply integers (Mali, Adreno): 15 of 54 instructions
 RUN = 0.02             # and for each run of memory that STEP work-items touch
 
 
@@ -74,7 +75,8 @@ def fewest_idle(nest: list[For], target: Target) -> tuple[int, ...]:
         extents = tuple(reversed(lengths(nest, cut)))
         group = group_of_items(extents, target)
         launched = math.prod(-(-n // g) * g for n, g in zip(extents, group))
-        return launched / math.prod(extents) * runs(group) + DIVISION * (len(nest) - len(cut))
+        return launched / math.prod(extents) * runs(group) + division * (len(nest) - len(cut))
+    division = DIVISION if target.stages_tiles else SLOW_DIVISION
     return min(cuts(nest), key=cost)
 
 

@@ -8,11 +8,11 @@
 A node's dtype then says how it is stored. What is inlined is never rounded: a kernel that computes
 in f32 converts what it loads and rounds what it stores. Inputs and outputs keep their dtypes.
 
-Only what is large (or may be, where sizes are not known) is worth halving, and only what survives
-it, which each op's declaration says (`Range` of ops/core.py). Exponentials and powers, with what is
-made of them until a bounded op tames them, reductions and what feeds them alone (a sum of squares
-passes 65504 soon), and whatever meets a constant that f16 can't hold stay f32: a mask's finfo.min
-would be -inf, an epsilon of 1e-12 zero.
+Only what is large (or may be, where sizes are not known), and no gate of rows, is worth halving,
+and only what survives it, which each op's declaration says (`Range` of ops/core.py). Exponentials
+and powers, with what is made of them until a bounded op tames them, reductions and what feeds them
+alone (a sum of squares passes 65504 soon), and whatever meets a constant that f16 can't hold stay
+f32: a mask's finfo.min would be -inf, an epsilon of 1e-12 zero.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ log = logging.getLogger("jitcl")
 TINY, HUGE = 2.0 ** -14, 65504.0           # f16's smallest normal and largest number
 SMALL = 4096                               # bytes: tensors up to here stay f32
 LITTLE = f"no more than {SMALL} bytes"
+OF_LITTLE = 4 * SMALL                      # and constants that only such are made of
+SHARED = "a number for many of another tensor"
+MANY = 16                                  # at least
 UNSTORED = ("", "reduction", "sort", "recurrence", "creation")     # kinds whose results stay f32
 HALVED = ("elementwise", "movement", "contraction")                # kinds that f16 computes
 CELLS = ("lstm_states", "gru_states", "rnn_states")                # operand 1: weights
@@ -142,7 +145,7 @@ class Survival:
     def constant(self, node: Node) -> bool:
         """Whether all who read an f32 constant may read it as f16."""
         return fits(node) and all(
-            r in self.held or self.whys.get(r) == LITTLE
+            r in self.held or self.whys.get(r) in (LITTLE, SHARED)
             or (kind(r) == "contraction" and lookup(r.op).range != "exact")
             or (r.op in CELLS and r.inputs[1] is node)      # recurrent weights
             for r in self.readers[node])
@@ -188,7 +191,16 @@ class Survival:
                 return "only summed"
         elif values and all(map(from_input, values)):   # samples of sound may be as large as 32768
             return "of inputs, which may be large"
-        return LITTLE if at_least_always(SMALL, node.type.nbytes) else ""
+        if at_least_always(SMALL, node.type.nbytes):
+            return LITTLE
+        return SHARED if self._shared(node) else ""
+
+    def _shared(self, node: Node) -> bool:
+        """Whether rows read a number of it each, as they do of a gate of channels: in f16 it would
+        save next to nothing, and its kernels be others than those of fewer channels."""
+        return node.type.dims[-1:] == (1,) and bool(self.readers[node]) and all(
+            kind(r) == "elementwise" and at_least_always(r.type.size, MANY * node.type.size)
+            for r in self.readers[node])
 
     def _wants_digits(self, reader: Node) -> bool:
         """Whether a node wants all digits of what it reads: of positions, and of numbers that
@@ -223,6 +235,7 @@ class _Assigner:
         root, wide = group.root, precision == WIDE
         whole = wide or precision == "high"
         dtype = self._root_dtype(group, whole, wide)
+        small = OF_LITTLE if self.survival.whys.get(root) in (LITTLE, SHARED) else SMALL
         computes = precision == "low" and self.half and self._computes_in_half(group, dtype)
         # what may be written into its place in a concatenation
         joined = root.inputs if root.op == "concat" and dtype == "f16" else ()
@@ -233,7 +246,7 @@ class _Assigner:
                 kept = "f16"                   # not rounded for it
             if node is not root and kept == "f16" and wide:
                 kept = "f32"
-            inputs = [new[i] if i in new else self._operand(i, computes, whole)
+            inputs = [new[i] if i in new else self._operand(i, computes, whole, small)
                       for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
             if node in self.graph.origins:
@@ -272,14 +285,15 @@ class _Assigner:
             root in self.survival.decoded and decoded_fits(root))
         return "f16" if held else "f32"
 
-    def _operand(self, node: Node, computes: bool, whole: bool = False) -> Node:
+    def _operand(self, node: Node, computes: bool, whole: bool = False, small: int = SMALL
+                 ) -> Node:
         if node.op != "const" or node.type.dtype != "f32":
             return self.stored.get(node, node)
         if whole:
             return node
         if is_literal(node):
             return const(node.data, "f16") if computes else node
-        if at_least_always(SMALL, node.type.nbytes) and not computes:
+        if at_least_always(small, node.type.nbytes) and not computes:
             return node
         if node not in self.halves:
             kept = node in self.outputs or not self.survival.constant(node)
