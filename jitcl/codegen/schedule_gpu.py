@@ -85,7 +85,7 @@ ROW_GROUP = 256        # lanes that share a row, at most
 SMALL_GROUP = 64       # where local memory is emulated (Mali): reductions in small groups
 FEWEST = 32            # lanes: less than a GPU runs in step anyway
 FEWEST_SMALL = 16      # lanes where local memory is emulated: what they share is dear
-STEP = 64              # lanes that Adreno runs in step, at least
+WAVE = 64              # lanes that an Adreno runs in step
 TERMS = 8              # that each lane takes, at least, of many rows where programs are to be few
 RADIX = 4              # partial results that are combined at a time: fewer barriers than by twos
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
@@ -236,7 +236,7 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
             lanes //= 2
     elif lanes >= 2 * longest or lanes * TERMS > longest and (
             count * lanes > ITEMS * target.compute_units):
-        fewest = STEP if target.local_is_real else FEWEST_SMALL
+        fewest = WAVE if target.local_is_real else FEWEST_SMALL
         lanes = min(lanes, fewest)           # a meeting less; half would save none
     if any(s.kind == "parallel" for s in loops):
         return lanes if longest >= FEWEST or not nest else 0
