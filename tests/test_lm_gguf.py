@@ -147,6 +147,37 @@ def test_bytes_are_merged_as_in_the_folder() -> None:
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
 
 
+@pytest.mark.parametrize(("pre", "words"), [
+    ("gpt-2", ["It", "'s", " HelloWorld", " 1234", "!/", "\n", "\n", "x"]),
+    ("smollm", ["It", "'s", " HelloWorld", " ", "1", "2", "3", "4", "!/", "\n", "\n", "x"]),
+    ("qwen2", ["It", "'s", " HelloWorld", " ", "1", "2", "3", "4", "!/\n\n", "x"]),
+    ("deepseek-r1-qwen", ["It", "'s", " HelloWorld", " ", "1", "2", "3", "4", "!/\n\n", "x"]),
+    ("llama-bpe", ["It", "'s", " HelloWorld", " ", "123", "4", "!/\n\n", "x"]),
+    ("gpt-4o", ["It's", " Hello", "World", " ", "123", "4", "!/\n\n", "x"]),
+    ("tekken", ["It", "'s", " Hello", "World", " ", "1", "2", "3", "4", "!/\n\n", "x"])])
+def test_text_is_split_as_the_file_says(pre: str, words: list[str]) -> None:
+    """Where whole words are tokens, they are what comes out: as SmolLM's, Phi-4-mini's and Mistral
+    Nemo's own tokenizers split, among others."""
+    letters = sorted({c for w in words for c in w.replace(" ", "\u0120").replace("\n", "\u010a")})
+    tokens = [*letters, "<s>"]
+    merges = []
+    for word in dict.fromkeys(w.replace(" ", "\u0120").replace("\n", "\u010a") for w in words):
+        for n in range(1, len(word)):
+            if word[:n + 1] not in tokens:
+                tokens.append(word[:n + 1])
+                merges.append(f"{word[:n]} {word[n]}")
+    found = of_metadata({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
+                         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": merges,
+                         "tokenizer.ggml.bos_token_id": tokens.index("<s>"),
+                         "tokenizer.ggml.token_type": [1] * len(letters) + [3] + [1] * len(merges)},
+                        "here")
+    assert found is not None
+    ids = found.encode("".join(words))
+    begins = pre in ("llama-bpe", "tekken")
+    assert [found.decode([k]) for k in ids[begins:]] == words
+    assert begins == (tokens[ids[0]] == "<s>")
+
+
 def test_pieces_are_merged_by_their_scores() -> None:
     """As SentencePiece does: ab before bc, where its score is higher; bytes for what is unknown."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{k:02X}>" for k in range(256)), "\u2581", "a", "b", "c",

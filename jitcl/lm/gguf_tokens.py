@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jitcl.errors import ModelError, UnsupportedError
@@ -11,13 +12,34 @@ from jitcl.lm.tokens import Tokenizer
 from jitcl.runtime.arguments import is_whole
 
 CONTROL, WRITTEN = 3, 4                     # types of tokens: special, and found as they stand
-_LETTERS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-# Files leave out what llama.cpp knows of these: a text begins with the token for that, and a word
-# that is a token is that one, whatever may be merged.
-LLAMA3 = "llama-bpe"
-# `tokenizer.ggml.pre` -> how text is split before its bytes are merged; "": as GPT-2 does
-SPLITS = {"gpt-2": "", "default": "", LLAMA3: _LETTERS % "{1,3}", "qwen2": _LETTERS % ""}
+_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"       # of English words
+_REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LETTERS = _ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*" + _REST
+# a small letter ends what capitals begin: "HelloWorld" is two words
+_CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%(ends)s"
+          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%(ends)s"
+          r"|\p{N}%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*") + _REST
+
+
+@dataclass(frozen=True)
+class Split:
+    """How text is split before its bytes are merged: by a regular expression, if there is one, and
+    as GPT-2 does (`then`, or if there is none). What llama.cpp knows of these and files leave out:
+    `whole`, a word that is a token is that one, whatever may be merged, and a text begins with the
+    token for that.
+    """
+
+    regex: str = ""
+    then: bool = False
+    whole: bool = False
+
+
+_LLAMA3, _QWEN2 = Split(_LETTERS % "{1,3}", whole=True), Split(_LETTERS % "")
+SPLITS = {                                  # by `tokenizer.ggml.pre`
+    "default": Split(), "gpt-2": Split(), "smollm": Split(r"\p{N}", then=True),
+    "llama-bpe": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2,
+    "gpt-4o": Split(_CASED % {"ends": _ENDS + "?", "digits": "{1,3}"}),
+    "tekken": Split(_CASED % {"ends": "", "digits": ""}, whole=True)}
 
 
 def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
@@ -44,7 +66,7 @@ def of_metadata(said: Mapping[str, Any], place: str) -> Tokenizer | None:
     specials = {f"{name}_token": _word(said, f"tokenizer.ggml.{name}_token_id", words, place)
                 for name in ("bos", "eos") if f"tokenizer.ggml.{name}_token_id" in said}
     first = said.get("tokenizer.ggml.add_bos_token",
-                     kind == "llama" or said.get("tokenizer.ggml.pre") == LLAMA3)
+                     kind == "llama" or _split(said, place).whole)
     if first and "bos_token" in specials:
         bos = specials["bos_token"]
         tokenizer.post_processor = lib.processors.TemplateProcessing(
@@ -68,23 +90,28 @@ def _word(said: Mapping[str, Any], key: str, words: Sequence[str], place: str) -
     return words[k]
 
 
-def _by_bytes(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int], place: str) -> Any:
-    """Pairs of bytes, merged in the order of the file's list."""
+def _split(said: Mapping[str, Any], place: str) -> Split:
     pre = said.get("tokenizer.ggml.pre", "default")
-    if pre not in SPLITS:
+    if not isinstance(pre, str) or pre not in SPLITS:
         raise UnsupportedError(f"{place}: text that is split as '{pre}' is not supported: jitcl "
                                f"has {', '.join(SPLITS)}")
+    return SPLITS[pre]
+
+
+def _by_bytes(lib: Any, said: Mapping[str, Any], vocabulary: dict[str, int], place: str) -> Any:
+    """Pairs of bytes, merged in the order of the file's list."""
+    split = _split(said, place)
     merges = [tuple(m.split(" ", 1)) for m in _of_words(said, "tokenizer.ggml.merges", place)]
     try:
-        model = lib.models.BPE(vocabulary, merges, ignore_merges=pre == LLAMA3)
+        model = lib.models.BPE(vocabulary, merges, ignore_merges=split.whole)
     except Exception as error:              # noqa: BLE001 - the library raises nothing narrower
         raise ModelError(f"{place}: tokens and merges do not fit: {error}") from None
     tokenizer = lib.Tokenizer(model)
-    split = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not SPLITS[pre])
-    if SPLITS[pre]:
-        regex = lib.pre_tokenizers.Split(lib.Regex(SPLITS[pre]), "isolated")
-        split = lib.pre_tokenizers.Sequence([regex, split])
-    tokenizer.pre_tokenizer, tokenizer.decoder = split, lib.decoders.ByteLevel()
+    by_bytes = lib.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=split.then or not split.regex)
+    regex = [lib.pre_tokenizers.Split(lib.Regex(split.regex), "isolated")] if split.regex else []
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.Sequence([*regex, by_bytes])
+    tokenizer.decoder = lib.decoders.ByteLevel()
     return tokenizer
 
 
