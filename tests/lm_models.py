@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                           "mlp_bias": True}),
     "llama-linear": ("Llama", {**SMALL, "head_dim": 16, "rope_parameters": dict(
         rope_type="linear", rope_theta=500.0, factor=2.0)}),
+    "llama-dynamic": ("Llama", {**SMALL, "rope_parameters": dict(
+        rope_type="dynamic", rope_theta=500.0, factor=4.0)}),
     "mistral": ("Mistral", {**GATED, "sliding_window": 7}),
     "qwen2": ("Qwen2", {**SMALL, "use_sliding_window": True, "sliding_window": 5,
                         "max_window_layers": 1}),

@@ -88,12 +88,22 @@ def test_weights_without_the_module_that_they_lie_in(tmp_path: Path) -> None:
         assert model.logits([1, 2]).shape == (2, 97)
 
 
+def test_angles_that_grow_with_a_text_hold_while_they_do_not(tmp_path: Path) -> None:
+    """NTK's."""
+    folder = lm_models.stored("llama-dynamic", tmp_path)
+    assert opened(folder).context == 128
+    with jitcl.lm.load(folder, device="cpu") as model, pytest.raises(
+            InputError, match="the text has 129 tokens; the model takes 128"):
+        model.embed([1] * 129)
+
+
 def test_factors_of_short_texts_hold_for_short_texts(tmp_path: Path) -> None:
     """Longer ones than the model was first trained for would be another model's."""
     folder = lm_models.stored("phi3-long", tmp_path)
     assert opened(folder).context == 64
     alike = {**lm_models.LONG, "long_factor": lm_models.LONG["short_factor"]}
     assert opened(folder, rope_parameters=alike).context == 128
+    assert opened(folder, rope_parameters={**lm_models.LONG, "rope_type": "su"}).context == 64
     with jitcl.lm.load(folder, device="cpu") as model, pytest.raises(
             InputError, match="the text has 65 tokens; the model takes 64"):
         model.embed([1] * 65)

@@ -59,6 +59,13 @@ def _linear(s: Settings, c: Settings, plain: np.ndarray, base: float) -> Rotary:
     return Rotary(plain / np.float32(s.positive("factor")))
 
 
+def _dynamic(s: Settings, c: Settings, plain: np.ndarray, base: float) -> Rotary:
+    """The base grows with a text that is longer than the model was trained for ("NTK-aware"): what
+    is cached of it would be turned otherwise. So a text is no longer.
+    """
+    return Rotary(plain, holds=int(c.positive("max_position_embeddings")))
+
+
 def _llama3(s: Settings, c: Settings, plain: np.ndarray, base: float) -> Rotary:
     """Low frequencies are slowed down, high ones stay (Llama 3.1)."""
     factor, length = s.positive("factor"), s.positive("original_max_position_embeddings")
@@ -109,5 +116,5 @@ def _longrope(s: Settings, c: Settings, plain: np.ndarray, base: float) -> Rotar
     return Rotary(plain / np.array(short, np.float32), s.number("attention_factor", scale), holds)
 
 
-KINDS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
-         "longrope": _longrope}
+KINDS = {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3,
+         "yarn": _yarn, "longrope": _longrope, "su": _longrope}     # its old name
