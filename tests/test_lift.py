@@ -126,8 +126,8 @@ def test_a_quotient_by_a_parameter_is_exact() -> None:
 
 # programs of whole models on a Mali, whose compiler takes a second for each; selfie's products are
 # tiles of four rows where there are many pixels, of two where there are few
-PROGRAMS = {"squeezenet1.0_fp32": 20, "ultraface_rfb320": 25, "selfie_segmentation": 27,
-            "minilm_l6_v2": 20, "yolox_nano": 31}
+PROGRAMS = {"squeezenet1.0_fp32": 10, "ultraface_rfb320": 24, "selfie_segmentation": 27,
+            "minilm_l6_v2": 11, "yolox_nano": 28}
 
 
 @needs_models
