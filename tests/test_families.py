@@ -19,6 +19,8 @@ import jitcl
 from jitcl.codegen.plan import Plan
 from jitcl.devices.cpu import device as cpu
 from jitcl.devices.opencl import launches
+from jitcl.devices.opencl.memory import Memory
+from jitcl.errors import OutOfMemoryError
 from jitcl.ir.size_ranges import divisor, everywhere
 from jitcl.ir.sizes import Size, Space, at_least_always
 from jitcl.ir.types import Sym
@@ -390,6 +392,42 @@ def test_a_device_of_little_memory_keeps_one_plan_for_many(
         (family,) = model._families.kept.values()
         assert family.capacity[:2] == [rows, 300]
     assert model.cache.stats.builds == 1
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
+def test_a_shape_that_there_is_no_memory_for_leaves_the_plan_for_many_to_smaller_ones(
+        device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device says that it has more memory than it has, a run finds out: first the room
+    beyond what is fed is given up. In a process that finds the plan in the cache, too."""
+    room = Memory.room
+
+    def short(memory: Memory, nbytes: int, what: str) -> Any:
+        if nbytes > 3_000_000:
+            raise OutOfMemoryError("no memory")
+        return room(memory, nbytes, what)
+
+    monkeypatch.setattr(Memory, "room", short)
+    rng, exact = np.random.default_rng(8), reference("matmul")
+
+    def run(model: jitcl.Model, n: int, m: int) -> list[int]:
+        fed = {"a": rng.integers(-2, 3, (n, 8)).astype(np.float32),
+               "b": rng.integers(-2, 3, (8, m)).astype(np.float32)}
+        check(model.run(fed), exact.run(fed))
+        (family,) = model._families.kept.values()
+        return family.capacity[:2]
+
+    for again in (False, True):
+        model = jitcl.compile(onnx.parser.parse_model(MATMUL), device=device, cache_dir=tmp_path)
+        if not again:
+            assert run(model, 3, 3) == [256, 256] and run(model, 600, 700) == [600, 700]
+            builds = model.cache.stats.builds
+        assert run(model, 2000, 2000) == []             # a plan of its own
+        before = model.cache.stats.builds
+        assert run(model, 7, 7) == ([256, 256] if again else [7, 7])    # no run failed, again
+        assert run(model, 600, 700) == [600, 700]
+        assert model.cache.stats.builds == before
+        assert "memory ran out" not in model.report().no_family
+    assert builds == 1
 
 
 @pytest.mark.parametrize("name", ["attention", "conv", "parts"])

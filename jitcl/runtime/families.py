@@ -108,6 +108,10 @@ class Families:
             self.kept.move_to_end(number)
             try:
                 member = self._take(family, values, patience)
+            except OutOfMemoryError as error:
+                free_frames(error)
+                self._too_large(family, values)
+                break
             except FAILED as error:
                 log.info("the plan of many shapes does not load for %s: %s", shapes, error)
                 free_frames(error)
@@ -213,6 +217,11 @@ class Families:
                         return self._made(key, manner, shapes, patience)
             try:
                 found = self._first(family, shapes, patience)
+            except OutOfMemoryError as error:
+                free_frames(error)
+                self._too_large(family, family.values(shapes) or ())
+                self._keep(family)
+                return None
             except FAILED as error:
                 why = f"the plan for many does not load: {said(error, family.space)}"
                 self._refuse((key.parts["shapes"], manner), why)
@@ -246,11 +255,21 @@ class Families:
         self.kept.clear()
 
     def give_up(self, special: Specialisation) -> bool:
-        """Forget it, and make none like it again."""
-        dropped = self.drop(special)
-        if isinstance(special, Member) and special.family is not None:
-            self._refuse(pattern_of(special.family.shapes), "memory ran out with one plan for many")
-        return dropped
+        """Whether memory ran out with a member: its family takes no more than what is fed. Where
+        that was too much, as large shapes have plans of their own from now on.
+        """
+        if not isinstance(special, Member) or special.family is None:
+            return False
+        family = special.family
+        family.capacity, family.spare = [], False
+        if all(room == value for _, value, room in special.sizes):
+            self._too_large(family, special.values)
+        return True
+
+    def _too_large(self, family: Family, values: Sequence[int]) -> None:
+        """A family goes on with smaller shapes; none like it is made for these."""
+        family.limit = family.nbytes(values)
+        self._refuse(pattern_of(family.shapes), "memory ran out with one plan for many")
 
     # ---- made, or from the cache
 
@@ -323,10 +342,13 @@ class Families:
             return None
         member = self._take(family, values, patience, tried)
         if member is not None:
-            self.kept[max(self.kept, default=0) + 1] = family
-            while len(self.kept) > config.get("specialisations"):
-                self.kept.popitem(last=False)
+            self._keep(family)
         return member
+
+    def _keep(self, family: Family) -> None:
+        self.kept[max(self.kept, default=0) + 1] = family
+        while len(self.kept) > config.get("specialisations"):
+            self.kept.popitem(last=False)
 
     def _take(self, family: Family, values: list[int], patience: Patience,
               tried: Sequence[Generated] = ()) -> Member | None:
@@ -356,14 +378,15 @@ class Families:
                  tried: Sequence[Generated]) -> None:
         """Have room for more, in place or loaded anew. Raises FAILED."""
         specialiser, loaded = self.specialiser, family.loaded
-        family.capacity = capacity
-        plan = specialiser.laid(family.largest())
+        plan = specialiser.laid(family.largest(capacity))
         if loaded is not None and loaded.executable.grows(plan):
             family.loaded, family.layout = replace(loaded, plan=plan), plan
-            return
-        code = loaded.executable.code if loaded is not None else None
-        family.loaded = family.layout = loaded = None           # room for the larger one
-        family.loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
+        else:
+            code = loaded.executable.code if loaded is not None else None
+            family.loaded = family.layout = loaded = None       # room for the larger one
+            family.capacity = []
+            family.loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
+        family.capacity = capacity
 
 
 def disguised(error: Exception, space: Space) -> bool:

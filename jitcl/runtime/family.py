@@ -49,6 +49,8 @@ class Family:
     loaded: Specialisation | None = None
     capacity: list[int] = field(default_factory=list)       # of the atoms; [] before it is loaded
     layout: Plan | None = None                  # at the capacity, where that grew since
+    spare: bool = True                          # False: there was no memory for more than was fed
+    limit: int | None = None                    # bytes, where there was no memory for so many
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -93,7 +95,9 @@ class Family:
                     symbols.setdefault(symbol, value // times)
         values = self.space.values(symbols)
         fits = all(at(size, values) == value for size, value in dict.fromkeys(pairs))
-        return values if fits and self.space.holds(values) else None
+        if not fits or not self.space.holds(values):
+            return None
+        return values if self.limit is None or self.nbytes(values) < self.limit else None
 
     def at(self, values: Sequence[int]) -> Shapes:
         """The plan's integers where atoms have these values; those of the last shapes are known.
@@ -131,16 +135,18 @@ class Family:
     def roomy(self, values: Sequence[int]) -> list[int]:
         """A capacity for these values and more: for what there is room for now, and as far towards
         the next power of two, and towards SMALLEST, as guards hold and the memory that it takes is
-        little, or little beside the rest; what is 1 stays 1.
+        little, or little beside the rest; what is 1 stays 1. These alone, with none to `spare`.
         """
+        if not self.spare:
+            return list(values)
         atoms = self.space.atoms
-        held = self._nbytes(values)
+        held = self.nbytes(values)
         if self.capacity:               # two shapes in turns, each larger in one way, are as one
             both = self.space.values({a.symbol: max(v, c) for a, v, c in zip(
                 atoms, values, self.capacity) if a.symbol})
-            largest = max(held, self._nbytes(self.capacity))
-            if self.space.holds(both) and self._nbytes(both) <= largest + little(largest):
-                values, held = both, self._nbytes(both)
+            largest = max(held, self.nbytes(self.capacity))
+            if self.space.holds(both) and self.nbytes(both) <= largest + little(largest):
+                values, held = both, self.nbytes(both)
         now = {a.symbol: v for a, v in zip(atoms, values) if a.symbol}
         capacity = list(values)
         for least in (1, SMALLEST):
@@ -150,25 +156,25 @@ class Family:
             while over - fits > 1:
                 steps = STEPS if over > STEPS else (fits + over) // 2
                 larger = self.space.values({s: v + far[s] * steps // STEPS for s, v in now.items()})
-                if self.space.holds(larger) and self._nbytes(larger) <= held + little(held):
+                if self.space.holds(larger) and self.nbytes(larger) <= held + little(held):
                     fits, capacity = steps, larger
                 else:
                     over = steps
         return capacity
 
-    def largest(self) -> Plan:
-        """The plan at its capacity; buffers that may be larger for less have room for that, and
+    def largest(self, capacity: Sequence[int]) -> Plan:
+        """The plan at a capacity; buffers that may be larger for less have room for that, and
         steps that only less has work for are prepared.
         """
-        plan, sizes = self.plan.at(self.capacity), [b.nbytes for b in self.plan.buffers]
+        plan, sizes = self.plan.at(capacity), [b.nbytes for b in self.plan.buffers]
         steps = tuple(replace(s, global_size=s.local_size) if 0 in s.global_size else s
                       for s in plan.steps)
         buffers = tuple(b if grows(self.space, size) else replace(
-            b, nbytes=max(b.nbytes, most(self.space, size, self.capacity)))
+            b, nbytes=max(b.nbytes, most(self.space, size, capacity)))
             for b, size in zip(plan.buffers, sizes))
         return replace(plan, buffers=buffers, steps=steps)
 
-    def _nbytes(self, values: Sequence[int]) -> int:
+    def nbytes(self, values: Sequence[int]) -> int:
         """What buffers take where atoms have these values: of temporaries, those that are alive at
         once, at most.
         """
