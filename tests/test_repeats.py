@@ -291,6 +291,26 @@ def test_distances_of_all_pairs(spec: str) -> None:
     assert len(part._kept) == 1                     # for any number of rows
 
 
+@pytest.mark.parametrize("spec", in_turn())
+def test_a_scan_of_few_rows_and_then_of_too_many_to_be_unrolled(spec: str) -> None:
+    body = graph("body", [node("Add", ["s", "x"], ["a"]), node("Tanh", ["a"], ["t"]),
+                          node("Mul", ["t", "x"], ["y"])],
+                 [info("s", None), info("x", None)], [info("t", None), info("y", None)])
+    made = opened(model([node("Scan", ["first", "rows"], ["last", "found"], body=body,
+                              num_scan_inputs=1)],
+                        [info("first", ["h"]), info("rows", ["n", "h"])],
+                        [info("last", None), info("found", None)], opset=17), spec)
+    for rows, width in ((5, 3), (40, 3), (6, 3), (41, 4), (1, 1)):
+        x = np.random.default_rng(rows).uniform(-1, 1, (rows, width)).astype(np.float32)
+        state, found = np.zeros(width, np.float32), []
+        got = made.run({"first": state, "rows": x})
+        for row in x:
+            state = np.tanh(state + row)
+            found.append(state * row)
+        same(got["last"], state)
+        same(got["found"], np.array(found))
+
+
 def test_scans_along_axes_of_different_lengths_are_refused() -> None:
     body = graph("body", [node("Add", ["a", "b"], ["s"])], [info("a", [2]), info("b", [2])],
                  [info("s", [2])])

@@ -57,7 +57,12 @@ class Failure:
 
     error: UnsupportedError
     ready: bool
-    operands: str  # their types, JSON
+    rows: list[Any]  # the operands' types; with sizes, where an import for many shapes fails
+
+    @property
+    def operands(self) -> str:
+        """Their types, JSON."""
+        return json.dumps(self.rows)
 
 
 class _Attempt(Importer):
@@ -102,7 +107,7 @@ class _Attempt(Importer):
                 f"its {proto.op_type}" + (f": {error}" if str(error) else " has no import rule"))
         assert self._unit is not None
         rows = [] if not ready else [_row(scope.find(n)[1]) if n else None for n in proto.input]
-        self.failures[self._unit.place] = Failure(error, ready, json.dumps(rows))
+        self.failures[self._unit.place] = Failure(error, ready, rows)
 
     def bounded(self, found: Bounded) -> Sequence[Value | None]:
         if self._inside:
