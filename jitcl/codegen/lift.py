@@ -53,6 +53,7 @@ def spelled(body: Body) -> Body:
     places = {s.var.value for s in inside(body)
               if isinstance(s, For) and (s.kind in PLACED or s.first is not None)}
     named = Counter(s.var.value for s in inside(body) if isinstance(s, Let))
+    changing = {v.value for s in inside(body) for v in mutated(s)}
     known: dict[str, Expr] = {}
 
     def written(body: Body) -> Iterator[Stmt]:
@@ -63,7 +64,8 @@ def spelled(body: Body) -> Body:
                 yield replace(s, first=first, end=end, body=tuple(written(s.body)))
                 continue
             s = renamed(s, known)
-            if isinstance(s, Let) and s.var.dtype == "index" and named[s.var.value] == 1 and all(
+            if isinstance(s, Let) and s.var.dtype == "index" and named[s.var.value] == 1 and (
+                    s.var.value not in changing) and all(
                     t.value in places for t in E.linear(s.value)[0]):
                 known[str(s.var.value)] = s.value
             else:
