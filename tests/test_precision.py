@@ -12,8 +12,11 @@ import pytest
 
 from jitcl.ir.graph import Graph, Node, const, graph_input, toposort
 from jitcl.ir.printer import print_kernel
+from jitcl.ir.sizes import Space
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
+from jitcl.passes.fuse import fuse
+from jitcl.passes.precision import assign_precision
 from jitcl.target import Target
 from tests.compiling import compile_graph
 from tests.devices import device, present, run_graph
@@ -180,6 +183,17 @@ def test_a_gate_of_rows_stays_f32_however_many_they_are(rows: int) -> None:
     assert [plan.buffers[s.buffers[-1]].dtype for s in gates] == ["f32"]
     halves = [b for b in plan.buffers if b.kind == "temp" and b.dtype == "f16"]
     assert {b.nbytes for b in halves} >= {2 * rows * 32}
+
+
+def test_rows_whose_length_is_open_are_no_gate() -> None:
+    """Though there is one of them now: asking for that would be a guard."""
+    space = Space()
+    n = space.symbol("n", 1)
+    a = graph_input("x", TensorType("f32", (64, 64, n)))
+    y = g.mul(g.sigmoid(g.relu(a)), a)
+    graph, target = Graph("t", (a,), (("y", y),)), TARGETS["gpu"]
+    assign_precision(graph, fuse(graph, target), target, "normal")
+    assert not space.guards
 
 
 def test_steps_say_why_nothing_is_f16() -> None:

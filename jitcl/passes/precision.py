@@ -28,7 +28,7 @@ from jitcl import dtypes
 from jitcl.errors import UnsupportedError
 from jitcl.ir.graph import Data, Graph, Node, const, derived
 from jitcl.ir.group import Group, is_literal
-from jitcl.ir.sizes import at_least_always
+from jitcl.ir.sizes import at_least_always, same
 from jitcl.ir.types import ROW
 from jitcl.ops.builder import lookup
 from jitcl.passes.base import Pass
@@ -198,9 +198,10 @@ class Survival:
     def _shared(self, node: Node) -> bool:
         """Whether rows read a number of it each, as they do of a gate of channels: in f16 it would
         save next to nothing, and its kernels be others than those of fewer channels."""
-        return node.type.dims[-1:] == (1,) and bool(self.readers[node]) and all(
+        dims, readers = node.type.dims, self.readers[node]
+        return bool(dims and readers) and same(dims[-1], 1) and all(
             kind(r) == "elementwise" and at_least_always(r.type.size, MANY * node.type.size)
-            for r in self.readers[node])
+            for r in readers)
 
     def _wants_digits(self, reader: Node) -> bool:
         """Whether a node wants all digits of what it reads: of positions, and of numbers that
