@@ -137,12 +137,13 @@ with jitcl.lm.load({folder!r}, device={device!r}, precision={precision!r}, memor
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("precision, memory, kernels", [
-    ("low", "normal", HALF["intel"]),
-    ("high", {"bits": 4, "block": 32}, "int4|& 15|0xf|>> 4")], ids=["halves", "four bits"])
-def test_a_language_model_writes_where_the_compiler_aborts(precision, memory, kernels, tmp_path):
+@pytest.mark.parametrize("precision, memory, kernels, spared", [
+    ("low", "normal", HALF["intel"], False),        # the step after the prompt has no such kernel
+    ("high", {"bits": 4, "block": 32}, "int4|& 15|0xf|>> 4", True)], ids=["halves", "four bits"])
+def test_a_language_model_writes_where_the_compiler_aborts(precision, memory, kernels, spared,
+                                                           tmp_path):
     """The text that `cpu` writes; one line says what happened, another that kernels of the step
-    after the prompt are spared it; the second start meets no crash."""
+    after the prompt are `spared` it; the second start meets no crash."""
     folder = str(lm_models.lettered("llama", tmp_path))
     options = {"folder": folder, "precision": precision, "memory": memory}
     wanted = posing.run_python(WRITES.format(device="cpu", **options), cache=tmp_path)
@@ -156,6 +157,7 @@ def test_a_language_model_writes_where_the_compiler_aborts(precision, memory, ke
     first, second = (done.stats.faults["abort"] for done in found)
     assert second == first >= 1
     told = [line for line in found[0].stderr.splitlines() if "Cannot select" in line]
-    assert ["SIGABRT in the compiler" in line for line in told] == [True, False], found[0].stderr
-    assert "failed on such kernels before" in told[1]
+    assert ["SIGABRT in the compiler" in line for line in told] == [True, False][:1 + spared], (
+        found[0].stderr)
+    assert all("failed on such kernels before" in line for line in told[1:])
     assert "in the compiler" not in found[1].stderr
