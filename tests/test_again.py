@@ -48,7 +48,7 @@ def test_inputs_are_found_by_name_in_any_order(model, checks):
 
 
 def test_a_fault_of_a_run_that_is_alike_is_met_once(model, monkeypatch):
-    """The plan is loaded again, once, with no room to spare, whatever the order of the feed's names.
+    """The plan is loaded again, once, with none to spare, whatever the order of the feed's names.
     """
     model.run({"a": X, "b": X})
     failed, loaded = [], model.last.executable.executable       # of a plan for many shapes
