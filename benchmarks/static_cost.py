@@ -25,7 +25,10 @@ compiled is kept in DIR/costs. Printed for each GPU, precision and kind of kerne
     loop          of the innermost loops of products and convolutions, from the machine code: cycles
                   of memory over cycles of arithmetic, the most of any kernel. Assumed: 64 lanes
                   compute a cycle and 16 words of 32 bits are moved (24 and 8 on Bifrost, whose two
-                  instructions of a tuple count once), and no two lanes read the same word. Mesa's
+                  instructions of a tuple count once), and no two lanes read the same word; but on
+                  Valhall a line of 64 bytes, of which several lanes of a wave read some, takes one
+                  cycle, where the registers that addresses are made of prove how far these lie
+                  apart. Of a kernel's launches the worst counts. Mesa's
                   own rate, a cycle an access whatever its width, would ask for 64 multiply-adds
                   beside each: more sums than there are registers at full occupancy.
     useful        multiply-adds (under "low" of pairs of halves) of the instructions there, a mean
@@ -58,6 +61,7 @@ import sys
 import tempfile
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -65,7 +69,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import jitcl
+from benchmarks.mali_lanes import WAVE, Strides, addresses, lines
 from jitcl.cli.lowered import lower_for_dump
 from jitcl.codegen.plan import KernelSource, Plan, Step
 from jitcl.runtime.model import open_model
@@ -169,8 +176,9 @@ def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[s
     return found
 
 
-def numbers(said: Numbers, text: str, fma_is_routine: bool) -> Numbers:
-    """A kernel's numbers, of the driver's statistics."""
+def numbers(said: Numbers, text: str, fma_is_routine: bool,
+            groups: Iterable[tuple[int, ...]] = ((),)) -> Numbers:
+    """A kernel's numbers, of the driver's statistics. groups: the local sizes of its launches."""
     s = said["stats"]
     if not said["ok"] or not s:
         return {"failed": said["log"].strip()[-200:] or "no statistics"}
@@ -186,7 +194,7 @@ def numbers(said: Numbers, text: str, fma_is_routine: bool) -> Numbers:
             "spills": s.get("spills", 0) + s.get("fills", 0) + s.get("stp", 0) + s.get("ldp", 0),
             "scalar": by_elements(text, machine_code(said["disasm"])),
             "fma": int(fma_is_routine and re.search(r"\bfma\(", text) is not None)} | weighed(
-                said["disasm"], s)
+                said["disasm"], s, groups)
 
 
 def machine_code(text: str) -> list[str]:
@@ -196,31 +204,46 @@ def machine_code(text: str) -> list[str]:
     return [x for x in text.splitlines() if x.startswith("   ") or x.strip()]
 
 
-def innermost(lines: list[str]) -> list[list[str]]:
-    """The instructions of the loops without a loop inside: lines from the target of a jump
-    backwards to the jump. Of code without a loop all of it."""
-    places = {x.rstrip(":"): i for i, x in enumerate(lines) if re.fullmatch(r"(l|clause_)\d+:", x)}
+def innermost(code: list[str]) -> list[slice]:
+    """The loops without a loop inside: from the target of a jump backwards to the jump. Of
+    code without a loop all of it."""
+    places = {x.rstrip(":"): i for i, x in enumerate(code) if re.fullmatch(r"(l|clause_)\d+:", x)}
     edges = []
-    for i, line in enumerate(lines):
+    for i, line in enumerate(code):
         back = re.search(r"offset:-(\d+)$", line) if "BRANCH" in line else None
         label = re.search(r"(?:JUMP|BRANCH|jump|br\b).*?\b(l\d+|clause_\d+)$", line)
         start = i + 1 - int(back[1]) if back else places.get(label[1], i) if label else i
         if start < i:
             edges.append((start, i))
-    loops = [lines[a:b] for a, b in edges if not any(a <= c and d < b for c, d in edges)]
-    return loops or [lines]
+    return [slice(a, b) for a, b in edges if not any(a <= c and d < b for c, d in edges)] or [
+        slice(len(code))]
 
 
-def weighed(text: str, stats: Numbers) -> Numbers:
-    """Of a kernel: "loop" and "useful" of its worst innermost loop, "floats", multiply-adds of f32
-    in all of them; {} where they add up no products."""
+def moved_words(code: list[str], strides: list[Strides], group: tuple[int, ...]) -> list[float]:
+    """Words of 32 bits that each line of code moves for a lane. strides: of each access on Valhall,
+    whose lanes take no more than the time of the lines that a wave touches."""
+    widths = [int(n[1]) / 32 if (n := re.search(r"(?:LOAD|STORE)\.i(\d+)", x)) else
+              int(n[1]) if (n := re.search(r"\b[ls][dt]g\.\S+ .*, (\d)$", x)) else
+              4 * ("isam" in x) for x in code]
+    accesses = [i for i, width in enumerate(widths) if width]
+    if group and len(strides) == len(accesses):  # else they are of another listing
+        for i, each in zip(accesses, strides, strict=True):
+            touched = lines(each, int(4 * widths[i]), group)
+            widths[i] = min(widths[i], touched * WORDS / WAVE)
+    return widths
+
+
+def weighed(text: str, stats: Numbers, groups: Iterable[tuple[int, ...]]) -> Numbers:
+    """Of a kernel: "loop" of its worst innermost loop and launch, "useful" of that loop, "floats",
+    multiply-adds of f32 in all loops; {} where they add up no products."""
     lanes, words = BIFROST if "tuples" in stats else (LANES, WORDS)
     found = []
-    for loop in innermost(machine_code(text)):
+    code = machine_code(text)
+    strides = addresses(text) if "fma" in stats else []      # Valhall
+    moves = [moved_words(code, strides, group) for group in groups]
+    for part in innermost(code):
+        loop, moved = code[part], max(sum(m[part]) for m in moves)
         times = [1 + int(n[1]) if (n := re.search(r"\(rpt(\d)\)", x)) else 1 for x in loop]
-        moved = sum(int(n[1]) / 32 for x in loop if (n := re.search(r"(?:LOAD|STORE)\.i(\d+)", x)))
-        moved += sum(int(n[1]) for x in loop if (n := re.search(r"\b[ls][dt]g\.\S+ .*, (\d)$", x)))
-        moved += 4 * sum("isam" in x for x in loop)
         sums = sum(n for x, n in zip(loop, times) if re.search(r"\bFMA\.|mad\.f|FMA\.f", x))
         computed = sum(n for x, n in zip(loop, times) if not re.search(
             r"LOAD|STORE|BRANCH|JUMP|NOP|[ls][dt]g\.|isam|nop|jump|br |^\w+:|^[{}]|ds\(", x))
@@ -264,7 +287,12 @@ def measure(plans: dict[tuple[Path, str], Plan], gpu: str, reach: Path, root: Pa
     probes = {f"probe_{name}": PROBE.format(name) for name in ("fma", "mad")}
     said = compiled(probes | texts, gpu, reach, root)
     fma, mad = (said[name]["stats"]["instructions"] for name in probes)
-    costs = {name: numbers(said[name], text, fma - mad > ROUTINE) for name, text in texts.items()}
+    groups: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for plan in plans.values():
+        for step in plan.steps:
+            groups[step.kernel].add(step.local_size)
+    costs = {name: numbers(said[name], text, fma - mad > ROUTINE, groups[name])
+             for name, text in texts.items()}
     rows: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for (model, precision), plan in plans.items():
         kernels = {k.entry: k for k in plan.kernels}
