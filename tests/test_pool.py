@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import CancelledError
 
@@ -193,6 +194,7 @@ def test_a_closed_model_holds_nothing(device):
 @pytest.mark.parametrize("use", ["inner tensors", "a program"])
 def test_a_closed_model_holds_nothing_of_what_was_made_of_it(use):
     """Nor is that made anew, by a run that found the model open."""
+    gc.collect()                                # what tests before it left
     before = jitcl.memory_stats()
     form, used = test_dropped.USES[use]
     model = jitcl.compile(test_dropped.onnx_model(**form), device="cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -119,6 +119,7 @@ Given = Mapping[str, np.ndarray | DeviceArray]      # inputs that are the caller
 class Executable(Protocol):
     """A loaded plan. Thread-safe: concurrent runs take turns."""
 
+    grows: ClassVar[bool] = False       # runs may bring its plan's layout of another capacity
     @property
     def home(self) -> object:
         """See `DeviceArray`; None where there are none of this device."""
@@ -129,11 +130,11 @@ class Executable(Protocol):
         """Its kernels in memory, if others of this device may use them: see `LoadOptions`."""
         return None
 
-    def grows(self, plan: Plan) -> bool:
-        """Whether runs may bring `Shapes` in the layout of this plan: its own, of another capacity.
-        Raises OutOfMemoryError where the device has no room for that.
+    def check_room(self, plan: Plan) -> None:
+        """Raise OutOfMemoryError where the device has no room for its plan in another layout; asked
+        of those that grow.
         """
-        return False
+        return
 
     def run_on_device(self, inputs: Sequence[np.ndarray | DeviceArray], keep: bool,
                       shapes: Shapes | None = None) -> Sequence[np.ndarray | DeviceArray]:

@@ -48,6 +48,7 @@ from jitcl.runtime import serial
 from jitcl.runtime.cache import Key
 from jitcl.runtime.fallbacks import KernelFallback, kernel_fallbacks
 from jitcl.runtime.family import Family, Member
+from jitcl.runtime.memory import alignment_of
 from jitcl.runtime.resized import Resized
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.specialise import Patience, Specialisation, Specialiser, free_frames
@@ -359,10 +360,10 @@ class Families:
             family.loaded = self.specialiser.reload(family.loaded, patience)
         if family.outgrown(values):
             try:
-                self._enlarge(family, family.roomy(values), patience, tried)
+                self._enlarge(family, family.roomy(values), family.spare, patience, tried)
             except OutOfMemoryError as error:
                 free_frames(error)
-                self._enlarge(family, values, patience, tried)      # with none to spare
+                self._enlarge(family, values, False, patience, tried)
         loaded = family.loaded
         if loaded is None:
             return None
@@ -374,17 +375,23 @@ class Families:
                   "guards": family.guards, "took": time.perf_counter() - self._asked}
         return Member(**fields, family=family, values=tuple(values))
 
-    def _enlarge(self, family: Family, capacity: list[int], patience: Patience,
+    def _enlarge(self, family: Family, capacity: list[int], spare: bool, patience: Patience,
                  tried: Sequence[Generated]) -> None:
-        """Have room for more, in place or loaded anew. Raises FAILED."""
+        """Have room for more, in place or loaded anew; spare: for more than is needed. Raises
+        FAILED.
+        """
         specialiser, loaded = self.specialiser, family.loaded
-        plan = specialiser.laid(family.largest(capacity))
-        if loaded is not None and loaded.executable.grows(plan):
+        if loaded is not None and loaded.executable.grows:
+            alignment = alignment_of(loaded.device)
+            plan = ((spare and family.grown(loaded.plan, capacity, alignment))
+                    or specialiser.laid(family.largest(capacity)))
+            loaded.executable.check_room(plan)
             family.loaded, family.layout = replace(loaded, plan=plan), plan
         else:
             code = loaded.executable.code if loaded is not None else None
             family.loaded = family.layout = loaded = None       # room for the larger one
             family.capacity = []
+            plan = specialiser.laid(family.largest(capacity))
             family.loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
         family.capacity = capacity
 

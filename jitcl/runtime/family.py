@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from jitcl.codegen.plan import Plan, Shapes, lifetimes
+from jitcl.codegen.plan import BufferSpec, Plan, Shapes, lifetimes
 from jitcl.ir.indices import IndexCheck
 from jitcl.ir.size_ranges import conditions, everywhere, grows, most
 from jitcl.ir.sizes import Size, Space, at, has_size
 from jitcl.runtime.fallbacks import KernelFallback
+from jitcl.runtime.memory import in_same_slots
 from jitcl.runtime.specialise import Specialisation
 from jitcl.runtime.symbols import Dims
 
@@ -36,6 +37,11 @@ class Member(Specialisation):
     def checks(self) -> tuple[IndexCheck, ...]:
         assert self.family is not None
         return self.family.checks(self.values)
+
+    @property
+    def plan_of_run(self) -> Plan:
+        assert self.family is not None
+        return self.family.plan.at(self.values)
 
 
 @dataclass(eq=False)
@@ -64,6 +70,8 @@ class Family:
         self._sizes = tuple(distinct.values())      # of buffers
         numbers = {key: n for n, key in enumerate(distinct)}
         found = [numbers[_key(b.nbytes)] for b in plan.buffers]
+        self._buffers_of = [(b, has_size((*b.shape, b.nbytes, b.part_offset)),
+                             not grows(self.space, b.nbytes)) for b in plan.buffers]
         lives = lifetimes(s.buffers for s in plan.steps)
         self._alone = [found[n] for n, b in enumerate(plan.buffers) if b.kind != "temp"]
         self._lives = [(found[n], first, last) for n, (first, last) in lives.items()
@@ -163,16 +171,32 @@ class Family:
         return capacity
 
     def largest(self, capacity: Sequence[int]) -> Plan:
-        """The plan at a capacity; buffers that may be larger for less have room for that, and
-        steps that only less has work for are prepared.
-        """
-        plan, sizes = self.plan.at(capacity), [b.nbytes for b in self.plan.buffers]
+        """The plan at a capacity; steps that only less has work for are prepared."""
+        plan = self.plan.at(capacity)
         steps = tuple(replace(s, global_size=s.local_size) if 0 in s.global_size else s
                       for s in plan.steps)
-        buffers = tuple(b if grows(self.space, size) else replace(
-            b, nbytes=max(b.nbytes, most(self.space, size, capacity)))
-            for b, size in zip(plan.buffers, sizes))
-        return replace(plan, buffers=buffers, steps=steps)
+        return replace(plan, buffers=self._buffers(capacity), steps=steps)
+
+    def grown(self, plan: Plan, capacity: Sequence[int], alignment: int) -> Plan | None:
+        """The plan, of another capacity, with room for this one in the slots that it has; None
+        where these would waste more than is little. Steps keep their integers: runs bring theirs.
+        """
+        found = in_same_slots(plan, self._buffers(capacity), alignment)
+        held = self.nbytes(capacity)
+        return found if found.peak_bytes <= held + little(held) else None
+
+    def _buffers(self, capacity: Sequence[int]) -> tuple[BufferSpec, ...]:
+        """At a capacity; those that may be larger for less have room for that."""
+        found = []
+        for b, varies, shrinks in self._buffers_of:
+            if varies:
+                shape = tuple([at(d, capacity) for d in b.shape])
+                nbytes = at(b.nbytes, capacity)
+                if shrinks:
+                    nbytes = max(nbytes, most(self.space, b.nbytes, capacity))
+                b = replace(b, shape=shape, nbytes=nbytes, part_offset=at(b.part_offset, capacity))
+            found.append(b)
+        return tuple(found)
 
     def nbytes(self, values: Sequence[int]) -> int:
         """What buffers take where atoms have these values: of temporaries, those that are alive at

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import BufferSpec, Plan
 from jitcl.errors import OptionError, VerifyError
 
 if TYPE_CHECKING:
@@ -92,8 +92,13 @@ def pack(lives: Sequence[Life], mode: Mode = "arena", memory: Memory = "normal",
 
 def laid_out(plan: Plan, device: Device, memory: str) -> Plan:
     """The plan with places for its temporaries, as a device has them."""
-    alignment = max(64, device.target.alignment)
-    return plan_memory(plan, device.memory_mode, memory, alignment)  # type: ignore[arg-type]
+    return plan_memory(plan, device.memory_mode, memory,   # type: ignore[arg-type]
+                       alignment_of(device))
+
+
+def alignment_of(device: Device) -> int:
+    """Bytes of which allocations, and places in them, are multiples."""
+    return max(64, device.target.alignment)
 
 
 def plan_memory(plan: Plan, mode: Mode = "arena", memory: Memory = "normal",
@@ -113,6 +118,20 @@ def plan_memory(plan: Plan, mode: Mode = "arena", memory: Memory = "normal",
             buffers[index] = dataclasses.replace(
                 spec, slot=whole.slot, offset=whole.offset + spec.part_offset)
     return dataclasses.replace(plan, buffers=tuple(buffers), slots=packing.slots)
+
+
+def in_same_slots(plan: Plan, buffers: Sequence[BufferSpec], alignment: int) -> Plan:
+    """A plan of "slots" whose buffers have other sizes: they live as long as before, so each stays
+    where it is.
+    """
+    slots, placed = [0] * len(plan.slots), []
+    for spec, before in zip(buffers, plan.buffers, strict=True):
+        if before.slot >= 0:
+            spec = dataclasses.replace(spec, slot=before.slot, offset=spec.part_offset)
+            slots[spec.slot] = max(slots[spec.slot], spec.offset + max(spec.nbytes, 1))
+        placed.append(spec)
+    return dataclasses.replace(plan, buffers=tuple(placed), slots=tuple(
+        _round_up(nbytes, alignment) for nbytes in slots))
 
 
 def lives(plan: Plan) -> list[tuple[int, Life]]:

@@ -261,12 +261,12 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     if special is None:
         return Report(model, device.name, (), (), 0, 0, False, device.name, precision=options.said,
                       chosen=options.chosen)
-    plan = special.plan
+    plan, of_run = special.plan, special.plan_of_run
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
         StepReport(s.name, s.kernel, template[s.kernel], s.origins, s.flops, s.bytes, s.kept,
                    s.declined)
-        for s in plan.steps
+        for s in of_run.steps
     )
     own = LANGUAGE[special.device.target.kind]
     compiled = sum(k.language == own for k in plan.kernels)

@@ -129,6 +129,11 @@ class Specialisation:
         return self.plan.checks
 
     @property
+    def plan_of_run(self) -> Plan:
+        """What runs: the plan, of one for many at the shapes of this one."""
+        return self.plan
+
+    @property
     def stale(self) -> bool:
         """Whether its device was lost since."""
         return bool(_opened) and self.opening != opening(self.device)

@@ -6,7 +6,6 @@ outputs = executable.run([array, ...])
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -36,40 +35,31 @@ from jitcl.devices.cpu.sharing import at_work, is_short, step_flags
 from jitcl.devices.cpu.stepwise import Stepwise
 from jitcl.devices.faults import FaultDatabase
 from jitcl.devices.load_options import LoadOptions
+from jitcl.devices.results import ALIGN, LEAST, Results, placed_empty
 from jitcl.devices.usage import Allocation, enlist
 from jitcl.errors import DeviceError, InputError, OutOfMemoryError, closed_error
 from jitcl.target import Target
 
 __all__ = ["CpuDevice", "CpuExecutable", "probe_target"]
-_ALIGN = 64  # bytes: a cache line, and the widest vector
 _SMALL = 16 << 10  # bytes of an output that are copied sooner than an argument table is patched
 _LARGE = 1 << 20  # bytes of an input whose copy takes as long as a kernel takes to read it
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:
     """Uninitialised bytes on a 64-byte boundary."""
-    return _placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
-
-
-def _placed_empty(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, int]:
-    """An uninitialised array on such a boundary, and its address: `ndarray.ctypes` takes longer to
-    say it than all of this."""
-    raw = np.empty(nbytes + _ALIGN, np.uint8)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(raw.data))
-    skip = -start % _ALIGN
-    return np.ndarray(shape, dtype, raw, skip), start + skip
+    return placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
 
 
 def _zeros(like: np.ndarray) -> np.ndarray:
     """On such a boundary."""
-    array, _ = _placed_empty(like.shape, like.dtype, like.nbytes)
+    array, _ = placed_empty(like.shape, like.dtype, like.nbytes)
     array[...] = 0
     return array
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
     """The array's bytes, contiguous and aligned; copied only if they are not so already."""
-    if array.flags.c_contiguous and array.ctypes.data % _ALIGN == 0:
+    if array.flags.c_contiguous and array.ctypes.data % ALIGN == 0:
         return array.reshape(-1).view(np.uint8)
     out = aligned_empty(array.nbytes)
     out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -164,6 +154,7 @@ class CpuExecutable(Executable):
         self._direct = {i: p for i, p in places.items() if p is not None}
         self._lent = {i: self._places(t.buffer) for i, t in enumerate(plan.inputs)
                       if plan.buffers[t.buffer].nbytes >= _LARGE and self._only_read(t)}
+        self._results = Results()
         self._lock = forking.lock()
         self._closed = False
         enlist(self)
@@ -339,7 +330,10 @@ class CpuExecutable(Executable):
     def _fresh(self, i: int) -> np.ndarray:
         """A new array that output i is written to."""
         view = self._outputs[i]
-        array, address = _placed_empty(view.shape, view.dtype, view.nbytes)
+        if view.nbytes < LEAST:
+            array, address = placed_empty(view.shape, view.dtype, view.nbytes)
+        else:
+            array, address, _ = self._results.large(i, view.shape, view.dtype)
         self._point(self._direct[i], address)
         return array
 
@@ -481,4 +475,5 @@ class CpuExecutable(Executable):
             self._closed = True
             for held in (self._slots, self._memory, self._inputs, self._outputs):
                 held.clear()
+            self._results.clear()
             self._kernels = LoadedKernels(None, [], {})

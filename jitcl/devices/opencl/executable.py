@@ -28,6 +28,7 @@ from jitcl.devices.opencl.run_faults import StepFailed
 from jitcl.devices.opencl.series import Series, in_series
 from jitcl.devices.opencl.watched import Command, told
 from jitcl.devices.recording import Recorder, Span, now
+from jitcl.devices.results import Results
 
 REPEATS = 16  # launches of one step, or passes, that are timed together, of at most
 TOGETHER = 5e-3  # seconds
@@ -40,6 +41,7 @@ __all__ = ["HostSection", "Launch", "OpenClExecutable", "StepTime", "fit_work_gr
 class OpenClExecutable(LoadedPlan):
     """A loaded specialisation of a model."""
 
+    grows = True
     memory: ResidentMemory
     _zeroed = False     # the guard's flags are known to be zeros, as the last run left them
 
@@ -48,6 +50,7 @@ class OpenClExecutable(LoadedPlan):
         self.memory = ResidentMemory(self.session, plan, {
             *(b for action in self._prepared for b in action.buffers),
             *(t.buffer for t in (*plan.inputs, *plan.outputs))})
+        self._dropped = Results()
         self._lending = Lending(plan, self._prepared)
         self._flags = [n for n, t in enumerate(plan.outputs) if t.name in plan.looked_at]
         self._clears = bool(self._prepared) and isinstance(self._prepared[0], Launch) and (
@@ -57,9 +60,8 @@ class OpenClExecutable(LoadedPlan):
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
         self._bind()
 
-    def grows(self, plan: Plan) -> bool:
+    def check_room(self, plan: Plan) -> None:
         check_room(self.session, plan)
-        return True
 
     def _moved(self) -> None:
         self.memory.move(self.plan)
@@ -185,7 +187,15 @@ class OpenClExecutable(LoadedPlan):
         return results
 
     def _results(self) -> list[Any]:
-        return super()._results() if self._into is None else self._into
+        """The device computes meanwhile."""
+        if self._into is not None:
+            return self._into
+        self.queue.flush()
+        return self._dropped.all([(t.shape, dtypes.to_numpy(t.dtype)) for t in self.plan.outputs])
+
+    def close(self) -> None:
+        super().close()
+        self._dropped.clear()
 
     def _read(self, results: list[Any]) -> list[Command]:
         """Start copying the outputs that kernels did not write where they are to be, small ones to

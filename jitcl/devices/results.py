@@ -1,0 +1,99 @@
+"""Memory for results: what nobody has any more is taken again.
+
+New memory costs more than the results that it is for: 2 GB/s as the system gives pages, one by one,
+where copies from a GPU take 9 and a kernel writes faster still.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from jitcl.cores import usable_cores
+from jitcl.devices.usage import Allocation, enlist
+
+ALIGN = 64                  # bytes: a cache line, and the widest vector
+LEAST = 1 << 20             # bytes of a result whose memory is taken again; less, allocators keep
+AT_ONCE = 8 << 20           # bytes of new memory from which threads that ask for pages pay
+THREADS = 4                 # of those
+PAGE = 4096
+
+
+def placed_empty(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, int]:
+    """An uninitialised array on a multiple of ALIGN, and its address: `ndarray.ctypes` takes longer
+    to say it than all of this."""
+    raw = np.empty(nbytes + ALIGN, np.uint8)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(raw.data))
+    skip = -start % ALIGN
+    return np.ndarray(shape, dtype, raw, skip), start + skip
+
+
+class _Lent:
+    """A block that an array lies in. When that and all views of it are gone, it is given back."""
+
+    def __init__(self, back: dict[int, np.ndarray], number: int, block: np.ndarray, nbytes: int
+                 ) -> None:
+        self._back, self._number, self._block = back, number, block
+        self.address = block.ctypes.data
+        self.__array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    def __del__(self) -> None:
+        self._back[self._number] = self._block
+
+
+class Results:
+    """Gives arrays for results by their number; keeps one block of each that was dropped."""
+
+    place = "cpu"
+
+    def __init__(self) -> None:
+        self._dropped: dict[int, np.ndarray] = {}
+        enlist(self)
+
+    def allocations(self) -> list[Allocation]:
+        return [Allocation(id(block), block.nbytes, False)
+                for block in list(self._dropped.values())]
+
+    def large(self, number: int, shape: tuple[int, ...], dtype: np.dtype
+              ) -> tuple[np.ndarray, int, bool]:
+        """An uninitialised array of LEAST bytes or more on a multiple of ALIGN, its address, and
+        whether its memory is new.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        block, new = self._dropped.pop(number, None), False
+        if block is None or not nbytes <= block.nbytes <= 2 * nbytes:
+            block, new = placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0], True
+        lent = _Lent(self._dropped, number, block, nbytes)
+        return np.asarray(lent).view(dtype).reshape(shape), lent.address, new
+
+    def all(self, wanted: Sequence[tuple[tuple[int, ...], np.dtype]]) -> list[np.ndarray]:
+        """An uninitialised array for each; what is large has its pages."""
+        found, fresh = [], []
+        for number, (shape, dtype) in enumerate(wanted):
+            if math.prod(shape) * dtype.itemsize < LEAST:
+                found.append(np.empty(shape, dtype))
+                continue
+            array, _, new = self.large(number, shape, dtype)
+            found.append(array)
+            if new:
+                fresh.append(array.reshape(-1).view(np.uint8))
+        if sum(x.nbytes for x in fresh) >= AT_ONCE:
+            with ThreadPoolExecutor(min(THREADS, usable_cores())) as threads:
+                list(threads.map(_ask_for_pages, fresh))
+        return found
+
+    def clear(self) -> None:
+        """Keep nothing that was dropped, nor what still will be."""
+        self._dropped = {}
+
+
+def _ask_for_pages(data: np.ndarray) -> None:
+    data[::PAGE] = 0
+
+
+__all__ = ["ALIGN", "LEAST", "Results", "placed_empty"]

@@ -1,0 +1,120 @@
+"""Memory of results is taken again when nobody has them any more, and never before."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import jitcl
+from jitcl.devices.results import AT_ONCE, LEAST, Results
+from tests.devices import present
+
+F32 = np.dtype(np.float32)
+COUNT = LEAST // 4 + 5          # floats of a result whose memory is taken again
+
+
+def doubled() -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
+    return helper.make_model(helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])],
+                                               "doubled", [x], [y]),
+                             opset_imports=[helper.make_opsetid("", 21)])
+
+
+@pytest.fixture(params=[d for d in present() if d != "reference"])
+def model(request: pytest.FixtureRequest) -> Iterator[jitcl.Model]:
+    with jitcl.compile(doubled(), device=request.param) as made:
+        yield made
+
+
+def run(model: jitcl.Model, value: float, count: int = COUNT) -> np.ndarray:
+    return model.run({"x": np.full(count, value, np.float32)})["y"]
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_what_was_dropped_is_taken_again(model: jitcl.Model) -> None:
+    y = run(model, 1)
+    before = address(y)
+    del y
+    again = run(model, 2)
+    assert address(again) == before and (again == 4).all()
+
+
+def test_what_somebody_has_is_left_alone(model: jitcl.Model) -> None:
+    kept = [run(model, k) for k in range(4)]
+    assert len({address(y) for y in kept}) == 4
+    for k, y in enumerate(kept):
+        assert (y == 2 * k).all() and y.flags.writeable and y.flags.c_contiguous
+
+
+@pytest.mark.parametrize("part", [
+    lambda y: y[7:9], lambda y: y.reshape(1, -1)[:, :3], lambda y: y.view(np.uint32)[2:4],
+    memoryview, lambda y: np.frombuffer(y, np.float32)[5:6], lambda y: np.from_dlpack(y)[1:]])
+def test_a_part_keeps_all_of_it(model: jitcl.Model, part: object) -> None:
+    y = run(model, 3)
+    before = address(y)
+    left = part(y)                          # type: ignore[operator]
+    want = np.array(left)
+    del y
+    others = [run(model, k) for k in range(3)]
+    assert before not in map(address, others)
+    assert np.array_equal(np.array(left), want)
+
+
+def test_a_small_result_does_not_hold_the_memory_of_a_large_one(model: jitcl.Model) -> None:
+    y = run(model, 1, 4 * COUNT)
+    before = address(y)
+    del y
+    small = run(model, 1)
+    assert address(small) != before and (small == 2).all()
+
+
+def test_nothing_is_kept_behind_the_end(model: jitcl.Model) -> None:
+    first, second = run(model, 1), run(model, 2)
+    del first
+    gc.collect()
+    kept = jitcl.memory_stats().devices["cpu"].bytes
+    assert kept >= COUNT * 4
+    model.close()
+    assert (second == 4).all()
+    del second
+    gc.collect()
+    after = jitcl.memory_stats().devices.get("cpu")
+    assert (after.bytes if after else 0) <= kept - COUNT * 4
+
+
+def test_threads_get_memory_of_their_own(model: jitcl.Model) -> None:
+    """Dropped in one thread while others run."""
+    wrong: list[float] = []
+
+    def work(value: float) -> None:
+        for _ in range(20):
+            y = run(model, value)
+            if not (y == 2 * value).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_new_memory_has_its_pages() -> None:
+    """Large ones begin with what the page's first byte was set to, by threads; small ones are as
+    the allocator gives them.
+    """
+    results = Results()
+    found = results.all([((AT_ONCE // 4,), F32), ((3,), F32), ((0, 2), F32)])
+    assert [x.shape for x in found] == [(AT_ONCE // 4,), (3,), (0, 2)]
+    assert not found[0].view(np.uint8)[::4096].any()
+    assert address(found[0]) % 64 == 0
