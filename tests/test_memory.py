@@ -212,6 +212,28 @@ def joined_plan(*steps: Step) -> Plan:
     return Plan((), (), (), steps, buffers, ())
 
 
+def test_other_sizes_lie_in_the_slots_that_there_are():
+    """A plan for many shapes grows: a chain of three, and parts of a buffer."""
+    larger = tuple(dataclasses.replace(b, nbytes=3 * b.nbytes + 4) for b in CHAIN.buffers)
+    before = plan_memory(CHAIN, "slots", alignment=64)
+    grown = memory.in_same_slots(before, larger, 64)
+    assert [b.slot for b in grown.buffers] == [b.slot for b in before.buffers]
+    assert [(b.nbytes, b.offset) for b in grown.buffers] == [(b.nbytes, 0) for b in larger]
+    assert grown.slots == plan_memory(
+        dataclasses.replace(CHAIN, buffers=larger), "slots", alignment=64).slots
+    assert grown.steps == before.steps
+
+    joined = plan_memory(joined_plan(
+        Step("1", "k", (0,), writes=(0,)), Step("2", "k", (1,), writes=(1,)),
+        Step("3", "k", (2, 3), writes=(3,))), "slots", alignment=64)
+    parts = memory.in_same_slots(joined, [
+        dataclasses.replace(b, nbytes=2 * b.nbytes, part_offset=2 * b.part_offset)
+        for b in joined.buffers], 64)
+    assert [x.offset for x in parts.buffers] == [0, 256, 0, 0]
+    assert parts.buffers[0].slot == parts.buffers[1].slot == parts.buffers[2].slot
+    assert parts.slots[parts.buffers[2].slot] == 384 == 2 * 192
+
+
 @pytest.mark.parametrize("level", MEMORIES)
 def test_parts_lie_in_their_whole(level):
     plan = plan_memory(joined_plan(

@@ -182,8 +182,9 @@ class Family:
         where these would waste more than is little. Steps keep their integers: runs bring theirs.
         """
         found = in_same_slots(plan, self._buffers(capacity), alignment)
-        held = self.nbytes(capacity)
-        return found if found.peak_bytes <= held + little(held) else None
+        before, now = self._alive(self.capacity), self._alive(capacity)
+        usual = sum(plan.slots) * now // max(before, 1)
+        return found if sum(found.slots) <= usual + little(now) else None
 
     def _buffers(self, capacity: Sequence[int]) -> tuple[BufferSpec, ...]:
         """At a capacity; those that may be larger for less have room for that."""
@@ -202,12 +203,16 @@ class Family:
         """What buffers take where atoms have these values: of temporaries, those that are alive at
         once, at most.
         """
+        return sum(at(self._sizes[n], values) for n in self._alone) + self._alive(values)
+
+    def _alive(self, values: Sequence[int]) -> int:
+        """Of temporaries, at most at once."""
         sizes = [at(size, values) for size in self._sizes]
         change = [0] * (len(self.plan.steps) + 1)
         for number, first, last in self._lives:
             change[first] += sizes[number]
             change[last + 1] -= sizes[number]
-        return sum(sizes[n] for n in self._alone) + max(accumulate(change))
+        return max(accumulate(change))
 
     def outgrown(self, values: Sequence[int]) -> bool:
         return not self.capacity or any(
