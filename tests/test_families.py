@@ -503,6 +503,8 @@ def test_the_report_shows_the_family(tmp_path: Path) -> None:
                         shapes={"x": (4, 10), "b": (10,)})
     own.run(feeds("softmax", 10))                       # compiled for it: a plan of its own
     assert not own.report().sizes
+    model.run(feeds("softmax", 10))                     # work is that of the run, not of the room
+    assert [s.flops for s in model.report().steps] == [s.flops for s in own.report().steps] != [0]
 
 
 # ---- which dimensions become symbols
