@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from jitcl import ownership
 from jitcl.ir.files import MOST_BYTES, check_regular
 
 SETTLED_NS = 3_000_000_000    # file systems tell times by up to 2 s
-CHUNK = 1 << 20
+CHUNK = 4 << 20               # the thread asks for the interpreter's lock after each
 FOLDER = "files"
 
 log = logging.getLogger("jitcl.cache")
@@ -38,16 +39,31 @@ def file_digest(path: Path, root: Path | None, most: int | None = MOST_BYTES) ->
     are remembered under `root` (None: always). Raises OSError, also for what is no regular file,
     or has more than `most` bytes (None: any number).
     """
+    found = begun(path, root, most)
+    return found if isinstance(found, str) else found.result()
+
+
+def begun(path: Path, root: Path | None, most: int | None = MOST_BYTES) -> str | Future[str]:
+    """The same, taken by a thread where it isn't remembered."""
     check_regular(path, most)
     before = _stat(path)
     note = None if root is None else _note(path, root)
     known = None if note is None else _remembered(note, before)
     if known is not None:
         return known
-    total = hashlib.sha256()
+    from concurrent.futures import ThreadPoolExecutor  # a warm start does without it
+
+    thread = ThreadPoolExecutor(1, "jitcl-digest")
+    found = thread.submit(_taken, path, note, before)
+    thread.shutdown(wait=False)
+    return found
+
+
+def _taken(path: Path, note: Path | None, before: list[int]) -> str:
+    total, chunk = hashlib.sha256(), memoryview(bytearray(CHUNK))
     with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            total.update(chunk)
+        while count := file.readinto(chunk):
+            total.update(chunk[:count])
     found = total.hexdigest()[:32]
     settled = time.time_ns() - max(before[1:3]) > SETTLED_NS
     if note is not None and settled and _stat(path) == before:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from jitcl.frontends.values import ValueType
 from jitcl.ir.files import read_regular
 from jitcl.ir.graph import Graph, ModelNode
 from jitcl.ir.types import Dim, Sym, TensorType
-from jitcl.runtime.digests import digest, file_digest
+from jitcl.runtime.digests import begun, digest
 
 MOST_BESIDE = 1 << 36           # bytes of a text graph's constants
 
@@ -58,8 +59,11 @@ class Source(Protocol):
     """A model before it is specialised."""
 
     name: str
-    digest: str
     whole: bool             # a model, no part of one
+
+    @property
+    def digest(self) -> str:
+        """What the model is known by."""
 
     def signature(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[str, ...]]:
         """Inputs, outputs, and the files beside the model that its digest does not cover."""
@@ -82,10 +86,20 @@ class OnnxSource:
 
     whole = True
 
-    def __init__(self, data: Any, name: str, digest: str) -> None:
-        self.data, self.name, self.digest = data, name, digest
+    def __init__(self, data: Any, name: str, digest: str | Future[str]) -> None:
+        self.data, self.name, self._digest = data, name, digest
         self._model: Any = None
         self._partition: Any = None
+
+    @property
+    def digest(self) -> str:
+        """Of the model's bytes. A file whose digest is still being taken was never compiled: it is
+        read meanwhile."""
+        if isinstance(self._digest, Future):
+            if not self._digest.done():
+                _ = self.model
+            self._digest = self._digest.result()
+        return self._digest
 
     @property
     def model(self) -> Any:
@@ -243,7 +257,7 @@ def open_source(model: Any, root: Path | None = None) -> Source:
 def _open_path(path: Path, root: Path | None) -> Source:
     try:
         if path.suffix != ".jitcl":
-            return OnnxSource(path, path.stem, file_digest(path, root))
+            return OnnxSource(path, path.stem, begun(path, root))
         data = read_regular(path)
     except (OSError, ValueError) as e:       # ValueError: no name that a file can have
         reason = getattr(e, "strerror", None) or e
