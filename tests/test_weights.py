@@ -5,11 +5,15 @@ never gone before these, and rebuilt where they are damaged. Programs and plans 
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +22,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import jitcl
+from jitcl.devices.cpu.device import CpuDevice
 from jitcl.runtime import cache, weights
 from jitcl.runtime.cache import KernelCache
 from jitcl.runtime.entry import Entry
 from jitcl.runtime.mapping import mapped
 from jitcl.runtime.pruning import doomed
+from jitcl.runtime.source import OnnxSource
+from jitcl.templates.gemm_cpu import template
 from tests.devices import present
 from tests.test_cache_models import model_of
 
@@ -118,6 +125,57 @@ def test_two_models_share_what_is_equal(tmp_path: Path) -> None:
     assert len(files(tmp_path, "weights")) == 2 * LAYERS
     users = [e for e in KernelCache(tmp_path).ls() if e.uses]
     assert sorted(len([u for u in e.uses if "/" in u]) for e in users) == [3, 3, 3]
+
+
+def test_what_was_digested_is_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def counted(data: memoryview) -> object:
+        taken.append(data.nbytes)
+        return hashlib.sha256(data)
+
+    monkeypatch.setattr(weights, "hashlib", SimpleNamespace(sha256=counted))
+    model = jitcl.compile(layers(), device="cpu", cache_dir=tmp_path)
+    for n in (40, 41, 42, 44):
+        right(model, n)
+    assert len(taken) == len(files(tmp_path, "weights"))
+
+
+def test_weights_leave_memory_while_a_plan_is_written(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in the cache before the next but one is arranged."""
+    held: list[list[bool]] = []
+    arranged: list[weakref.ref[np.ndarray]] = []
+    pack = template.pack_columns
+
+    def watched(*args: Any) -> np.ndarray:
+        held.append([a() is not None for a in arranged])
+        found = pack(*args)
+        arranged.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(weights, "_PENDING", 0)
+    monkeypatch.setattr(template, "pack_columns", watched)
+    right(jitcl.compile(layers(), device="cpu", cache_dir=tmp_path), 40)
+    assert len(held) == LAYERS
+    assert not any(h for row in held for h in row[:-1])
+
+
+def test_an_empty_cache_has_the_compiler_start_before_the_model_is_read(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    def note(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *args: (done.append(name), real(*args))[1])
+
+    note(CpuDevice, "ahead")
+    note(OnnxSource, "signature")
+    right(jitcl.compile(layers(), device="cpu", cache_dir=tmp_path), 40)
+    assert done == ["ahead", "signature", "ahead"]
+    done.clear()
+    jitcl.compile(layers(1), device="cpu", cache_dir=tmp_path)
+    assert done == ["signature"]                    # what is there may be all that is needed
 
 
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])

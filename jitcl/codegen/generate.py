@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from jitcl.codegen.chains import joined
 from jitcl.codegen.flops import group_flops, kernel_flops
 from jitcl.codegen.lower import Lowered
 from jitcl.codegen.parts import in_place
-from jitcl.codegen.plan import BufferKind, BufferSpec, KernelSource, Plan, Step, TensorSpec
+from jitcl.codegen.plan import BufferKind, BufferSpec, Keep, KernelSource, Plan, Step, TensorSpec
 from jitcl.codegen.text import amount
 from jitcl.codegen.variants import Faults, GroupVariant, VariantChooser
 from jitcl.codegen.writer import DIGEST, GroupKernels, Launch
@@ -46,8 +47,8 @@ class Generated:
 
 def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bool = True,
              faults: Faults | None = None, host: Target | None = None, memory: str = "normal",
-             chooser: Chooser = FIRST, written: Callable[[KernelSource], None] | None = None
-             ) -> Generated:
+             chooser: Chooser = FIRST, written: Callable[[KernelSource], None] | None = None,
+             keep: Keep | None = None) -> Generated:
     """The plan of a fused graph for a target. Slots of temporaries are left unassigned.
 
     `faults`: no kernel that it rejects is in the plan, but another variant of it. `host`: the CPU
@@ -56,7 +57,8 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     parts that can be bound anywhere), which makes them live longer; but for "high", scratch memory
     of each group is a buffer of its own, which saves memory where buffers share it, and takes more
     where none do. `chooser`: which candidates of templates are taken. `written` is called with each
-    kernel once, while the rest is not written yet.
+    kernel once, while the rest is not written yet; `keep` takes constants likewise, and gives them
+    back, from where they are to lie, at the end.
     Raises BuildError where no variant is left.
     """
     variants = VariantChooser(target, templates, faults if target.kind == "opencl" else None,
@@ -64,7 +66,7 @@ def generate(graph: Graph, groups: list[Group], target: Target, *, templates: bo
     groups = with_sums_marked(joined(graph, groups, variants))
     if memory != "low" and target.kind == "cpu":
         groups = in_place(graph, groups)
-    return _Generator(graph, variants, written, memory != "high").run(groups)
+    return _Generator(graph, variants, written, memory != "high", keep).run(groups)
 
 
 def generate_alone(graph: Graph, group: Group, target: Target, faults: Faults | None,
@@ -82,10 +84,11 @@ class _Generator:
     variants: VariantChooser
     written: Callable[[KernelSource], None] | None = None
     own_scratch: bool = True                                  # a group's, else all groups'
+    keep: Keep | None = None
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[BufferSpec] = field(default_factory=list)
-    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    constants: dict[int, np.ndarray | Future[np.ndarray]] = field(default_factory=dict)
     places: dict[Node, int] = field(default_factory=dict)     # buffers
     copies: dict[object, int] = field(default_factory=dict)   # (Node, pack key), or what is scratch
                                                               # and its writer's number -> buffer
@@ -114,7 +117,7 @@ class _Generator:
                 lowered[number] = self.write(group, number)
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
         plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps),
-                    tuple(self.buffers), (), self.constants)
+                    tuple(self.buffers), (), self.kept())
         return Generated(plan, groups, lowered, self.places, self.whys)
 
     def alone(self, group: Group) -> Generated:
@@ -126,7 +129,7 @@ class _Generator:
         self.places[group.root] = self.buffer(name, group.root, "output")
         lowered = self.write(group, 0)
         plan = Plan(tuple(inputs), (self.output(name, group.root),), tuple(self.kernels.values()),
-                    tuple(self.steps), tuple(self.buffers), (), self.constants)
+                    tuple(self.steps), tuple(self.buffers), (), self.kept())
         return Generated(plan, [group], [lowered], self.places, self.whys)
 
     def output(self, name: str, node: Node) -> TensorSpec:
@@ -148,8 +151,13 @@ class _Generator:
 
     def array(self, name: str, array: np.ndarray, dtype: str) -> int:
         self.buffers.append(BufferSpec(name, dtype, array.shape, array.nbytes, "const"))
-        self.constants[len(self.buffers) - 1] = dtypes.as_bits(array)  # plans hold NumPy's types
+        bits = dtypes.as_bits(array)                            # plans hold NumPy's types
+        self.constants[len(self.buffers) - 1] = bits if self.keep is None else self.keep(bits)
         return len(self.buffers) - 1
+
+    def kept(self) -> dict[int, np.ndarray]:
+        return {b: c if isinstance(c, np.ndarray) else c.result()
+                for b, c in self.constants.items()}
 
     def view(self, group: Group) -> bool:
         """A reshape of a row-major temporary is that temporary."""

@@ -8,7 +8,8 @@ can be cached on disk and loaded by a fresh process without importing the model 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ BufferKind = Literal["input", "output", "const", "temp"]
 Language = Literal["opencl", "numba", "jitcl"]      # jitcl: kernel IR as text
 LANGUAGE: dict[str, Language] = {                   # of a kind of device
     "cpu": "numba", "opencl": "opencl", "reference": "jitcl"}
+# takes a constant while a plan is written, and gives it from where it is to lie, now or soon
+Keep = Callable[[np.ndarray], "np.ndarray | Future[np.ndarray]"]
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,11 @@ class DeviceCache:
         """
         return self._find(kind, key, mapped=True, first=True)
 
+    def put_mmap(self, kind: str, key: Key | str, data: Buffer) -> memoryview | None:
+        """`put`, and what `get_mmap` gives then: what was written just now is not summed again."""
+        self.put(kind, key, data)
+        return self._find(kind, key, mapped=True, first=True, whole=False)
+
     def has_room(self, nbytes: int) -> bool:
         """Whether entries of so many bytes stay in the directory together."""
         return nbytes < self.cache.limit * KEEP
@@ -413,23 +418,24 @@ class DeviceCache:
     def _identity(self, path: Path) -> dict[str, str]:
         return {"device": self.device, "kind": path.parent.name, "key": path.stem}
 
-    def _find(self, kind: str, key: Key | str, mapped: bool, first: bool) -> memoryview | None:
+    def _find(self, kind: str, key: Key | str, mapped: bool, first: bool, whole: bool = True
+              ) -> memoryview | None:
         """`first` is False for the second look, under the lock: its miss was counted before."""
         path, cache = self._path(kind, key), self.cache
         found = cache._memory.get(path)
-        view = self._read(path, mapped) if found is None else memoryview(found)
+        view = self._read(path, mapped, whole) if found is None else memoryview(found)
         if view is not None:
             cache.stats.add("hits")
         elif first:
             cache.stats.add("misses")
         return view
 
-    def _read(self, path: Path, mapped: bool) -> memoryview | None:
+    def _read(self, path: Path, mapped: bool, whole: bool = True) -> memoryview | None:
         cache = self.cache
         try:
             ownership.below(cache.root, self.name, path.parent.name, make=False)
             view = entry.read(path, mapped)
-            payload = entry.check(view, self._identity(path), cache.key_of(path))
+            payload = entry.check(view, self._identity(path), cache.key_of(path), whole)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DamagedEntry as error:

@@ -130,9 +130,10 @@ def parse_head(view: Buffer, key: bytes = b"") -> tuple[dict[str, Any], int, int
     return json.loads(text), _payload_offset(header_bytes, nbytes), nbytes
 
 
-def check(view: memoryview, identity: dict[str, str], key: bytes = b"") -> memoryview:
+def check(view: memoryview, identity: dict[str, str], key: bytes = b"", whole: bool = True
+          ) -> memoryview:
     """The payload of a whole file; raises DamagedEntry if it is damaged, another identity's, or was
-    not made with the key, where one is given.
+    not made with the key, where one is given. whole: whether the payload is looked at, too.
     """
     header, offset, nbytes = parse_head(view, key)
     for name, wanted in identity.items():
@@ -144,6 +145,8 @@ def check(view: memoryview, identity: dict[str, str], key: bytes = b"") -> memor
     if bytes(view[used:offset]).strip(b"\0"):
         raise DamagedEntry("padding is not zero")
     payload = view[offset:]
+    if not whole:
+        return payload
     strong = header["checksum"].startswith("sha256:")       # root's key may have asked for it
     if _strong(header, key) and not strong or (
             _checksum([payload], nbytes, strong) != header["checksum"]):

@@ -11,7 +11,7 @@ import numpy as np
 
 from jitcl import config
 from jitcl.codegen.generate import Generated, generate
-from jitcl.codegen.plan import KernelSource, Plan
+from jitcl.codegen.plan import Keep, KernelSource, Plan
 from jitcl.codegen.text import amount
 from jitcl.devices.base import Device
 from jitcl.ir.graph import Graph
@@ -95,11 +95,12 @@ class Lowering:
         """Have the plan give the magnitude of what these groups store, too."""
         self.graph, self.groups, self._watched = watch(self.graph, self.groups, groups)
 
-    def generate(self, *, host: bool = True, memory: str | None = None) -> Generated:
+    def generate(self, *, host: bool = True, memory: str | None = None,
+                 keep: Keep | None = None) -> Generated:
         """Kernels that the device's fault database does not reject; memory is not laid out.
 
         memory: in place of the option. "low": no weights that are larger than the model's, and
-        nothing that lives longer than it is needed.
+        nothing that lives longer than it is needed. keep: as `codegen.generate` takes it.
         """
         device, target = self.device, self.device.target
         memory = memory or self.options.memory
@@ -108,20 +109,21 @@ class Lowering:
         found = generate(
             self.graph, self.groups, target, templates=config.get("templates"),
             faults=device.faults, host=device.host_target if host else None, memory=memory,
-            chooser=self.chooser, written=self.written)
+            chooser=self.chooser, written=self.written, keep=keep)
         return dataclasses.replace(
             found, plan=dataclasses.replace(
                 found.plan, checks=self._checks, watched=self._watched))
 
     def plan(
-        self, memory: str | None = None, streamed: bool = False, *, host: bool = True
+        self, memory: str | None = None, streamed: bool = False, *, host: bool = True,
+        keep: Keep | None = None
     ) -> tuple[Generated, Plan]:
         """Kernels that the device's fault database does not reject, in a memory plan.
 
         memory: in place of the option; streamed: buffers live from first to last use. host:
         whether what no kernel of the device can do may go to the CPU path.
         """
-        generated = self.generate(host=host, memory=memory)
+        generated = self.generate(host=host, memory=memory, keep=keep)
         plan = laid_out(generated.plan, self.device, memory or self.options.memory)
         plan = dataclasses.replace(plan, streamed=streamed)
         tell(plan, time.perf_counter() - self._start)

@@ -117,8 +117,6 @@ class Model(Inspected):
     ) -> None:
         self.source, self.device, self.options, self.strict = source, device, options, strict
         self.cache: DeviceCache = kernel_cache(cache_dir).for_target(device.target)
-        if not self.cache.directory.exists():
-            device.ahead(self.cache)            # what any model needs is built while this is read
         tally = Tally.of(progress)
         self._specialiser = Specialiser(
             source, device, options, strict, self.cache, tally, isolation, priority)

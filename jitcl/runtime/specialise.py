@@ -156,6 +156,10 @@ class Specialiser:
     no_family: str = ""                             # of the next specialisation
     _host: Device | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if not self.cache.directory.exists():       # what any model needs is built while this one
+            self.device.ahead(self.cache)           # is read
+
     @property
     def weights(self) -> Weights:
         return Weights(self.cache)
@@ -283,9 +287,10 @@ class Specialiser:
         part.step()
         while True:
             part.now("generating kernels")
-            generated, plan = lowering.plan(
-                "low" if memory in ("low", "streamed") else None,
-                memory == "streamed", host=not self.strict)
+            with self.weights.taken(lowering.graph) as keep:
+                generated, plan = lowering.plan(
+                    "low" if memory in ("low", "streamed") else None,
+                    memory == "streamed", host=not self.strict, keep=keep)
             plan = self.weights.shared(plan)
             tried.update(k.entry for k in plan.kernels)
             seen = opening(device)

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +25,10 @@ import numpy as np
 
 from jitcl import forking
 from jitcl.codegen.arranged import moved
-from jitcl.codegen.plan import Plan
+from jitcl.codegen.plan import Keep, Plan
 from jitcl.cores import usable_cores
 from jitcl.errors import CacheError
+from jitcl.ir.graph import Graph
 from jitcl.runtime.cache import DeviceCache
 from jitcl.runtime.serial import ALIGN, little_endian
 
@@ -32,6 +36,7 @@ KIND = "weights"
 LEAST = 16 << 10                # bytes below which a constant is not worth a file of its own
 
 _THREADS = 4                    # that write at once
+_PENDING = 64 << 20             # bytes that wait for them
 
 Bytes = np.ndarray[Any, Any]    # of u8, read-only
 
@@ -65,18 +70,52 @@ class Weights:
         from concurrent.futures import ThreadPoolExecutor  # a warm start does without it
 
         def kept(buffer: int, array: np.ndarray) -> tuple[str, np.ndarray]:
-            data = little_endian(array, buffer).reshape(-1).view(np.uint8)
-            digest = hashlib.sha256(data.data).hexdigest()[:40]
-            found = self._kept(digest, data) if fit else _one(digest, data.data)
-            return digest, found.view(array.dtype).reshape(array.shape)
+            return self._shared(array, buffer, fit)
 
         constants, weights, large = dict(plan.constants), dict(plan.weights), _large(plan)
-        # these hold no lock of Python's, and of large weights the build processes are idle by now
         with ThreadPoolExecutor(min(usable_cores(), _THREADS), "jitcl-weights") as threads:
             for buffer, one in zip(large, threads.map(kept, large, large.values())):
                 weights[buffer], constants[buffer] = one
-        moved({id(array): constants[buffer] for buffer, array in large.items()})
         return replace(plan, constants=constants, weights=weights)
+
+    @contextmanager
+    def taken(self, graph: Graph) -> Iterator[Keep]:
+        """Takes constants of a plan that is being written, which `shared` finds in the cache then:
+        threads put them there meanwhile, and their memory serves those that are made next. Where
+        those of the graph don't fit there, none is put."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        pending: dict[Future[np.ndarray], int] = {}
+        model = sum(n.type.nbytes for n in graph.nodes if n.op == "const")
+        total = 0
+
+        def take(array: np.ndarray) -> np.ndarray | Future[np.ndarray]:
+            nonlocal total
+            total += array.nbytes
+            if array.nbytes < LEAST or not self.cache.has_room(max(model, total)):
+                return array
+            while sum(pending.values()) > _PENDING:
+                for done in wait(pending, return_when=FIRST_COMPLETED).done:
+                    del pending[done]
+            future = threads.submit(lambda: self._shared(array, 0, True)[1])
+            pending[future] = array.nbytes
+            return future
+
+        with ThreadPoolExecutor(min(usable_cores(), _THREADS), "jitcl-weights") as threads:
+            yield take
+
+    def _shared(self, array: np.ndarray, buffer: int, fit: bool) -> tuple[str, np.ndarray]:
+        """The digest of an array, and its elements where all plans have them."""
+        digest = _digest_of(array)
+        if digest is None:
+            data = little_endian(array, buffer).reshape(-1).view(np.uint8)
+            digest = hashlib.sha256(data.data).hexdigest()[:40]
+        else:
+            data = array.reshape(-1).view(np.uint8)
+        one = self._kept(digest, data) if fit else _one(digest, data.data)
+        found = one.view(array.dtype).reshape(array.shape)
+        moved({id(array): found})
+        return digest, found
 
     def find(self, digest: str) -> Bytes:
         """Bytes of this digest; CacheError where they are damaged or gone."""
@@ -98,8 +137,7 @@ class Weights:
             return found
         view = self.cache.get_mmap(KIND, digest)
         if view is None:
-            self.cache.put(KIND, digest, data.data)
-            view = self.cache.get_mmap(KIND, digest)
+            view = self.cache.put_mmap(KIND, digest, data.data)
         return _one(digest, data.data if view is None else view)
 
 
@@ -109,6 +147,13 @@ def _large(plan: Plan) -> dict[int, np.ndarray]:
 
 def _size(plan: Plan) -> int:
     return sum(a.nbytes for a in _large(plan).values())
+
+
+def _digest_of(array: np.ndarray) -> str | None:
+    """Where it is one of the process's arrays."""
+    with _lock:
+        return next((digest for digest, one in _alive.items() if one is array.base
+                     and one.nbytes == array.nbytes and array.flags.c_contiguous), None)
 
 
 def _one(digest: str, view: memoryview) -> Bytes:
