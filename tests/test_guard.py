@@ -302,8 +302,9 @@ def test_infinity_of_the_model_itself_is_no_hit(warnings):
     assert warnings() == [] and model.report().promoted == ()
 
 
-def test_what_f32_never_betters_is_given_up(warnings):
-    """Infinite elsewhere in each run, as its inputs are: a bounded number of repeats."""
+def test_what_f32_never_betters_is_given_up(warnings, caplog):
+    """Infinite elsewhere in each run, as its inputs are: a bounded number of repeats; then nobody
+    looks any more, which is said."""
     case = Case([node("MatMul", "x w", "a"), node("MatMul", "a w", "y")], normal(64, 64), "",
                 {"w": W})
     model = jitcl.compile(model_of(case), device="reference", precision="low")
@@ -316,6 +317,9 @@ def test_what_f32_never_betters_is_given_up(warnings):
             x[k] = np.nan
             assert np.isnan(model.run({"x": x})["y"][k]).all()
     assert len(loads) == IN_VAIN and warnings() == []
+    assert [r.getMessage() for r in caplog.records] == [
+        "net: output 'y' was infinite, NaN or zeros alone in f32, too, in 8 runs: the guard looks "
+        "at it no more in this process"]
 
 
 def test_no_memory_for_a_better_result(caplog):
@@ -361,6 +365,37 @@ def test_bound_arrays_get_the_better_results(guard, warnings):
     for _ in range(2):
         assert bound.run()["y"] is held and error(held, want) < 1e-2
     assert len(warnings()) == 1 and not bound.in_place
+
+
+@pytest.mark.parametrize("device", DRIVERS)
+@pytest.mark.parametrize("rows", [N, 1024])         # read by the guard; told by a flag
+def test_results_that_stay_on_the_device_are_looked_at(device, rows, warnings):
+    case = grows(30)
+    case.x = normal(rows, N, scale=30)
+    want = jitcl.compile(model_of(case), device="reference").run(feeds_of(case))["y"]
+    model = jitcl.compile(model_of(case), device=device, precision="normal")
+    for _ in range(2):
+        kept = model.run(feeds_of(case), keep_on_device=True)["y"]
+        assert isinstance(kept, jitcl.DeviceTensor) and error(kept.numpy(), want) < 1e-2
+    assert len(warnings()) == 1 and "'grows'" in warnings()[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", *DRIVERS])
+def test_inputs_that_lie_on_the_device_are_told_of(device, warnings, tmp_path):
+    """Their range, too, in runs and where they are bound."""
+    case = grows(30)
+    text = "graph @g(%x: f32[64,64]) {\n  %0 = neg(%x)\n  return %0\n}\n"
+    maker = jitcl.compile(jitcl.parse(text), device=device)
+    (there,) = maker.run({"x": -case.x}, keep_on_device=True).values()
+    want = jitcl.compile(model_of(case), device="reference").run(feeds_of(case))["y"]
+    for name in ("run", "bind"):
+        with jitcl.compile(model_of(case), device=device, precision="normal",
+                           cache_dir=tmp_path / name) as model:
+            found = (model.run({"x": there}) if name == "run" else
+                     model.bind(inputs={"x": there}).run())
+            assert error(found["y"], want) < 1e-2
+    assert [f"for inputs 'x' {case.x.min():.4g} to {case.x.max():.4g};" in w
+            for w in warnings()] == [True, True]
 
 
 def test_inner_tensors_and_later_parts_know_what_was_found(warnings):

@@ -63,7 +63,8 @@ class Bound:
             n: own[n] if n in own else a if n in given else np.array(a)
             for n, a in {**arrays, **given, **own}.items()})
         made: Mapping[str, Any] = binding.outputs if binding else {}
-        self._values = list(made.values())                  # as the plan has them
+        # as the plan has them; the guard looks at none that is kept
+        self._values = [None if isinstance(y, DeviceArray) else y for y in made.values()]
         self._kept = {n: DeviceTensor(y, n, model.called) for n, y in made.items()
                       if isinstance(y, DeviceArray)}
         self._results = _Results({**made, **self._kept})
@@ -104,7 +105,7 @@ class Bound:
         there, where the device fails on its kernels, has no memory or was lost, or the guard finds
         that f16 spoilt the results. For good, where the guard has put layers into f32.
         """
-        def compute(special: Specialisation) -> list[np.ndarray]:
+        def compute(special: Specialisation) -> list[Any]:
             if special is not bound:
                 arrays = self.inputs.arrays
                 return self.model.computed_by(special, arrays, any_on_device(arrays))

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jitcl.devices.base import DeviceArray
 from jitcl.errors import OutOfMemoryError
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.source import Source
 from jitcl.runtime.specialise import Patience, Specialisation, free_frames, opening
+from jitcl.runtime.tensors import elements
 
 if TYPE_CHECKING:
     from jitcl.codegen.plan import Plan
@@ -60,7 +62,9 @@ class Guard:
             self._promote(json.loads(bytes(stored)))
 
     def signs(self, values: Sequence[Any], plan: Plan) -> list[Sign]:
-        """What is suspicious of a run's results, behind which stand the plan's flags."""
+        """What is suspicious of a run's results, behind which stand the plan's flags. Of results
+        that stay on the device, small ones are read; flags tell of the others, but not of zeros.
+        """
         if self.options.guard == "off" or not plan.stores_f16:
             return []
         count, finite = len(values), plan.watched_results
@@ -73,6 +77,8 @@ class Guard:
                 finite = finite.difference(w.result for w in hit)
                 found = [(~w.group, "") for w in hit if w.result < 0]
         for place, value in enumerate(values[:count]):
+            if isinstance(value, DeviceArray) and value.dtype.kind == "f" and place not in finite:
+                value = value.read()
             if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
                 continue
             if _any(value) if place in finite else _fine(value):
@@ -99,14 +105,20 @@ class Guard:
                             self.source.name)
         return values[:len(values) - len(special.plan.looked_at)], special
 
-    def not_ours(self, signs: Sequence[Sign]) -> None:
-        """f32 gives them, too."""
+    def not_ours(self, signs: Sequence[Sign], plan: Plan) -> None:
+        """f32 gives them, too. What it never betters is given up, and that is said: from then on
+        nobody would tell what f16 does to it.
+        """
         self.known.update(signs)
         for number, _ in signs:
             self.vain[number] += 1
             if self.vain[number] == IN_VAIN:
-                log.info("%s: result %d was infinite, NaN or zero in f32, too, %d times: the "
-                         "guard no longer looks at it", self.source.name, number, IN_VAIN)
+                nodes = [n for w in plan.watched if w.group == ~number for n, _ in w.nodes[:1]]
+                what = (f"output '{plan.output_names[number]}'" if number >= 0 else
+                        f"layer {', '.join(map(repr, nodes)) or ~number}")
+                log.warning("%s: %s was infinite, NaN or zeros alone in f32, too, in %d runs: the "
+                            "guard looks at it no more in this process", self.source.name, what,
+                            IN_VAIN)
 
     def promote(self, names: Sequence[str]) -> None:
         """Compute these nodes in f32 from now on, in later processes too."""
@@ -153,7 +165,7 @@ class _Repair:
                     special = self._recompiled()
                     values = self.compute(special)
                     continue
-                guard.not_ours(theirs)
+                guard.not_ours(theirs, special.plan)
                 if not wrong or "*" in guard.options.promoted:
                     break
                 special = self._promoted(magnitudes)
@@ -165,7 +177,7 @@ class _Repair:
         """Whether f32 gives a better result."""
         if number < 0:                          # a layer, which is not finite
             return bool(np.isfinite(magnitudes.get(~number, np.inf)))
-        got, want = values[number], exact[number]
+        got, want = _here(values[number]), exact[number]
         if (np.isfinite(want) & ~np.isfinite(got)).any():
             return True
         return bool(not got.any() and want.any())
@@ -205,7 +217,8 @@ class _Repair:
         _, plan = lowering.plan(None)
         loaded = model.device.load(plan, model.cache)
         try:
-            found = self.compute(Specialisation(plan, loaded, model.device, opening(model.device)))
+            found = list(map(_here, self.compute(
+                Specialisation(plan, loaded, model.device, opening(model.device)))))
         finally:
             loaded.close()
         count = len(found) - len(plan.watched)
@@ -214,10 +227,10 @@ class _Repair:
 
     def _tell(self, fresh: Mapping[str, str], groups: Sequence[Group], graph: Any,
               culprits: Sequence[int], exact: Mapping[int, float]) -> None:
-        fed = [a for a in self.arrays.values() if a.dtype.kind == "f" and a.size]
+        fed = {n: elements(a) for n, a in self.arrays.items() if a.dtype.kind == "f"}
         ranges = ", ".join(
-            f"'{n}' {np.nanmin(a):.4g} to {np.nanmax(a):.4g}" for n, a in self.arrays.items()
-            if any(a is f for f in fed) and not np.isnan(a).all()) or "none of floats"
+            f"'{n}' {np.nanmin(a):.4g} to {np.nanmax(a):.4g}" for n, a in fed.items()
+            if not np.isnan(a).all()) or "none of floats"
         if "*" in fresh:
             where, reach = "a layer that could not be told apart leaves", ""
             now = "the model is computed in f32"
@@ -234,6 +247,11 @@ class _Repair:
         log.warning("%s: %s the range of f16%s for inputs %s; from now on %s: "
                     "see guard= of jitcl.compile", self.model.source.name, where, reach, ranges,
                     f"it is {now}" if not now.startswith("the") else now)
+
+
+def _here(value: Any) -> Any:
+    """A result for the host, wherever it lies."""
+    return value.read() if isinstance(value, DeviceArray) else value
 
 
 def _fine(value: np.ndarray) -> bool:
