@@ -12,7 +12,6 @@ from jitcl.passes.options import Memory, Options, Precision
 from jitcl.passes.packing import Packing
 from jitcl.runtime.arguments import tally_of
 from jitcl.runtime.calls import Shapes
-from jitcl.runtime.inputs import check_feeds
 from jitcl.runtime.model import Model, compile_now, open_model
 
 if TYPE_CHECKING:
@@ -95,12 +94,11 @@ def compile(
 def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: Any,
            folded: bool = True) -> tuple[Packing, list[Any]]:
     """Weights rounded for inputs, and these. folded: as `calibrated` takes it."""
-    from jitcl.accuracy.auto import feeds_of_calibration
+    from jitcl.accuracy.calibration import feeds_of_calibration
     from jitcl.runtime.calibrated import calibrated
 
     with open_model(model, **{**options, "precision": "high", "device": "cpu"}) as opened:
-        feeds = [check_feeds(opened.inputs, f)
-                 for f in feeds_of_calibration(calibrate, opened.inputs)]
+        feeds = feeds_of_calibration(calibrate, opened.inputs)
         tally = tally_of(options["progress"])
         return calibrated(opened.source, weights, feeds, opened.cache, tally, folded), feeds
 

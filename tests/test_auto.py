@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import jitcl
 from jitcl.accuracy import auto
+from jitcl.accuracy.calibration import MOST
 from jitcl.cli.main import cli
 from jitcl.errors import InputError, OptionError, UnsupportedError
+from jitcl.runtime.calibrated import digest_of
 from tests.devices import needs, present
 from tests.overflowing import (
     CASES,
@@ -181,7 +183,18 @@ def test_inputs_to_try(tmp_path):
     ({"tolerance": -1}, OptionError, "tolerance: got -1, wanted a number from 0 up"),
     ({"budget": "long"}, OptionError, "budget: got 'long', wanted a number from 0 up"),
     ({"calibrate": 3}, InputError, "calibrate: got 3, wanted a dict of input name -> array, an it"),
-    ({"calibrate": []}, InputError, "calibrate: got a list, wanted"),
+    ({"calibrate": []}, InputError, "calibrate: got a list that gives nothing"),
+    ({"calibrate": iter(())}, InputError, "that gives nothing (an iterator gives what it has once"),
+    ({"calibrate": [np.zeros(3)]}, InputError, "calibrate: element 0 of a list is a ndarray, want"),
+    ({"calibrate": [{"pixels": image().fine}, {"pixels": np.zeros(3, "f4")}]}, InputError,
+     "calibrate: element 1: input 'pixels' f32[1,3,32,32]: got 1 axes"),
+    ({"calibrate": {}}, InputError, "calibrate: input 'pixels' f32[1,3,32,32] was not fed"),
+    ({"calibrate": lambda: None}, OptionError, "calibrate: too many positional arguments; wanted"),
+    ({"tolerance": lambda: True}, OptionError, "tolerance: too many positional arguments; wanted"),
+    ({"tolerance": lambda got, want: None}, OptionError,
+     "tolerance: <lambda> gave None, wanted True or False"),
+    ({"tolerance": lambda got, want: 0.3}, OptionError, "gave 0.3, wanted True or False"),
+    ({"tolerance": lambda got, want: got["y"] == want["y"]}, OptionError, "gave a ndarray, wanted"),
     ({"calibrate": "nowhere"}, InputError, "calibrate: 'nowhere' is no folder"),
     ({"calibrate": {"pixel": np.zeros(3)}}, InputError, "pixel"),
     ({"precision": "low", "tolerance": 1e-3}, OptionError, "are of precision='auto'"),
@@ -190,6 +203,182 @@ def test_wrong_arguments(options, kind, text):
     with pytest.raises(kind) as caught:
         jitcl.compile(model_of(image()), device="reference", **{"precision": "auto", **options})
     assert text in str(caught.value)
+
+
+def damaged(folder: Path, name: str) -> None:
+    """A file that is not what its name says, or does not fit the model."""
+    file, pixels = folder / name, image().fine
+    if name.startswith("fine"):
+        np.savez(file, pixels=pixels)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 255
+        file.write_bytes(data)
+    elif name.startswith("other"):
+        np.savez(file, pixel=pixels)
+    else:
+        file.write_bytes(b"PK no archive" if name.endswith("z") else b"")
+
+
+@pytest.mark.parametrize("name, text", [
+    ("no.npz", "no.npz' holds no arrays as numpy.save writes them"),
+    ("no.npy", "no.npy' holds no arrays as numpy.save writes them"),
+    ("fine.npz", "fine.npz' holds arrays that cannot be read: Bad CRC-32"),
+    ("other.npz", "other.npz': there is no input 'pixel'"),
+    ("text.txt", "' has no .npz or .npy file\n  An .npz holds all inputs by name, an .npy the on"),
+])
+@pytest.mark.parametrize("options", [{"precision": "auto"}, {"memory": {"bits": 8}}])
+def test_a_file_of_a_folder_that_is_wrong_is_named(name, text, options, tmp_path):
+    damaged(tmp_path, name)
+    with pytest.raises(InputError) as caught:
+        jitcl.compile(model_of(image()), device="reference", calibrate=tmp_path, **options)
+    assert text in str(caught.value)
+
+
+def test_one_array_is_not_the_first_of_two_inputs(tmp_path):
+    np.save(tmp_path / "x.npy", uniform(64, 64))
+    case = Case([node("Add", "x z", "y")], uniform(64, 64), "",
+                more={"z": np.zeros((64, 64), "i8")})
+    with pytest.raises(InputError, match="x.npy' is one array, and the model has 2 inputs"):
+        jitcl.compile(model_of(case), device="reference", precision="auto", calibrate=tmp_path)
+
+
+def products(*last) -> Case:
+    """Three products, and what is behind them."""
+    return Case([node("MatMul", "x w", "a"), node("MatMul", "a w", "b"),
+                 node("MatMul", "b w", "c"), *last], normal(64, 64, seed=3), "",
+                {"w": normal(64, 64, seed=1, scale=0.1)})
+
+
+def test_a_folder_may_hold_much_else_in_any_spelling(tmp_path):
+    for k in range(MOST + 6):
+        (tmp_path / f"a{k}.jpg").touch()
+    case = products(node("Relu", "c", "y"))
+    np.savez(tmp_path / "x.npz", **feeds_of(case))
+    (tmp_path / "x.npz").rename(tmp_path / "X.NPZ")
+    found = jitcl.compile(model_of(case), device="reference", precision="auto", calibrate=tmp_path)
+    assert found.report().chosen.inputs == 1
+
+
+def test_an_iterator_may_fill_the_same_array_again():
+    case, seen = products(node("Relu", "c", "y")), []
+
+    def stream():
+        buffer = np.empty_like(case.x)
+        for k in (1, 2, 3):
+            buffer[...] = case.x * k
+            yield {"x": buffer}
+
+    def judge(got, want):
+        seen.append(float(want["y"].max()))
+        want["y"].sort()                                # its own
+        return True
+
+    found = jitcl.compile(model_of(case), device="reference", precision="auto", calibrate=stream(),
+                          tolerance=judge)
+    assert len({round(x, 3) for x in seen}) == 3 and 0 < found.report().chosen.error < 1e-2
+
+
+def test_a_use_may_write_to_what_it_gets():
+    """What was computed is compared, not what the function made of it."""
+    case = products(node("Relu", "c", "y"))
+    found = jitcl.compile(model_of(case), device="reference", precision="auto",
+                          calibrate=lambda run: run(feeds_of(case))["y"].fill(0))
+    assert 1e-5 < found.report().chosen.error < 1e-2
+
+
+def split(model):
+    """With a sequence in place of its output."""
+    kept = model.graph.output[0]
+    model.graph.node[-1].output[0] = "whole"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(32), "rows"))
+    model.graph.node.append(node("SplitToSequence", "whole rows", "y", axis=0))
+    kept.CopyFrom(helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None))
+    return model
+
+
+def test_items_of_sequences_are_held_to_the_tolerance():
+    case = products(node("Relu", "c", "y"))
+    model, feeds = split(model_of(case)), feeds_of(case)
+    want = jitcl.compile(model, device="cpu").run(feeds)["y"]
+    errors = {}
+    for tolerance in (1e-2, 1e-6):
+        found = jitcl.compile(model, device="cpu", precision="auto", calibrate=feeds,
+                              tolerance=tolerance)
+        errors[tolerance] = max(map(error, found.run(feeds)["y"], want))
+        assert errors[tolerance] == pytest.approx(found.report().chosen.error, abs=1e-7)
+    assert 1e-6 < errors[1e-2] < 1e-2 and errors[1e-6] <= 1e-6
+
+
+def test_sequences_of_other_lengths_are_fed():
+    """Their elements are part of the key, however many there are."""
+    model = split(model_of(products(node("Relu", "c", "y"))))
+    given = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)
+    model.graph.input[0].CopyFrom(given)
+    model.graph.node.insert(0, node("ConcatFromSequence", "x", "rows of x", axis=0))
+    model.graph.node[1].input[0] = "rows of x"
+    model.graph.node[0].input[0] = "x"
+    one, two = normal(48, 64), normal(16, 64, seed=5)
+    keys = set()
+    for feeds in ({"x": [one, two]}, {"x": [one, two * 2]}, {"x": [np.vstack([one, two])]}):
+        jitcl.compile(model, device="cpu", precision="auto", calibrate=feeds)
+        keys.add(digest_of([feeds]))
+    assert len(keys) == 3
+    with pytest.raises(UnsupportedError, match="calibrate: input 'x' of model net is no tensor"):
+        jitcl.compile(model, device="cpu", memory={"bits": 8}, calibrate={"x": [one, two]})
+
+
+def test_inputs_that_prove_nothing_are_told_of():
+    case = products(node("Relu", "c", "y"))
+    nothing = {"x": np.full_like(case.x, np.nan)}
+    found = jitcl.compile(model_of(case), device="reference", precision="auto",
+                          calibrate=[nothing, feeds_of(case)])
+    assert ("1 of 2 runs prove nothing: in f32, too, all that they give is infinite, NaN, zero or "
+            "empty") in str(found.report())
+
+
+@pytest.mark.slow
+def test_more_time_and_another_tolerance_are_tried_anew(monkeypatch):
+    """What was found in too little time is kept for as little; a tolerance is one to all digits."""
+    case, searched = products(node("Relu", "c", "y")), []
+    run = auto._Search.run
+    monkeypatch.setattr(auto._Search, "run", lambda self: searched.append(1) or run(self))
+
+    def tried(**options):
+        found = jitcl.compile(model_of(case), device="reference", precision="auto",
+                              calibrate=feeds_of(case), **options)
+        return len(searched), "no time" in str(found.report())
+
+    assert tried(tolerance=1e-5, budget=0) == tried(tolerance=1e-5, budget=0) == (1, True)
+    assert tried(tolerance=1e-5) == tried(tolerance=1e-5) == (2, False)
+    assert tried(tolerance=1e-5, budget=0) == (2, False)
+    assert tried(tolerance=1.00001e-5) == (3, False)
+    monkeypatch.setenv("JITCL_TEMPLATES", "0")
+    assert tried(tolerance=1e-5) == (4, False)
+
+
+def test_the_plan_that_is_tried_is_the_one_for_the_shapes():
+    """A plan for any number of rows stores more as f16 than the one for few does."""
+    model = model_of(Case([node("MatMul", "x w", "a"), node("Add", "a z", "b"),
+                           node("MatMul", "b w", "y")], normal(64, 64), "",
+                          {"w": normal(64, 64, scale=0.1), "z": normal(1, 64)}))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    found = jitcl.compile(model, device="cpu", precision="auto", shapes={"x": (3, 64)})
+    said = str(found.report())
+    assert not found.plan.stores_f16 and "0% of the FLOPs in f16, tensors are stored as f32" in said
+
+
+@pytest.mark.parametrize("name", ["before_a_norm", "fourier"])
+def test_an_f16_file_beyond_any_set_of_layers_is_computed_in_f32(name):
+    """Not as it says itself, which f16's range spoils."""
+    case = CASES[name]()
+    feeds, model = feeds_of(case), halved(model_of(case))
+    want = jitcl.compile(model_of(case), device="reference").run(feeds)["y"]
+    found = jitcl.compile(model, device="reference", precision="auto", calibrate=feeds, tolerance=0)
+    assert error(found.run(feeds)["y"], want) < 1e-2
+    said = found.report().precision_line()
+    assert ("within 0: off by at most 0 for 1 input, 0% of the FLOPs in f16, tensors are stored "
+            "as f32, computed in f32\n") in said
+    assert "all layers in more: no set of layers was found that holds the tolerance" in said
 
 
 def test_what_has_no_names_or_shapes(tmp_path):

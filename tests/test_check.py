@@ -357,7 +357,7 @@ def test_text_graphs_have_no_layers():
 def test_models_without_an_output_in_common():
     other = chain(0)
     other.graph.node[-1].output[0] = other.graph.output[0].name = "z"
-    with pytest.raises(InputError, match="no output of chain is a tensor that chain has, too"):
+    with pytest.raises(InputError, match="no output of chain is one of chain, too: y; z"):
         jitcl.check(chain(0), feeds(), device="reference", against_model=other)
 
 
@@ -515,3 +515,35 @@ def test_the_command_line_names_a_cure(tmp_path):
         "low;layer4=high", "--cure"])
     assert result.exit_code == 1
     assert "cured by precision high for 1 of 6 layers: 'layer2'" in " ".join(result.output.split())
+
+
+def test_sequences_and_text_are_compared():
+    """Items under names of their own; labels that differ are an error without end."""
+    def model(scale):
+        names = helper.make_tensor("names", TensorProto.STRING, [WIDTH], [b"abcdefgh"[k:k + 1]
+                                                                         for k in range(WIDTH)])
+        made = model_of([
+            helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
+            helper.make_node("ArgMax", ["a"], ["best"], "best", axis=1, keepdims=0),
+            helper.make_node("Gather", ["names", "best"], ["label"], "label"),
+            helper.make_node("SplitToSequence", ["a", "one"], ["rows"], "split", axis=0)],
+            {"w": np.eye(WIDTH, dtype=np.float32)[::scale], "one": np.array(1)})
+        made.graph.initializer.append(names)
+        del made.graph.output[:]
+        made.graph.output.extend([
+            helper.make_tensor_sequence_value_info("rows", F, None),
+            helper.make_tensor_value_info("label", TensorProto.STRING, None)])
+        return made
+
+    same = jitcl.check(model(1), feeds(), device="cpu")
+    assert same.ok and same.outputs.keys() == {"rows[0]", "rows[1]", "rows[2]", "label"}
+    other = jitcl.check(model(1), feeds(), device="cpu", against_model=model(-1))
+    assert not other.ok and other.outputs["label"].relative == float("inf")
+    assert other.outputs["rows[1]"].relative > 0.1
+
+
+def test_outputs_that_prove_nothing_are_told_of():
+    found = jitcl.check(chain(0), {"x": np.full((3, WIDTH), np.nan, np.float32)}, device="cpu")
+    assert found.ok and "note: outputs prove nothing here: the exact ones are infinite, NaN" in str(
+        found)
+    assert not jitcl.check(chain(0), feeds(), device="cpu").notes

@@ -16,33 +16,33 @@ model's order: errors are local, and a part costs two casts at its ends.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jitcl import config
+from jitcl.accuracy.calibration import copied, feeds_of_calibration
 from jitcl.accuracy.cure import without_needless
-from jitcl.accuracy.engines import tensors_in
-from jitcl.accuracy.measures import bit_equal, difference
+from jitcl.accuracy.measures import bit_equal, errors, tells
 from jitcl.devices.base import Device
 from jitcl.devices.progress import Tally
 from jitcl.errors import InputError, OptionError, UnsupportedError
 from jitcl.passes.options import ALL, Chosen, Memory, Options
-from jitcl.runtime.arguments import is_number, shown
+from jitcl.runtime.arguments import check_takes, is_number, shown
 from jitcl.runtime.cache import Key, code_version, kernel_cache
-from jitcl.runtime.inputs import check_feeds, fixed_shapes, random_feed
+from jitcl.runtime.calibrated import digest_of
+from jitcl.runtime.inputs import fixed_shapes, random_feed
 from jitcl.runtime.model import Model
 from jitcl.runtime.source import OnnxSource, Source, Tensor
 
 TOLERANCE, BUDGET = 1e-2, 300.0         # of an output's largest element; seconds
-MOST, MADE_UP = 64, 2                   # inputs that are taken of an iterator; that are random
+MADE_UP = 2                             # inputs that are random
 SPLITS, TRIALS = 12, 40                 # of parts of the model; of sets of layers
 SLOWER, TIMED = 1.25, 3                 # f16 arithmetic, beside f32, that is not used; runs
 Feeds = Mapping[str, Any]
@@ -63,30 +63,35 @@ class Trial:
     random: bool
     budget: float
     use: Use | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
 
     @staticmethod
     def of(tolerance: Any, calibrate: Any, shapes: Any, budget: Any,
            inputs: Sequence[Tensor]) -> Trial:
         """Of arguments of `jitcl.compile`. Raises OptionError, InputError."""
         for name, value in (("tolerance", tolerance), ("budget", budget)):
-            if value is None or (name == "tolerance" and callable(value)):
-                continue
-            if not (is_number(value) and 0 <= value < np.inf):
+            if name == "tolerance" and callable(value):
+                check_takes(name, value, ({}, {}), "wanted a number, or a function of (outputs, "
+                            "outputs in f32)")
+            elif value is not None and not (is_number(value) and 0 <= value < np.inf):
                 raise OptionError(f"{name}: got {shown(value)}, wanted a number from 0 up")
         use = calibrate if callable(calibrate) else None
-        given = [] if use else feeds_of_calibration(calibrate, inputs)
-        random = not given and use is None
+        if use is not None:
+            check_takes("calibrate", use, (len,), "wanted a function of run(inputs) -> outputs, or "
+                        "inputs")
+        random = calibrate is None
+        fixed = fixed_shapes(inputs, shapes) if random or shapes else None
+        if random and fixed is None:
+            raise InputError(
+                "precision='auto': shapes of inputs are open, or one is no tensor: "
+                f"{', '.join(map(str, inputs))}\n  Give inputs to try, calibrate=, or shapes=.")
         if random:
-            fixed = fixed_shapes(inputs, shapes)
-            if fixed is None:
-                raise InputError(
-                    "precision='auto': shapes of inputs are open, or one is no tensor: "
-                    f"{', '.join(map(str, inputs))}\n  Give inputs to try, calibrate=, or shapes=.")
-            given = [{t.name: random_feed(t, fixed[t.name], seed) for t in inputs
-                      if t.name in fixed} for seed in range(MADE_UP)]
-        return Trial(TOLERANCE if tolerance is None else tolerance,
-                     tuple(check_feeds(inputs, f) for f in given), random,
-                     BUDGET if budget is None else float(budget), use)
+            assert fixed is not None
+            calibrate = [{t.name: random_feed(t, fixed[t.name], seed) for t in inputs
+                          if t.name in fixed} for seed in range(MADE_UP)]
+        given = [] if use else feeds_of_calibration(calibrate, inputs)
+        return Trial(TOLERANCE if tolerance is None else tolerance, tuple(given), random,
+                     BUDGET if budget is None else float(budget), use, fixed if shapes else None)
 
     @property
     def said(self) -> str:
@@ -98,46 +103,18 @@ class Trial:
         """Parts of a key; None where a function decides, which can't be told from others."""
         if callable(self.tolerance) or self.use is not None:
             return None
-        digest = hashlib.sha256()
-        for feeds in self.feeds:
-            for name, value in sorted(feeds.items()):
-                array = np.asarray(value)
-                digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-                digest.update(str(array.tolist()).encode() if array.dtype == object
-                              else array.tobytes())
-        return {"tolerance": self.said, "inputs": digest.hexdigest()}
+        return {"tolerance": repr(float(self.tolerance)), "inputs": digest_of(self.feeds),
+                "shapes": repr(self.shapes and sorted(self.shapes.items()))}
 
-
-def feeds_of_calibration(given: Any, inputs: Sequence[Tensor]) -> list[Feeds]:
-    """Feeds to try: of a dict, an iterable of dicts, or a folder of .npz and .npy files."""
-    if given is None or (isinstance(given, Mapping) and given):
-        return [] if given is None else [given]
-    if isinstance(given, (str, Path)):
-        return _of_folder(Path(given), inputs)
-    found = list(islice(given, MOST)) if isinstance(given, Iterable) else []
-    if not found or not all(isinstance(f, Mapping) for f in found):
-        raise InputError(f"calibrate: got {shown(given)}, wanted a dict of input name -> array, an "
-                         "iterable of such dicts, or a folder of .npz files")
-    return found
-
-
-def _of_folder(folder: Path, inputs: Sequence[Tensor]) -> list[Feeds]:
-    if not folder.is_dir():
-        raise InputError(f"calibrate: '{folder}' is no folder")
-    found: list[Feeds] = []
-    for file in sorted(folder.iterdir())[:MOST]:
-        try:
-            if file.suffix == ".npz":
-                with np.load(file) as arrays:
-                    found.append(dict(arrays))
-            elif file.suffix == ".npy":
-                found.append({inputs[0].name: np.load(file)})
-        except (OSError, ValueError) as error:
-            raise InputError(f"calibrate: cannot read {file}: {error}") from error
-    if not found:
-        raise InputError(f"calibrate: '{folder}' has no .npz or .npy file\n  An .npz holds all "
-                         "inputs by name, an .npy the first one.")
-    return found
+    def fine(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        """What the tolerance, a function, says of outputs."""
+        assert callable(self.tolerance)
+        said = self.tolerance(found, copied(wanted))
+        answer = np.asarray(said)
+        if answer.dtype != bool or answer.size != 1:
+            raise OptionError(f"tolerance: {self.said} gave {shown(said)}, wanted True or False: "
+                              "whether outputs are fine")
+        return bool(answer.item())
 
 
 def choose(source: Source, device: Device, memory: Memory, trial: Trial,
@@ -151,16 +128,20 @@ def choose(source: Source, device: Device, memory: Memory, trial: Trial,
     cache, parts = kernel_cache(cache_dir).for_target(device.target), trial.key()
     key = None if parts is None else Key(
         {"model": source.digest, "code": code_version(), "of": "auto", "memory": str(memory),
-         **parts},
+         **config.key_parts(), **parts},
         f"precisions of {source.name}")
     stored = cache.get("model", key) if key is not None else None
     if stored is not None:
-        return _read(json.loads(bytes(stored)), memory)
-    found = _Search(source, device, memory, trial, cache_dir, tally).run()
+        *row, ended = json.loads(bytes(stored))
+        if ended is None or trial.budget <= ended:      # else there is more time now
+            return _read(row, memory)
+    search = _Search(source, device, memory, trial, cache_dir, tally)
+    found = search.run()
     assert found.chosen is not None
     if key is not None:
         cache.put("model", key, json.dumps(
-            [found.said, found.promoted, dataclasses.asdict(found.chosen)]).encode())
+            [found.said, found.promoted, dataclasses.asdict(found.chosen),
+             trial.budget if search.short else None]).encode())
     return found
 
 
@@ -180,6 +161,7 @@ class _Search:
         self.open = (cache_dir, tally, None)
         now = time.monotonic()
         self.half, self.end, self.left = now + trial.budget / 2, now + trial.budget, TRIALS
+        self.short = False              # the time was: with more of it, less may be in f32
         self.reasons: dict[str, str] = {}
         self.notes: list[str] = []
         with self._model(Options("high", memory, guard="off", promoted=(ALL,))) as model:
@@ -198,7 +180,15 @@ class _Search:
         return self._checked(options)
 
     def _model(self, options: Options) -> Model:
-        return Model(self.source, self.device, options, False, *self.open)
+        model = Model(self.source, self.device, options, False, *self.open)
+        if self.trial.shapes is not None:
+            model.prepare(self.trial.shapes)            # whose plan it is that the caller gets
+        return model
+
+    def _late(self, when: float) -> bool:
+        late = time.monotonic() > when
+        self.short = self.short or late
+        return late
 
     def _outputs(self, model: Model, k: int) -> list[dict[str, Any]]:
         """For input k; where there is a use, of all of its runs."""
@@ -207,8 +197,9 @@ class _Search:
         found: list[dict[str, Any]] = []
 
         def run(feeds: Feeds) -> dict[str, Any]:
-            found.append(model.run(feeds))
-            return found[-1]
+            outputs = model.run(feeds)
+            found.append(copied(outputs))               # the function may write to its own
+            return outputs
 
         self.trial.use(run)
         return found
@@ -268,8 +259,9 @@ class _Search:
             return self._holds(low([n for n in layers if n not in up]))
 
         if not self._holds(low([]), always=True):
-            self.notes.append("no set of layers was found that holds the tolerance")
-            return Options("high", self.memory)
+            # "high" would be as the model says, which may be f16: what is exact here is f32
+            self.reasons = {ALL: "no set of layers was found that holds the tolerance"}
+            return Options("high", self.memory, promoted=(ALL,))
         parts = self._parts(list(layers), lambda names: self._effect(low(names)))
         order = sorted(parts, key=lambda p: -parts[p] / (1 + sum(layers[n] for n in p)))
         few, enough = 0, len(order)
@@ -281,7 +273,7 @@ class _Search:
                 few = middle
         up = without_needless(sorted((n for part in order[:enough] for n in part),
                                      key=lambda n: -layers[n]), holds)
-        if self.left <= 0 or time.monotonic() > self.end:
+        if self._late(self.end) or self.left <= 0:
             self.notes.append("not all was tried: fewer layers may be enough")
         effect = {n: e for part, e in parts.items() for n in part}
         kind = "f16 arithmetic" if level == "normal" else "f16"
@@ -296,7 +288,7 @@ class _Search:
         found = {tuple(layers): float("inf")}
         for _ in range(SPLITS):
             most = max(found, key=lambda p: found[p] * (len(p) > 1))
-            if len(most) < 2 or not found[most] or time.monotonic() > self.half:
+            if len(most) < 2 or not found[most] or self._late(self.half):
                 break                   # the other half of the time is for sets of layers
             half = len(most) // 2
             del found[most]
@@ -324,7 +316,7 @@ class _Search:
         """Whether outputs are within the tolerance for all inputs; False when time is over,
         unless it is tried `always`."""
         self.left -= 1
-        if not always and (time.monotonic() > self.end or self.left < 0):
+        if not always and (self._late(self.end) or self.left < 0):
             return False
         self._tell()
         with self._model(dataclasses.replace(options, guard="off")) as model:
@@ -341,7 +333,7 @@ class _Search:
     def _fine(self, found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
         limit = self.trial.tolerance
         if callable(limit):
-            return len(found) == len(wanted) and all(map(limit, found, wanted))
+            return len(found) == len(wanted) and all(map(self.trial.fine, found, wanted))
         return _error(found, wanted) <= limit
 
     def _checked(self, options: Options) -> Options:
@@ -352,15 +344,18 @@ class _Search:
                 one, two = (self._outputs(model, k) for _ in range(2))
                 error = max(error, _error(one, wanted))
                 same = same and all(bit_equal(a[n], b[n]) for a, b in zip(one, two) for n in a)
-            share = _share(model, self.reasons)
+            share = 0.0 if ALL in options.promoted else _share(model, self.reasons)
         if not same:
             self.notes.append(f"two runs on {self.device.name} differ in their bits")
             log.warning("%s: %s", self.source.name, self.notes[-1])
         if self.trial.random:
             self.notes.append("tried on random inputs: calibrate= takes real ones")
-        trial = self.trial
+        trial, runs = self.trial, [outputs for wanted in self.wanted for outputs in wanted]
+        if (blank := sum(not tells(outputs) for outputs in runs)):
+            self.notes.append(f"{blank} of {len(runs)} runs prove nothing: in f32, too, all that "
+                              "they give is infinite, NaN, zero or empty")
         return dataclasses.replace(options, guard=None, chosen=Chosen(
-            trial.said, error, sum(map(len, self.wanted)), trial.random, share,
+            trial.said, error, len(runs), trial.random, share,
             tuple(self.reasons.items()), tuple(self.notes)))
 
 
@@ -368,8 +363,8 @@ def _error(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> float:
     """The largest one of an output; without end where there are more runs, or fewer."""
     if len(found) != len(wanted):
         return float("inf")
-    return max((difference(f[n], w[n]).relative for f, w in zip(found, wanted)
-                for n in tensors_in(w, w)), default=0.0)
+    return max((error for f, w in zip(found, wanted) for error in errors(f, w).values()),
+               default=0.0)
 
 
 def _share(model: Model, raised: Mapping[str, str]) -> float:
@@ -383,4 +378,4 @@ def _share(model: Model, raised: Mapping[str, str]) -> float:
     return half / total if total else 0.0
 
 
-__all__ = ["BUDGET", "TOLERANCE", "Trial", "choose", "feeds_of_calibration"]
+__all__ = ["BUDGET", "TOLERANCE", "Trial", "choose"]

@@ -25,7 +25,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.accuracy.cure import find_cure, precision_with
 from jitcl.accuracy.engines import OTHERS, Configuration, Engine, open_engine, tensors_in
-from jitcl.accuracy.measures import Difference, bit_equal, difference
+from jitcl.accuracy.measures import Difference, bit_equal, difference, errors, parts, tells
 from jitcl.accuracy.report import Check, Layer, Repeats
 from jitcl.errors import InputError, OptionError, UnsupportedError
 from jitcl.passes.options import Options, Precision
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 AS_MODEL, HALF = 1e-3, 1e-2             # tolerances: of f32 on both sides, of anything less
 HALVES = ("f16", "bf16")                # what tensors of f32 may be stored in
+NOTHING = np.empty(0)                   # beside an item that only one sequence has
 CUT = ("f16", "bf16", "f32", "f64", "i8", "u8")    # what is fed exactly; others decide shapes
 
 
@@ -84,19 +85,19 @@ def check(
     got, exact = (open_engine(s, c, cache_dir, tally) for s, c in ((source, one), (beside, other)))
     fed = {name: check_feeds(source.signature()[0], feeds)
            for name, feeds in _named(inputs, source, shapes, seed).items()}
-    differences = {name: _outputs(got, exact, feeds) for name, feeds in fed.items()}
-    errors = tuple((n, max((d.relative for d in found.values()), default=0.0))
-                   for n, found in differences.items())
-    worst = max(errors, key=lambda row: row[1])[0]
+    ran = {name: _outputs(got, exact, feeds) for name, feeds in fed.items()}
+    off = tuple((n, max((d.relative for d in found.values()), default=0.0))
+                for n, (found, _) in ran.items())
+    worst = max(off, key=lambda row: row[1])[0]
     layered = _Layered(got, exact, fed[worst], limit)
     rows, cured = tuple(layered.rows()), None
-    if cure and max(e for _, e in errors) > limit:
+    if cure and max(e for _, e in off) > limit:
         cured = find_cure(rows, _Cures(source, one, exact, fed, worst, limit, cache_dir, tally))
     return Check(
-        source.name, got.name, exact.name, limit, errors, differences[worst],
+        source.name, got.name, exact.name, limit, off, ran[worst][0],
         rows, _repeats(got, fed[worst], repeat), layered.missing,
-        time.perf_counter() - start, _notes(errors, layered.found, limit),
-        cured)
+        time.perf_counter() - start,
+        _notes(off, layered.found, limit, ran[worst][1]), cured)
 
 
 def _tolerance(given: Any, one: Configuration, other: Configuration) -> float:
@@ -137,14 +138,18 @@ def _random(source: OnnxSource, shapes: Any, seed: int) -> dict[str, np.ndarray]
     return {t.name: random_feed(t, fixed[t.name], seed) for t in wanted if t.name in fixed}
 
 
-def _outputs(got: Engine, exact: Engine, feeds: Mapping[str, Any]) -> dict[str, Difference]:
-    """Of the outputs that both have."""
+def _outputs(got: Engine, exact: Engine, feeds: Mapping[str, Any]
+             ) -> tuple[dict[str, Difference], bool]:
+    """Of the outputs that both have; of sequences and maps, of all that is in them. And whether
+    anything in them could be wrong.
+    """
     mine, theirs = got.outputs(feeds), exact.outputs(feeds)
-    both = tensors_in(theirs, [n for n in mine if n in theirs])
+    both = [n for n in mine if n in theirs]
     if not both:
-        raise InputError(f"check: no output of {got.source.name} is a tensor that "
-                         f"{exact.source.name} has, too: {', '.join(mine)}; {', '.join(theirs)}")
-    return {n: difference(mine[n], theirs[n]) for n in both}
+        raise InputError(f"check: no output of {got.source.name} is one of {exact.source.name}, "
+                         f"too: {', '.join(mine)}; {', '.join(theirs)}")
+    a, b = (parts({n: x[n] for n in both}) for x in (mine, theirs))
+    return {n: difference(a.get(n, NOTHING), b.get(n, NOTHING)) for n in {**b, **a}}, tells(b)
 
 
 class _Cures:
@@ -170,8 +175,8 @@ class _Cures:
 
     def _error(self, engine: Engine, name: str) -> float:
         found, wanted = engine.outputs(self.fed[name]), self.wanted[name]
-        both = tensors_in(wanted, [n for n in found if n in wanted])
-        return max(difference(found[n], wanted[n]).relative for n in both)
+        both = {n: x for n, x in wanted.items() if n in found}
+        return max(errors({n: found[n] for n in both}, both).values())
 
 
 @dataclass
@@ -303,14 +308,16 @@ def _repeats(got: Engine, feeds: Mapping[str, Any], runs: int) -> Repeats | None
     return Repeats(runs)
 
 
-def _notes(errors: Sequence[tuple[str, float]], rows: Sequence[Layer], limit: float
-           ) -> tuple[str, ...]:
+def _notes(off: Sequence[tuple[str, float]], rows: Sequence[Layer], limit: float,
+           told: bool) -> tuple[str, ...]:
     """What the table does not tell."""
     notes = []
-    if max(e for _, e in errors) > limit and rows and all(
+    if max(e for _, e in off) > limit and rows and all(
             r.total.relative <= limit for r in rows):
         notes.append("outputs differ, but not where inner tensors are outputs, too: other kernels "
                      "run then")
+    if not told and max(e for _, e in off) <= limit:
+        notes.append("outputs prove nothing here: the exact ones are infinite, NaN, zero or empty")
     return tuple(notes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,39 @@ class Difference:
         return self.relative == 0.0
 
 
+def parts(results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Outputs as arrays: of sequences and maps, all that is in them under names of their own."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in results.items():
+        if isinstance(value, (list, Mapping)):
+            pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+            found |= parts({f"{name}[{key!r}]": one for key, one in pairs})
+        else:
+            found[name] = np.asarray(value)
+    return found
+
+
+def errors(got: Mapping[str, Any], exact: Mapping[str, Any]) -> dict[str, float]:
+    """The relative error of each part of outputs; infinite where one has it and the other has not.
+    """
+    a, b = parts(got), parts(exact)
+    return {n: difference(a[n], b[n]).relative if n in a and n in b else float("inf")
+            for n in {**b, **a}}
+
+
+def tells(exact: Mapping[str, Any]) -> bool:
+    """Whether outputs have anything that could come out wrong: text, or a number but zero."""
+    return any(x.dtype.kind in "OUS" or bool((np.isfinite(x) & (x != 0)).any())
+               for x in (y if y.dtype.kind in "OUS" else y.astype(np.float64)
+                         for y in parts(exact).values()))
+
+
 def difference(got: Any, exact: Any) -> Difference:
-    """What differs between two arrays of numbers."""
+    """What differs between two arrays of numbers; of text, zero where it is the same."""
     got, exact = np.asarray(got), np.asarray(exact)
+    if got.dtype.kind in "OUS" or exact.dtype.kind in "OUS":
+        same = got.shape == exact.shape and np.equal(got, exact, dtype=object).astype(bool)
+        got, exact = np.ones(got.shape) - same, np.zeros(exact.shape)
     a, b = (np.asarray(x, np.float64).reshape(-1) for x in (got, exact))
     fits = got.shape == exact.shape
     if not fits:
@@ -137,4 +167,4 @@ def bit_equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-__all__ = ["BINS", "Difference", "bit_equal", "difference"]
+__all__ = ["BINS", "Difference", "bit_equal", "difference", "errors", "parts", "tells"]

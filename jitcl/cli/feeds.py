@@ -8,8 +8,6 @@ to 0..1 unless --scale says otherwise. Several pictures for one input are a batc
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from jitcl.cli.options import Shape, full_shapes, named_shapes, only_input
 from jitcl.errors import InputError
 from jitcl.ir.files import check_regular
 from jitcl.ir.types import Dim
+from jitcl.runtime.array_files import read_npy, read_npz
 from jitcl.runtime.arrays import as_array
 from jitcl.runtime.inputs import random_feed
 
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-# what reading a damaged .npy or .npz raises; NotImplementedError: an archive packed otherwise
-UNREADABLE = (ValueError, EOFError, MemoryError, NotImplementedError, OverflowError, SyntaxError,
-              TypeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def read_feeds(model: Model, given: Sequence[str], scaling: Scaling,
     for text in given:
         name, value = _split(text, inputs)
         if not name and value.lower().endswith(".npz"):
-            for key, array in _read_npz(Path(value)).items():
+            for key, array in read_npz(Path(value)).items():
                 found.setdefault(key, []).append((value, array))
             continue
         name = name or only_input(model, "-i NAME=FILE")
@@ -124,9 +120,9 @@ def _split(text: str, inputs: Mapping[str, Any]) -> tuple[str, str]:
 def _read(value: str, tensor: Tensor, scaling: Scaling) -> np.ndarray:
     path, kind = Path(value), Path(value).suffix.lower()
     if kind == ".npy":
-        return _load(path)
+        return read_npy(path)
     if kind == ".npz":
-        arrays = _read_npz(path)
+        arrays = read_npz(path)
         if tensor.name in arrays or len(arrays) == 1:
             return arrays.get(tensor.name, next(iter(arrays.values())))
         raise InputError(f"'{path}' has no array '{tensor.name}'; it has {', '.join(arrays)}")
@@ -160,26 +156,6 @@ def _built(raw: Any, type: ValueType) -> Any:
     if type.kind == "map":
         return {int(k) if dtypes.is_int(type.dtype) else k: v for k, v in raw.items()}
     return np.asarray(raw, object if type.dtype == "string" else dtypes.to_numpy(type.dtype))
-
-
-def _load(path: Path) -> Any:
-    try:
-        return np.load(check_regular(path), allow_pickle=False)
-    except OSError as e:
-        raise InputError(f"cannot read '{path}': {e.strerror or e}") from e
-    except UNREADABLE as e:
-        raise InputError(f"'{path}' holds no arrays as numpy.save writes them: {e}") from e
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    loaded = _load(path)
-    if isinstance(loaded, np.ndarray):
-        raise InputError(f"'{path}' is one array, not an archive: call it .npy")
-    with loaded:
-        try:
-            return dict(loaded.items())
-        except (OSError, *UNREADABLE) as e:
-            raise InputError(f"'{path}' holds arrays that cannot be read: {e}") from e
 
 
 def _joined(name: str, arrays: list[tuple[str, np.ndarray]]) -> np.ndarray:

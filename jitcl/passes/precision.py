@@ -258,7 +258,8 @@ class _Assigner:
                        compute="f16" if computes else "f32")
         if any(n.type.dtype == "f16" for n in (new[root], *made.operands)):
             return made
-        return replace(made, kept="as asked" if whole else self._why_kept(root))
+        return replace(made, kept="put into f32" if wide else "as asked" if whole
+                       else self._why_kept(root))
 
     def _why_kept(self, root: Node) -> str:
         """Why a result is no f16. Where it is one of the model's, that is so of what it is made

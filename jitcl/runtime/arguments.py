@@ -107,13 +107,18 @@ def tally_of(given: Any) -> Tally:
     wanted = "wanted a function progress(done, total, what), or None"
     if not callable(given):
         raise OptionError(f"progress: got {shown(given)}, {wanted}")
+    check_takes("progress", given, (0, 1, ""), wanted)
+    return Tally(given)
+
+
+def check_takes(name: str, given: Any, values: tuple[Any, ...], wanted: str) -> None:
+    """OptionError where a function can't be called with these."""
     try:
-        inspect.signature(given).bind(0, 1, "")
+        inspect.signature(given).bind(*values)
     except TypeError as error:
-        raise OptionError(f"progress: {error}; {wanted}") from error
+        raise OptionError(f"{name}: {error}; {wanted}") from error
     except ValueError:                       # some that are written in C do not say what they take
         pass
-    return Tally(given)
 
 
 def folder_of(given: Any) -> Path:

@@ -42,7 +42,7 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
 
     Raises what running the model raises, and UnsupportedError for one that is no single graph.
     """
-    inputs = _digest(feeds)
+    inputs = digest_of(feeds)
     key = Key({"model": source.digest, "code": code_version(), "of": "packed weights",
                "weights": packing.said, "inputs": inputs, "folded": str(folded)},
               f"packed weights of {source.name}")
@@ -55,6 +55,11 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
     models: dict[Any, tuple[Model, Mapping[str, Weight]]] = {}
     try:
         for arrays in feeds:
+            odd = [n for n, a in arrays.items() if not hasattr(a, "shape")]
+            if odd:
+                raise UnsupportedError(
+                    f"calibrate: input '{odd[0]}' of model {source.name} is no tensor\n"
+                    "  Leave calibrate= out: weights are then rounded to the nearest.")
             shapes = tuple((n, np.shape(a)) for n, a in sorted(arrays.items()))
             if shapes not in models:
                 models[shapes] = _tapped(source, arrays, step, cache, tally, folded)
@@ -116,13 +121,27 @@ def _rounded(weight: Weight, parts: Sequence[Sequence[Array]], packing: Packing)
                 np.concatenate([f.scales for f in found]), np.concatenate(zeros) if zeros else None)
 
 
-def _digest(feeds: Sequence[Feeds]) -> str:
+def digest_of(feeds: Sequence[Feeds]) -> str:
+    """Of what is fed: arrays, lists of them, strings, maps, nothing."""
     digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, list):
+            digest.update(f"list of {len(value)} ".encode())
+            for one in value:
+                add(one)
+            return
+        if isinstance(value, Mapping):
+            value = np.array(sorted(value.items(), key=repr), object)
+        array = np.asarray(value)
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else
+                      np.ascontiguousarray(array).tobytes())
+
     for one in feeds:
         for name, value in sorted(one.items()):
-            array = np.asarray(value)
-            digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(f"{name} ".encode())
+            add(value)
     return digest.hexdigest()
 
 
@@ -142,4 +161,4 @@ def _read(data: bytes) -> dict[str, Rows]:
                         arrays[f"{n} zeros"] if f"{n} zeros" in arrays else None) for n in names}
 
 
-__all__ = ["calibrated"]
+__all__ = ["calibrated", "digest_of"]

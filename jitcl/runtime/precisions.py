@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jitcl.codegen.plan import Plan
-from jitcl.passes.options import Options
+from jitcl.passes.options import ALL, Options
 from jitcl.target import Target
 
-AS_MODEL = "as the model says"
+AS_MODEL, IN_F32 = "as the model says", "stored as f32, computed in f32"
 
 
 def precision_got(options: Options, plan: Plan, target: Target) -> tuple[str, str]:
@@ -14,11 +14,13 @@ def precision_got(options: Options, plan: Plan, target: Target) -> tuple[str, st
     for; "" where it is not). `target`: of the device that runs the plan.
     """
     asked = options.least
+    if ALL in options.promoted:
+        return IN_F32, ""
     if asked == "high":
         return AS_MODEL, ""
     stored = plan.stores_f16
     if not stored:
-        return "stored as f32, computed in f32", _not_stored(target)
+        return IN_F32, _not_stored(options, target)
     if asked == "normal":
         return "stored as f16, computed in f32", ""
     halves = sum("half" in k.features for k in plan.kernels)
@@ -27,9 +29,11 @@ def precision_got(options: Options, plan: Plan, target: Target) -> tuple[str, st
     return "stored as f16, computed in f32", _not_computed(plan, target)
 
 
-def _not_stored(target: Target) -> str:
+def _not_stored(options: Options, target: Target) -> str:
     if not target.fp16_storage:
         return f"device '{target.name}' can't store f16"
+    if options.promoted or any(p == "high" for _, p in options.layers):
+        return "of the layers that are not in more, no tensor is large, and survives f16"
     return "no tensor that may be f16 is large, and survives it"
 
 

@@ -174,7 +174,8 @@ class Report:
         kept = ", ".join("all layers" if n == "*" else f"'{n}'" for n in since)
         asked = self.chosen or self.precision
         return "".join([
-            f"  precision: {asked}, tensors are {self.computes or AS_MODEL}{why}",
+            f"  precision: {asked}",
+            f", tensors are {self.computes or AS_MODEL}{why}" if self.steps else "",
             f"; in f32 since f16 could not hold them: {kept}" if kept else "",
             *(f"\n    {'all layers' if n == '*' else repr(n)} in more: {why}"
               for n, why in reasons.items()),
