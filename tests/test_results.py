@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +16,7 @@ from onnx import TensorProto, helper
 import jitcl
 from jitcl.devices.results import AT_ONCE, LEAST, Results
 from tests.devices import present
+from tests.lacking import unless
 
 F32 = np.dtype(np.float32)
 COUNT = LEAST // 4 + 5          # floats of a result whose memory is taken again
@@ -107,6 +110,19 @@ def test_threads_get_memory_of_their_own(model: jitcl.Model) -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+@unless("opencl:pocl" in present(), "no PoCL here")
+def test_a_run_at_the_end_of_python() -> None:
+    """Where no thread begins any more."""
+    code = """if True:
+        import atexit, jitcl, numpy as np
+        from tests.test_results import AT_ONCE, doubled
+        model = jitcl.compile(doubled(), device="opencl:pocl")
+        x = np.full(AT_ONCE, 3, np.float32)
+        atexit.register(lambda: print(set(model.run({"x": x})["y"].tolist())))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "{6.0}\n", done.stderr
 
 
 def test_new_memory_has_its_pages() -> None:

@@ -10,6 +10,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
@@ -83,7 +84,8 @@ class Results:
             if new:
                 fresh.append(array.reshape(-1).view(np.uint8))
         if sum(x.nbytes for x in fresh) >= AT_ONCE:
-            with ThreadPoolExecutor(min(THREADS, usable_cores())) as threads:
+            with (suppress(RuntimeError),   # no thread begins at Python's end: pages come later
+                  ThreadPoolExecutor(min(THREADS, usable_cores())) as threads):
                 list(threads.map(_ask_for_pages, fresh))
         return found
 
