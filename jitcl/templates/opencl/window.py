@@ -29,6 +29,7 @@ from jitcl.templates.opencl.planes import (
 from jitcl.templates.opencl.tiling import MAX_INDEX, WIDTHS, spread
 
 MOST_TAPS = 25                 # that are written out
+MOST_TURNS = 3                 # rows written out in place of a loop: five take more registers
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ def emit_windows(p: Windows, hooks: OpenClHooks) -> list[Emitted]:
         DW=s.dilations[1] if row else 0, QUADS=quads, AHEAD=ahead,
         A_QUAD=quad == aligned * size, kind=p.kind, W=width, HALF=half,
         LINES=FLUSHED // kw, AT_ONCE=kh * kw <= FLUSHED, WIDEST=target.max_vector_width,
-        SW=s.strides[1], UNROLL=unroll, LOOP=loop, KH=kh // lines if unroll else 0,
-        KW=kw if unroll else 0,
+        SW=s.strides[1], UNROLL=unroll, LOOP=loop, TURNS=kh if ahead and kh <= MOST_TURNS else 0,
+        KH=kh // lines if unroll else 0, KW=kw if unroll else 0,
         x_type=hooks.ctype(x.type.dtype),
         wt_type="" if p.weights is None else hooks.ctype(p.weights.type.dtype),
         multiply_add=target.multiply_add)
