@@ -448,3 +448,16 @@ def test_erf_behind_a_product_is_as_near_where_registers_are_few():
     wanted = np.array([math.erf(v) for v in x.astype(float)])
     assert (np.abs(y - wanted) <= 16 * np.spacing(np.abs(wanted).astype("f4"))).all()
     assert np.abs(y).max() <= 1
+
+
+@pytest.mark.parametrize("n", [22, 24])
+def test_one_row_with_a_long_function_behind_it_is_stored_by_halves_of_vectors(n):
+    """Where registers are few; 22: the last vector overlaps the one before."""
+    a, z = matrix("a", 1, 40), matrix("z", 1, n)
+    y = b.mul(b.sigmoid(b.matmul(a, weights(40, n))), z)
+    check(DEVICES[-1], [y], [a, z], "f32", "gemm_opencl", "mali")
+    target = dataclasses.replace(device(DEVICES[-1]).target, **POSES["mali"])
+    graph = Graph("t", (a, z), (("y", y),))
+    (kernel,) = (k for k in compile_graph(graph, target, "high").plan.kernels
+                 if k.template == "gemm_opencl")
+    assert "_store(c00.lo," in kernel.body and "_store(c00.hi," in kernel.body

@@ -78,6 +78,11 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     epilogue, single = written
     if tile.registers > hooks.target.registers:      # choose_tiles had some to spare
         epilogue = dataclasses.replace(epilogue, rows_apart=True)
+    parts, lone = 1, tile.rows == tile.vectors == tile.slices == 1 and single is None
+    if epilogue.rows_apart and lone and tile.width == FLOATS:    # no rows: halves of the vector are
+        halved = epilogues(hooks, p.index(*places), tile.width // 2, "n", p.n, p.types)
+        if halved is not None:
+            epilogue, parts = halved[0], 2
     columns = math.gcd(tile.width, divisor(p.n))     # the last vector of a row overlaps
     before, a = p.a(tile)
     more, b = p.b(tile)
@@ -117,7 +122,7 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
         b_packed=b.packed, b_type=hooks.ctype(b.dtype), multiply_add=hooks.target.multiply_add,
         A_IMAGE=bool(a_image), B_IMAGE=bool(b_image),
         a_whole=a.packed and not a_image and (steps > 1 or read_whole(tile, hooks.target)),
-        b_aligned=aligned, SLICES=slices > 1, ITEMS=GROUP)
+        b_aligned=aligned, SLICES=slices > 1, ITEMS=GROUP, PARTS=parts)
     stem = f"gemm_{tile.rows}x{tile.vectors}x{tile.width}"
     if coded is not None:
         stem = f"gemm_{coded.bits}bit_{tile.rows}x{tile.width}"
