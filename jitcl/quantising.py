@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jitcl.compiling import packed
 from jitcl.devices.base import Progress
 from jitcl.errors import InputError, OptionError, UnsupportedError
@@ -16,6 +14,7 @@ from jitcl.passes.layers import check_layers, weight_bits
 from jitcl.passes.options import Options
 from jitcl.passes.pack_weights import FEW_CHANNELS, SMALL
 from jitcl.passes.packing import SMALLEST, Array, Packing, Rows
+from jitcl.runtime.arguments import shown
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.source import OnnxSource, open_source
 
@@ -46,6 +45,8 @@ def quantize(model: Any, output: str | Path, *, bits: int = 8, block: int = 64,
     """
     packing = Packing.of({"bits": bits, "block": block, "symmetric": symmetric, "skip": skip,
                           "wide": wide})
+    if not isinstance(output, (str, Path)):
+        raise OptionError(f"output: got {shown(output)}, wanted the path of a file to write")
     path = Path(output)
     if not path.absolute().parent.is_dir():
         raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'")
@@ -71,17 +72,16 @@ def quantize(model: Any, output: str | Path, *, bits: int = 8, block: int = 64,
 
     def pack(op: str, own: int | None, rows: Array, dims: Sequence[int]) -> Rows | None:
         """The rule of `PackWeights`."""
-        if (rows.size < SMALL or rows.shape[1] < SMALLEST or not np.isfinite(rows).all()
+        if (rows.size < SMALL or rows.shape[1] < SMALLEST
                 or (op == "Conv" and dims[1] < FEW_CHANNELS)):
             return None
-        found = replace(packing, bits=own or packing.bits).packed(rows)
-        return found if np.isfinite(found.scales).all() else None
+        return replace(packing, bits=own or packing.bits).packed(rows)
 
     made, names = with_packed_weights(source.model, pack, said)
     if not names:
         raise InputError(f"quantize: model {source.name} has no weights that would be packed\n  "
                          f"They are f32 or f16, of {SMALL} elements and sums of {SMALLEST} terms "
-                         "at least.")
+                         "at least, not skipped, and such that scales of f16 reach them.")
     save(made, path)
     return Quantised(path, tuple(names), before, made.ByteSize())
 

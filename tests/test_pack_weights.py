@@ -141,7 +141,10 @@ def test_what_stays() -> None:
     image = graph_input("i", TensorType("f32", (1, 32, 9, 9)))
     huge = normal(64, 32)
     huge[3, 3] = 1e9
-    for y in (g.matmul(x, const(normal(64, 8))), g.matmul(x, const(huge)),
+    odd = normal(64, 32)
+    odd[3, 3] = np.nan
+    for y in (g.matmul(x, const(normal(64, 8))), g.matmul(x, const(huge)), g.matmul(x, const(odd)),
+              g.matmul(x, const(normal(64, 32) * np.float32(1e-7))),
               g.op("conv", image, const(normal(32, 1, 7, 7)), strides=(1, 1), pads=(0,) * 4,
                    dilations=(1, 1), group=32)):
         graph = Graph("g", (x, image), (("y", y),))
@@ -184,6 +187,48 @@ def test_devices_agree_with_weights_as_numbers(device: str, packing: Packing) ->
     most = (packing.bits + 16 / 32 + (0 if packing.symmetric else packing.bits / 32)) / 8
     nbytes = sum(c.nbytes for c in plan.constants.values())
     assert nbytes < 1.12 * most * count                 # sums of 144 have blocks for 160
+
+
+def test_channels_that_are_as_good_as_zero_keep_nobody_from_being_packed() -> None:
+    x, w = graph_input("x", TensorType("f32", (2, 64))), normal(64, 32)
+    w[:, 5] *= np.float32(1e-9)
+    graph = Graph("g", (x,), (("y", g.matmul(x, const(w))),))
+    assert PackWeights(Packing(4, 32)).run(graph) != graph
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1e9, 1e-9, np.nan])
+def test_weights_that_scales_dont_reach_are_not_rounded_for_inputs(scale, tmp_path: Path) -> None:
+    """They stay, in a model of which others are packed; alone, it has none."""
+    w = normal(64, 64)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+             helper.make_node("MatMul", ["a", "v"], ["y"], "second")]
+    made = helper.make_model(helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", 1, [4, 64])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(w * np.float32(scale), "w"), numpy_helper.from_array(w, "v")]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    found = jitcl.compile(made, device="cpu", memory={"bits": 8}, calibrate={"x": normal(4, 64)},
+                          cache_dir=tmp_path)
+    assert sorted(len(c.tobytes()) for c in found.plan.constants.values())[-1] == w.nbytes
+
+
+@pytest.mark.parametrize("wide", ["first", "second"])
+def test_weights_that_are_read_in_four_bits_and_in_eight(wide, tmp_path: Path) -> None:
+    """One matrix of two products: each has the bits that it was given, calibrated or not."""
+    made = helper.make_model(helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+         helper.make_node("MatMul", ["a", "w"], ["y"], "second")], "net",
+        [helper.make_tensor_value_info("x", 1, [4, 64])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(normal(64, 64), "w")]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    sizes = []
+    for calibrate in (None, {"x": normal(4, 64)}):
+        found = jitcl.compile(made, device="cpu", memory={"bits": 4, "wide": [wide]},
+                              calibrate=calibrate, cache_dir=tmp_path)
+        sizes.append(sorted(c.nbytes for c in found.plan.constants.values()))
+    assert sizes[0] == sizes[1] and {2048, 4096} <= {*sizes[0]}
 
 
 def test_names_that_are_skipped() -> None:

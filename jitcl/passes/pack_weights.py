@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from jitcl.ir.graph import Graph, Node, const, rebuild
 from jitcl.ops.builder import GraphBuilder
 from jitcl.passes.base import Pass
-from jitcl.passes.packing import SMALLEST, Array, Packing, Rows, identity
+from jitcl.passes.packing import SMALLEST, Array, Packing, Rows, key_of
 
 SMALL = 1024                        # elements: weights of fewer stay as they are
 FEW_CHANNELS = 8                    # convolutions that sum over fewer input channels do, too
@@ -187,19 +187,21 @@ class PackWeights(Pass):
         return rebuild(graph, change)
 
     def weights(self, graph: Graph) -> Mapping[str, Weight]:
-        """Weights that may be rounded for what they are multiplied with, by the `identity` of
-        their rows."""
-        found = [w for n in graph.nodes if (w := self._weight(graph, n)) is not None]
-        return {identity(w.rows(w.node.inputs[w.slot].data)): w
-                for w in found if w.source is not None}
+        """Weights that may be rounded for what they are multiplied with, by the `key_of` their
+        rows."""
+        found: dict[str, Weight] = {}
+        for node in graph.nodes:
+            weight = self._weight(graph, node)
+            if weight is not None and weight.source is not None:
+                rows = weight.rows(node.inputs[weight.slot].data)
+                if replace(self.packing, bits=weight.bits).packed(rows) is not None:
+                    found[key_of(rows, weight.bits)] = weight
+        return found
 
     def _packed(self, g: GraphBuilder, weight: Weight, w: Node) -> Node:
         rows = weight.rows(w.data)
-        packing = replace(self.packing, bits=weight.bits)
-        found = packing.packed(rows) if np.isfinite(rows).all() else None
-        if found is None or not np.isfinite(found.scales).all():
-            return w                    # beyond what scales of f16 reach
-        return weight.decoded(g, w, found)
+        found = replace(self.packing, bits=weight.bits).packed(rows)
+        return w if found is None else weight.decoded(g, w, found)
 
     def _weight(self, graph: Graph, node: Node) -> Weight | None:
         if node.op in ("input", "const"):

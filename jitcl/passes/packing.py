@@ -24,6 +24,7 @@ SMALLEST = BLOCKS[0]
 FIELDS: dict[str, tuple[Any, ...]] = {
     "bits": (4, 8), "block": BLOCKS, "symmetric": (True, False), "plan": ("low", "normal", "high")}
 NAMES = {"skip": 0, "wide": 8}      # options that are names of nodes: bits of their weights
+LEAST_SCALE = 2.0 ** -20            # of any block: steps of f16 are a sixteenth of it there
 DAMPING = 0.01                      # of the mean of a Hessian's diagonal, as GPTQ's authors have it
 SHRUNK = tuple(np.arange(1.0, 0.6, -0.05))      # parts of a block's range that scales are tried for
 
@@ -35,7 +36,7 @@ class Packing:
     symmetric: without zero points. skip: names or patterns of nodes whose weights stay as they are;
     wide: of those whose weights take 8 bits. plan: what `memory` means without weights.
 
-    calibration: a digest of what `rows` were rounded for; these are rows by their `identity`, and
+    calibration: a digest of what `rows` were rounded for; these are rows by their `key_of`, and
     others are rounded to the nearest.
     """
 
@@ -94,10 +95,16 @@ class Packing:
             block //= 2
         return block
 
-    def packed(self, rows: Array) -> Rows:
-        """The rows as they were calibrated, or rounded to the nearest."""
-        found = self.rows.get(identity(rows)) if self.rows else None
-        return found or nearest(rows, self)
+    def packed(self, rows: Array) -> Rows | None:
+        """The rows as they were calibrated, or rounded to the nearest; None where scales of f16
+        don't reach them: weights that are not finite, too large, or so small that codes are zeros.
+        """
+        if not np.isfinite(rows).all():
+            return None
+        found = self.rows.get(key_of(rows, self.bits)) if self.rows else None
+        found = found or nearest(rows, self)
+        largest = float(found.scales.max(initial=0))
+        return found if largest == 0 or LEAST_SCALE <= largest < np.inf else None
 
     def calibrated(self, digest: str, rows: Mapping[str, Rows]) -> Packing:
         return replace(self, calibration=digest, rows=rows)
@@ -140,9 +147,9 @@ class Rows:
         return np.asarray(real.reshape(len(real), -1)[:, :k])
 
 
-def identity(rows: Array) -> str:
-    """Of rows' elements."""
-    return Data(rows, lambda: rows).digest
+def key_of(rows: Array, bits: int) -> str:
+    """Of rows' elements, in so many bits: one table may be read in 4 and in 8."""
+    return f"{Data(rows, lambda: rows).digest}-{bits}"
 
 
 def nearest(rows: Array, packing: Packing) -> Rows:
@@ -243,4 +250,4 @@ def _best_grid(part: Array, pivots: Array, packing: Packing) -> tuple[Array, Arr
     return scale, zero
 
 
-__all__ = ["Packing", "Rows", "gptq", "identity", "nearest"]
+__all__ = ["Packing", "Rows", "gptq", "key_of", "nearest"]
