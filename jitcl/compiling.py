@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,18 +78,29 @@ def compile(
         "device": device, "precision": precision, "memory": memory, "tuning": tuning,
         "guard": guard, "strict": strict, "isolation": isolation,
         "priority": priority, "cache_dir": cache_dir, "progress": progress}
-    auto = isinstance(precision, str) and precision == "auto"
-    weights = Options("high", memory).weights
+    options |= found(model, options, tolerance, calibrate, budget, shapes)
+    return compile_now(model, shapes, **options)
+
+
+def found(model: Any, options: Mapping[str, Any], tolerance: float | Judge | None = None,
+          calibrate: Any = None, budget: float | None = None, shapes: Shapes | None = None
+          ) -> dict[str, Any]:
+    """What is to be found first, of options of `open_model`: weights that are rounded for inputs,
+    precisions of layers. Raises OptionError where there is nothing to find with what is given.
+    """
+    auto = isinstance(options["precision"], str) and options["precision"] == "auto"
+    weights, result = Options("high", options["memory"]).weights, dict[str, Any]()
     if weights is not None:
-        options["memory"] = weights
+        result["memory"] = weights
         if calibrate is not None:
-            options["memory"], calibrate = packed(model, options, weights, calibrate)
+            result["memory"], calibrate = packed(model, options, weights, calibrate)
     if auto:
-        options["precision"] = chosen(model, options, tolerance, calibrate, budget, shapes)
+        result["precision"] = chosen(model, {**options, **result}, tolerance, calibrate, budget,
+                                     shapes)
     elif tolerance is not None or budget is not None or (calibrate is not None and weights is None):
         raise OptionError("tolerance, calibrate and budget are of precision='auto', calibrate of "
                           "memory={'bits': 4}, too")
-    return compile_now(model, shapes, **options)
+    return result
 
 
 def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: Any,
@@ -104,15 +116,18 @@ def packed(model: Any, options: Mapping[str, Any], weights: Packing, calibrate: 
 
 
 def chosen(model: Any, options: Mapping[str, Any], tolerance: float | Judge | None, calibrate: Any,
-           budget: float | None, shapes: Shapes | None) -> Options:
-    """What `precision="auto"` comes to with options of `open_model`."""
+           budget: float | None, shapes: Shapes | None, made_up: bool = False) -> Options:
+    """What `precision="auto"` comes to with options of `open_model`. made_up: the inputs to try are
+    random numbers.
+    """
     from jitcl.accuracy.auto import Trial, choose
 
     opened = open_model(model, **{**options, "precision": "high"})
     with opened:
         trial = Trial.of(tolerance, calibrate, shapes, budget, opened.inputs)
+        trial = replace(trial, random=trial.random or made_up)
         return choose(opened.source, opened.device, options["memory"], trial, options["cache_dir"],
                       tally_of(options["progress"]))
 
 
-__all__ = ["chosen", "compile", "packed"]
+__all__ = ["chosen", "compile", "found", "packed"]

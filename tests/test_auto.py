@@ -404,6 +404,33 @@ def test_the_command(tmp_path):
     assert done.exit_code != 0 and "are of --precision auto" in done.output
 
 
+def test_the_command_says_what_it_was_tried_on(tmp_path):
+    """Numbers that --random made are random ones; weights in few bits are rounded for a folder."""
+    def ran(*options):
+        done = CliRunner().invoke(cli, ["run", str(tmp_path / "net.onnx"), "-d", "cpu", "-o",
+                                         str(tmp_path / "y.npy"), *options])
+        return " ".join(done.output.split()), done.exit_code
+
+    case = products(node("Relu", "c", "y"))
+    (tmp_path / "net.onnx").write_bytes(model_of(case).SerializeToString())
+    (tmp_path / "tried").mkdir()
+    np.save(tmp_path / "x.npy", case.x)
+    np.save(tmp_path / "tried" / "x.npy", case.x)
+    said, _ = ran("--random", "--precision", "auto")
+    assert "for 1 random input, " in said and "tried on random inputs" in said
+    said, _ = ran("-i", str(tmp_path / "x.npy"), "--precision", "auto")
+    assert "for 1 input, " in said and "random" not in said
+
+    want = jitcl.compile(model_of(case), device="cpu", memory="bits=4", calibrate=feeds_of(case))
+    for precision in ("high", "auto"):
+        said, status = ran("-i", str(tmp_path / "x.npy"), "--memory", "bits=4", "--precision",
+                           precision, "--calibrate", str(tmp_path / "tried"))
+        assert status == 0
+        assert error(np.load(tmp_path / "y.npy"), want.run(feeds_of(case))["y"]) < 1e-2
+    said, status = ran("-i", str(tmp_path / "x.npy"), "--memory", "bits=4", "--budget", "3")
+    assert status == 1 and "--calibrate of --memory 'bits=4', too" in said
+
+
 def longer(case: Case, want: np.ndarray) -> Case:
     """With layers behind that f16 takes, so that what overflows is a small part of the model."""
     rng, (outer, inner), pairs = np.random.default_rng(3), (64, 1024), 2

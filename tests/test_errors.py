@@ -216,7 +216,8 @@ def test_sizes_that_belong_together():
 
 def test_an_option_that_is_not_known():
     assert refused(jitcl.OptionError, EXAMPLES / "superres-x3.onnx", precision="best") == (
-        "precision='best' is not known: use one of high, normal, low")
+        "precision='best' is not known: use one of high, normal, low\n"
+        "  auto is for a whole model, in jitcl.compile, jitcl.lm.load and `jitcl run`.")
 
 
 def test_a_device_that_is_not_there():

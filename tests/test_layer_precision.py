@@ -173,6 +173,10 @@ def test_layers_of_a_program():
     ({"*": "low", "/net/secnd": "high"},
      "precision: model net has no node '/net/secnd'\n"
      "  The nearest names are: '/net/second', "),
+    ({"/NET/Second": "high"},
+     "has no node '/NET/Second'\n  The nearest names are: '/net/second', "),
+    ({"*": "auto"}, "precision of '*' is 'auto': use one of high, normal, low\n  auto is for a "),
+    ("auto;/net/relu=high", "use one of high, normal, low\n  auto is for a whole model, in jitcl"),
     ({"/head/*": "high"}, "precision: no node of model net matches '/head/*'\n"
                           "  The nearest names are: "),
     ({"/net/relu": "fast"}, "precision of '/net/relu' is 'fast': use one of high, normal, low"),

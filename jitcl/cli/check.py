@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jitcl.cli.options import Shape, input_option, model_options, open_with
+from jitcl.cli.options import Shape, input_option, open_with, tuned_options
 from jitcl.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ any bit.
 
 
 @click.command(epilog=EPILOG)
-@model_options
+@tuned_options
 @click.option("--templates", type=click.Choice(("on", "off")),
               help="off: generated loops alone.  [default: JITCL_TEMPLATES, or on]")
 @click.option("--against", default="onnx", show_default=True, metavar="CONFIG",
@@ -66,8 +66,8 @@ any bit.
               metavar="FILE", help="All measures as JSON; - for standard output.")
 @click.option("--html", "page_file", type=click.Path(path_type=Path), metavar="FILE",
               help="A page for a browser: errors along the model, and of each layer a histogram.")
-def check(model: Path, device: str, precision: str, memory: str, tuning: str,
-          shapes: tuple[Shape, ...], cache_dir: Path | None, templates: str | None, against: str,
+def check(model: Path, device: str, precision: str, memory: str, shapes: tuple[Shape, ...],
+          cache_dir: Path | None, templates: str | None, against: str,
           against_model: Path | None, given: tuple[str, ...], folder: Path | None, seed: int,
           tolerance: float | None, repeat: int, cure: bool,
           json_file: Path | None, page_file: Path | None) -> None:
@@ -77,7 +77,7 @@ def check(model: Path, device: str, precision: str, memory: str, tuning: str,
 
     to_stdout = json_file is not None and str(json_file) == "-"
     with progress_bar(quiet=to_stdout) as progress:
-        inputs = _inputs(model, memory, tuning, cache_dir, given, folder, shapes, seed)
+        inputs = _inputs(model, memory, cache_dir, given, folder, shapes, seed)
         found = compare(
             model, inputs, device=device, precision=precision, memory=memory,
             templates=None if templates is None else templates == "on", against=against,
@@ -98,13 +98,13 @@ def check(model: Path, device: str, precision: str, memory: str, tuning: str,
         raise SystemExit(1)
 
 
-def _inputs(model: Path, memory: str, tuning: str, cache_dir: Path | None, given: Sequence[str],
+def _inputs(model: Path, memory: str, cache_dir: Path | None, given: Sequence[str],
             folder: Path | None, shapes: Sequence[Shape], seed: int
             ) -> Mapping[str, Mapping[str, np.ndarray]]:
     """Feeds by what they are called."""
     from jitcl.cli.feeds import Scaling, complete_feeds
 
-    opened = open_with(model, "reference", "high", memory, tuning, cache_dir)
+    opened = open_with(model, "reference", "high", memory, "none", cache_dir)
     if folder is None:
         name = ", ".join(given) or f"random numbers, seed {seed}"
         return {name: complete_feeds(opened, given, Scaling(), shapes, True, seed)}

@@ -147,7 +147,7 @@ def model_options_and_auto(command: F) -> F:
                      "element.  [default: 1e-2]"),
         click.option("--calibrate", type=click.Path(path_type=Path), metavar="FOLDER",
                      help="Of auto: inputs to try, each .npz or .npy in it.  [default: the inputs "
-                     "of this run]"),
+                     "of this run]  Of weights in few bits: what they are rounded for."),
         click.option("--budget", type=click.FloatRange(0), metavar="SECONDS",
                      help="Of auto: after that the best so far is taken.  [default: 300]"),
         *_SHARED[1:])
@@ -187,7 +187,7 @@ def _all(command: F, *options: Callable[[F], F]) -> F:
     return command
 
 
-def open_with(model: Path, device: str, precision: str | Options, memory: str, tuning: str,
+def open_with(model: Path, device: str, precision: str | Options, memory: Any, tuning: str,
               cache_dir: Path | None, progress: Progress | None = None,
               isolation: str | None = None, guard: str | None = None) -> Model:
     """The model of a command line, not compiled yet."""

@@ -68,22 +68,31 @@ def run(model: Path, device: str, precision: str, tolerance: float | None,
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
     from jitcl.cli.feeds import Scaling, complete_feeds
-    from jitcl.compiling import chosen
+    from jitcl.compiling import chosen, found
+    from jitcl.passes.options import Options
 
     names = results.read_labels(labels) if labels else []
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
-        auto, more = precision == "auto", (memory, tuning, cache_dir, progress, isolation, guard)
-        opened = open_with(model, device, "high" if auto else precision, *more)
+        auto, weights = precision == "auto", Options("high", memory).weights is not None
+        more = tuning, cache_dir, progress, isolation, guard
+        opened = open_with(model, device, "high" if auto else precision, memory, *more)
         feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random,
                                seed)
-        if auto:
-            options = {"device": opened.device, "memory": memory, "cache_dir": cache_dir,
-                       "progress": progress}
-            found = chosen(model, options, tolerance, calibrate or [feeds], budget, None)
-            opened = open_with(model, device, found, *more)
-        elif not (tolerance is None and calibrate is None and budget is None):
-            raise OptionError("--tolerance, --calibrate and --budget are of --precision auto")
+        if not auto and not (tolerance is None and budget is None and (
+                calibrate is None or weights)):
+            raise OptionError("--tolerance, --calibrate and --budget are of --precision auto, "
+                              "--calibrate of --memory 'bits=4', too")
+        options: dict[str, Any] = {
+            "device": opened.device, "precision": precision, "memory": memory,
+            "cache_dir": cache_dir, "progress": progress}
+        if calibrate is not None:
+            options |= found(model, options, tolerance, calibrate, budget)
+        elif auto:
+            options["precision"] = chosen(model, options, tolerance, [feeds], budget, None,
+                                          made_up=random and not given)
+        if auto or calibrate is not None:
+            opened = open_with(model, device, options["precision"], options["memory"], *more)
         outputs, seconds = _timed(opened, feeds, start, repeat)
     saved: list[tuple[Path, str]] = []
     if output is not None:

@@ -22,7 +22,8 @@ def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -
     for option, given in asked:
         if given in names or any(fnmatchcase(name, given) for name in names):
             continue
-        near = difflib.get_close_matches(given, names, NEAREST, 0.0)
+        lower = {name.lower(): name for name in names}          # a capital is a slip like others
+        near = [lower[n] for n in difflib.get_close_matches(given.lower(), lower, NEAREST, 0.0)]
         pattern = any(c in given for c in "*?[")
         what = f"no node of {model} matches" if pattern else f"{model} has no node"
         raise OptionError(f"{option}: {what} '{given}'\n  The nearest names are: "

@@ -17,6 +17,7 @@ CHOICES = {
     "tuning": ("none", "fast", "wide", "heavy"),
     "guard": ("off", "outputs", "layers"),
 }
+AUTO = "\n  auto is for a whole model, in jitcl.compile, jitcl.lm.load and `jitcl run`."
 ALL = "*"
 Precision = str | Mapping[str, str]     # for all layers; or by names and patterns of layers
 Memory = str | Mapping[str, Any] | Packing      # of buffers; or of weights, too
@@ -99,7 +100,8 @@ class Options:
                 object.__setattr__(self, "guard", value)
             if f.name in CHOICES and (not isinstance(value, str) or value not in CHOICES[f.name]):
                 raise OptionError(f"{f.name}={value!r} is not known: use one of "
-                                  f"{', '.join(CHOICES[f.name])}")
+                                  f"{', '.join(CHOICES[f.name])}"
+                                  f"{AUTO if f.name == 'precision' else ''}")
 
     @property
     def low(self) -> bool:
@@ -168,7 +170,8 @@ def _split(given: Mapping[Any, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
             raise OptionError(f"precision: got {name!r} for the name of a layer, wanted the name "
                               "of an ONNX node, or a pattern such as '/head/*'")
         if not isinstance(value, str) or value not in CHOICES["precision"]:
-            raise OptionError(f"precision of '{name}' is {value!r}: use one of {choices}")
+            raise OptionError(f"precision of '{name}' is {value!r}: use one of {choices}"
+                              f"{AUTO if value == 'auto' else ''}")
     return given.get(ALL, "high"), tuple((n, p) for n, p in given.items() if n != ALL)
 
 
