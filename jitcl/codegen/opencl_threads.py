@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from string import Template
 from typing import Any
 
@@ -100,20 +101,29 @@ def runs_threads(group: Group, target: Target) -> bool:
 def translated(target: Target, text: str, arguments: int, params: Mapping[str, Any]
                ) -> tuple[str, dict[str, Any]]:
     """The kernel of a template's text, of so many buffers, and those parameters that it reads."""
+    given = tuple((name, least_of(value)) for name, value in params.items())
+    body, taken = _translated(target, text, arguments, given)
+    return body, {n: params[n] for n in params if n in taken}
+
+
+@functools.lru_cache(128)       # equal layers have equal texts
+def _translated(target: Target, text: str, arguments: int,
+                params: tuple[tuple[str, int | None], ...]) -> tuple[str, Set[str]]:
     (function,) = (f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef))
     body, lowest = needed(function), dict[str, int | None]()
     while True:
-        writer = Translator(target, arguments, tuple(params.items()), lowest)
+        writer = Translator(target, arguments, params, lowest)
         lines = writer.block(body, 1)
         if not writer.misled:
-            return writer.kernel(lines), {n: params[n] for n in params if n in writer.taken}
+            return writer.kernel(lines), writer.taken
 
 
 class Translator(ThreadExpressions):
-    """Writes one kernel. `lowest`: of variables, what none of their values lies below, as
-    `Value.least`, if seen already; what lies lower is noted."""
+    """Writes one kernel. `params`: their names, and what each doesn't lie below. `lowest`: of
+    variables, what none of their values lies below, as `Value.least`, if seen already; what lies
+    lower is noted."""
 
-    def __init__(self, target: Target, given: int, params: tuple[tuple[str, Any], ...],
+    def __init__(self, target: Target, given: int, params: tuple[tuple[str, int | None], ...],
                  lowest: dict[str, int | None]) -> None:
         super().__init__(target)
         self.given, self.params, self.lowest = given, params, lowest
@@ -247,9 +257,9 @@ class Translator(ThreadExpressions):
         return []
 
     def name_param(self, name: str, args: ast.expr, k: ast.expr) -> list[str]:
-        given, value = self.params[literal(k) - self.given]
+        given, least = self.params[literal(k) - self.given]
         self.taken.add(given)
-        return self.named(name, Value(f"{given}_i", INDEX, least_of(value)))
+        return self.named(name, Value(f"{given}_i", INDEX, least))
 
     def name_scratch(self, name: str, count: ast.expr, dtype: ast.expr) -> list[str]:
         kind = Kind(literal(dtype), 0, "__private")

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from jitcl import dtypes
 from jitcl.codegen.plan import KernelSource
-from jitcl.codegen.writer import GroupKernels, Memo, Writer
+from jitcl.codegen.writer import GroupKernels, Memo, Templated, Writer
 from jitcl.errors import BuildError
 from jitcl.ir.graph import Node, Origin, const
 from jitcl.ir.group import Chain, Group
@@ -66,6 +66,7 @@ class VariantChooser:
     host: Target | None = None
     chooser: Chooser = FIRST
     unpacked: dict[Node, Node] = field(default_factory=dict)  # nodes of constants alone -> values
+    tried: dict[tuple[Writer, Chain], Templated | None] = field(default_factory=dict)
 
     def choose(self, group: Group, name: str, origin: Origin | None) -> GroupVariant:
         """The group on its first variant that nothing speaks against. Raises BuildError where there
@@ -119,8 +120,10 @@ class VariantChooser:
         """The group's kernels; of a chain none where not one template of the device writes it."""
         if isinstance(group, Chain):
             on_device = writer.target.packed_weights and not variant.cpu    # else `unpack`s apart
-            found = writer.of_template(group, name, memo, []) if on_device else None
-            yield from () if found is None else (found,)
+            if (writer, group) not in self.tried:       # `joins` asks before it is to be written
+                self.tried[writer, group] = writer.templated(group) if on_device else None
+            found = self.tried[writer, group]
+            yield from () if found is None else (writer.kernels(group, name, found),)
             return
         if not writer.target.packed_weights:
             group = unpack(group, self.unpacked)

@@ -56,6 +56,15 @@ class GroupKernels:
     declined: tuple[str, ...] = ()          # templates that would have written it, but for ..
 
 
+@dataclass(frozen=True)
+class Templated:
+    """What a template emits of a group; those before it that would have written it, but for .."""
+
+    emitted: list[Emitted]
+    template: str
+    declined: tuple[str, ...]
+
+
 Memo = dict[tuple[Group, str], Lowered]    # the same kernel on most variants
 Asked = tuple[type[CpuGroupHooks] | type[OpenClGroupHooks], tuple[Writes[Any], ...]]
 
@@ -80,18 +89,18 @@ class Writer:
         what is lowered for other writers.
         """
         declined: list[str] = []
-        found = self.of_template(group, name, memo, declined)
+        found = self.templated(group, declined)
         if found is not None:
-            return found
+            return self.kernels(group, name, found)
         lowered = self._lowered(group, name, memo)
         generic = generic_kernel(lowered, group, self.target)
-        return GroupKernels(group, self._launches(group, name, [generic], "", memo), lowered,
+        return GroupKernels(group, self._launches(group, name, [generic], ""), lowered,
                             tuple(declined))
 
-    def of_template(self, group: Group, name: str, memo: Memo, declined: list[str]
-                    ) -> GroupKernels | None:
-        """The kernels of the first template that writes the group; those before it that might
-        have, and why not, are added to `declined`."""
+    def templated(self, group: Group, declined: list[str] | None = None) -> Templated | None:
+        """What the first template that writes the group emits; those before it that might have, and
+        why not, are added to `declined`."""
+        declined = [] if declined is None else declined
         for make, templates in self.asked(group):
             hooks = make(group, self.target)
             for template in templates:
@@ -104,10 +113,13 @@ class Writer:
                     config.say(2, declined[-1])
                     continue
                 if emitted is not None:
-                    return GroupKernels(
-                        group, self._launches(group, name, emitted, template.name, memo),
-                        declined=tuple(declined))
+                    return Templated(emitted, template.name, tuple(declined))
         return None
+
+    def kernels(self, group: Group, name: str, found: Templated) -> GroupKernels:
+        """Of a template."""
+        launches = self._launches(group, name, found.emitted, found.template)
+        return GroupKernels(group, launches, declined=found.declined)
 
     def asked(self, group: Group) -> list[Asked]:
         """The templates that are asked to write a group, in this order, with their hooks."""
@@ -128,8 +140,8 @@ class Writer:
             group = replace(group, compute="f32")
         return memo.get((group, name)) or memo.setdefault((group, name), lower(group, name))
 
-    def _launches(self, group: Group, name: str, kernels: list[Emitted],
-                  template: str, memo: Memo) -> tuple[Launch, ...]:
+    def _launches(self, group: Group, name: str, kernels: list[Emitted], template: str
+                  ) -> tuple[Launch, ...]:
         kernels = with_main([_with_flags_written(e, group) for e in kernels])
         options = self._options(group)
         works = [not same(e.main, 0) for e in kernels]
