@@ -7,6 +7,8 @@ it scalars that are broadcast.
 
 from __future__ import annotations
 
+import functools
+
 from jitcl import dtypes
 from jitcl.codegen.flags import flagging_of, text_params
 from jitcl.codegen.render import SizesWritten, flat, render
@@ -202,6 +204,7 @@ class VectorRenderer(NumbaRenderer):
         return self.split_many(nest)
 
 
+@functools.lru_cache(64)
 def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
     """The kernel with its innermost parallel loop as vectors; None where that loop is not `width`
     lanes."""

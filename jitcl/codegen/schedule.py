@@ -21,8 +21,10 @@ from jitcl.templates.base import ENTRY, Emitted
 
 
 def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
-    """The kernel's text and launch on a target."""
-    stem, kernel = kernel_stem(group), flagged(lowered.kernel, group)
+    """The kernel's text and launch on a target. Equal layers have equal kernels, which are
+    scheduled once: so it has the name of its ops here, not the step's."""
+    stem = kernel_stem(group)
+    kernel = replace(flagged(lowered.kernel, group), name=stem)
     arguments = (*lowered.operands, *flag_names(group), group.root)
     if target.kind == "reference":           # unscheduled, as text IR
         text = print_kernel(replace(kernel, name=ENTRY))

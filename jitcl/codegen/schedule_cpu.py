@@ -107,6 +107,7 @@ def _cut(extent: int, pieces: int) -> int | None:
     return next((extent // n for n in range(pieces, 4 * pieces) if extent % n == 0), None)
 
 
+@functools.lru_cache(64)
 def loops_for_cpu(kernel: Kernel, entry: str) -> str:
     """The text of a lowered kernel, scheduled and rendered."""
     scheduled = schedule_cpu(kernel)

@@ -6,6 +6,7 @@ a GPU            elements, rows or chains (schedule_gpu); vectors are aligned
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ class Scheduled:
     params: Mapping[str, int] = field(default_factory=dict)      # sizes, behind the buffers
 
 
+@functools.lru_cache(64)
 def schedule(kernel: Kernel, target: Target) -> Scheduled:
     """Spread a lowered kernel over the target's work-items and render it."""
     return rendered(scheduled_kernel(kernel, target), target, target.device_type != "cpu")
