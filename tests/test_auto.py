@@ -381,6 +381,28 @@ def test_an_f16_file_beyond_any_set_of_layers_is_computed_in_f32(name):
     assert "all layers in more: no set of layers was found that holds the tolerance" in said
 
 
+def test_a_body_beside_kernels_of_its_node_is_one_layer():
+    """What a Scan stacks has its name: with that in "high", nothing of its body is left to try."""
+    body = helper.make_graph(
+        [node("MatMul", "s w", "p", "step/product"), node("Tanh", "p", "t", "step/tanh"),
+         node("Add", "t e", "o", "step/add"), node("Identity", "o", "row", "step/row")], "step",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64]) for n in "se"],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64]) for n in ("o", "row")])
+    scan = helper.make_node("Scan", ["b", "rows"], ["last", "y"], "scan", body=body,
+                            num_scan_inputs=1)
+    case = Case([node("MatMul", "x w", "a", "first"), node("MatMul", "a w", "b", "second"), scan],
+                normal(64, 64), "", {"w": normal(64, 64, seed=1, scale=0.125)},
+                {"rows": normal(3, 64, 64, seed=2)})
+    model, feeds = model_of(case), feeds_of(case)
+    want = jitcl.compile(model, device="reference").run(feeds)["y"]
+    found = jitcl.compile(model, device="reference", precision="auto", calibrate=feeds,
+                          tolerance=1e-4)
+    assert error(found.run(feeds)["y"], want) < 1e-4
+    reasons = dict(found.report().chosen.reasons)
+    assert "scan" in reasons and not any(n.startswith("step/") for n in reasons)
+    assert all(not why.endswith("by 0") for why in reasons.values())
+
+
 def test_what_has_no_names_or_shapes(tmp_path):
     graph = jitcl.parse("graph @g(%x: f32[4,4]) {\n  %0 = relu(%x)\n  return %0\n}\n")
     with pytest.raises(UnsupportedError, match="'g' is a text graph, which keeps no names of lay"):

@@ -547,3 +547,43 @@ def test_outputs_that_prove_nothing_are_told_of():
     assert found.ok and "note: outputs prove nothing here: the exact ones are infinite, NaN" in str(
         found)
     assert not jitcl.check(chain(0), feeds(), device="cpu").notes
+
+
+def test_layers_of_bodies_count_as_their_node():
+    """Whatever these are called: they belong to the If that the file has, and a cure names it."""
+    def body(name):
+        return helper.make_graph(
+            [helper.make_node("MatMul", ["a", "w"], [f"{name} p"], f"{name}/product"),
+             helper.make_node("Relu", [f"{name} p"], [f"{name} r"], f"{name}/relu")], name, [],
+            [helper.make_tensor_value_info(f"{name} r", F, None)])
+
+    wide = (np.random.default_rng(0).normal(size=(64, 64)) / 8).astype(np.float32)
+    made = model_of([
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("If", ["yes"], ["b"], "if", then_branch=body("then"),
+                         else_branch=body("else")),
+        helper.make_node("MatMul", ["b", "w"], ["y"], "last")], {"w": wide})
+    made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", F, [64, 64]))
+    made.graph.input.append(helper.make_tensor_value_info("yes", TensorProto.BOOL, []))
+    fed = {"x": np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32),
+           "yes": np.array(True)}
+    found = jitcl.check(made, fed, device="reference", precision="low", tolerance=1e-5, cure=True)
+    assert [r.node for r in found.layers] == ["first", "if", "last"]
+    assert found.cure.found and "if" in found.cure.nodes
+
+
+def test_a_loop_without_a_condition_goes_on():
+    """For onnx's evaluator a condition that is left out is False, and the loop has no steps."""
+    inner = helper.make_graph(
+        [helper.make_node("MatMul", ["s", "w"], ["r"], "step"),
+         helper.make_node("Identity", ["going"], ["on"], "on")], "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []),
+         helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("s", F, [3, WIDTH])],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("r", F, None)])
+    for condition in (["n", ""], ["n", "yes"]):
+        made = model_of([helper.make_node("Loop", [*condition, "x"], ["y"], "loop", body=inner)],
+                        {"w": np.eye(WIDTH, dtype=np.float32) * 2, "n": np.array(5),
+                         "yes": np.array(True)})
+        assert jitcl.check(made, feeds(), device="reference").ok

@@ -253,7 +253,7 @@ class _Search:
             return Options({**up, ALL: base}, self.memory, promoted=options.promoted)
 
         # What is written in place is a kernel of its own beside one of another precision.
-        layers = {**self._layers(low([])), **layers}
+        layers = self._whole({**self._layers(low([])), **layers})
 
         def holds(up: Sequence[str]) -> bool:
             return self._holds(low([n for n in layers if n not in up]))
@@ -304,6 +304,18 @@ class _Search:
                 for step in plan.steps:
                     for name, _ in step.origins[-1:]:           # a kernel is as its strictest node
                         found[name] = found.get(name, 0) + step.flops
+        return found
+
+    def _whole(self, layers: Mapping[str, int]) -> dict[str, int]:
+        """With those in the bodies of others counted as part of these: a precision that is said of
+        a node holds for all in it, of which some kernels are called after others.
+        """
+        names, found = self.source.nodes(), dict[str, int]()
+        for name, flops in layers.items():
+            at = name
+            while at in names:
+                name, at = at if at in layers else name, names[at].inside
+            found[name] = found.get(name, 0) + flops
         return found
 
     def _effect(self, options: Options) -> float:

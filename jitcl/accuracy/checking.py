@@ -36,6 +36,7 @@ from jitcl.runtime.source import OnnxSource, Tensor, open_source
 
 if TYPE_CHECKING:
     from jitcl.frontends.onnx.inner import Layer as OnnxLayer
+    from jitcl.ir.graph import ModelNode
 
 AS_MODEL, HALF = 1e-3, 1e-2             # tolerances: of f32 on both sides, of anything less
 HALVES = ("f16", "bf16")                # what tensors of f32 may be stored in
@@ -225,12 +226,13 @@ class _Layered:
     def _kernels(self) -> list[_Kernel]:
         """The configuration's kernels, in the order in which they end; each layer in one."""
         place = {x.name: k for k, x in enumerate(self.all)}
+        names = self.got.source.nodes()
         ran = self.got.kernels()
         if ran is None:
             return [_Kernel("", [x]) for x in self.all]
         found: dict[str, _Kernel] = {}
         for step in ran:
-            inside = sorted({at for n in step.nodes if (at := _place(n, place)) is not None})
+            inside = sorted({at for n in step.nodes if (at := _place(n, place, names)) is not None})
             if inside:
                 last = self.all[inside[-1]]
                 before = found[last.name].layers if last.name in found else []
@@ -284,10 +286,10 @@ class _Layered:
         return rows
 
 
-def _place(node: str, place: Mapping[str, int]) -> int | None:
-    """Which layer a node is, or is in: nodes of functions and bodies are called "layer/node"."""
-    while node not in place and "/" in node:
-        node = node.rpartition("/")[0]
+def _place(node: str, place: Mapping[str, int], names: Mapping[str, ModelNode]) -> int | None:
+    """Which layer a node is, or is in the body or function of."""
+    while node not in place and node in names:
+        node = names[node].inside
     return place.get(node)
 
 

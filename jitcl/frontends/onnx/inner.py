@@ -183,14 +183,37 @@ def evaluate(model: OnnxModel, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """All outputs, of onnx's reference evaluator. Raises DeviceError where it fails."""
     names = [v.name for v in model.proto.graph.output]
     fed = {n: v for n, v in feeds.items() if v is not None}
+    proto = whole(model)
+    for graph in (proto.graph, *proto.functions):
+        _add_conditions(graph)
     try:
         with np.errstate(all="ignore"):
-            values = ReferenceEvaluator(whole(model)).run(None, fed)
+            values = ReferenceEvaluator(proto).run(None, fed)
     except Exception as error:              # whatever an implementation of an op raises
         raise DeviceError("onnx's reference evaluator failed: "
                           f"{type(error).__name__}: {error}\n  Compare with another engine: "
                           "onnxruntime, or a device of jitcl.") from error
     return {n: np.asarray(v) if isinstance(v, np.generic) else v for n, v in zip(names, values)}
+
+
+def _add_conditions(graph: Any) -> None:
+    """Give loops that leave out their condition one, in a graph or a function and the bodies in it:
+    the evaluator takes none for False.
+    """
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _add_conditions(body)
+        if node.op_type == "Loop" and not "".join(node.input[1:2]):
+            going = f"{label(node)} goes on"
+            nodes.append(helper.make_node("Constant", [], [going], value=numpy_helper.from_array(
+                np.array(True))))
+            node.input[:] = [*node.input[:1], going, *node.input[2:]]
+        nodes.append(node)
+    if len(nodes) != len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def _made_of(model: OnnxModel, proto: ModelProto) -> OnnxModel:
