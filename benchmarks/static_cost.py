@@ -97,6 +97,8 @@ CRITERIA = ("loop", "occupancy", "spills", "scalar", "halves")
 MOST_LOOP = 1.25                                 # cycles of memory for one of arithmetic
 LANES, WORDS = 64, 16                            # a cycle: that compute, that are moved
 BIFROST = 24, 8
+# of f32; not what adds -0, a multiplication, of which divisions of indices have some
+MULTIPLY_ADD = r"\bFMA\.f32(?!.*, (?:0x0|#0)\.neg$)|mad\.f32"
 MOVES = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Expand", "Slice"}
 Numbers = dict[str, Any]                     # of a kernel: what the table's columns are made of
 
@@ -249,7 +251,7 @@ def weighed(text: str, stats: Numbers, groups: Iterable[tuple[int, ...]]) -> Num
             r"LOAD|STORE|BRANCH|JUMP|NOP|[ls][dt]g\.|isam|nop|jump|br |^\w+:|^[{}]|ds\(", x))
         tuples = sum(x.strip().startswith("*") for x in loop) or computed
         if sums:
-            floats = sum(bool(re.search(r"\bFMA\.f32|mad\.f32", x)) for x in loop)
+            floats = sum(bool(re.search(MULTIPLY_ADD, x)) for x in loop)
             found.append({"loop": moved / words / (tuples / lanes), "useful": sums / computed,
                           "floats": floats})
     worst = max(found, key=lambda f: f["loop"], default={})

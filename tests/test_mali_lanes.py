@@ -123,3 +123,14 @@ block2 {
 def test_a_listing_of_another_kernel_says_nothing():
     listing = listed(loop=LOADS.partition("\n        r16")[0])
     assert loop_of(listing, (64, 1, 1)) == pytest.approx((4 + 4) / 6)
+
+
+@pytest.mark.parametrize(("more", "floats"), [
+    ("FMA.f32 r4, r4^, r5, 0x0.neg", 0), ("*FMA.f32 t0, t1, 0x4f7ffffe, #0.neg", 0),
+    ("FMA.f32 r4, r4^, r5, 0x0", 1), ("FMA.f32 r9, r10.neg, r12, r10^", 1)])
+def test_multiplications_are_no_sums_of_f32(more, floats):
+    code = CODE.replace("FMA.f32", "FMA.v2f16").replace("   NOP.end", f"   {more}\n   NOP.end")
+    code = code.replace("   BRANCHZ.eq.reconverge 0x0, offset:-27\n", "")
+    costs = weighed(listed() + code, VALHALL, [()]) | {"occupancy": 1, "spills": 0, "scalar": 0}
+    assert costs["floats"] == floats
+    assert ("halves" in missed(costs, "mali-g610", "low", "depthwise")) == bool(floats)
