@@ -381,6 +381,18 @@ def test_an_f16_file_beyond_any_set_of_layers_is_computed_in_f32(name):
     assert "all layers in more: no set of layers was found that holds the tolerance" in said
 
 
+def test_what_was_found_is_kept_under_any_names():
+    """Text would lose their ends, and what has a meaning there."""
+    case = products(node("Relu", "c", "y"))
+    names = [" a ", "b;c=low", "[c]", "\ty"]
+    for made, name in zip(case.nodes, names):
+        made.name = name
+    found = [jitcl.compile(model_of(case), device="reference", precision="auto",
+                           calibrate=feeds_of(case), tolerance=1e-5).options for _ in range(2)]
+    assert found[0] == found[1] and {n for n, _ in found[0].layers} <= {*names}
+    assert {" a ", "b;c=low"} <= dict(found[0].layers).keys()
+
+
 def test_a_body_beside_kernels_of_its_node_is_one_layer():
     """What a Scan stacks has its name: with that in "high", nothing of its body is left to try."""
     body = helper.make_graph(

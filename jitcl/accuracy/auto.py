@@ -140,16 +140,16 @@ def choose(source: Source, device: Device, memory: Memory, trial: Trial,
     assert found.chosen is not None
     if key is not None:
         cache.put("model", key, json.dumps(
-            [found.said, found.promoted, dataclasses.asdict(found.chosen),
-             trial.budget if search.short else None]).encode())
+            [{**dict(found.layers), ALL: found.precision}, found.promoted,
+             dataclasses.asdict(found.chosen), trial.budget if search.short else None]).encode())
     return found
 
 
 def _read(row: Any, memory: Memory) -> Options:
-    said, promoted, chosen = row
+    precision, promoted, chosen = row
     chosen = {**chosen, "reasons": tuple(map(tuple, chosen["reasons"])),
               "notes": tuple(chosen["notes"])}
-    return Options(said, memory, promoted=tuple(promoted), chosen=Chosen(**chosen))
+    return Options(precision, memory, promoted=tuple(promoted), chosen=Chosen(**chosen))
 
 
 class _Search:

@@ -149,7 +149,8 @@ def model_options_and_auto(command: F) -> F:
                      help="Of auto: inputs to try, each .npz or .npy in it.  [default: the inputs "
                      "of this run]  Of weights in few bits: what they are rounded for."),
         click.option("--budget", type=click.FloatRange(0), metavar="SECONDS",
-                     help="Of auto: after that the best so far is taken.  [default: 300]"),
+                     help="Of auto: after that no set of layers is begun, and the best so far is "
+                     "taken.  [default: 300]"),
         *_SHARED[1:])
 
 
