@@ -12,6 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from jitcl import config
 from jitcl.codegen import variants
 from jitcl.codegen.generate import Generated
 from jitcl.codegen.trial import GroupTrial, trials
@@ -499,9 +500,13 @@ def test_a_trial_allows_powers_in_half_and_no_key_too_few():
 # ---- texts for devices that aren't here
 
 @clang.needed
-@pytest.mark.parametrize("name", ["mali-g610", "mali-g52", "intel-hd-630"])
-def test_texts_pass_clang(name):
-    target = PROFILES[name].target
+@pytest.mark.parametrize("name, quirks", [
+    ("mali-g610", ""), ("mali-g52", ""), ("intel-hd-630", ""),
+    ("intel-hd-630", "-intel-local-memory")])
+def test_texts_pass_clang(name, quirks):
+    with config.override(quirks=quirks):
+        target = PROFILES[name].target
+    assert target.stages_tiles == bool(quirks)
     keys = Space().symbol("keys", 211)
     for shape in ((1, 8, 1, 512, 64, 64), (2, 3, 30, 50, 16, 24), (1, 8, 1, keys, 64, 64)):
         plan = compile_graph(graph_of(*attention(shape)), target).plan

@@ -107,7 +107,8 @@ def test_planes_of_odd_rows_are_padded_on_gpus():
     pooled = g.max_pool(joined, kernel=(3, 3), strides=(2, 2), pads=(0,) * 4, dilations=(1, 1))
     assert layouts(g.reduce_mean(pooled, axes=(2, 3)), target=GPU) == [
         "conv: rows4", "relu: rows4", "concat: rows4"]                   # 6 x 6: whole vectors
-    on_chip = dataclasses.replace(GPU, local_is_real=True, max_work_group=256)
+    on_chip = dataclasses.replace(GPU, local_is_real=True, local_memory=32 << 10,
+                                  max_work_group=256)
     assert layouts(g.reduce_mean(joined, axes=(2, 3)), target=on_chip) == []
 
 

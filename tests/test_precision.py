@@ -18,6 +18,7 @@ from jitcl.ops.builder import GraphBuilder
 from jitcl.passes.fuse import fuse
 from jitcl.passes.precision import assign_precision
 from jitcl.target import Target
+from jitcl.target.profiles import find_profile
 from tests.compiling import compile_graph
 from tests.devices import device, present, run_graph
 from tests.generated.kernels import TARGETS
@@ -267,3 +268,23 @@ def test_weights_that_are_decoded_into_memory_become_f16_where_it_holds_them(
     assert "__global const float *restrict x1" in kernel.body
     products = {k.template for k in plan.kernels} - {"", None}
     assert ("gemm_tensor_opencl" in products) == (dtype == "f16")
+
+
+@pytest.mark.parametrize("profile, few", [
+    ("mali-g610", True), ("intel-hd-630", True), (None, False)])
+def test_small_weights_are_halves_as_large_ones_where_programs_are_to_be_few(
+        profile: str | None, few: bool) -> None:
+    """Gates of 20 and of 200 channels: in "low", where kernels compute in half."""
+    def gate(channels: int, precision: str) -> set[str]:
+        window = {"strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1), "group": 1}
+        y = g.sigmoid(g.conv(x("x", 1, channels, 1, 1), weights(4 * channels, channels, 1, 1),
+                             **window))
+        target = TARGETS["gpu-fp16"] if profile is None else find_profile(profile).target
+        made = compile_graph(graph_of(g.mul(y, x("z", 1, 4 * channels, 16, 16))), target, precision)
+        held = {a.dtype.name for a in made.plan.constants.values()}
+        assert target.few_programs == few and len(held) == 1
+        return held
+
+    small = {"float16"} if few else {"float32"}
+    assert [gate(20, p) for p in ("high", "low")] == [{"float32"}, small]
+    assert [gate(200, p) for p in ("high", "low")] == [{"float32"}, {"float16"}]

@@ -90,8 +90,18 @@ def test_limits_are_kept(name):
         made = plan(make(), target)
         for step in made.steps:
             assert 0 < np.prod(step.local_size) <= target.max_work_group
-        if not target.local_is_real:
+        if not target.stages_tiles:
             assert not any(k.template == "gemm_tiled_opencl" for k in made.kernels)
+
+
+def test_gpus_that_stage_no_tiles_have_few_programs():
+    """Local memory is none, a part of the cache, or too small; an Adreno reads images."""
+    for name, profile in PROFILES.items():
+        target = profile.target
+        assert target.few_programs and not target.stages_tiles, name
+    staging = dataclasses.replace(PROFILES["powervr-ge8320"].target, local_memory=16 << 10)
+    assert staging.stages_tiles and not staging.few_programs
+    assert not dataclasses.replace(staging, device_type="cpu").few_programs
 
 
 def test_profiles_are_devices_of_their_kind():

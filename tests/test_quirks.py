@@ -62,6 +62,13 @@ def product(target: Target) -> Plan:
     return plan(g.matmul(x("a", 256, 512), x("b", 512, 256)), target)
 
 
+def tiles(target: Target) -> list[str]:
+    """Of two products whose tiles are few."""
+    target = replace(target, local_is_real=False)
+    return [plan(g.matmul(x("a", n, 64), x("b", 64, n)), target).kernels[-1].entry[:10]
+            for n in (128, 256)]
+
+
 def textured(target: Target) -> bool:
     """Whether constant weights are read as an image."""
     weights = g.const(np.ones((512, 256), np.float32))
@@ -249,6 +256,8 @@ def widest(target: Target) -> int:
 
 SEEN: dict[str, Callable[[Target], Any]] = {
     "local_is_real": lambda t: product(t).kernels[-1].template,
+    "local_is_cache": lambda t: product(t).kernels[-1].template,
+    "unit_items": tiles,
     "images": textured,
     "reduction_group": lambda t: rows(t).steps[0].local_size,
     "max_work_group": lambda t: rows(t).steps[0].local_size,
@@ -281,6 +290,10 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("pocl-3.0-library-cpu-mismatch", "multiply_add"): (True, False),
     ("pocl-3-half", "fp16_arithmetic"): (True, False),
     ("mali-local-memory", "local_is_real"): ("gemm_tiled_opencl", "gemm_opencl"),
+    ("intel-local-memory", "local_is_cache"): ("gemm_tiled_opencl", "gemm_opencl"),
+    ("intel-units", "unit_items"): (["gemm_1x1x4", "gemm_2x1x4"], ["gemm_2x1x4", "gemm_4x2x4"]),
+    ("videocore-local-memory", "local_is_real"): ("gemm_tiled_opencl", "gemm_opencl"),
+    ("videocore-units", "unit_items"): (["gemm_2x1x4", "gemm_4x2x4"], ["gemm_4x2x4"] * 2),
     ("mali-reductions", "reduction_group"): ((256,), (64,)),
     ("mali-midgard-reductions", "reduction_group"): ((256,), (32,)),
     ("mali-operands", "max_operands"): (12, 8),
@@ -391,6 +404,13 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
     "powervr-ge8320-optimiser": (
         ["powervr-ge8320"], [like("powervr-ge8320", device="PowerVR Rogue GE8100")]),
     "powervr-event-times": (["powervr-ge8320"], ["mali-g78"]),
+    "intel-local-memory": (
+        ["intel-hd-630", like("intel-hd-630", device=HD530)],
+        [like("intel-hd-630", device="Intel(R) Iris(R) Xe Graphics"), intel_cpu(), nvidia()]),
+    "intel-units": (["intel-hd-630", like("intel-hd-630", device="Intel(R) Iris(R) Xe Graphics")],
+                    [intel_cpu(), nvidia()]),
+    **dict.fromkeys(("videocore-local-memory", "videocore-units"),
+                    (["videocore-vi", "videocore-vii"], ["mali-g610", "intel-hd-630"])),
     "intel-hd530-fp16": ([like("intel-hd-630", device=HD530, version="23.20.16.4849")],
                          [like("intel-hd-630", device=HD530, version="24.20.100.6025"),
                           like("intel-hd-630", version="23.20.16.4849")]),

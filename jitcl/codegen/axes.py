@@ -76,7 +76,7 @@ def fewest_idle(nest: list[For], target: Target) -> tuple[int, ...]:
         group = group_of_items(extents, target)
         launched = math.prod(-(-n // g) * g for n, g in zip(extents, group))
         return launched / math.prod(extents) * runs(group) + division * (len(nest) - len(cut))
-    division = DIVISION if target.stages_tiles else SLOW_DIVISION
+    division = SLOW_DIVISION if target.few_programs else DIVISION
     return min(cuts(nest), key=cost)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jitcl.codegen.axes import AXES
 from jitcl.codegen.loops import Body, flatten, inline_lets, perfect_nest, renamed, renest
 from jitcl.codegen.share import replace as exchanged
 from jitcl.ir import expr as E
@@ -49,6 +50,10 @@ def copied(kernel: Kernel) -> Kernel | None:
         joined.append((y, x, v))
     if not 1 < len(joined) <= MOST:
         return None
+    if len(joined) < AXES:                   # one more, of one element: the program of others
+        y, x, v = joined[0]
+        n = extent_of(v)
+        joined.insert(0, (y * n, x * n or 1, E.var(f"{v.value}_of_1", extent=1)))
     at = E.from_linear({v: y for y, _, v in joined}, start)
     source = E.from_linear({v: x for _, x, v in joined if x}, first)
     value = exchanged(store.value, {load: E.load(load.value, (source,), load.dtype)})

@@ -90,7 +90,7 @@ TERMS = 8              # that each lane takes, at least, of many rows where prog
 RADIX = 4              # partial results that are combined at a time: fewer barriers than by twos
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
 VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
-ITEMS = 512            # work-items a compute unit: with fewer, vectors would leave it idle
+BUSY = 2               # times what keeps the GPU busy: with fewer, vectors would leave it idle
 STRIDES = 8            # as much as moving it, and a million work-items still fill any GPU
 LONG = 64              # terms of a reduction that are worth sharing
 ROWS = 4096            # with fewer rows, work-items would be idle without sharing
@@ -114,7 +114,7 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
     if lanes:
         in_quads = quads(row[0], row[2], lanes, target)
         return rows(*row, in_quads.lanes if in_quads else lanes, in_quads)
-    copy = None if target.stages_tiles else copied(kernel)
+    copy = copied(kernel) if target.few_programs else None
     if copy is not None:
         return vectors(copy, target, apart, 0) or elements(
             copy, *parallel_nest(copy, addresses=False), target, apart)
@@ -164,16 +164,16 @@ def elements(kernel: Kernel, nest: list[For], inner: Body, target: Target,
     return replace(kernel, body=spread(starts, "item", inner, cut(starts, target)))
 
 
-def vectors(kernel: Kernel, target: Target, cut: Cut = fewest_idle, enough: int = ITEMS
+def vectors(kernel: Kernel, target: Target, cut: Cut = fewest_idle, busy: int = BUSY
             ) -> Kernel | None:
     """The elements of a kernel without loops of its own as aligned vectors; None where they are
-    none, or too few: `enough` for a compute unit.
+    none, or fewer than `busy` times what keeps the GPU busy.
     """
     width = min(VECTOR, target.max_vector_width)
     nest, inner = parallel_nest(kernel, addresses=False)
     most = math.prod(f.extent for f in nest)
     if width < VECTOR or not nest or nest[-1].extent % width or (
-            most // width < enough * target.compute_units) or any(
+            most // width < busy * target.busy) or any(
             isinstance(s, For) for s in inner):
         return None
     last, lane = nest[-1].var, E.var(LANE, extent=width)
@@ -231,11 +231,11 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
     most = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = 1 << min(most, target.reduction_group, target.max_work_group).bit_length() - 1
     longest, count = max(trips_of(s) for s in loops), math.prod(f.extent for f in nest)
-    if target.stages_tiles:
+    if not target.few_programs:
         while lanes > FEWEST and lanes >= 2 * longest:
             lanes //= 2
     elif lanes >= 2 * longest or lanes * TERMS > longest and (
-            count * lanes > ITEMS * target.compute_units):
+            count * lanes > BUSY * target.busy):
         fewest = WAVE if target.local_is_real else FEWEST_SMALL
         lanes = min(lanes, fewest)           # a meeting less; half would save none
     if any(s.kind == "parallel" for s in loops):

@@ -92,6 +92,42 @@ POWERVR: tuple[Quirk, ...] = (
 
 DESKTOP: tuple[Quirk, ...] = (
     Quirk(
+        id="intel-local-memory",
+        when=When(vendor="intel", architectures=("gen7", "gen8", "gen9"), device_type="gpu"),
+        effect={"local_is_cache": True},
+        why="local memory is banks of the L3 cache, through which all else is read as fast; with "
+        "tiles staged there its compiler makes instructions for 8 lanes, which spill, and takes "
+        "four times as long as for tiles in registers, whose instructions are for 16",
+        seen_on="compiler 22.43 for Gen9, without a device",
+        links=("Intel's OpenCL guide for processor graphics, Memory Access Overview",
+               "CLBlast xgemm_32.hpp: HD Graphics 530 and 620"),
+    ),
+    Quirk(
+        id="intel-units",
+        when=When(vendor="intel", device_type="gpu"),
+        effect={"unit_items": 64},
+        why="a compute unit is an execution unit of 7 threads of 16 lanes, 8 of which make what "
+        "others count as one",
+        seen_on="Gen9, by its documents",
+        links=("Intel's The Compute Architecture of Intel Processor Graphics Gen9",),
+    ),
+    Quirk(
+        id="videocore-local-memory",
+        when=When(vendor="broadcom"),
+        effect={"local_is_real": False},
+        why="local memory is an ordinary buffer, whatever the driver reports",
+        seen_on="the text of Mesa's driver, without a device",
+        links=("Mesa v3dx_draw.c, v3d_launch_grid",),
+    ),
+    Quirk(
+        id="videocore-units",
+        when=When(vendor="broadcom"),
+        effect={"unit_items": 64},
+        why="a compute unit is a QPU of at most 4 threads of 16 lanes",
+        seen_on="the text of Mesa's driver, without a device",
+        links=("Mesa v3dx_draw.c, v3d_launch_grid",),
+    ),
+    Quirk(
         id="intel-hd530-fp16",
         when=When(vendor="intel", models="HD GRAPHICS 530", version=">=23.20,<24.20"),
         effect={"fp16_arithmetic": False},

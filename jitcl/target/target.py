@@ -11,6 +11,7 @@ from jitcl.forking import cached_property
 from jitcl.target.cpu_core import CpuCore
 
 QUAD, LEAST_ITEMS = 4, 64      # of tiles in local memory: elements of a vector, work-items
+LEAST_TILES = 9216             # .. bytes: two tiles of 32 by 32 floats, with a quad behind each row
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Target:
     driver: str = ""                       # driver (or compiler) version
     device_type: str = "cpu"               # "cpu", "gpu", "accelerator"
     compute_units: int = 1
+    unit_items: int = 256                  # work-items that keep one of a GPU's busy
     vector_width: int = 1                  # preferred f32 lanes
     max_vector_width: int = 16             # widest f32 vector the compiler survives
     registers: int = 32                    # vector registers of a core, for tile sizes
@@ -35,7 +37,8 @@ class Target:
                                            # by fours; "signed", i8 x i8; "pairs", i16 by twos
     winograd: int | None = None            # outputs along its tiles: 2, 4, 0 for none of it
     local_memory: int = 0
-    local_is_real: bool = False            # on-chip local memory, worth staging into
+    local_is_real: bool = False            # on-chip local memory, where groups may meet
+    local_is_cache: bool = False           # it is a part of the cache: no faster to read
     max_work_group: int = 1                # work-items
     max_work_item_sizes: tuple[int, ...] = (1, 1, 1)
     global_memory: int = 0
@@ -104,6 +107,11 @@ class Target:
         return dataclasses.replace(self, kind="cpu", vector_width=width)
 
     @property
+    def busy(self) -> int:
+        """Work-items that keep a GPU busy."""
+        return self.compute_units * self.unit_items
+
+    @property
     def computes_f16(self) -> bool:
         """Whether kernels may compute in the type half."""
         return self.fp16_arithmetic and not self.soft_half
@@ -111,15 +119,24 @@ class Target:
     @property
     def stages_tiles(self) -> bool:
         """Whether products stage tiles in local memory (template gemm_tiled_opencl): it is on-chip,
-        and holds the tiles of the smallest group.
+        faster than the cache, and holds the tiles of the smallest group.
 
         Weights that come through a texture cache (Adreno) are staged there already: LiteRT and
         llama.cpp read them as images, and use no local memory for them.
         """
-        if self.device_type == "cpu" or self.images and self.image_pixels:
+        if self.device_type == "cpu" or self.local_is_cache or self.images and self.image_pixels:
             return False
         works = self.local_works and self.max_vector_width >= QUAD
-        return self.local_is_real and works and self.max_work_group >= LEAST_ITEMS
+        holds = self.max_work_group >= LEAST_ITEMS and self.local_memory >= LEAST_TILES
+        return self.local_is_real and works and holds
+
+    @property
+    def few_programs(self) -> bool:
+        """Whether programs are to be few: numbers are parameters also where they cost something,
+        and layers that differ by little are one program. GPUs that stage no tiles are those of
+        phones, boards and small computers, whose compilers take up to a second for a kernel.
+        """
+        return self.device_type != "cpu" and not self.stages_tiles
 
     @cached_property
     def key(self) -> str:

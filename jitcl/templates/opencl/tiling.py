@@ -19,6 +19,7 @@ MAX_INDEX = 1 << 31            # kernels count in int
 PIXEL = 4                      # floats of an image's pixel
 SLICES = (2, 4, 8, 16)         # of a sum's terms
 LEAST_TERMS = 16               # of a slice
+LITTLE = 256                   # steps of a work-item, a fraction of what its launch takes
 JOIN = 12                      # writing and reading a vector of sums, in multiply-adds of vectors
 
 
@@ -57,7 +58,8 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
     `terms`: of a sum, where slices of them may be added up in local memory; not of a single column,
     whose terms are read once however large the tile is, nor by a tile that needs spare registers;
     `only`: the width of the one vector that a tile has, where the kernel takes no other.
-    () where there is no such vector.
+    () where there is no such vector. Where work-items may share terms, the largest tile comes first
+    of those that differ by little: programs are fewer.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
@@ -76,16 +78,24 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
                 found += [(_cost(tiles, height, count, target, slices, terms),
                            Tile(height, count, width, slices))
                           for slices in slices_of(height * count * width, dealt, target)]
+    if found and terms and widest > 1 and shares(target):
+        least = min(cost for cost, _ in found) + LITTLE * target.busy / terms
+        found = [(max(cost, least), tile) for cost, tile in found]
     best = heapq.nsmallest(MOST_CANDIDATES, found, key=lambda pair: pair[0])   # stable
     return tuple(tile for _, tile in best)
+
+
+def shares(target: Target) -> bool:
+    """Whether work-items of a group may share terms."""
+    return (target.device_type != "cpu" and target.local_is_real
+            and target.max_work_group >= GROUP)
 
 
 def slices_of(sums: int, terms: int, target: Target) -> tuple[int, ...]:
     """How many work-items of a group may share the terms of a tile's sums: by local memory, where
     it is not emulated by what the kernel waits for.
     """
-    fits = (target.device_type != "cpu" and target.local_is_real and target.max_work_group >= GROUP
-            and 4 * sums * GROUP <= target.local_memory)
+    fits = shares(target) and 4 * sums * GROUP <= target.local_memory
     return (1, *(s for s in SLICES if fits and terms >= LEAST_TERMS * s
                  and s <= (*target.max_work_item_sizes, 1, 1)[2]))
 
@@ -97,11 +107,10 @@ def _cost(tiles: int, rows: int, vectors: int, target: Target, slices: int = 1, 
     step = max(rows * vectors / 2, (rows + vectors) / 2, 4)
     if target.device_type == "cpu":
         return -(-tiles // target.compute_units) * step
-    lanes = target.compute_units * 4 * GROUP     # what keeps a GPU busy
     step = (rows * vectors + 2 * rows + 2 * vectors) / slices
     if slices > 1:
         step += JOIN * rows * vectors / terms
-    return max(tiles * slices, lanes) * step
+    return max(tiles * slices, target.busy) * step
 
 
 def spread(columns: int, rows: int, planes: int, target: Target, slices: int = 1
