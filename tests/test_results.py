@@ -130,7 +130,10 @@ def test_new_memory_has_its_pages() -> None:
     the allocator gives them.
     """
     results = Results()
-    found = results.all([((AT_ONCE // 4,), F32), ((3,), F32), ((0, 2), F32)])
+    began: list[bool] = []
+    found = results.all([((AT_ONCE // 4,), F32), ((3,), F32), ((0, 2), F32)],
+                        lambda: began.append(True))
+    assert began
     assert [x.shape for x in found] == [(AT_ONCE // 4,), (3,), (0, 2)]
     assert not found[0].view(np.uint8)[::4096].any()
     assert address(found[0]) % 64 == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -72,8 +72,11 @@ class Results:
         lent = _Lent(self._dropped, number, block, nbytes)
         return np.asarray(lent).view(dtype).reshape(shape), lent.address, new
 
-    def all(self, wanted: Sequence[tuple[tuple[int, ...], np.dtype]]) -> list[np.ndarray]:
-        """An uninitialised array for each; what is large has its pages."""
+    def all(self, wanted: Sequence[tuple[tuple[int, ...], np.dtype]],
+            meanwhile: Callable[[], object]) -> list[np.ndarray]:
+        """An uninitialised array for each; what is large has its pages. `meanwhile` begins what the
+        device does while it waits for many.
+        """
         found, fresh = [], []
         for number, (shape, dtype) in enumerate(wanted):
             if math.prod(shape) * dtype.itemsize < LEAST:
@@ -84,6 +87,7 @@ class Results:
             if new:
                 fresh.append(array.reshape(-1).view(np.uint8))
         if sum(x.nbytes for x in fresh) >= AT_ONCE:
+            meanwhile()
             with (suppress(RuntimeError),   # no thread begins at Python's end: pages come later
                   ThreadPoolExecutor(min(THREADS, usable_cores())) as threads):
                 list(threads.map(_ask_for_pages, fresh))

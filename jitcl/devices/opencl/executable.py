@@ -187,11 +187,10 @@ class OpenClExecutable(LoadedPlan):
         return results
 
     def _results(self) -> list[Any]:
-        """The device computes meanwhile."""
         if self._into is not None:
             return self._into
-        self.queue.flush()
-        return self._dropped.all([(t.shape, dtypes.to_numpy(t.dtype)) for t in self.plan.outputs])
+        wanted = [(t.shape, dtypes.to_numpy(t.dtype)) for t in self.plan.outputs]
+        return self._dropped.all(wanted, self.queue.flush)
 
     def close(self) -> None:
         super().close()
