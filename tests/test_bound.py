@@ -191,6 +191,32 @@ def test_threads_with_arrays_of_their_own_do_not_meet():
     assert not wrong
 
 
+def test_runs_of_other_shapes_do_not_come_between(monkeypatch):
+    """Of a plan for many, of which large shapes have other steps."""
+    text = ("graph @g(%x: f32[n,48], %w: f32[48,48]) {\n  %1 = matmul(%x, %w)\n"
+            "  %2 = softmax(%1) {axis=-1}\n  %y = matmul(%2, %w)\n  return %y\n}")
+    feeds = {n: {"x": np.random.default_rng(n).standard_normal((n, 48)).astype(np.float32),
+                 "w": np.eye(48, dtype=np.float32)} for n in (900, 5)}
+    with jitcl.compile(jitcl.parse(text), device="cpu") as model:
+        found = {n: model.run_specialised(fed) for n, fed in feeds.items()}
+        executable = found[5][1].executable
+        tables = type(executable.executable)._tables
+
+        def meanwhile(*args):
+            monkeypatch.undo()
+            other = threading.Thread(target=model.computed_by, args=(found[900][1], feeds[900]))
+            other.start()
+            other.join(1)                               # it waits, where it may not come between
+            return tables(*args)
+
+        monkeypatch.setattr(type(executable.executable), "_tables", meanwhile)
+        bound = executable.bind()
+        for name, array in feeds[5].items():
+            bound.inputs[name][...] = array
+        bound.compute()
+        assert np.array_equal(bound.outputs["y"], found[5][0]["y"])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bits_are_those_of_other_runs(threads):
     """Of a plan that is split among threads, with products and what follows them."""

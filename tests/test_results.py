@@ -6,7 +6,8 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
@@ -92,6 +93,20 @@ def test_nothing_is_kept_behind_the_end(model: jitcl.Model) -> None:
     gc.collect()
     after = jitcl.memory_stats().devices.get("cpu")
     assert (after.bytes if after else 0) <= kept - COUNT * 4
+
+
+@pytest.mark.parametrize("end", [Results.clear, lambda results: None])
+def test_what_somebody_has_holds_no_others_behind_the_end(end: Callable[[Results], None]) -> None:
+    """Nor where who gave them is gone."""
+    tracemalloc.start()
+    try:
+        results = Results()
+        dropped, kept = results.all([((COUNT,), F32)] * 2, lambda: None)
+        end(results)
+        del results, dropped
+        assert tracemalloc.get_traced_memory()[0] < 1.5 * kept.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_threads_get_memory_of_their_own(model: jitcl.Model) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,18 +34,25 @@ def placed_empty(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> tuple[
     return np.ndarray(shape, dtype, raw, skip), start + skip
 
 
-class _Lent:
-    """A block that an array lies in. When that and all views of it are gone, it is given back."""
+class _Dropped(dict[int, np.ndarray]):
+    """Blocks that nobody has, by their results' numbers."""
 
-    def __init__(self, back: dict[int, np.ndarray], number: int, block: np.ndarray, nbytes: int
-                 ) -> None:
-        self._back, self._number, self._block = back, number, block
+
+class _Lent:
+    """A block that an array lies in. When that and all views of it are gone, it is given back, if
+    anybody still gives results: those that somebody has must not hold what others were.
+    """
+
+    def __init__(self, back: _Dropped, number: int, block: np.ndarray, nbytes: int) -> None:
+        self._back, self._number, self._block = weakref.ref(back), number, block
         self.address = block.ctypes.data
         self.__array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def __del__(self) -> None:
-        self._back[self._number] = self._block
+        back = self._back()
+        if back is not None:
+            back[self._number] = self._block
 
 
 class Results:
@@ -53,7 +61,7 @@ class Results:
     place = "cpu"
 
     def __init__(self) -> None:
-        self._dropped: dict[int, np.ndarray] = {}
+        self._dropped = _Dropped()
         enlist(self)
 
     def allocations(self) -> list[Allocation]:
@@ -95,7 +103,7 @@ class Results:
 
     def clear(self) -> None:
         """Keep nothing that was dropped, nor what still will be."""
-        self._dropped = {}
+        self._dropped = _Dropped()
 
 
 def _ask_for_pages(data: np.ndarray) -> None:

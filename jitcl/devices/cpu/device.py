@@ -250,11 +250,12 @@ class CpuExecutable(Executable):
 
     def _resize(self, shapes: Shapes) -> None:
         """Take other shapes from here on: the integers of the kernels, views of the buffers, and
-        which steps are worth several threads.
+        which steps are worth several threads. Until that is done they are None: a signal's handler
+        may end this anywhere, and the next run then begins anew.
         """
-        plan, before, self._shapes = self.plan, self._shapes, shapes
-        if shapes is before:
+        if shapes is self._shapes:
             return
+        plan, before, self._shapes = self.plan, self._shapes, None
         if before is None or shapes.work is not before.work:
             self._share(shapes.global_sizes, shapes.work)
         self._args[self._param_places] = [v for params in shapes.params for v in params]
@@ -262,6 +263,7 @@ class CpuExecutable(Executable):
                         for t, shape in zip(plan.inputs, shapes.inputs)]
         self._outputs = [self._part(t.buffer, t.dtype, shape)
                          for t, shape in zip(plan.outputs, shapes.outputs)]
+        self._shapes = shapes
 
     def _part(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """The beginning of a buffer."""
@@ -355,8 +357,7 @@ class CpuExecutable(Executable):
         with self._lock:
             if shapes is not None:
                 self._resize(shapes)
-            before = self._inputs, self._outputs
-        return self._bound(found, *before, shapes)
+            return self._bound(found, self._inputs, self._outputs, shapes)
 
     def _bound(self, given: Mapping[str, np.ndarray], into: Sequence[np.ndarray],
                out: Sequence[np.ndarray], shapes: Shapes | None) -> Binding:

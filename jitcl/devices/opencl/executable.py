@@ -63,8 +63,12 @@ class OpenClExecutable(LoadedPlan):
     def check_room(self, plan: Plan) -> None:
         check_room(self.session, plan)
 
-    def _moved(self) -> None:
-        self.memory.move(self.plan)
+    def _moved(self, plan: Plan) -> None:
+        self.memory.move(plan)
+
+    def _fitted(self) -> None:
+        self._lending.fit(self.plan)
+        self._series.clear()
 
     def _bind(self) -> None:
         self._zeroed = False
@@ -230,13 +234,6 @@ class OpenClExecutable(LoadedPlan):
                 self._resize(shapes)
             return self._run_on(self._check(inputs), self._fresh() if keep else None)
 
-    def _resize(self, shapes: Shapes) -> None:
-        before = self._shapes
-        super()._resize(shapes)
-        if shapes is not before:
-            self._lending.fit(self.plan)
-            self._series.clear()
-
     def _fresh(self) -> list[Any]:
         """Room for results; for the guard's flags on the host, which reads them."""
         return [np.empty(spec.shape, dtypes.to_numpy(spec.dtype)) if n in self._flags else
@@ -342,6 +339,9 @@ class OpenClExecutable(LoadedPlan):
             self._profiling = None
         try:
             results, self._profiling = self._recorded_by_events(sources, recorder), self.queue
+        except BaseException:
+            self._rest()
+            raise
         finally:
             self.queue = usual
         return results

@@ -40,14 +40,16 @@ class Launch:
         for i, b in enumerate(self.step.buffers):
             self.kernel.set_arg(i, memory.image(b) if b in self.step.images else memory[b])
 
-    def resized(self, params: tuple[int, ...], global_size: tuple[int, ...]) -> Launch:
-        """The launch with other integers (set at once) and work-items."""
+    def resized(self, params: tuple[int, ...], global_size: tuple[int, ...], anew: bool = False
+                ) -> Launch:
+        """The launch with other integers (set at once) and work-items. anew: whatever its kernel
+        has now."""
         items = padded(global_size, self.local_size)
-        if params == self.params and items == self.global_size:
+        if not anew and params == self.params and items == self.global_size:
             return self
         first = len(self.step.buffers)
         for i, (value, before) in enumerate(zip(params, self.params), first):
-            if value != before:
+            if anew or value != before:
                 self.kernel.set_arg(i, np.int32(value))
         return Launch(self.step, self.kernel, items, self.local_size, params)
 

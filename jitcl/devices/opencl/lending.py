@@ -68,6 +68,7 @@ class Lending:
             del self._pointed[index]
         for index, buffer in self.lent.items():
             if self._pointed.get(index) is not buffer:
+                self._pointed[index] = None             # until all that read it say so
                 self._point(index, buffer)
                 self._pointed[index] = buffer
 

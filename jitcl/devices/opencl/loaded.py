@@ -59,7 +59,8 @@ class LoadedPlan(Executable):
         self._lock = forking.lock()
         self._closed = False
         self._shapes: Shapes | None = None          # of the last run of a plan for many
-        self._loaded = self._layout = plan          # where its buffers lay at first, and lie now
+        self._loaded = plan                         # where its buffers lay at first,
+        self._layout: Plan | None = plan            # and lie now; None while they move
         self._lost = ""                             # how, where the context is gone
         self._careful = session.losses > 0          # until a run has ended: a kernel took it down
         sections = host_sections(session, plan, cache, progress)
@@ -77,8 +78,11 @@ class LoadedPlan(Executable):
     def _placed(self) -> None:
         """Memory for the plan, whose steps are prepared."""
 
-    def _moved(self) -> None:
-        """The plan has another layout."""
+    def _moved(self, plan: Plan) -> None:
+        """It is the plan in another layout from here on."""
+
+    def _fitted(self) -> None:
+        """The plan has other shapes."""
 
     @abstractmethod
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
@@ -135,26 +139,29 @@ class LoadedPlan(Executable):
 
     def _resize(self, shapes: Shapes) -> None:
         """Take other shapes from here on: the kernels' integers and work-items, and what is copied
-        of the buffers.
+        of the buffers. Until that is done they are None: a signal's handler may end this anywhere,
+        and the next run then begins anew.
         """
-        before, self._shapes = self._shapes, shapes
-        if shapes is before:
+        if shapes is self._shapes:
             return
+        anew, self._shapes = self._shapes is None, None
         layout = shapes.layout or self._loaded
         if layout is not self._layout:
-            self._layout = self.plan = layout
-            self._moved()
-        plan = self.plan
+            self._layout = None
+            self._moved(layout)
+            self._layout = layout
         self.plan = replace(
-            plan, inputs=tuple(replace(t, shape=s) for t, s in zip(plan.inputs, shapes.inputs)),
-            outputs=tuple(replace(t, shape=s) for t, s in zip(plan.outputs, shapes.outputs)))
+            layout, inputs=tuple(replace(t, shape=s) for t, s in zip(layout.inputs, shapes.inputs)),
+            outputs=tuple(replace(t, shape=s) for t, s in zip(layout.outputs, shapes.outputs)))
         for k, number in enumerate(self._numbers):
             action = self._prepared[k]
             if isinstance(action, Launch):
                 self._prepared[k] = action.resized(shapes.params[number],
-                                                   shapes.global_sizes[number])
+                                                   shapes.global_sizes[number], anew)
         self._launches = [a for a in self._prepared
                           if not isinstance(a, Launch) or 0 not in a.global_size]
+        self._fitted()
+        self._shapes = shapes
 
     @contextmanager
     def _turn(self, doing: str) -> Iterator[None]:
@@ -168,11 +175,21 @@ class LoadedPlan(Executable):
             try:
                 with translated(f"{self.session.name}: {doing}"):
                     yield
-            except (DeviceLostError, KernelFault, OutOfMemoryError) as error:
+            except BaseException as error:
                 if isinstance(error, DeviceLostError):
                     self._lost = "the device was lost while this model ran"
-                self.memory.release()  # room for the plan that takes this one's place
+                else:
+                    self._rest()
+                if isinstance(error, (DeviceLostError, KernelFault, OutOfMemoryError)):
+                    self.memory.release()  # room for the plan that takes this one's place
                 raise
+
+    def _rest(self) -> None:
+        """Wait for what is in flight, where a signal's handler or an error ends a run: it uses
+        arrays that go with the caller's frames, and a driver does not keep the host's memory.
+        """
+        with suppress(cl.Error):
+            self.queue.finish()
 
     def _ran(self, sources: list[np.ndarray]) -> list[np.ndarray]:
         """The results of a run."""

@@ -34,7 +34,7 @@ class Memory:
         self.session, self.plan = session, plan
         self._buffers: dict[int, Any] = {}
         self._images: dict[int, Any] = {}
-        self._slots: dict[int, Any] = {}
+        self._slots: dict[int, tuple[Any, int]] = {}        # and their bytes
         self._weights: dict[int, Weight] = {}       # those of the buffers that are shared
         enlist(self)
 
@@ -45,8 +45,8 @@ class Memory:
     def allocations(self) -> list[Allocation]:
         """Slots, and what lies in none."""
         plan = self.plan
-        found = [Allocation(id(slot), max(plan.slots[n], SMALLEST), False)
-                 for n, slot in list(self._slots.items())]
+        found = [Allocation(id(slot), max(nbytes, SMALLEST), False)     # not as the plan has them:
+                 for slot, nbytes in list(self._slots.values())]        # another thread may move it
         parts = {n for n, spec in enumerate(plan.buffers) if spec.kind == "temp" and self._slots}
         return found + [
             Allocation(id(buffer), max(plan.buffers[n].nbytes, SMALLEST), n in plan.constants)
@@ -75,7 +75,7 @@ class Memory:
         wanted = list(indices)
         self._forget(wanted)
         found = [held.pop(n) for held in (self._images, self._buffers) for n in wanted if n in held]
-        found += self._slots.values()               # parts before what they are part of
+        found += [slot for slot, _ in self._slots.values()]     # parts before what they are part of
         self._slots.clear()
         for memory in dict.fromkeys(found):
             release(memory)
@@ -154,9 +154,9 @@ class ResidentMemory(Memory):
     def _part(self, spec: BufferSpec) -> Any:
         """A temporary's place in its slot."""
         if spec.slot not in self._slots:
-            what = f"temporary memory {spec.slot}"
-            self._slots[spec.slot] = self.room(self.plan.slots[spec.slot], what)
-        slot = self._slots[spec.slot]
+            what, nbytes = f"temporary memory {spec.slot}", self.plan.slots[spec.slot]
+            self._slots[spec.slot] = self.room(nbytes, what), nbytes
+        slot, _ = self._slots[spec.slot]
         if spec.offset == 0 or spec.nbytes == 0:
             return slot  # a kernel may see more bytes than it uses
         if spec.offset % self.session.target.alignment:
