@@ -15,6 +15,7 @@ from jitcl.ir.graph import Graph, graph_input
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder
 from tests.devices import opened, present
+from tests.test_interrupted import TEXT, WIDTH, W
 
 SHAPE = (3, 4)
 A, B = np.random.default_rng(0).standard_normal((2, *SHAPE)).astype(np.float32)
@@ -193,11 +194,9 @@ def test_threads_with_arrays_of_their_own_do_not_meet():
 
 def test_runs_of_other_shapes_do_not_come_between(monkeypatch):
     """Of a plan for many, of which large shapes have other steps."""
-    text = ("graph @g(%x: f32[n,48], %w: f32[48,48]) {\n  %1 = matmul(%x, %w)\n"
-            "  %2 = softmax(%1) {axis=-1}\n  %y = matmul(%2, %w)\n  return %y\n}")
-    feeds = {n: {"x": np.random.default_rng(n).standard_normal((n, 48)).astype(np.float32),
-                 "w": np.eye(48, dtype=np.float32)} for n in (900, 5)}
-    with jitcl.compile(jitcl.parse(text), device="cpu") as model:
+    feeds = {n: {"x": np.random.default_rng(n).standard_normal((n, WIDTH)).astype(np.float32),
+                 "w": W} for n in (900, 5)}
+    with jitcl.compile(jitcl.parse(TEXT), device="cpu") as model:
         found = {n: model.run_specialised(fed) for n, fed in feeds.items()}
         executable = found[5][1].executable
         tables = type(executable.executable)._tables

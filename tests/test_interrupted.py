@@ -18,9 +18,10 @@ WIDTH = 48
 SMALL, LARGE = 3, 600
 TEXT = f"""graph @grows(%x: f32[n,{WIDTH}], %w: f32[{WIDTH},{WIDTH}]) {{
   %1 = matmul(%x, %w)
-  %2 = softmax(%1) {{axis=-1}}
-  %3 = matmul(%2, %w)
-  %y = softmax(%3) {{axis=-1}}
+  %2 = add(%1, %x)
+  %3 = softmax(%2) {{axis=-1}}
+  %4 = matmul(%3, %w)
+  %y = softmax(%4) {{axis=-1}}
   return %y
 }}"""
 # where a loaded plan takes other shapes, and other memory
