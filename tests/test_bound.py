@@ -201,15 +201,17 @@ def test_runs_of_other_shapes_do_not_come_between(monkeypatch):
         executable = found[5][1].executable
         tables = type(executable.executable)._tables
 
+        other = threading.Thread(target=model.computed_by, args=(found[900][1], feeds[900]))
+
         def meanwhile(*args):
             monkeypatch.undo()
-            other = threading.Thread(target=model.computed_by, args=(found[900][1], feeds[900]))
             other.start()
             other.join(1)                               # it waits, where it may not come between
             return tables(*args)
 
         monkeypatch.setattr(type(executable.executable), "_tables", meanwhile)
         bound = executable.bind()
+        other.join()
         for name, array in feeds[5].items():
             bound.inputs[name][...] = array
         bound.compute()
