@@ -170,8 +170,8 @@ def _split(given: Mapping[Any, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
             raise OptionError(f"precision: got {name!r} for the name of a layer, wanted the name "
                               "of an ONNX node, or a pattern such as '/head/*'")
         if not isinstance(value, str) or value not in CHOICES["precision"]:
-            raise OptionError(f"precision of '{name}' is {value!r}: use one of {choices}"
-                              f"{AUTO if value == 'auto' else ''}")
+            more = AUTO if isinstance(value, str) and value == "auto" else ""   # no array
+            raise OptionError(f"precision of '{name}' is {value!r}: use one of {choices}{more}")
     return given.get(ALL, "high"), tuple((n, p) for n, p in given.items() if n != ALL)
 
 

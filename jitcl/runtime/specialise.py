@@ -13,6 +13,7 @@ of its kernels.
 from __future__ import annotations
 
 import logging
+import os
 import time
 import traceback
 import weakref
@@ -157,8 +158,8 @@ class Specialiser:
     _host: Device | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.cache.directory.exists():       # what any model needs is built while this one
-            self.device.ahead(self.cache)           # is read
+        if not os.path.exists(self.cache.directory):        # False for what can't be one, too
+            self.device.ahead(self.cache)       # what any model needs, while this one is read
 
     @property
     def weights(self) -> Weights:
