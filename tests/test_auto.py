@@ -42,6 +42,30 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JITCL_CACHE_DIR", str(tmp_path / "cache"))
 
 
+def test_shares_are_of_the_run_s_work():
+    """A plan for many shapes has room for larger ones, where other layers may be most of it."""
+    rng = np.random.default_rng(0)
+    w, v = (numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n)
+            for n, s in (("w", (256, 8)), ("v", (256, 256))))
+    x, z = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape)
+            for n, shape in (("x", ["rows", 256]), ("z", [1, 256])))
+    y, t = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape)
+            for n, shape in (("y", ["rows", 8]), ("t", [1, 256])))
+    model = helper.make_model(helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "many"),
+         helper.make_node("MatMul", ["z", "v"], ["u"], "one"),
+         helper.make_node("MatMul", ["u", "v"], ["t"], "last")], "shares", [x, z], [y, t], [w, v]),
+        opset_imports=[helper.make_opsetid("", 21)])
+    feeds = {"x": rng.standard_normal((1, 256)).astype(np.float32),
+             "z": rng.standard_normal((1, 256)).astype(np.float32)}
+    found = jitcl.compile(model, device="cpu", precision={"many": "high", "*": "normal"})
+    found.run({**feeds, "x": np.ones((300, 256), np.float32)})
+    found.run(feeds)
+    assert found.report().sizes[0][2] >= 300                # has room
+    shares = [share for share, _ in found.report().kept().values()]
+    assert sum(shares) + auto._share(found, {}) == pytest.approx(1) and max(shares) < 0.1
+
+
 def test_what_f16_cant_hold_is_in_f32(caplog):
     """Only that, with the reason; the next process reads it, and nothing is tried again."""
     caplog.set_level(logging.WARNING, "jitcl")

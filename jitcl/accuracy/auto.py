@@ -300,7 +300,7 @@ class _Search:
         with self._model(dataclasses.replace(options, guard="off")) as model:
             self._outputs(model, self.order[0])
             found: dict[str, int] = {}
-            for plan in model.plans:
+            for plan in model.plans_of_run:
                 for step in plan.steps:
                     for name, _ in step.origins[-1:]:           # a kernel is as its strictest node
                         found[name] = found.get(name, 0) + step.flops
@@ -382,7 +382,7 @@ def _error(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> float:
 def _share(model: Model, raised: Mapping[str, str]) -> float:
     """Of all FLOPs, those of groups that read or write f16, and have none of these nodes."""
     half = total = 0
-    for plan in model.plans:
+    for plan in model.plans_of_run:
         low = {s.group for s in plan.steps if any(plan.buffers[b].dtype == "f16" for b in s.buffers)
                and not any(name in raised for name, _ in s.origins)}
         total += sum(s.flops for s in plan.steps)

@@ -63,9 +63,18 @@ class Inspected(Calls):
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans of all compiled parts that the last run met, in order."""
+        return tuple(special.plan for special in self._met)
+
+    @property
+    def plans_of_run(self) -> tuple[Plan, ...]:
+        """The same at the shapes of that run, where one plan serves many."""
+        return tuple(special.plan_of_run for special in self._met)
+
+    @property
+    def _met(self) -> list[Specialisation]:
         if self.program is not None:
-            return tuple(r.special.plan for r in self.program.last if r.special is not None)
-        return (self._last.plan,) if self._last else ()
+            return [r.special for r in self.program.last if r.special is not None]
+        return [self._last] if self._last else []
 
     @property
     def last(self) -> Specialisation | None:
