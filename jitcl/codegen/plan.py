@@ -152,6 +152,12 @@ class Plan:
         return frozenset(w.result for w in self.watched if w.result >= 0)
 
     @cached_property
+    def float_results(self) -> tuple[int, ...]:
+        """The numbers of outputs of floats, which the guard looks at; of none of its flags."""
+        return tuple(n for n, t in enumerate(self.outputs)
+                     if t.dtype in ("f16", "f32", "f64") and t.name not in self.looked_at)
+
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         """In the order of `inputs`."""
         return tuple(t.name for t in self.inputs)

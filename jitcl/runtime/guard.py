@@ -67,26 +67,25 @@ class Guard:
         """
         if self.options.guard == "off" or not plan.stores_f16:
             return []
-        count, finite = len(values), plan.watched_results
+        finite = plan.watched_results
         found: list[Sign] = []
         if plan.watched:
-            count -= len(plan.looked_at)
             flags = values[-1].tolist()
             if any(flags):
                 hit = [w for w in plan.watched if flags[w.place]]
                 finite = finite.difference(w.result for w in hit)
                 found = [(~w.group, "") for w in hit if w.result < 0]
-        for place, value in enumerate(values[:count]):
-            if isinstance(value, DeviceArray) and value.dtype.kind == "f" and place not in finite:
+        for place in plan.float_results:
+            value, flagged = values[place], place in finite
+            if isinstance(value, DeviceArray) and not flagged:
                 value = value.read()
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-                continue
-            if _any(value) if place in finite else _fine(value):
+            if not isinstance(value, np.ndarray) or (_any(value) if flagged else _fine(value)):
                 continue
             sign = _sign(value)
             if sign:
                 found.append((place, sign))
-        return [s for s in found if s not in self.known and self.vain[s[0]] < IN_VAIN]
+        return found and [
+            s for s in found if s not in self.known and self.vain[s[0]] < IN_VAIN]
 
     def after(self, model: Model, arrays: Mapping[str, np.ndarray], compute: Compute,
               special: Specialisation, values: list[np.ndarray]
@@ -256,22 +255,26 @@ def _here(value: Any) -> Any:
 
 def _fine(value: np.ndarray) -> bool:
     """Whether a sum shows that a result is finite, and not zeros alone: one of squares, by `vdot`,
-    which takes a microsecond or two where code is cold behind a run, and warns of nothing. It is
-    slow for halves: of these it is the plain one.
+    which warns of nothing; it is slow for halves: of these it is the plain one. Code is cold behind
+    a run: each call of NumPy's, be it for a view, takes 2 to 9 us, so there is one.
     """
-    if value.dtype.itemsize == 2:
+    if value.itemsize == 2:
         with np.errstate(all="ignore"):         # sums of large halves are infinite
             total = float(np.add.reduce(value, axis=None, dtype=np.float32))
-    else:
-        x, total = value.reshape(-1), 0.0
-        for k in range(0, x.size, SHORT):
-            part = x[k:k + SHORT]
-            total += float(np.vdot(part, part))
-    return total != 0 and math.isfinite(total)
+            return total != 0 and math.isfinite(total)
+    if value.size <= SHORT:
+        return 0 < float(np.vdot(value, value)) < math.inf
+    x, total = value.reshape(-1), 0.0
+    for k in range(0, x.size, SHORT):
+        part = x[k:k + SHORT]
+        total += float(np.vdot(part, part))
+    return 0 < total < math.inf
 
 
 def _any(value: np.ndarray) -> bool:
     """Whether the beginning of a result, which is finite, is not zeros alone."""
+    if value.item(0) != 0:
+        return True
     x = value.reshape(-1)[:FEW]
     return bool(np.vdot(x, x) != 0)
 
