@@ -14,7 +14,7 @@ import pytest
 import jitcl
 from jitcl.runtime import digests
 from jitcl.runtime.cache import KernelCache
-from jitcl.runtime.digests import digest, file_digest
+from jitcl.runtime.digests import begun, digest, file_digest
 
 
 @pytest.fixture
@@ -43,6 +43,16 @@ def test_a_file_is_read_once(tmp_path, reads, settled):
     first = file_digest(path, tmp_path)
     assert first == digest(path.read_bytes()) == file_digest(path, tmp_path)
     assert reads == [path]
+
+
+def test_only_a_large_file_is_digested_beside_the_rest(tmp_path, monkeypatch):
+    """A small one's digest is there at once: what reads models is loaded for none that is cached."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"abc" * 10 ** 6)
+    assert begun(path, tmp_path) == digest(path.read_bytes())
+    monkeypatch.setattr(digests, "SMALL", 0)
+    found = begun(path, None)
+    assert not isinstance(found, str) and found.result() == digest(path.read_bytes())
 
 
 @pytest.mark.parametrize("change", ["size", "same size", "replaced", "same times"])

@@ -24,6 +24,7 @@ from jitcl.ir.files import MOST_BYTES, check_regular
 
 SETTLED_NS = 3_000_000_000    # file systems tell times by up to 2 s
 CHUNK = 4 << 20               # the thread asks for the interpreter's lock after each
+SMALL = 32 << 20              # bytes whose digest is there sooner than what reads a model is loaded
 FOLDER = "files"
 
 log = logging.getLogger("jitcl.cache")
@@ -44,13 +45,15 @@ def file_digest(path: Path, root: Path | None, most: int | None = MOST_BYTES) ->
 
 
 def begun(path: Path, root: Path | None, most: int | None = MOST_BYTES) -> str | Future[str]:
-    """The same, taken by a thread where it isn't remembered."""
+    """The same, of large files taken by a thread where it isn't remembered."""
     check_regular(path, most)
     before = _stat(path)
     note = None if root is None else _note(path, root)
     known = None if note is None else _remembered(note, before)
     if known is not None:
         return known
+    if before[0] <= SMALL:
+        return _taken(path, note, before)
     from concurrent.futures import ThreadPoolExecutor  # a warm start does without it
 
     thread = ThreadPoolExecutor(1, "jitcl-digest")
@@ -60,7 +63,7 @@ def begun(path: Path, root: Path | None, most: int | None = MOST_BYTES) -> str |
 
 
 def _taken(path: Path, note: Path | None, before: list[int]) -> str:
-    total, chunk = hashlib.sha256(), memoryview(bytearray(CHUNK))
+    total, chunk = hashlib.sha256(), memoryview(bytearray(min(CHUNK, before[0] + 1)))
     with open(path, "rb") as file:
         while count := file.readinto(chunk):
             total.update(chunk[:count])

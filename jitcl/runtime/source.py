@@ -93,8 +93,9 @@ class OnnxSource:
 
     @property
     def digest(self) -> str:
-        """Of the model's bytes. A file whose digest is still being taken was never compiled: it is
-        read meanwhile."""
+        """Of the model's bytes. A large file whose digest is still being taken was likely never
+        compiled: it is read meanwhile.
+        """
         if isinstance(self._digest, Future):
             if not self._digest.done():
                 _ = self.model
