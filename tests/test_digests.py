@@ -46,7 +46,7 @@ def test_a_file_is_read_once(tmp_path, reads, settled):
 
 
 def test_only_a_large_file_is_digested_beside_the_rest(tmp_path, monkeypatch):
-    """A small one's digest is there at once: what reads models is loaded for none that is cached."""
+    """A small one's is there at once: what reads models is loaded for none that is cached."""
     path = tmp_path / "model.onnx"
     path.write_bytes(b"abc" * 10 ** 6)
     assert begun(path, tmp_path) == digest(path.read_bytes())
