@@ -11,7 +11,7 @@ import numpy as np
 
 from jitcl.errors import InputError
 from jitcl.runtime.arguments import shown
-from jitcl.runtime.array_files import read_npy, read_npz
+from jitcl.runtime.array_files import files_of, read_npy, read_npz
 from jitcl.runtime.inputs import check_feeds
 from jitcl.runtime.source import Tensor
 from jitcl.runtime.tensors import elements
@@ -26,7 +26,8 @@ def feeds_of_calibration(given: Any, inputs: Sequence[Tensor]) -> list[Feeds]:
     if isinstance(given, Mapping):
         return [_checked(given, inputs, "")]
     if isinstance(given, (str, Path)):
-        return _of_folder(Path(given), inputs)
+        return [_checked(_of_file(f, inputs), inputs, f"'{f}': ")
+                for f in files_of(Path(given), "calibrate")[:MOST]]
     if not isinstance(given, Iterable):
         raise InputError(f"calibrate: got {shown(given)}, wanted {WANTED}")
     found: list[Feeds] = []
@@ -52,16 +53,6 @@ def _copy(value: Any) -> Any:
         return [_copy(v) for v in value]
     value = elements(value)
     return value.copy() if isinstance(value, (np.ndarray, dict)) else value
-
-
-def _of_folder(folder: Path, inputs: Sequence[Tensor]) -> list[Feeds]:
-    if not folder.is_dir():
-        raise InputError(f"calibrate: '{folder}' is no folder")
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in (".npz", ".npy"))
-    if not files:
-        raise InputError(f"calibrate: '{folder}' has no .npz or .npy file\n  An .npz holds all "
-                         "inputs by name, an .npy the only one.")
-    return [_checked(_of_file(f, inputs), inputs, f"'{f}': ") for f in files[:MOST]]
 
 
 def _of_file(file: Path, inputs: Sequence[Tensor]) -> Feeds:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from jitcl.cli.options import Shape, input_option, open_with, tuned_options
-from jitcl.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,19 +102,14 @@ def _inputs(model: Path, memory: str, cache_dir: Path | None, given: Sequence[st
             ) -> Mapping[str, Mapping[str, np.ndarray]]:
     """Feeds by what they are called."""
     from jitcl.cli.feeds import Scaling, complete_feeds
+    from jitcl.runtime.array_files import files_of
 
     opened = open_with(model, "reference", "high", memory, "none", cache_dir)
     if folder is None:
         name = ", ".join(given) or f"random numbers, seed {seed}"
         return {name: complete_feeds(opened, given, Scaling(), shapes, True, seed)}
-    if not folder.is_dir():
-        raise InputError(f"--inputs: '{folder}' is no folder\n  Of one file: -i FILE.")
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in (".npz", ".npy"))
-    if not files:
-        raise InputError(f"--inputs: '{folder}' has no .npz or .npy file\n  An .npz holds all "
-                         "inputs by name, an .npy the only one.")
     return {f.name: complete_feeds(opened, [*given, str(f)], Scaling(), shapes, False, seed)
-            for f in files}
+            for f in files_of(folder, "--inputs", "\n  Of one file: -i FILE.")}
 
 
 def _print(found: Check) -> None:

@@ -120,6 +120,7 @@ class Executable(Protocol):
     """A loaded plan. Thread-safe: concurrent runs take turns."""
 
     grows: ClassVar[bool] = False       # runs may bring its plan's layout of another capacity
+
     @property
     def home(self) -> object:
         """See `DeviceArray`; None where there are none of this device."""

@@ -17,6 +17,19 @@ UNREADABLE = (ValueError, EOFError, MemoryError, NotImplementedError, OverflowEr
               TypeError, zipfile.BadZipFile, zlib.error)
 
 
+def files_of(folder: Path, given: str, hint: str = "") -> list[Path]:
+    """The .npy and .npz files of a folder that was given for inputs, in the order of their names.
+    given, hint: what errors begin with, and say where it is no folder.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{given}: '{folder}' is no folder{hint}")
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in (".npz", ".npy"))
+    if not files:
+        raise InputError(f"{given}: '{folder}' has no .npz or .npy file\n  An .npz holds all "
+                         "inputs by name, an .npy the only one.")
+    return files
+
+
 def read_npy(path: Path) -> Any:
     """The array of a .npy; of a .npz, the open archive."""
     try:
@@ -38,4 +51,4 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             raise InputError(f"'{path}' holds arrays that cannot be read: {e}") from e
 
 
-__all__ = ["read_npy", "read_npz"]
+__all__ = ["files_of", "read_npy", "read_npz"]

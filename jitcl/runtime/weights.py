@@ -69,12 +69,10 @@ class Weights:
             return plan
         from concurrent.futures import ThreadPoolExecutor  # a warm start does without it
 
-        def kept(buffer: int, array: np.ndarray) -> tuple[str, np.ndarray]:
-            return self._shared(array, buffer, fit)
-
         constants, weights, large = dict(plan.constants), dict(plan.weights), _large(plan)
         with ThreadPoolExecutor(min(usable_cores(), _THREADS), "jitcl-weights") as threads:
-            for buffer, one in zip(large, threads.map(kept, large, large.values())):
+            found = threads.map(lambda b: self._shared(large[b], b, fit), large)
+            for buffer, one in zip(large, found):
                 weights[buffer], constants[buffer] = one
         return replace(plan, constants=constants, weights=weights)
 
