@@ -15,7 +15,7 @@ from jitcl.accuracy import auto
 from jitcl.accuracy.calibration import MOST
 from jitcl.cli.main import cli
 from jitcl.errors import InputError, OptionError, UnsupportedError
-from jitcl.runtime.calibrated import digest_of
+from jitcl.runtime.inputs import digest_of
 from tests.devices import needs, present
 from tests.overflowing import (
     CASES,

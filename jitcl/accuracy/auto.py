@@ -36,8 +36,7 @@ from jitcl.errors import InputError, OptionError, UnsupportedError
 from jitcl.passes.options import ALL, Chosen, Memory, Options
 from jitcl.runtime.arguments import check_takes, is_number, shown
 from jitcl.runtime.cache import Key, code_version, kernel_cache
-from jitcl.runtime.calibrated import digest_of
-from jitcl.runtime.inputs import fixed_shapes, random_feed
+from jitcl.runtime.inputs import digest_of, fixed_shapes, random_feed
 from jitcl.runtime.model import Model
 from jitcl.runtime.source import OnnxSource, Source, Tensor
 

@@ -90,7 +90,7 @@ class Join(Group):
 @dataclass(frozen=True)
 class Watched:
     """What an output that is there for the guard says of what a group stores, in its element
-    `place`: a flag, or the largest magnitude, inf where an element is not finite. group: its
+    `place`: a flag, the largest finite magnitude, or how many elements are not finite. group: its
     number; nodes: of the model, in it, with op types; result: which of the graph's outputs the
     group stores, or -1.
     """

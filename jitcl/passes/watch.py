@@ -3,16 +3,17 @@
 Flags: one output, of an element for each of some groups, which is 1 where the group has stored an
 infinity or NaN. Kernels write it beside their results (codegen/flags.py): behind each run.
 
-Magnitudes: the largest of what each group stores, by reductions of their own, where layers are
-looked for:
+Magnitudes: the largest finite one of what each group stores, and how many elements are not finite
+(some may be so in f32, too: -inf of a mask, NaN of an input), by reductions of their own, where
+layers are looked for:
 
     %1 = relu(%0) : f16[1,64,56,56]        %1 = relu(%0) : f16[1,64,56,56]
-    return %1                         =>   %2 = where(isnan(%1), inf, abs(%1))
+    return %1                         =>   %2 = where(lost(%1), 0, abs(%1))
                                            %3 = reduce_max(%2) : f32[1,64,1,1]
                                            %4 = reduce_max(%3) : f32[1,1,1,1]
-                                           return %1, %4 as "magnitude 1"
-
-inf: some element is infinite or NaN; 0: all are zeros.
+                                           %5 = cast(lost(%1)) : i32[1,64,56,56]
+                                           .. reduce_sum, reduce_sum: %7
+                                           return %1, %4 as "magnitude 1", %7 as "lost 1"
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def flag(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
 
 def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
           ) -> tuple[Graph, list[Group], tuple[Watched, ...]]:
-    """The graph and its groups, which also give the magnitude of what `chosen` ones store."""
+    """The graph and its groups, which also give of what `chosen` ones store the largest finite
+    magnitude and, behind it, how many elements are not finite.
+    """
     g = GraphBuilder()
     outputs, made, watched = list(graph.outputs), list[Group](), list[Watched]()
     place = {node: k for k, (_, node) in enumerate(graph.outputs)}
@@ -112,21 +115,23 @@ def watch(graph: Graph, groups: Sequence[Group], chosen: Collection[int]
         if number not in chosen or not watchable(group):
             continue
         x = group.root if group.root.type.dtype == "f32" else g.cast(group.root, to="f32")
-        size = g.where(g.isnan(x), float("inf"), g.abs(x))
+        lost = g.or_(g.isnan(x), g.isinf(x))
         rank = group.root.type.rank
         within = tuple(range(2, rank)) if rank > 2 else (rank - 1,)
-        rows = g.reduce_max(size, axes=within, keepdims=True)
-        inlined = {n for n in (x, size, *size.inputs)
-                   if n is not group.root and n.op not in ("const", "input")}
-        made.append(Group(rows, frozenset(inlined), rows))
-        last = rows
-        if rank > len(within):
-            last = g.reduce_max(rows, axes=tuple(range(rank - len(within))), keepdims=True)
-            made.append(Group(last, frozenset(), last))
-        name = f"magnitude {number}"
-        outputs.append((name, last))
-        nodes = tuple(names_in(group, graph).items())
-        watched.append(Watched(name, number, nodes, place.get(group.root, -1)))
+        for name, value, reduce in (
+                (f"magnitude {number}", g.where(lost, 0.0, g.abs(x)), g.reduce_max),
+                (f"lost {number}", g.cast(lost, to="i32"), g.reduce_sum)):
+            rows = reduce(value, axes=within, keepdims=True)
+            inlined = {n for n in (x, value, *value.inputs, *lost.inputs)
+                       if n is not group.root and n.op not in ("const", "input")}
+            made.append(Group(rows, frozenset(inlined), rows))
+            last = rows
+            if rank > len(within):
+                last = reduce(rows, axes=tuple(range(rank - len(within))), keepdims=True)
+                made.append(Group(last, frozenset(), last))
+            outputs.append((name, last))
+            watched.append(Watched(name, number, tuple(names_in(group, graph).items()),
+                                   place.get(group.root, -1)))
     return replace(graph, outputs=tuple(outputs)), made, tuple(watched)
 
 

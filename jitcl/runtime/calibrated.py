@@ -27,6 +27,7 @@ from jitcl.passes.pack_weights import PackWeights, Weight
 from jitcl.passes.packing import Array, Packing, Rows, gptq
 from jitcl.passes.pipeline import pipeline
 from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.inputs import digest_of
 from jitcl.runtime.model import Model
 from jitcl.runtime.source import GraphSource, Source
 
@@ -121,30 +122,6 @@ def _rounded(weight: Weight, parts: Sequence[Sequence[Array]], packing: Packing)
                 np.concatenate([f.scales for f in found]), np.concatenate(zeros) if zeros else None)
 
 
-def digest_of(feeds: Sequence[Feeds]) -> str:
-    """Of what is fed: arrays, lists of them, strings, maps, nothing."""
-    digest = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, list):
-            digest.update(f"list of {len(value)} ".encode())
-            for one in value:
-                add(one)
-            return
-        if isinstance(value, Mapping):
-            value = np.array(sorted(value.items(), key=repr), object)
-        array = np.asarray(value)
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(repr(array.tolist()).encode() if array.dtype == object else
-                      np.ascontiguousarray(array).tobytes())
-
-    for one in feeds:
-        for name, value in sorted(one.items()):
-            digest.update(f"{name} ".encode())
-            add(value)
-    return digest.hexdigest()
-
-
 def _written(found: Mapping[str, Rows]) -> bytes:
     file = io.BytesIO()
     arrays = {f"{name} {part}": a for name, r in found.items()
@@ -161,4 +138,4 @@ def _read(data: bytes) -> dict[str, Rows]:
                         arrays[f"{n} zeros"] if f"{n} zeros" in arrays else None) for n in names}
 
 
-__all__ = ["calibrated", "digest_of"]
+__all__ = ["calibrated"]

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from jitcl.devices.base import DeviceArray
 from jitcl.errors import OutOfMemoryError
 from jitcl.passes.options import Options
 from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.inputs import digest_of
 from jitcl.runtime.source import Source
 from jitcl.runtime.specialise import Patience, Specialisation, free_frames, opening
 from jitcl.runtime.tensors import elements
@@ -41,9 +42,20 @@ SHORT = 8192                            # elements whose product NumPy's BLAS ke
 ROUNDS = 8                              # of finding layers, before all are computed in f32
 
 Compute = Callable[[Specialisation], list[np.ndarray]]
-Sign = tuple[int, str]                  # (which result, ~number of a group; "zeros", or a digest)
+# (which result, or ~number of a group; "zeros", "" of all or some, or a digest of which elements
+# are not finite; a digest of the inputs where that alone says little)
+Sign = tuple[int, str, str]
 log = logging.getLogger("jitcl")
 
+
+class Stored(NamedTuple):
+    """What a group stores: the largest finite magnitude, and how many elements are not finite."""
+
+    largest: float
+    lost: int
+
+
+UNKNOWN = Stored(0.0, -1)
 
 @dataclass(eq=False)
 class Guard:
@@ -53,7 +65,7 @@ class Guard:
     cache: DeviceCache
     options: Options
     known: set[Sign] = field(default_factory=set)       # that f32 gives, too
-    vain: Counter[int] = field(default_factory=Counter)
+    vain: Counter[tuple[int, bool]] = field(default_factory=Counter)    # True: of zeros
     reasons: dict[str, str] = field(default_factory=dict)   # of nodes that it put into f32 here
 
     def __post_init__(self) -> None:
@@ -61,14 +73,15 @@ class Guard:
         if stored is not None:
             self._promote(json.loads(bytes(stored)))
 
-    def signs(self, values: Sequence[Any], plan: Plan) -> list[Sign]:
+    def signs(self, values: Sequence[Any], plan: Plan, arrays: Mapping[str, Any]) -> list[Sign]:
         """What is suspicious of a run's results, behind which stand the plan's flags. Of results
         that stay on the device, small ones are read; flags tell of the others, but not of zeros.
+        arrays: the inputs.
         """
         if self.options.guard == "off" or not plan.stores_f16:
             return []
         finite = plan.watched_results
-        found: list[Sign] = []
+        found: list[tuple[int, str]] = []
         if plan.watched:
             flags = values[-1].tolist()
             if any(flags):
@@ -82,16 +95,22 @@ class Guard:
             if not isinstance(value, np.ndarray) or (_any(value) if flagged else _fine(value)):
                 continue
             sign = _sign(value)
-            if sign:
+            if sign is not None:
                 found.append((place, sign))
-        return found and [
-            s for s in found if s not in self.known and self.vain[s[0]] < IN_VAIN]
+        found = [f for f in found if self.vain[_kind(f)] < IN_VAIN]
+        if not found:
+            return []
+        # other inputs may give the same zeros for another reason
+        given = digest_of([{n: elements(a) for n, a in arrays.items()}]) if any(
+            sign in ("", "zeros") for _, sign in found) else ""
+        told = [(*f, given if f[1] in ("", "zeros") else "") for f in found]
+        return [s for s in told if s not in self.known]
 
     def after(self, model: Model, arrays: Mapping[str, np.ndarray], compute: Compute,
               special: Specialisation, values: list[np.ndarray]
               ) -> tuple[list[np.ndarray], Specialisation]:
         """The results of a run, less flags, and what computed them; or of a better one."""
-        signs = self.signs(values, special.plan)
+        signs = self.signs(values, special.plan, arrays)
         if signs:
             try:
                 values, special = _Repair(self, model, arrays, compute).run(special, values)
@@ -109,15 +128,20 @@ class Guard:
         nobody would tell what f16 does to it.
         """
         self.known.update(signs)
-        for number, _ in signs:
-            self.vain[number] += 1
-            if self.vain[number] == IN_VAIN:
-                nodes = [n for w in plan.watched if w.group == ~number for n, _ in w.nodes[:1]]
-                what = (f"output '{plan.output_names[number]}'" if number >= 0 else
-                        f"layer {', '.join(map(repr, nodes)) or ~number}")
-                log.warning("%s: %s was infinite, NaN or zeros alone in f32, too, in %d runs: the "
-                            "guard looks at it no more in this process", self.source.name, what,
-                            IN_VAIN)
+        ended = []
+        for kind in dict.fromkeys(map(_kind, signs)):
+            self.vain[kind] += 1
+            if self.vain[kind] == IN_VAIN:
+                ended.append(kind)
+        if ended:
+            number, zeros = ended[0]
+            nodes = [n for w in plan.watched if w.group == ~number for n, _ in w.nodes[:1]]
+            what = (f"output '{plan.output_names[number]}'" if number >= 0 else
+                    f"layer {', '.join(map(repr, nodes)) or ~number}")
+            what += f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
+            log.warning("%s: %s was %s in f32, too, in %d runs: the guard looks for that no more "
+                        "in this process", self.source.name, what,
+                        "zeros alone" if zeros else "infinite or NaN", IN_VAIN)
 
     def promote(self, names: Sequence[str]) -> None:
         """Compute these nodes in f32 from now on, in later processes too."""
@@ -154,12 +178,12 @@ class _Repair:
             wide = self._lowering(Options("high", guard.options.weights or guard.options.memory,
                                            promoted=("*",)))
             wide.watch(range(len(wide.groups)))
-            exact, magnitudes = self._computed(wide)
+            exact, sound = self._computed(wide)
             for _ in range(ROUNDS):
-                signs = guard.signs(values, special.plan)
-                wrong = [s for s in signs if self._differs(s[0], values, exact, magnitudes)]
+                signs = guard.signs(values, special.plan, self.arrays)
+                wrong = self._wrong(signs, values, exact, sound)
                 theirs = [s for s in signs if s not in wrong]
-                if not guard.options.each and any(n < 0 for n, _ in theirs):
+                if not guard.options.each and any(n < 0 for n, *_ in theirs):
                     guard.options = replace(guard.options, each=True)   # whom do these tell of?
                     special = self._recompiled()
                     values = self.compute(special)
@@ -167,34 +191,43 @@ class _Repair:
                 guard.not_ours(theirs, special.plan)
                 if not wrong or "*" in guard.options.promoted:
                     break
-                special = self._promoted(magnitudes)
+                special = self._promoted(sound)
                 values = self.compute(special)
             return values, special
 
-    def _differs(self, number: int, values: Sequence[np.ndarray], exact: Sequence[np.ndarray],
-                 magnitudes: Mapping[int, float]) -> bool:
-        """Whether f32 gives a better result."""
-        if number < 0:                          # a layer, which is not finite
-            return bool(np.isfinite(magnitudes.get(~number, np.inf)))
-        got, want = _here(values[number]), exact[number]
-        if (np.isfinite(want) & ~np.isfinite(got)).any():
-            return True
-        return bool(not got.any() and want.any())
+    def _wrong(self, signs: Sequence[Sign], values: Sequence[np.ndarray],
+               exact: Sequence[np.ndarray], sound: Mapping[int, Stored]) -> list[Sign]:
+        """Those of which f32 gives a better result."""
+        wrong = [s for s in signs if s[0] >= 0 and _better(exact[s[0]], _here(values[s[0]]))]
+        layers = [s for s in signs if s[0] < 0]
+        wrong += [s for s in layers if sound.get(~s[0], UNKNOWN).lost == 0]
+        left = [s for s in layers if s not in wrong]
+        if left:                                # in f32, too, elements are not finite: as many?
+            got = self._as_it_runs()[3]
+            if any(v.lost > sound.get(i, UNKNOWN).lost >= 0 for i, v in got.items()):
+                wrong += left
+        return wrong
 
-    def _promoted(self, exact: Mapping[int, float]) -> Specialisation:
-        """What was compiled with the layers in f32 that leave f16's range."""
-        guard = self.guard
-        lowering = self._lowering(replace(guard.options, guard="off"))
+    def _as_it_runs(self) -> tuple[list[Group], Any, set[int], dict[int, Stored]]:
+        """Groups of the model with what f16 is used for now, the graph, which of them store f16,
+        and what they store."""
+        lowering = self._lowering(replace(self.guard.options, guard="off"))
         groups, graph, halves = list(lowering.groups), lowering.graph, lowering.halves
         lowering.watch(range(len(groups)))
-        got = self._computed(lowering)[1]
+        return groups, graph, halves, self._computed(lowering)[1]
+
+    def _promoted(self, exact: Mapping[int, Stored]) -> Specialisation:
+        """What was compiled with the layers in f32 that leave f16's range."""
+        guard = self.guard
+        groups, graph, halves, got = self._as_it_runs()
         culprits = _culprits(groups, halves, got, exact)
         names = _nodes(groups, graph, culprits)
         fresh = {n: op for n, op in names.items() if n not in guard.options.promoted}
         if not culprits or not fresh or any(not _nodes(groups, graph, [c]) for c in culprits):
             fresh = {"*": ""}
         for c in culprits:
-            reach = f"magnitudes up to {exact[c]:.4g}" if c in exact else "infinities, or zeros"
+            reach = (f"magnitudes up to {exact[c].largest:.4g}" if c in exact else
+                     "infinities, or zeros")
             guard.reasons |= dict.fromkeys(_nodes(groups, graph, [c]), f"f16 can't hold {reach}")
         self._tell(fresh, groups, graph, culprits, exact)
         guard.promote(list(fresh))
@@ -210,8 +243,8 @@ class _Repair:
         shapes = {n: a.shape for n, a in self.arrays.items()}
         return Lowering(self.model.source, shapes, self.values, self.model.device, options)
 
-    def _computed(self, lowering: Lowering) -> tuple[list[np.ndarray], dict[int, float]]:
-        """Results, and the magnitudes of what groups store, by their number."""
+    def _computed(self, lowering: Lowering) -> tuple[list[np.ndarray], dict[int, Stored]]:
+        """Results, and what groups store, by their number."""
         model = self.model
         _, plan = lowering.plan(None)
         loaded = model.device.load(plan, model.cache)
@@ -221,11 +254,12 @@ class _Repair:
         finally:
             loaded.close()
         count = len(found) - len(plan.watched)
-        return found[:count], {w.group: float(np.max(v))
-                               for w, v in zip(plan.watched, found[count:])}
+        said = zip(plan.watched[::2], found[count::2], found[count + 1::2])
+        return found[:count], {w.group: Stored(float(np.max(largest)), int(np.max(lost)))
+                               for w, largest, lost in said}
 
     def _tell(self, fresh: Mapping[str, str], groups: Sequence[Group], graph: Any,
-              culprits: Sequence[int], exact: Mapping[int, float]) -> None:
+              culprits: Sequence[int], exact: Mapping[int, Stored]) -> None:
         fed = {n: elements(a) for n, a in self.arrays.items() if a.dtype.kind == "f"}
         ranges = ", ".join(
             f"'{n}' {np.nanmin(a):.4g} to {np.nanmax(a):.4g}" for n, a in fed.items()
@@ -241,11 +275,17 @@ class _Repair:
             where += f" with {', '.join(map(repr, others))}" if others else ""
             rest = len(fresh) - len(inside)
             where += f", and {rest} more leave" if rest > 0 else " leaves"
-            reach = f" (magnitudes up to {exact.get(first, 0.0):.4g}; f16 holds {HUGE:.0f})"
+            largest = exact[first].largest if first in exact else 0.0
+            reach = f" (magnitudes up to {largest:.4g}; f16 holds {HUGE:.0f})"
             now = "computed in f32"
         log.warning("%s: %s the range of f16%s for inputs %s; from now on %s: "
                     "see guard= of jitcl.compile", self.model.source.name, where, reach, ranges,
                     f"it is {now}" if not now.startswith("the") else now)
+
+
+def _better(exact: np.ndarray, got: np.ndarray) -> bool:
+    """Whether a result in f32 is finite where the other is not, or not zeros alone, as that is."""
+    return bool((np.isfinite(exact) & ~np.isfinite(got)).any() or (exact.any() and not got.any()))
 
 
 def _here(value: Any) -> Any:
@@ -279,21 +319,27 @@ def _any(value: np.ndarray) -> bool:
     return bool(np.vdot(x, x) != 0)
 
 
-def _sign(value: np.ndarray) -> str:
-    """"zeros", or a digest of where elements are not finite; "" where nothing is suspicious."""
+def _sign(value: np.ndarray) -> str | None:
+    """None where nothing is suspicious."""
     finite = np.isfinite(value)
-    if not finite.all():
-        return hashlib.sha256(np.packbits(finite).tobytes()).hexdigest()
-    return "zeros" if value.size and not value.any() else ""
+    if finite.all():
+        return "zeros" if value.size and not value.any() else None
+    return hashlib.sha256(np.packbits(finite).tobytes()).hexdigest() if finite.any() else ""
 
 
-def _culprits(groups: Sequence[Group], halves: set[int], got: Mapping[int, float],
-              exact: Mapping[int, float]) -> list[int]:
+def _kind(sign: Sequence[Any]) -> tuple[int, bool]:
+    """By which looks in vain are counted."""
+    return sign[0], sign[1] == "zeros"
+
+
+def _culprits(groups: Sequence[Group], halves: set[int], got: Mapping[int, Stored],
+              exact: Mapping[int, Stored]) -> list[int]:
     """Groups whose results f16 can't hold, and those that made wrong ones of right operands."""
     number = {g.root: i for i, g in enumerate(groups)}
-    bad = {i for i, v in got.items() if i in exact and np.isfinite(exact[i]) and (
-        not np.isfinite(v) or (v == 0 and exact[i] > 0))}
-    unfit = {i for i in halves if HUGE < exact.get(i, 0.0) < np.inf or 0 < exact.get(i, 1) < LEAST}
+    bad = {i for i, v in got.items() if i in exact and (
+        v.lost > exact[i].lost or (v == (0.0, 0) and exact[i].largest > 0))}
+    unfit = {i for i in halves if i in exact and (
+        exact[i].largest > HUGE or 0 < exact[i].largest < LEAST)}
     own = {i for i in bad if not any(number.get(n) in bad for n in groups[i].operands)}
     return sorted(own | unfit)
 

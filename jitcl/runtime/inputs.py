@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures._base import Future
@@ -152,4 +153,29 @@ def random_feed(tensor: Tensor, shape: tuple[int, ...], seed: int) -> np.ndarray
     return rng.integers(0, 2, shape).astype(dtype)
 
 
-__all__ = ["Again", "check_feeds", "check_shape", "feeds_of", "fixed_shapes", "random_feed"]
+def digest_of(feeds: Sequence[Mapping[str, Any]]) -> str:
+    """Of what is fed: arrays, lists of them, strings, maps, nothing."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, list):
+            digest.update(f"list of {len(value)} ".encode())
+            for one in value:
+                add(one)
+            return
+        if isinstance(value, Mapping):
+            value = np.array(sorted(value.items(), key=repr), object)
+        array = np.asarray(value)
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else
+                      np.ascontiguousarray(array).tobytes())
+
+    for one in feeds:
+        for name, value in sorted(one.items()):
+            digest.update(f"{name} ".encode())
+            add(value)
+    return digest.hexdigest()
+
+
+__all__ = ["Again", "check_feeds", "check_shape", "digest_of", "feeds_of", "fixed_shapes",
+           "random_feed"]
