@@ -276,7 +276,7 @@ class _Repair:
             rest = len(fresh) - len(inside)
             where += f", and {rest} more leave" if rest > 0 else " leaves"
             largest = exact[first].largest if first in exact else 0.0
-            reach = f" (magnitudes up to {largest:.4g}; f16 holds {HUGE:.0f})"
+            reach = f" (magnitudes up to {largest:.4g}; f16 holds {LEAST:.0g} to {HUGE:.0f})"
             now = "computed in f32"
         log.warning("%s: %s the range of f16%s for inputs %s; from now on %s: "
                     "see guard= of jitcl.compile", self.model.source.name, where, reach, ranges,
