@@ -179,7 +179,7 @@ def test_flags_are_cleared_where_the_last_run_set_one(device, series, monkeypatc
         flagged = [run(x)[-1].any() for x in (fine, large, large, fine, fine)]
         assert flagged == [False, True, True, False, False]
         assert [steps - n for n in launched] == [1, 1, 0, 0, 1]
-        special.executable.time(fine, runs=2)
+        special.executable.steady(fine, runs=2)
         special.executable.profile(large, runs=1)
         assert not run(fine)[-1].any()
         with jitcl.profile():                           # by events, or step by step

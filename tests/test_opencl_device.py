@@ -117,8 +117,6 @@ def test_profile_names_every_step(device):
     times = executable.profile([np.ones(1000, np.float32)], runs=3)
     assert [t.name for t in times] == ["scale_0", "square_1"]
     assert all(0 < t.seconds < time.perf_counter() - begin for t in times)
-    begin = time.perf_counter()
-    assert 0 < executable.time([np.ones(1000, np.float32)], runs=3) < time.perf_counter() - begin
 
 
 def test_a_steady_pass_counts_what_launches_cost(device, monkeypatch):

@@ -452,10 +452,6 @@ class OpenClExecutable(LoadedPlan):
         more = max(1, min(REPEATS, int(TOGETHER / alone)))
         return max(1e-9, (seconds(1 + more) - alone) / more)
 
-    def _timed_pass(self, sources: list[np.ndarray]) -> None:
-        self._zeroed = False
-        ended(self.queue, self._enqueue(self.queue))
-
 
 def _flat(array: np.ndarray) -> np.ndarray:
     """Its bytes."""

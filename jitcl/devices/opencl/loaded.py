@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -93,10 +92,6 @@ class LoadedPlan(Executable):
     @abstractmethod
     def profile(self, arrays: Sequence[np.ndarray], runs: int = 5) -> list[StepTime]:
         """Time of every step: the median over `runs`."""
-
-    @abstractmethod
-    def _timed_pass(self, sources: list[np.ndarray]) -> None:
-        """What `time` takes the time of."""
 
     # ---- running
 
@@ -284,28 +279,10 @@ class LoadedPlan(Executable):
                         if isinstance(array, (np.ndarray, np.generic)) else array)
         return flat
 
-    def _results(self) -> list[np.ndarray]:
-        """Fresh arrays for the outputs."""
-        return [np.empty(s.shape, dtypes.to_numpy(s.dtype)) for s in self.plan.outputs]
-
     def _times(self, runs: list[list[float]]) -> list[StepTime]:
         medians = np.median(np.array(runs), axis=0)
         return [StepTime(a.step.name, float(t), a.step.flops, a.step.bytes)
                 for a, t in zip(self._launches, medians)]
-
-    def time(self, arrays: Sequence[np.ndarray], runs: int = 10) -> float:
-        """Wall seconds of a run: the median over `runs`, after one to warm up. Of a plan that stays
-        in the device's memory, without the copies of inputs and outputs.
-        """
-        sources = self._check(arrays)
-        with self._turn("timing a model"):
-            self._ran(sources)
-            seconds = []
-            for _ in range(runs):
-                begin = time.perf_counter()
-                self._timed_pass(sources)
-                seconds.append(time.perf_counter() - begin)
-        return float(np.median(seconds))
 
     # ---- the end
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyopencl as cl
 
+from jitcl import dtypes
 from jitcl.codegen.plan import lifetimes
 from jitcl.devices import recording
 from jitcl.devices.opencl.loaded import LoadedPlan, StepTime
@@ -45,7 +46,8 @@ class StreamedExecutable(LoadedPlan):
     def _pass(self, sources: list[np.ndarray], careful: bool) -> list[np.ndarray]:
         """One run; each step is waited for in any case."""
         inputs = {spec.buffer: data for spec, data in zip(self.plan.inputs, sources)}
-        results, self._seconds, place = self._results(), [], self.session.name
+        results = [np.empty(s.shape, dtypes.to_numpy(s.dtype)) for s in self.plan.outputs]
+        self._seconds, place = [], self.session.name
         try:
             for n in range(len(self._prepared) + 1):
                 with recording.span("copy", "inputs and constants", place=place), self._idle():
@@ -87,6 +89,3 @@ class StreamedExecutable(LoadedPlan):
                 self._ran(sources)
                 times.append(self._seconds)
         return self._times(times[1:])
-
-    def _timed_pass(self, sources: list[np.ndarray]) -> None:
-        self._ran(sources)
