@@ -38,7 +38,6 @@ POSIX = hasattr(os, "geteuid")      # elsewhere a user's folders are closed to o
 
 log = logging.getLogger("jitcl.cache")
 
-
 class Untrusted(PermissionError):
     """A file or folder that others may have written, or that a link stands in place of."""
 
@@ -324,6 +323,24 @@ def created(path: Path) -> BinaryIO:
     """A new file for writing, readable by the user alone; OSError where there is one, or a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     return os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600), "wb")
+
+
+def replace(path: Path, *chunks: bytes | bytearray | memoryview) -> None:
+    """Write a file beside `path` and rename it there, so that nobody ever reads half of it. Raises
+    OSError.
+
+    There is no fsync: who reads the file notices what a power cut leaves behind.
+    """
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        with created(temporary) as file:
+            for chunk in chunks:
+                file.write(chunk)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def no_link(path: Path) -> Path:

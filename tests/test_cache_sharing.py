@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from jitcl.runtime import entry
 from jitcl.runtime.cache import KernelCache
 from jitcl.target import Target
 from tests.caches import fresh, get_or_build, key
@@ -188,7 +187,7 @@ def test_a_write_that_fails_costs_a_warning(root, caplog, monkeypatch, number, r
     def refuse(source, target):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(entry.os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     expect_memory(fresh(root), caplog, reason)
     assert not list(root.rglob("*.tmp"))
 

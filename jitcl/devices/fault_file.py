@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -101,16 +99,6 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside the file and rename, so that nobody ever reads half of it; its folder is made
-    where it is missing. Raises OSError.
-    """
+    """`ownership.replace`, and its folder is made where it is missing. Raises OSError."""
     ownership.below(path.parent.parent, path.parent.name)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    ownership.replace(path, data)

@@ -114,13 +114,8 @@ def _remembered(note: Path, stat: list[int]) -> str | None:
 
 
 def _remember(note: Path, stat: list[int], found: str) -> None:
-    temporary = note.with_name(f"{note.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         ownership.below(note.parent.parent, FOLDER)
-        with ownership.created(temporary) as file:
-            file.write(json.dumps({"stat": stat, "digest": found}).encode())
-        os.replace(temporary, note)
+        ownership.replace(note, json.dumps({"stat": stat, "digest": found}).encode())
     except OSError as error:                                # a directory that refuses: hashed again
         log.debug("cannot remember a digest in %s: %s", note.parent, error)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,19 +178,7 @@ def _trusted(path: Path) -> BinaryIO:
 
 
 def write(path: Path, identity: dict[str, Any], chunks: Sequence[Buffer], key: bytes = b"") -> int:
-    """Write a file beside `path` and rename it there; returns its bytes. Raises OSError.
-
-    There is no fsync: what a power cut leaves behind is noticed when it is read.
-    """
+    """Write a file as `ownership.replace` does; returns its bytes. Raises OSError."""
     head = pack_head(identity, chunks, key)
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        with ownership.created(temporary) as file:
-            file.write(head)
-            for chunk in chunks:
-                file.write(chunk)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    ownership.replace(path, head, *chunks)
     return len(head) + sum(len(c) for c in chunks)

@@ -126,14 +126,11 @@ def _name_vendors() -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a small file so that other processes see the old or the new text, never a part."""
+    """Write a small file, unless it holds this text already."""
     with suppress(OSError):
         if ownership.read(path) == text.encode():
             return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    ownership.replace(path, text.encode())
 
 
 def _prepare_pocl() -> None:

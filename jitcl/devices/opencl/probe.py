@@ -17,8 +17,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,12 +191,8 @@ class _Record:
         return None
 
     def _write(self, record: dict[str, Any]) -> None:
-        text = json.dumps(record, indent=1)
         try:
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(temporary, self.path)
+            ownership.replace(self.path, json.dumps(record, indent=1).encode())
         except OSError as error:
             log.warning("cannot keep what was probed on the device in %s: %s", self.path,
                         error.strerror or error)
