@@ -166,7 +166,7 @@ def test_the_kernel_reads_back_and_verifies(name: str) -> None:
     verify_kernel(kernel)
     text = print_kernel(kernel)
     assert parse_kernel(text) == kernel
-    folds = [s for s, _ in statements(kernel.body) if isinstance(s, Assign)]
+    folds = [s for s in statements(kernel.body) if isinstance(s, Assign)]
     assert len(folds) == {"nothing": 0, "horner": 2}.get(name, 1)
 
 
@@ -255,7 +255,7 @@ def test_neighbours_run_side_by_side() -> None:
     leaves = OPS["tree_leaves"].samples[-2]                # 33 rows
     node, _ = case(OPS["tree_leaves"], leaves, 0)
     kernel = lower(Group(node, frozenset()), "k").kernel
-    sets = [s for s, _ in statements(schedule_cpu(kernel).kernel.body) if isinstance(s, Assign)]
+    sets = [s for s in statements(schedule_cpu(kernel).kernel.body) if isinstance(s, Assign)]
     assert sorted(len(s.vars) for s in sets) == [1, 8]
 
 

@@ -70,7 +70,7 @@ def test_a_scan_reads_what_it_stored_in_a_sequential_loop(name: str) -> None:
     kernel = scan_kernel(name)
     verify_kernel(kernel)
     assert scanned(kernel) == {"y"}
-    loops = [s for s, _ in statements(kernel.body) if hasattr(s, "kind")]
+    loops = [s for s in statements(kernel.body) if hasattr(s, "kind")]
     assert [f.kind for f in loops if carries(f)] == ["loop"]
     assert parse_kernel(print_kernel(kernel)) == kernel
 
@@ -201,7 +201,7 @@ def test_lanes_of_a_group_meet_behind_each_part() -> None:
     (kernel,) = plan_for(scan_graph("lstm_states", 0)[0], TARGETS["gpu"]).kernels
     meeting = "mem_fence(CLK_GLOBAL_MEM_FENCE); barrier(CLK_GLOBAL_MEM_FENCE);"
     assert kernel.body.count(meeting) == 4                               # two starts, two parts
-    parts = [s for s, _ in statements(scan_kernel("lstm_states").body) if isinstance(s, Store)]
+    parts = [s for s in statements(scan_kernel("lstm_states").body) if isinstance(s, Store)]
     assert len(parts) == 4
 
 

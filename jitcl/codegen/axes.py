@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from jitcl.codegen.loops import Body, renamed
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import For, Let, LoopKind, Stmt, expressions, statements
+from jitcl.ir.kernel import For, Let, LoopKind, Stmt, variables_read
 from jitcl.target import Target
 
 AXES = 3               # of an NDRange
@@ -133,6 +133,6 @@ def merge(nest: list[For], body: Body) -> tuple[For, Body]:
         values[f.var.value] = E.var(f.var.value)
         lets.append(Let(values[f.var.value], at if f is nest[0] else at % f.extent))
     body = tuple(renamed(s, values) for s in body)
-    read = {v for s, _ in statements(body) for x in expressions(s) for v in x.free}
+    read = variables_read(body)
     used = [s for s in lets if isinstance(s, Let) and s.var.value in read]
     return For(place, "loop", ()), (*used, *body)

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from jitcl.codegen.axes import AXES
 from jitcl.codegen.loops import Body, flatten, inline_lets, perfect_nest, renamed, renest
-from jitcl.codegen.share import replace as exchanged
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import For, Kernel, Let, Store, statements
@@ -56,7 +55,7 @@ def copied(kernel: Kernel) -> Kernel | None:
         joined.insert(0, (y * n, x * n or 1, E.var(f"{v.value}_of_1", extent=1)))
     at = E.from_linear({v: y for y, _, v in joined}, start)
     source = E.from_linear({v: x for _, x, v in joined if x}, first)
-    value = exchanged(store.value, {load: E.load(load.value, (source,), load.dtype)})
+    value = E.exchanged(store.value, {load: E.load(load.value, (source,), load.dtype)})
     done = replace(store, indices=(at,), value=value)
     body = (renest([For(v, "parallel", ()) for *_, v in joined], (done,)),)
     return replace(flatten(kernel), body=body)
@@ -79,7 +78,7 @@ def copy_of(body: Body) -> Expr | None:
 
 def copies(kernel: Kernel) -> bool:
     """Whether a scheduled kernel is a copy of elements, or vectors, in steps."""
-    found = [s for s, _ in statements(kernel.body) if not isinstance(s, Let)]
+    found = [s for s in statements(kernel.body) if not isinstance(s, Let)]
     loops = [s for s in found if isinstance(s, For)]
     *_, last = found
     load = copy_of((last,))

@@ -14,7 +14,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node, graph_input
 from jitcl.ir.group import Chain, Group, is_literal
-from jitcl.ir.kernel import Accum, Kernel, expressions, statements
+from jitcl.ir.kernel import Accum, Kernel, counted, expressions
 from jitcl.ir.sizes import has_size
 from jitcl.ops.builder import lookup
 from jitcl.ops.cost import element_cost, expr_cost
@@ -55,7 +55,7 @@ _computed_once = lru_cache(maxsize=4096)(_computed)      # of nodes on inputs, w
 def kernel_flops(kernel: Kernel) -> int:
     """FLOPs of one run: each statement's arithmetic times its trips."""
     total = 0
-    for stmt, trips in statements(kernel.body):
+    for stmt, trips in counted(kernel.body):
         total += trips * (sum(map(_arithmetic, expressions(stmt))) + isinstance(stmt, Accum))
     return total
 

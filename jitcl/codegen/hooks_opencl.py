@@ -20,7 +20,6 @@ from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_opencl import schedule
 from jitcl.codegen.schedule_sized import sized_for_opencl, sizes_of
-from jitcl.codegen.share import replace as exchanged
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
@@ -290,7 +289,7 @@ def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr
     loads = {e: E.load(e.value, (at,), e.dtype) for e in E.walk(store.value)
              if e.op == "load" and e.value in same and e.indices == store.indices
              and not e.guarded}
-    moved = Store(y.name, (at,), exchanged(store.value, loads))
+    moved = Store(y.name, (at,), E.exchanged(store.value, loads))
     return dataclasses.replace(kernel, body=(moved,))
 
 

@@ -21,17 +21,15 @@ from jitcl.codegen.loops import (
     Body,
     Names,
     all_expressions,
-    inside,
     linear_in,
     renamed,
     rewrite,
     subexpressions,
     substitute,
 )
-from jitcl.codegen.share import replace
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Assign, Buffer, For, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, Buffer, For, Let, Stmt, Store, is_parallel, statements
 from jitcl.ir.scalar import SCALARS, identity
 
 ROW = 512                      # elements of a scratch row: a few rows fit into L1
@@ -61,8 +59,8 @@ def interchange(body: Body, rows: Rows, pieces: int = 1) -> Body:
     """Every innermost parallel loop around reductions, inside out where that pays."""
     out: list[Stmt] = []
     for stmt in body:
-        if isinstance(stmt, For) and stmt.kind == "parallel":
-            if any(isinstance(s, For) and s.kind == "parallel" for s in inside(stmt.body)):
+        if is_parallel(stmt):
+            if any(map(is_parallel, statements(stmt.body))):
                 stmt = For(stmt.var, stmt.kind, interchange(stmt.body, rows, pieces * stmt.extent))
             elif pays(stmt):
                 out.extend(_inside_out(stmt, rows, pieces))
@@ -78,7 +76,7 @@ def pays(loop: For) -> bool:
     reductions = [s for s in loop.body if isinstance(s, For)]
     if not reductions or loop.extent < SHORTEST:
         return False
-    if any(isinstance(s, Assign) for s in inside(loop.body)):
+    if any(isinstance(s, Assign) for s in statements(loop.body)):
         return False                         # jam.py's: what a loop carries is in registers
     along, across = 0.0, 0.0
     for reduction in reductions:
@@ -200,7 +198,7 @@ def unguarded(value: Expr, condition: Expr) -> Expr:
         if e.op == "load" and e.guard is condition:
             memo[e] = E.load(e.value, args[:-2], e.dtype)
         else:
-            memo[e] = E.make(e.op, args, e.dtype, e.value, e.extent, e.guarded)
+            memo[e] = E.remade(e, args)
     return memo[value]
 
 
@@ -242,7 +240,7 @@ def reciprocals(body: Body) -> Body:
 
     The result may differ by one unit in the last place.
     """
-    sums = {s.var.value for s in inside(body) if isinstance(s, Accum)}
+    sums = {s.var.value for s in statements(body) if isinstance(s, Accum)}
 
     def loop(stmt: Stmt) -> Stmt:
         if not isinstance(stmt, For):
@@ -279,6 +277,6 @@ def _dear(loop: For) -> list[Expr]:
 
 def _rewritten(loop: For, values: dict[Expr, Expr]) -> For:
     """The loop with whole expressions exchanged."""
-    found = rewrite(loop, lambda x: replace(x, values)) if values else loop
+    found = rewrite(loop, lambda x: E.exchanged(x, values)) if values else loop
     assert isinstance(found, For)
     return found

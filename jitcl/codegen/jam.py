@@ -12,19 +12,9 @@ costs time is not the steps, but that each waits for the memory that the last on
 
 from __future__ import annotations
 
-from jitcl.codegen.loops import (
-    Body,
-    Names,
-    inside,
-    piece,
-    renamed,
-    strip,
-    subexpressions,
-    substitute,
-)
+from jitcl.codegen.loops import Body, Names, piece, side_by_side, strip, subexpressions
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Assign, For, Let, Stmt
+from jitcl.ir.kernel import Assign, For, Stmt, is_parallel, statements
 
 LANES = 8                      # neighbours: a CPU has registers for their states and operands
 SIZE = 400                     # operations that all of them together may have
@@ -34,11 +24,11 @@ def jam_folds(body: Body, names: Names) -> Body:
     """Innermost parallel loops around folds, some of their iterations at a time."""
     out: list[Stmt] = []
     for stmt in body:
-        if not isinstance(stmt, For) or stmt.kind != "parallel":
+        if not is_parallel(stmt):
             out.append(stmt)
-        elif any(isinstance(s, For) and s.kind == "parallel" for s in inside(stmt.body)):
+        elif any(map(is_parallel, statements(stmt.body))):
             out.append(For(stmt.var, stmt.kind, jam_folds(stmt.body, names)))
-        elif any(isinstance(s, Assign) for s in inside(stmt.body)):
+        elif any(isinstance(s, Assign) for s in statements(stmt.body)):
             out.extend(_jam(stmt, names))
         else:
             out.append(stmt)
@@ -51,41 +41,19 @@ def _jam(loop: For, names: Names) -> Body:
     if lanes < 2:
         return (loop,)
     whole = loop.extent - loop.extent % lanes
+
+    def together(part: For) -> Body:
+        return side_by_side(part.body, [{part.var.value: E.index(lane)} for lane in range(lanes)],
+                            lambda name: f"{name}_{next(names)}")
+
     out: list[Stmt] = []
     for part in piece(loop, 0, whole, names):
         assert isinstance(part, For)
         if whole == lanes:
-            out.extend(_side_by_side(part.body, _lanes(part, lanes), names))
+            out.extend(together(part))
             continue
         outer = strip(part, lanes, next(names))
         inner = outer.body[0]
         assert isinstance(inner, For)
-        out.append(For(outer.var, outer.kind,
-                       _side_by_side(inner.body, _lanes(inner, lanes), names)))
+        out.append(For(outer.var, outer.kind, together(inner)))
     return (*out, *(piece(loop, whole, loop.extent, names) if whole < loop.extent else ()))
-
-
-def _lanes(loop: For, lanes: int) -> list[dict[str, Expr]]:
-    return [{loop.var.value: E.index(lane)} for lane in range(lanes)]
-
-
-def _side_by_side(body: Body, lanes: list[dict[str, Expr]], names: Names) -> Body:
-    """Each statement once for each lane, with variables of its own; loops once for all."""
-    out: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, For):
-            out.append(For(stmt.var, stmt.kind, _side_by_side(stmt.body, lanes, names)))
-        elif isinstance(stmt, Let):
-            for own in lanes:
-                var = E.var(f"{stmt.var.value}_{next(names)}", stmt.var.dtype)
-                out.append(Let(var, substitute(stmt.value, own)))
-                own[stmt.var.value] = var
-        elif isinstance(stmt, Assign):
-            out.append(Assign(tuple(own.get(v.value, v) for own in lanes for v in stmt.vars),
-                              tuple(substitute(e, own) for own in lanes for e in stmt.values)))
-        elif isinstance(stmt, Accum):
-            out.extend(Accum(own.get(stmt.var.value, stmt.var), stmt.combine,
-                             substitute(stmt.value, own)) for own in lanes)
-        else:
-            out.extend(renamed(stmt, own) for own in lanes)
-    return tuple(out)

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from jitcl.codegen.copies import copies
-from jitcl.codegen.loops import Body, inside, renamed, rewrite, substitute
+from jitcl.codegen.loops import Body, renamed, rewrite, substitute
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -50,10 +50,10 @@ def lifted(kernel: Kernel, few: bool = False) -> Kernel:
 def spelled(body: Body) -> Body:
     """Sums of work-items' places, and of lanes' turns, in the place of their names: which sums are
     used twice, and so have one, differs with the axes that were merged."""
-    places = {s.var.value for s in inside(body)
+    places = {s.var.value for s in statements(body)
               if isinstance(s, For) and (s.kind in PLACED or s.first is not None)}
-    named = Counter(s.var.value for s in inside(body) if isinstance(s, Let))
-    changing = {v.value for s in inside(body) for v in mutated(s)}
+    named = Counter(s.var.value for s in statements(body) if isinstance(s, Let))
+    changing = {v.value for s in statements(body) for v in mutated(s)}
     known: dict[str, Expr] = {}
 
     def written(body: Body) -> Iterator[Stmt]:
@@ -91,7 +91,7 @@ class _Lift:
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
-        body = [s for s, _ in statements(kernel.body)]
+        body = list(statements(kernel.body))
         self.changing = {v.value for s in body for v in mutated(s)}
         self.order: dict[str, int] = {}          # of loops and named values
         self.variables: dict[str, str] = {}      # i: places of work-items, r: loops, j: indices
@@ -208,7 +208,7 @@ class _Lift:
         elif e.op in ("add", "sub", "mul", *COMPARED) and e.args[0].dtype == "index":
             args = [E.index(self.size(a.value, e.op, *e.args)) if a.is_const else b
                     for a, b in zip(e.args, args)]
-        return E.make(e.op, args, e.dtype, e.value, e.extent, e.guarded)
+        return E.remade(e, args)
 
     def bounds(self, x: Expr) -> tuple[float, float]:
         return E.bounds(substitute(x, self.known))

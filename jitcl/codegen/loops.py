@@ -13,7 +13,20 @@ from dataclasses import replace as changed
 from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, expressions, mutated
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    expressions,
+    is_parallel,
+    mutated,
+    statements,
+    variables_read,
+)
 from jitcl.ir.scalar import SCALARS
 from jitcl.ir.sizes import at_least_always, is_size, same
 
@@ -35,7 +48,7 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
         return E.cast(args[0], x.dtype)
     if x.op in SCALARS:
         return E.call(x.op, *args)
-    return E.make(x.op, args, x.dtype, x.value, x.extent, x.guarded)
+    return E.remade(x, args)
 
 
 def substitute(x: Expr, values: Mapping[str, Expr]) -> Expr:
@@ -123,16 +136,8 @@ def linear_in(x: Expr, var: Expr) -> tuple[int, Expr] | None:
 
 # ---- statements
 
-def inside(body: Body) -> Iterator[Stmt]:
-    """All statements, those in loops too, in order."""
-    for stmt in body:
-        yield stmt
-        if isinstance(stmt, For):
-            yield from inside(stmt.body)
-
-
 def all_expressions(body: Body) -> Iterator[Expr]:
-    for stmt in inside(body):
+    for stmt in statements(body):
         yield from expressions(stmt)
 
 
@@ -147,21 +152,23 @@ def subexpressions(body: Body) -> Iterator[Expr]:
                     yield e
 
 
-def nest_of(loop: For) -> list[For]:
-    """A loop and the loops that are perfectly nested inside it, outermost first."""
+def nest_of(loop: For, kind: str = "") -> list[For]:
+    """A loop and the loops that are perfectly nested inside it, outermost first; with a `kind`, as
+    far as they are of it.
+    """
     nest = [loop]
-    while len(nest[-1].body) == 1 and isinstance(nest[-1].body[0], For):
-        nest.append(nest[-1].body[0])
+    while len(body := nest[-1].body) == 1 and isinstance(body[0], For) and (
+            body[0].kind == (kind or body[0].kind)):
+        nest.append(body[0])
     return nest
 
 
 def perfect_nest(body: Body) -> tuple[list[For], Body]:
     """The independent loops around all of a body, and what stands inside them."""
-    nest: list[For] = []
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
-        nest.append(body[0])
-        body = body[0].body
-    return nest, body
+    if len(body) != 1 or not is_parallel(body[0]):
+        return [], body
+    nest = nest_of(body[0], "parallel")
+    return nest, nest[-1].body
 
 
 def renest(nest: list[For], body: Body) -> Stmt:
@@ -174,7 +181,7 @@ def renest(nest: list[For], body: Body) -> Stmt:
 def inline_lets(body: Body) -> Body:
     """Statements without `let`s but of variables that change: transformations see whole
     expressions. (What a loop carries changes at its end only, so its `let`s may be inlined.)"""
-    return _inline(body, {v.value for s in inside(body) for v in mutated(s)}, {})
+    return _inline(body, {v.value for s in statements(body) for v in mutated(s)}, {})
 
 
 def _inline(body: Body, changing: set[str], known: dict[str, Expr]) -> Body:
@@ -304,12 +311,11 @@ def distribute(body: Body, enough: int = 16) -> Body:
     """
     out: list[Stmt] = []
     for stmt in body:
-        if not isinstance(stmt, For) or stmt.kind != "parallel" or stmt.extent >= enough:
+        if not is_parallel(stmt) or stmt.extent >= enough:
             out.append(stmt)
             continue
         inner = distribute(stmt.body, -(-enough // max(stmt.extent, 1)))
-        apart = len(inner) > 1 and all(isinstance(s, Store) or (
-            isinstance(s, For) and s.kind == "parallel") for s in inner)
+        apart = len(inner) > 1 and all(isinstance(s, Store) or is_parallel(s) for s in inner)
         out.extend(For(stmt.var, stmt.kind, (s,)) for s in inner) if apart else out.append(
             For(stmt.var, stmt.kind, inner))
     return tuple(out)
@@ -318,8 +324,8 @@ def distribute(body: Body, enough: int = 16) -> Body:
 def drop_unused(body: Body) -> Body:
     """Without the reductions that nothing reads (a value that is 0 in this piece of a loop)."""
     while True:
-        read = {name for s in inside(body) for e in expressions(s) for name in e.free}
-        kept = _without(body, {s.var.value for s in inside(body) if isinstance(s, Let)} - read)
+        kept = _without(body, {s.var.value for s in statements(body) if isinstance(s, Let)}
+                        - variables_read(body))
         if kept == body:
             return body
         body = kept
@@ -359,25 +365,29 @@ def piece(loop: For, low: int, high: int, names: Names) -> Body:
     """The part of a loop that runs low .. high; its body alone where that is one iteration."""
     var = E.var(f"v{next(names)}", extent=high - low)
     at = E.index(low) if high - low == 1 else var + low
-    body = _copy(loop.body, names, {loop.var.value: at})
+    body = side_by_side(loop.body, [{loop.var.value: at}], lambda _: f"acc{next(names)}_")
     return body if high - low == 1 else (For(var, loop.kind, body),)
 
 
-def _copy(body: Body, names: Names, values: dict[str, Expr]) -> Body:
-    """The statements with accumulators of their own, so that copies may stand in one block."""
+def side_by_side(body: Body, copies: list[dict[str, Expr]], called: Callable[[str], str]) -> Body:
+    """Each statement once for each of some copies, in which variables have these values, with
+    variables of its own, named after the old one's name; loops once for all.
+    """
     out: list[Stmt] = []
     for stmt in body:
-        if isinstance(stmt, Let):
-            values[stmt.var.value] = E.var(f"acc{next(names)}_", stmt.var.dtype)
-            out.append(Let(values[stmt.var.value], substitute(stmt.value, values)))
-        elif isinstance(stmt, Accum):
-            var = values.get(stmt.var.value, stmt.var)
-            out.append(Accum(var, stmt.combine, substitute(stmt.value, values)))
+        if isinstance(stmt, For):
+            out.append(For(stmt.var, stmt.kind, side_by_side(stmt.body, copies, called)))
+        elif isinstance(stmt, Let):
+            for own in copies:
+                var = E.var(called(stmt.var.value), stmt.var.dtype)
+                out.append(Let(var, substitute(stmt.value, own)))
+                own[stmt.var.value] = var
         elif isinstance(stmt, Assign):
-            carried = tuple(values.get(v.value, v) for v in stmt.vars)
-            out.append(Assign(carried, tuple(substitute(e, values) for e in stmt.values)))
-        elif isinstance(stmt, For):
-            out.append(For(stmt.var, stmt.kind, _copy(stmt.body, names, values)))
+            out.append(Assign(tuple(own.get(v.value, v) for own in copies for v in stmt.vars),
+                              tuple(substitute(e, own) for own in copies for e in stmt.values)))
+        elif isinstance(stmt, Accum):
+            out.extend(Accum(own.get(stmt.var.value, stmt.var), stmt.combine,
+                             substitute(stmt.value, own)) for own in copies)
         else:
-            out.append(renamed(stmt, values))
+            out.extend(renamed(stmt, own) for own in copies)
     return tuple(out)

@@ -24,7 +24,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group, is_literal
-from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, expressions, statements
+from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read
 from jitcl.ir.types import Layout, TensorType
 from jitcl.ops.builder import lookup
 
@@ -195,13 +195,7 @@ def _lower_recurrence(group: Group, name: str, names: dict[Node, str]) -> Lowere
 def _finished(name: str, done: tuple[Stmt, ...], names: dict[Node, str],
               types: Callable[[Node], TensorType], y: Buffer) -> Lowered:
     """The kernel of these statements, over the operands that they read and its output."""
-    read = {
-        e.value
-        for stmt, _ in statements(done)
-        for x in expressions(stmt)
-        for e in E.walk(x)
-        if e.op == "load"
-    }
+    read = buffers_read(done)
     operands = [n for n in names if names[n] in read]  # of some, only the shape matters
     buffers = [Buffer(names[n], n.type.dtype, types(n).physical) for n in operands]
     return Lowered(share(Kernel(name, (*buffers, y), done)), tuple(operands))

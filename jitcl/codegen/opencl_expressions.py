@@ -15,16 +15,13 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.codegen.language import OPENCL_C, KernelLanguage
+from jitcl.codegen.loops import subexpressions
 from jitcl.codegen.render import SizesWritten, flat
 from jitcl.codegen.render_numba import only_stored
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import (
-    Kernel,
-    expressions,
-    statements,
-)
+from jitcl.ir.kernel import Kernel
 from jitcl.ir.scalar import SCALARS, reinterprets
 from jitcl.ir.sizes import at_least_always, is_size
 
@@ -349,9 +346,5 @@ class ExpressionRenderer:
 
 def computes_in_half(kernel: Kernel) -> bool:
     """Whether any arithmetic of the kernel is on f16 values."""
-    return any(
-        e.op in SCALARS and not reinterprets(e.op) and any(a.dtype == "f16" for a in e.args)
-        for stmt, _ in statements(kernel.body)
-        for x in expressions(stmt)
-        for e in E.walk(x)
-    )
+    return any(e.op in SCALARS and not reinterprets(e.op) and any(a.dtype == "f16" for a in e.args)
+               for e in subexpressions(kernel.body))

@@ -60,7 +60,7 @@ class VectorRenderer(ExpressionRenderer):
         found, grown = {lane.value, *wide}, True
         while grown:
             grown = False
-            for s, _ in statements(body):
+            for s in statements(body):
                 if isinstance(s, (Let, Accum)) and s.var.value not in found and (
                         s.value.free & found):
                     found.add(s.var.value)

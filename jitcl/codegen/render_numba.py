@@ -12,13 +12,13 @@ import math
 
 from jitcl import dtypes
 from jitcl.codegen.flags import as_text, text_params
-from jitcl.codegen.loops import linear_in
+from jitcl.codegen.loops import linear_in, nest_of
 from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.transpose import TILE, turned
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store
+from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store, is_parallel
 from jitcl.ir.scalar import reinterprets
 from jitcl.ir.sizes import at_least_always, is_size
 
@@ -173,7 +173,6 @@ class NumbaRenderer:
             return [pad + line for line in lines]
         return [f"{pad}if {self.expr(s.guard)}:", *(f"{pad}    {line}" for line in lines)]
 
-
     def block(self, body: tuple[Stmt, ...], indent: int) -> list[str]:
         return [line for s in body for line in self.stmt(s, indent)] or ["    " * indent + "pass"]
 
@@ -186,9 +185,9 @@ class NumbaRenderer:
         """
         lines: list[str] = []
         stmts = self.kernel.body
-        last = max((k for k, s in enumerate(stmts) if _is_parallel(s)), default=-1)
+        last = max((k for k, s in enumerate(stmts) if is_parallel(s)), default=-1)
         for s in stmts[:last + 1]:
-            if isinstance(s, For) and _is_parallel(s):
+            if is_parallel(s):
                 lines += self.split(s)
             elif isinstance(s, Store):
                 lines += ["    if tid == 0:", *self.stmt(s, 2)]
@@ -206,7 +205,7 @@ class NumbaRenderer:
 
         A loop that LLVM vectorises is split only if there is no other.
         """
-        nest = parallel_nest(loop)
+        nest = nest_of(loop, "parallel")
         outer = nest[:outer_loops(nest)]
         depth = 1
         while depth < len(outer) and math.prod(f.extent for f in outer[:depth]) < PIECES:
@@ -242,18 +241,6 @@ class NumbaRenderer:
         """This thread's part of 0 .. extent."""
         text = self.sizes.write(extent)
         return f"share({text}, tid, nthreads), share({text}, tid + 1, nthreads)"
-
-
-def _is_parallel(s: Stmt) -> bool:
-    return isinstance(s, For) and s.kind == "parallel"
-
-
-def parallel_nest(loop: For) -> list[For]:
-    """A parallel loop and those that are perfectly nested inside it."""
-    nest = [loop]
-    while len(nest[-1].body) == 1 and _is_parallel(nest[-1].body[0]):
-        nest.append(nest[-1].body[0])  # type: ignore[arg-type]
-    return nest
 
 
 def outer_loops(nest: list[For]) -> int:

@@ -24,9 +24,9 @@ from jitcl.ir.kernel import (
     Let,
     Stmt,
     Store,
-    expressions,
     mutated,
     statements,
+    variables_read,
 )
 from jitcl.ir.lanes import work_loops
 from jitcl.ir.sizes import at_least_always, is_size
@@ -80,8 +80,8 @@ class OpenClRenderer(VectorRenderer):
         if self.lane is not None:
             raise NotVectorisable("lanes in lanes")
         self.spread(s.body, s.var)
-        inside = {b.var.value for b, _ in statements(s.body) if isinstance(b, Let)}
-        if any(v.value not in inside for b, _ in statements(s.body) for v in mutated(b)):
+        inside = {b.var.value for b in statements(s.body) if isinstance(b, Let)}
+        if any(v.value not in inside for b in statements(s.body) for v in mutated(b)):
             raise NotVectorisable("lanes are combined")
         named = any(isinstance(b, Let) for b in s.body)
         lines = self.block(s.body, indent + named)
@@ -203,7 +203,7 @@ class OpenClRenderer(VectorRenderer):
         lines = [f"    {qualifiers[b.role]}{self.array_type(b.dtype)} {b.name}[{b.size}];"
                  for b in self.kernel.arrays]
         inner = (lanes or groups)[-1].body
-        read = {v for s, _ in statements(inner) for x in expressions(s) for v in x.free}
+        read = variables_read(inner)
         beyond = []
         for loops in (groups, lanes):
             for axis, f in zip(range(len(loops) - 1, -1, -1), loops):

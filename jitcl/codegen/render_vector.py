@@ -8,9 +8,11 @@ it scalars that are broadcast.
 from __future__ import annotations
 
 import functools
+from itertools import takewhile
 
 from jitcl import dtypes
 from jitcl.codegen.flags import flagging_of, text_params
+from jitcl.codegen.loops import nest_of
 from jitcl.codegen.render import SizesWritten, flat, render
 from jitcl.codegen.render_numba import NumbaRenderer, bits_of, looked_at, only_stored, stored_value
 from jitcl.codegen.share import share
@@ -26,6 +28,7 @@ from jitcl.ir.kernel import (
     Let,
     Stmt,
     Store,
+    is_parallel,
     read_by,
     statements,
 )
@@ -53,7 +56,7 @@ class VectorRenderer(NumbaRenderer):
         changed = True
         while changed:
             before = len(self.wide)
-            for s, _ in statements(kernel.body):
+            for s in statements(kernel.body):
                 if isinstance(s, (Let, Accum)) and self.is_wide(s.value):
                     self.wide.add(s.var.value)
             changed = len(self.wide) > before
@@ -194,14 +197,8 @@ class VectorRenderer(NumbaRenderer):
 
     def split(self, loop: For) -> list[str]:
         """Split the loops around the lanes."""
-        nest = [loop]
-        while (
-            len(nest[-1].body) == 1
-            and isinstance(nest[-1].body[0], For)
-            and (nest[-1].body[0].kind == "parallel" and nest[-1].body[0].var is not self.lane)
-        ):
-            nest.append(nest[-1].body[0])
-        return self.split_many(nest)
+        _, *inner = nest_of(loop, "parallel")
+        return self.split_many([loop, *takewhile(lambda f: f.var is not self.lane, inner)])
 
 
 @functools.lru_cache(64)
@@ -211,7 +208,7 @@ def vector_kernel(kernel: Kernel, entry: str, width: int) -> str | None:
     body = kernel.body
     lane: Expr | None = None
     depth = 0
-    while body and isinstance(body[-1], For) and body[-1].kind == "parallel":
+    while body and is_parallel(body[-1]):
         lane, body, depth = body[-1].var, body[-1].body, depth + 1
     if lane is None or lane.extent != width or depth < 2:
         return None

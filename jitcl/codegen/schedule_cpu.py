@@ -16,23 +16,18 @@ from jitcl.codegen.loops import (
     flatten,
     inline_lets,
     merge_loops,
+    nest_of,
     renest,
     strip,
 )
-from jitcl.codegen.render_numba import (
-    PIECES,
-    NumbaRenderer,
-    outer_loops,
-    parallel_nest,
-    render_kernel,
-)
+from jitcl.codegen.render_numba import PIECES, NumbaRenderer, outer_loops, render_kernel
 from jitcl.codegen.render_vector import NotVectorisable, VectorRenderer
 from jitcl.codegen.share import share
 from jitcl.codegen.split import split_at_conditions, strip_divisions
 from jitcl.codegen.transpose import tile_transposes
 from jitcl.codegen.vectors import short_vectors
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Stmt, scanned, statements
+from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Stmt, is_parallel, scanned, statements
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,8 @@ def share_out(body: Body, names: Names) -> Body:
     """
     out: list[Stmt] = []
     for stmt in body:
-        if isinstance(stmt, For) and stmt.kind == "parallel":
-            nest = parallel_nest(stmt)
+        if is_parallel(stmt):
+            nest = nest_of(stmt, "parallel")
             before, k = 1, 0
             while k < len(nest) - 1 and before * nest[k].extent < PIECES:
                 before, k = before * nest[k].extent, k + 1
@@ -133,7 +128,7 @@ class LanesRenderer(VectorRenderer):
 
     def __init__(self, kernel: Kernel, lane: Expr, width: int) -> None:
         super().__init__(kernel, lane, width)
-        self.wide -= {s.var.value for s, _ in statements(kernel.body) if isinstance(s, Accum)}
+        self.wide -= {s.var.value for s in statements(kernel.body) if isinstance(s, Accum)}
 
     def combined(self, s: Accum) -> str:
         lanes = f"lanes_{s.combine}({self.expr(s.value)})"

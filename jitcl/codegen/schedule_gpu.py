@@ -35,7 +35,6 @@ chains     one chain of a recurrence a work-group: its lanes share each part of 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -73,6 +72,7 @@ from jitcl.ir.kernel import (
     Stmt,
     Store,
     expressions,
+    is_parallel,
     scanned,
     statements,
 )
@@ -126,7 +126,7 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
 
 def loops_of(kernel: Kernel) -> int:
     """How many loops a kernel has."""
-    return sum(isinstance(s, For) for s, _ in statements(kernel.body))
+    return sum(isinstance(s, For) for s in statements(kernel.body))
 
 
 def parallel_nest(kernel: Kernel, addresses: bool = True) -> tuple[list[For], Body]:
@@ -249,7 +249,7 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Qua
          ) -> Kernel:
     """One work-group a row: reductions and inner parallel loops are shared by its lanes."""
     lane = E.var(LANE, extent=lanes)
-    combines = {s.var.value: s.combine for s, _ in statements(inner) if isinstance(s, Accum)}
+    combines = {s.var.value: s.combine for s in statements(inner) if isinstance(s, Accum)}
     reduced = {v.value for s in inner if _is_reduction(s) for v in accumulators(s)}
     arrays: list[Buffer] = []
     body: list[Stmt] = []
@@ -294,7 +294,7 @@ def _held(dtype: str) -> str:
 def deal(loop: For, lane: Expr, lanes: int) -> For:
     """A loop, with those perfectly nested in it, whose iterations lanes take in turn."""
     loop = sunk(loop)
-    nest = list(itertools.takewhile(lambda f: f.kind == loop.kind, nest_of(loop)))
+    nest = nest_of(loop, loop.kind)
     body = in_turn(nest[-1].body)
     if len(nest) > 1:
         loop, body = merge(nest, body)
@@ -354,7 +354,7 @@ def _is_reduction(s: Stmt) -> bool:
 
 def accumulators(loop: Stmt) -> list[Expr]:
     """The variables that a loop nest accumulates into."""
-    return list(dict.fromkeys(s.var for s, _ in statements((loop,)) if isinstance(s, Accum)))
+    return list(dict.fromkeys(s.var for s in statements((loop,)) if isinstance(s, Accum)))
 
 
 def _accumulated_twice(loops: list[For]) -> bool:
@@ -368,7 +368,7 @@ def shareable(loop: For) -> bool:
     """
     own = {v.value for v in accumulators(loop)}
     combines: dict[str, str] = {}
-    for s, _ in statements((loop,)):
+    for s in statements((loop,)):
         if isinstance(s, (Assign, Store)) or any(x.free & own for x in expressions(s)):
             return False
         if isinstance(s, Accum) and combines.setdefault(s.var.value, s.combine) != s.combine:
@@ -388,11 +388,11 @@ def along_rows(kernel: Kernel, nest: list[For], reductions: list[For]) -> bool:
     parallel one.
     """
     column = nest[-1].var if nest else None
-    inside = {s.var for loop in reductions for s, _ in statements((loop,)) if isinstance(s, For)}
+    inside = {s.var for loop in reductions for s in statements((loop,)) if isinstance(s, For)}
     along = columns = 0
     shapes = {b.name: b.shape for b in kernel.buffers}
     for loop in reductions:
-        for s, _ in statements((loop,)):
+        for s in statements((loop,)):
             for x in (e for top in expressions(s) for e in E.walk(top) if e.op == "load"):
                 strides, _ = E.linear(flat(shapes[x.value], x.indices))
                 along += any(strides.get(v) == 1 for v in inside)
@@ -405,7 +405,7 @@ def along_rows(kernel: Kernel, nest: list[For], reductions: list[For]) -> bool:
 
 def chains(kernel: Kernel, nest: list[For], inner: Body, most: int) -> Kernel:
     """A recurrence, one chain a work-group."""
-    parts = [s for s, _ in statements(inner) if isinstance(s, For) and s.kind == "parallel"]
+    parts = [s for s in statements(inner) if is_parallel(s)]
     widest = max((hint(s.extent) for s in parts), default=1)
     lanes = max(1, min(most, max(FEWEST, 1 << (widest - 1).bit_length())))
     lane = E.var(LANE, extent=lanes)
@@ -420,11 +420,11 @@ def _steps(body: Iterable[Stmt], lane: Expr, lanes: int) -> list[Stmt]:
     """
     out: list[Stmt] = []
     for s in body:
-        if isinstance(s, For) and s.kind == "parallel":
+        if is_parallel(s):
             out += [_part(s, lane, lanes), Barrier()]
         elif isinstance(s, Store):
             out += [by_first(s, lane), Barrier()]
-        elif isinstance(s, For) and any(isinstance(x, Store) for x, _ in statements((s,))):
+        elif isinstance(s, For) and any(isinstance(x, Store) for x in statements((s,))):
             out.append(For(s.var, s.kind, tuple(_steps(s.body, lane, lanes))))
         else:
             out.append(s)
@@ -434,6 +434,6 @@ def _steps(body: Iterable[Stmt], lane: Expr, lanes: int) -> list[Stmt]:
 def _part(s: For, lane: Expr, lanes: int) -> For:
     """A part's innermost parallel loop, dealt out to the lanes."""
     inner = s.body[0] if len(s.body) == 1 else None
-    if isinstance(inner, For) and inner.kind == "parallel":
+    if is_parallel(inner):
         return For(s.var, "loop", (_part(inner, lane, lanes),))
     return For(s.var, "loop", s.body, lane, lanes)

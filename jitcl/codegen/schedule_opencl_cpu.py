@@ -17,14 +17,13 @@ import math
 from dataclasses import replace
 
 from jitcl.codegen.axes import merge
-from jitcl.codegen.loops import Body
-from jitcl.codegen.render_numba import parallel_nest
+from jitcl.codegen.loops import Body, nest_of
 from jitcl.codegen.schedule_cpu import schedule_cpu
 from jitcl.codegen.schedule_gpu import by_first, in_turn
 from jitcl.codegen.vectorise import vectorise
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import For, Kernel, Stmt, Store, statements
+from jitcl.ir.kernel import For, Kernel, Stmt, Store, counted, is_parallel, statements
 from jitcl.target import Target
 
 SHARE = 4096  # statements a work-item should run, about 2 us
@@ -43,13 +42,12 @@ def schedule_opencl_cpu(kernel: Kernel, target: Target) -> Kernel:
 
 def work_items(body: Body, most: int) -> int:
     """Not more than there is work for; few where each must compute a common part."""
-    common = sum(_cost(s) for s in body if not _is_parallel(s))
-    nests = [s for s in body if _is_parallel(s)]
+    common = sum(_cost(s) for s in body if not is_parallel(s))
+    nests = [s for s in body if is_parallel(s)]
     total = sum(map(_cost, nests))
     if total <= common:
         return 1
-    widest = max(math.prod(f.extent for f in parallel_nest(s))
-                 for s in nests if isinstance(s, For))
+    widest = max(math.prod(f.extent for f in nest_of(s, "parallel")) for s in nests)
     return max(1, min(most, total // max(SHARE, 4 * common), widest))
 
 
@@ -58,10 +56,10 @@ def shared(kernel: Kernel, shares: int) -> Body:
     item = E.var("item", extent=shares)
     body: list[Stmt] = []
     for s in kernel.body:
-        if isinstance(s, For) and _is_parallel(s) and shares > 1:
+        if is_parallel(s) and shares > 1:
             body.append(share(s, item))
         elif shares > 1 and any(isinstance(i, Store) and any(i.buffer == b.name
-                                for b in kernel.buffers) for i, _ in statements((s,))):
+                                for b in kernel.buffers) for i in statements((s,))):
             body.append(_by_first_item(s, item))
         else:
             body += in_turn((s,))
@@ -78,7 +76,7 @@ def _by_first_item(s: Stmt, item: Expr) -> Stmt:
 
 def share(loop: For, item: Expr) -> For:
     """A work-item's part of a parallel nest: a range of the outermost loops that are enough."""
-    nest, shares = parallel_nest(loop), item.extent
+    nest, shares = nest_of(loop, "parallel"), item.extent
     assert shares is not None
     depth = 1
     while depth < len(nest) and math.prod(f.extent for f in nest[:depth]) < 4 * shares:
@@ -94,10 +92,6 @@ def share(loop: For, item: Expr) -> For:
     return For(outer.var, "loop", in_turn(body), item * part, 1, item * part + part)
 
 
-def _is_parallel(s: Stmt) -> bool:
-    return isinstance(s, For) and s.kind == "parallel"
-
-
 def _cost(s: Stmt) -> int:
     """Statements that one pass runs."""
-    return sum(trips for inner, trips in statements((s,)) if not isinstance(inner, For))
+    return sum(trips for inner, trips in counted((s,)) if not isinstance(inner, For))

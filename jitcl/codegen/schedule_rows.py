@@ -21,7 +21,6 @@ from collections.abc import Iterable
 from jitcl import dtypes
 from jitcl.codegen.loops import Body, renamed, rewrite
 from jitcl.codegen.render import flat
-from jitcl.codegen.share import replace as exchanged
 from jitcl.codegen.vectorise import has_form, partial, vectors_of
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -67,7 +66,7 @@ class Quads:
                 self.kept.add(self.row[e])
                 store = Store(self.row[e], (here,), E.cast(own, "f32"))
                 brought.append(renamed(store, {name: place}))
-        body = tuple(renamed(rewrite(s, lambda x: exchanged(x, places)), {name: place})
+        body = tuple(renamed(rewrite(s, lambda x: E.exchanged(x, places)), {name: place})
                      for s in loop.body)
         before: list[Stmt] = [For(t, "loop", (For(v, "vec", tuple(brought)),))] if brought else []
         sums = [s for s in body if isinstance(s, Accum)]
@@ -139,7 +138,7 @@ def _loads(loop: For) -> Iterable[Expr]:
 
 def _at(e: Expr, var: Expr, other: Expr) -> Expr:
     """A load at another element."""
-    return exchanged(e, {var: other})
+    return E.exchanged(e, {var: other})
 
 
 def _whole(part: str, s: Accum) -> Expr:

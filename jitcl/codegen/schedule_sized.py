@@ -17,9 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from jitcl.codegen.axes import spread
-from jitcl.codegen.loops import flatten, merged, rewrite
+from jitcl.codegen.loops import flatten, merged, nest_of, rewrite
 from jitcl.codegen.render_numba import NumbaRenderer, kernel_text, outer_loops
-from jitcl.codegen.render_numba import parallel_nest as nest_of
 from jitcl.codegen.schedule_gpu import (
     ROW_GROUP,
     chains,
@@ -63,7 +62,7 @@ def space_of(group: Group) -> Space | None:
 def sizes_of(kernel: Kernel) -> list[Size]:
     """The sizes that a kernel's buffers, loops and literals have; none of most kernels."""
     found = [d for b in kernel.buffers for d in b.shape if is_size(d)]
-    for stmt, _ in statements(kernel.body):
+    for stmt in statements(kernel.body):
         if isinstance(stmt, For):
             found += [d for d in (stmt.extent,) if is_size(d)]
         for x in expressions(stmt):
@@ -134,7 +133,7 @@ class SizedRenderer(NumbaRenderer):
     """Threads share all the outer loops that NumbaRenderer might split."""
 
     def split(self, loop: For) -> list[str]:
-        nest = nest_of(loop)
+        nest = nest_of(loop, "parallel")
         with judged_by_hint():
             count = outer_loops(nest)
         return self.split_many(nest[:count])

@@ -23,7 +23,6 @@ from jitcl import dtypes
 from jitcl.codegen.axes import spread
 from jitcl.codegen.loops import Body, inline_lets, perfect_nest, renamed
 from jitcl.codegen.render import flat
-from jitcl.codegen.share import replace as exchanged
 from jitcl.codegen.vectorise import has_form, vectors_of
 from jitcl.errors import VerifyError
 from jitcl.ir import expr as E
@@ -102,7 +101,7 @@ def _tiled(kernel: Kernel, store: Store, load: Expr, axes: tuple[For, For], grou
         Let(E.var("r"), lane // steps), Let(E.var("c"), lane % steps * quad),
         _pass(brought, (last, row), groups[::-1][:2], lanes, quad, True),
         Barrier(),
-        _pass(replace(store, value=exchanged(store.value, places)), (row, last),
+        _pass(replace(store, value=E.exchanged(store.value, places)), (row, last),
               groups[-2:], lanes, quad, False))
     return replace(kernel, body=spread(groups, "group", (For(lane, "lane", body),)), arrays=(tile,))
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections import Counter
 from functools import partial
 
-from jitcl.codegen.loops import inside, rewrite
+from jitcl.codegen.loops import rewrite
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
@@ -25,6 +25,7 @@ from jitcl.ir.kernel import (
     expressions,
     mutated,
     scanned,
+    statements,
 )
 
 
@@ -47,20 +48,20 @@ class _Sharer:
     def __init__(self, kernel: Kernel, changing: frozenset[str], addresses: bool) -> None:
         self.count = 0
         self.changing, self.addresses = changing | scanned(kernel), addresses
-        self.changed = {v.value for s in inside(kernel.body) for v in mutated(s)}
+        self.changed = {v.value for s in statements(kernel.body) for v in mutated(s)}
 
     def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """Name what is used twice in this block or loops inside it, and does not vary there."""
         uses: Counter[Expr] = Counter()
         seen: set[Expr] = set()
-        for stmt in inside(body):
+        for stmt in statements(body):
             for e in expressions(stmt):
                 uses[e] += 1
                 for sub in () if e in seen else E.walk(e):
                     if sub not in seen:
                         seen.add(sub)
                         uses.update(sub.args)
-        inner = {s.var.value for s in inside(body) if isinstance(s, For)}
+        inner = {s.var.value for s in statements(body) if isinstance(s, For)}
         deep = {v for s in body if isinstance(s, For) for v in _declared(s.body)}
         names: dict[Expr, Expr] = {}
         out: list[Stmt] = []
@@ -73,9 +74,9 @@ class _Sharer:
                 self.count += 1
                 names[e] = name
                 out.append(Let(name, value))
-            stale = {v.value for s in inside((stmt,)) for v in mutated(s)}
+            stale = {v.value for s in statements((stmt,)) for v in mutated(s)}
             if names:
-                stmt = rewrite(stmt, partial(replace, names=names))
+                stmt = rewrite(stmt, partial(E.exchanged, instead=names))
             names = {e: name for e, name in names.items() if not e.free & stale}
             if isinstance(stmt, For):
                 stmt = For(stmt.var, stmt.kind, self.block(stmt.body))
@@ -85,7 +86,7 @@ class _Sharer:
     def _candidates(self, stmt: Stmt, uses: Counter[Expr], varying: set[str]) -> list[Expr]:
         """Subexpressions of the statement that deserve a name in this block, operands first."""
         found: dict[Expr, None] = {}
-        for s in inside((stmt,)):
+        for s in statements((stmt,)):
             if isinstance(s, Store) and s.guard is not None:
                 continue                     # its loads are safe behind the guard only
             for e in expressions(s):
@@ -110,30 +111,9 @@ class _Sharer:
 
 
 def _declared(body: tuple[Stmt, ...]) -> set[str]:
-    return {s.var.value for s in inside(body) if isinstance(s, (For, Let))}
-
-
-def replace(x: Expr, names: dict[Expr, Expr]) -> Expr:
-    """x with every mapped subexpression exchanged (outermost matches win)."""
-    memo: dict[Expr, Expr] = {}
-    stack: list[tuple[Expr, bool]] = [(x, False)]
-    while stack:
-        e, done = stack.pop()
-        if e in memo:
-            continue
-        if e in names:
-            memo[e] = names[e]
-        elif done:
-            args = tuple(memo[a] for a in e.args)
-            same = all(a is b for a, b in zip(args, e.args))
-            memo[e] = e if same else E.make(e.op, args, e.dtype, e.value, e.extent, e.guarded)
-        else:
-            stack.append((e, True))
-            stack.extend((a, False) for a in e.args)
-    return memo[x]
+    return {s.var.value for s in statements(body) if isinstance(s, (For, Let))}
 
 
 def _replace_below(x: Expr, names: dict[Expr, Expr]) -> Expr:
     """x itself with its operands exchanged."""
-    args = tuple(replace(a, names) for a in x.args)
-    return E.make(x.op, args, x.dtype, x.value, x.extent, x.guarded)
+    return E.remade(x, [E.exchanged(a, names) for a in x.args])

@@ -24,10 +24,9 @@ from jitcl.codegen.loops import (
     strip,
     subexpressions,
 )
-from jitcl.codegen.share import replace
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
-from jitcl.ir.kernel import Buffer, For, Stmt, Store
+from jitcl.ir.kernel import Buffer, For, Stmt, Store, is_parallel
 
 TILE = 16                      # elements a side
 NEAR = 8                       # elements; loads closer together than this share cache lines
@@ -38,7 +37,7 @@ def tile_transposes(body: Body, rows: Rows) -> Body:
     """Parallel loop nests in tiles, where they transpose."""
     out: list[Stmt] = []
     for stmt in body:
-        nest = nest_of(stmt) if isinstance(stmt, For) and stmt.kind == "parallel" else None
+        nest = nest_of(stmt) if is_parallel(stmt) else None
         if nest is None:
             out.append(stmt)
         elif any(isinstance(s, For) for s in nest[-1].body):
@@ -128,7 +127,7 @@ def _through(i: Expr, j: Expr, store: Store, rows: Rows) -> Body:
         read.append(_square(j, i, Store(tile.name, (j * TILE + i,), e)))
         turn.append(_square(i, j, Store(back.name, (i * TILE + j,), _element(tile, j * TILE + i))))
         turned[e] = _element(back, i * TILE + j)
-    last = rewrite(store, lambda x: replace(x, turned))
+    last = rewrite(store, lambda x: E.exchanged(x, turned))
     return (*read, *turn, _square(i, j, last))
 
 

@@ -30,7 +30,6 @@ from jitcl import dtypes, forking
 from jitcl.codegen.generate import Generated
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import BufferKind, BufferSpec, Plan, Step, TensorSpec
-from jitcl.codegen.share import replace
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
@@ -349,16 +348,16 @@ class GroupTrial:
 def _may_leave(kernel: Kernel, fed: set[str]) -> bool:
     """Whether an index made of fed values may lie outside its buffer. A guard is trusted."""
     lets: dict[Expr, Expr] = {}
-    for stmt, _ in statements(kernel.body):
+    for stmt in statements(kernel.body):
         for x in expressions(stmt):
-            for e in E.walk(replace(x, lets)):
+            for e in E.walk(E.exchanged(x, lets)):
                 if e.op == "load" and e.guard is None:
                     for i, d in zip(e.indices, kernel.buffer(e.value).shape):
                         low, high = E.bounds(i)
                         if (low < 0 or high >= d) and _hangs_on(i, fed):
                             return True
         if isinstance(stmt, Let):
-            lets[stmt.var] = replace(stmt.value, lets)
+            lets[stmt.var] = E.exchanged(stmt.value, lets)
     return False
 
 

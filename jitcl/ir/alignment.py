@@ -15,12 +15,12 @@ class Alignment:
     def __init__(self, kernel: Kernel) -> None:
         self.loops: dict[str, For] = {}
         self.lets: dict[str, Expr] = {}
-        for s, _ in statements(kernel.body):
+        for s in statements(kernel.body):
             if isinstance(s, For):
                 self.loops[s.var.value] = s
             elif isinstance(s, Let) and s.var.dtype == "index":
                 self.lets[s.var.value] = s.value
-        for s, _ in statements(kernel.body):
+        for s in statements(kernel.body):
             for v in mutated(s):
                 self.lets.pop(v.value, None)
 

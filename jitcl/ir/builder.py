@@ -17,7 +17,7 @@ from jitcl import dtypes
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr, Number
-from jitcl.ir.kernel import Accum, Assign, For, Let, LoopKind, Stmt, expressions, statements
+from jitcl.ir.kernel import Accum, Assign, For, Let, LoopKind, Stmt, expressions, variables_read
 from jitcl.ir.scalar import SCALARS, identity
 from jitcl.ir.sizes import same
 from jitcl.ir.types import TensorType
@@ -205,7 +205,7 @@ class KernelBuilder:
         values = self._stepped(init, step(k, *now))
         self.place(inside, Assign(states, values))
         loop = self.close()
-        read = {v for s, _ in statements(loop.body) for e in expressions(s) for v in e.free}
+        read = variables_read(loop.body)
         named = tuple(Let(n, s) for n, s in zip(now, states) if n.value in read)
         loop = For(loop.var, loop.kind, (*named, *loop.body))
         level = max(self._nest_level(loop, {e.value for e in states}), self.level(*init))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -427,3 +427,27 @@ def walk(x: Expr) -> Iterator[Expr]:
             seen.add(e)
             stack.append((e, True))
             stack.extend((a, False) for a in e.args)
+
+
+def remade(x: Expr, args: Iterable[Expr]) -> Expr:
+    """x with other operands, unsimplified."""
+    return make(x.op, args, x.dtype, x.value, x.extent, x.guarded)
+
+
+def exchanged(x: Expr, instead: Mapping[Expr, Expr]) -> Expr:
+    """x with every mapped subexpression exchanged (outermost matches win), unsimplified."""
+    memo: dict[Expr, Expr] = {}
+    stack: list[tuple[Expr, bool]] = [(x, False)]
+    while stack:
+        e, done = stack.pop()
+        if e in memo:
+            continue
+        if e in instead:
+            memo[e] = instead[e]
+        elif done:
+            args = tuple(memo[a] for a in e.args)
+            memo[e] = e if all(a is b for a, b in zip(args, e.args)) else remade(e, args)
+        else:
+            stack.append((e, True))
+            stack.extend((a, False) for a in e.args)
+    return memo[x]

@@ -13,7 +13,7 @@ is an error.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +32,8 @@ from jitcl.ir.kernel import (
     Stmt,
     Store,
     carries,
-    expressions,
+    statements,
+    variables_read,
 )
 from jitcl.ir.lanes import Placement
 from jitcl.ir.printer import statement_text
@@ -365,19 +366,12 @@ def can_run_at_once(loop: For) -> bool:
     So it is where nothing reads what the loop accumulates, and every accumulator and every buffer
     is written by one statement only: then the terms meet in the order of the iterations.
     """
-    stmts = list(_all(loop.body))
+    stmts = list(statements(loop.body))
     if carries(loop) or any(isinstance(s, For) and not s.plain for s in stmts):
         return False
     declared = {s.var.value for s in stmts if isinstance(s, Let)}
     outer = [s.var.value for s in stmts if isinstance(s, Accum) and s.var.value not in declared]
     stores = [s.buffer for s in stmts if isinstance(s, Store)]
-    read = {name for s in stmts for e in expressions(s) for name in e.free}
     return (len(set(outer)) == len(outer) and len(set(stores)) == len(stores)
-            and not read & set(outer) and not any(isinstance(s, Barrier) for s in stmts))
-
-
-def _all(body: Iterable[Stmt]) -> Iterator[Stmt]:
-    for stmt in body:
-        yield stmt
-        if isinstance(stmt, For):
-            yield from _all(stmt.body)
+            and not variables_read(loop.body) & set(outer)
+            and not any(isinstance(s, Barrier) for s in stmts))

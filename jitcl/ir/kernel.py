@@ -54,7 +54,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from jitcl.ir.expr import Expr, walk
 
@@ -182,12 +182,25 @@ def scanned(kernel: Kernel) -> frozenset[str]:
     return frozenset(b.name for b in kernel.buffers if b.role == "scan")
 
 
-def statements(body: tuple[Stmt, ...], trips: int = 1) -> Iterator[tuple[Stmt, int]]:
+def is_parallel(stmt: Stmt | None) -> TypeGuard[For]:
+    """Whether it is a loop whose iterations are independent of each other."""
+    return isinstance(stmt, For) and stmt.kind == "parallel"
+
+
+def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement, those in loops too, in order."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, For):
+            yield from statements(stmt.body)
+
+
+def counted(body: tuple[Stmt, ...], trips: int = 1) -> Iterator[tuple[Stmt, int]]:
     """Every statement with the number of times that it runs."""
     for stmt in body:
         yield stmt, trips
         if isinstance(stmt, For):
-            yield from statements(stmt.body, trips * stmt.trips)
+            yield from counted(stmt.body, trips * stmt.trips)
 
 
 def expressions(stmt: Stmt) -> tuple[Expr, ...]:
@@ -203,9 +216,14 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
+def variables_read(body: tuple[Stmt, ...]) -> set[str]:
+    """Names of the variables that statements and those inside them read."""
+    return {name for s in statements(body) for x in expressions(s) for name in x.free}
+
+
 def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
     """Names of the buffers that statements and those inside them load from."""
-    return {e.value for stmt, _ in statements(body) for x in expressions(stmt)
+    return {e.value for stmt in statements(body) for x in expressions(stmt)
             for e in walk(x) if e.op == "load"}
 
 
@@ -227,7 +245,5 @@ def carries(loop: For) -> bool:
         return True
     if loop.kind != "loop":
         return False
-    stored = {s.buffer for s, _ in statements(loop.body) if isinstance(s, Store)}
-    return bool(stored) and any(
-        e.op == "load" and e.value in stored
-        for s, _ in statements(loop.body) for x in expressions(s) for e in walk(x))
+    stored = {s.buffer for s in statements(loop.body) if isinstance(s, Store)}
+    return bool(stored) and not stored.isdisjoint(buffers_read(loop.body))

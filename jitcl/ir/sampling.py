@@ -25,7 +25,19 @@ from jitcl.ir import expr as E
 from jitcl.ir.enclosure import FLUSHED, LARGEST, TINY, UNIT, Array, Enclosed, evaluated
 from jitcl.ir.expr import Expr
 from jitcl.ir.interpreter import all_inside, can_run_at_once, checked_array, in_order
-from jitcl.ir.kernel import Accum, Assign, For, Kernel, Let, Stmt, Store, carries, statements
+from jitcl.ir.kernel import (
+    Accum,
+    Assign,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    carries,
+    counted,
+    is_parallel,
+    statements,
+)
 from jitcl.ir.noise import Noise, noise
 from jitcl.ir.printer import statement_text
 from jitcl.ir.scalar import SCALARS
@@ -91,7 +103,7 @@ def operands(kernel: Kernel, buffers: Mapping[str, Array | Noise]) -> dict[str, 
 
 
 def _store(kernel: Kernel) -> Store:
-    stores = [s for s, _ in statements(kernel.body) if isinstance(s, Store)]
+    stores = [s for s in statements(kernel.body) if isinstance(s, Store)]
     if len(stores) != 1 or stores[0].guard is not None:
         raise JitclError(f"kernel '{kernel.name}' has {len(stores)} stores: only fresh kernels, "
                          "with one and without a guard, can be sampled")
@@ -122,11 +134,11 @@ def nest_levels(kernel: Kernel) -> list[tuple[list[For], int]]:
     body: tuple[Stmt, ...] = kernel.body
     loops: list[For] = []
     while True:
-        inner = [s for s in body if isinstance(s, For) and s.kind == "parallel"]
+        inner = [s for s in body if is_parallel(s)]
         if len(inner) > 1:
             raise JitclError(f"kernel '{kernel.name}' has {len(inner)} nests side by side: only "
                              "fresh kernels can be sampled")
-        trips = sum(n for s, n in statements(tuple(
+        trips = sum(n for s, n in counted(tuple(
             s for s in body if isinstance(s, For) and s.kind != "parallel"))
             if isinstance(s, (Accum, Assign)))
         if loops and (trips or not inner):

@@ -23,6 +23,7 @@ from jitcl.ir.kernel import (
     Stmt,
     Store,
     carries,
+    counted,
     scanned,
     statements,
 )
@@ -43,7 +44,7 @@ def sample_scan(kernel: Kernel, buffers: Mapping[str, Array | Noise], seed: int,
     or writes to places that depend on inexact values.
     """
     loops, inner = chain_loops(kernel)
-    each = max(1, sum(n for s, n in statements(inner) if isinstance(s, Accum)))
+    each = max(1, sum(n for s, n in counted(inner) if isinstance(s, Accum)))
     steps = max((f.extent for f in inner if isinstance(f, For) and carries(f)), default=1)
     per_step = max(1, each // max(1, steps))
     count = math.prod(f.extent for f in loops)
@@ -100,7 +101,7 @@ class _ScanWalk(Walk):
         self.sizes.pop()
 
     def loop(self, loop: For) -> None:
-        if not carries(loop) or not any(isinstance(s, Store) for s, _ in statements(loop.body)):
+        if not carries(loop) or not any(isinstance(s, Store) for s in statements(loop.body)):
             super().loop(loop)
             return
         for i in range(min(loop.extent, self.limit)):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NoReturn, get_args
 
 import numpy as np
@@ -33,6 +33,7 @@ from jitcl.ir.kernel import (
     carries,
     expressions,
     mutated,
+    statements,
 )
 from jitcl.ir.printer import expr_text, statement_text
 from jitcl.ir.scalar import COMBINES, SCALARS, reinterprets, result_dtype
@@ -79,7 +80,8 @@ class _KernelCheck:
         self.block(self.kernel.body)
         self.stmt = None
         flagging = () if self.kernel.flagging is None else (self.kernel.flagging,)
-        stored = {s.buffer for s in (*_all(self.kernel.body), *flagging) if isinstance(s, Store)}
+        stored = {s.buffer for s in statements((*self.kernel.body, *flagging))
+                  if isinstance(s, Store)}
         for b in self.kernel.buffers:
             if b.role != "in" and b.name not in stored:
                 self.fail(f"out buffer '{b.name}' is never stored to")
@@ -95,7 +97,7 @@ class _KernelCheck:
         constant = all(e.is_const for e in (stmt.value, *stmt.indices))
         if not constant or stmt.guard is not None:
             self.fail("several iterations flag at once: wanted constants, and no guard")
-        for s in _all(self.kernel.body):
+        for s in statements(self.kernel.body):
             self.stmt = s
             if isinstance(s, Store) and (s.buffer == stmt.buffer or self.kernel.flags(
                     s.buffer) and self.buffers[s.buffer].dtype not in OVERFLOW):
@@ -104,7 +106,7 @@ class _KernelCheck:
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         declared: list[str] = []
-        mutable = {v.value for s in _all(body) for v in mutated(s)}
+        mutable = {v.value for s in statements(body) for v in mutated(s)}
         for stmt in body:
             self.stmt = stmt
             for e in expressions(stmt):
@@ -386,7 +388,7 @@ class _KernelCheck:
                 return i
             if any(n not in self.known for n in lets):
                 return None
-            i = _substitute(i, {self.scope[n]: self.known[n] for n in lets})
+            i = E.exchanged(i, {self.scope[n]: self.known[n] for n in lets})
         return None
 
 
@@ -402,22 +404,3 @@ def _takes(op: str, dtype: str) -> str:
     fits = {"bool": dtype == "bool", "integers": dtypes.is_int(dtype),
             "floats": dtypes.is_float(dtype), "numbers": dtype != "bool"}.get(takes, True)
     return "" if fits else takes + ": cast first" * (takes in ("floats", "numbers"))
-
-
-def _substitute(x: Expr, values: Mapping[Expr, Expr]) -> Expr:
-    done: dict[Expr, Expr] = {}
-    for e in E.walk(x):
-        new = E.make(e.op, [done[a] for a in e.args], e.dtype, e.value, e.extent, e.guarded)
-        done[e] = values.get(e, new)
-    return done[x]
-
-
-def _all(body: tuple[Stmt, ...]) -> list[Stmt]:
-    found: list[Stmt] = []
-    stack = list(body)
-    while stack:
-        stmt = stack.pop()
-        found.append(stmt)
-        if isinstance(stmt, For):
-            stack.extend(stmt.body)
-    return found

@@ -20,7 +20,18 @@ from jitcl.ir import expr as E
 from jitcl.ir.alignment import Alignment, lane_stride
 from jitcl.ir.expr import Expr
 from jitcl.ir.interpreter import index_values
-from jitcl.ir.kernel import Barrier, Buffer, For, Kernel, Let, Stmt, Store, expressions, mutated
+from jitcl.ir.kernel import (
+    Barrier,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    expressions,
+    mutated,
+    statements,
+)
 from jitcl.ir.lanes import work_loops
 from jitcl.ir.printer import expr_text, statement_text
 from jitcl.ir.verify_kernel import verify_kernel
@@ -67,8 +78,8 @@ class _ScheduleCheck:
         self.local(local_memory)
         shared = bool(self.lanes) and self.lanes[-1].kind == "lane"
         body = self.lanes[-1].body if shared else ()
-        for stmt in _all(self.kernel.body):
-            if isinstance(stmt, Barrier) and not any(stmt is s for s in _all(body)):
+        for stmt in statements(self.kernel.body):
+            if isinstance(stmt, Barrier) and not any(stmt is s for s in statements(body)):
                 self.fail("stands outside of all lanes", stmt)
         self.barriers(body, {f.var.value for f in self.lanes})
         self.races(body)
@@ -109,11 +120,11 @@ class _ScheduleCheck:
         for stmt in body:
             if isinstance(stmt, Let) and stmt.value.free & varying:
                 varying = varying | {stmt.var.value}
-            elif isinstance(stmt, For) and any(isinstance(s, Barrier) for s in _all(stmt.body)):
+            elif isinstance(stmt, For) and _meets(stmt):
                 for at, verb in ((stmt.first, "begins"), (stmt.end, "ends")):
                     if at is None or not at.free & varying:
                         continue
-                    barrier = next(s for s in _all(stmt.body) if isinstance(s, Barrier))
+                    barrier = next(s for s in statements(stmt.body) if isinstance(s, Barrier))
                     self.fail(f"stands in 'for {stmt.var.value}', which {verb} at "
                               f"'{expr_text(at)}' and so ends at another time in each "
                               "lane: a barrier is for all lanes", barrier)
@@ -142,7 +153,7 @@ class _ScheduleCheck:
     def accesses(self, body: tuple[Stmt, ...], known: dict[str, Expr],
                  loops: tuple[tuple[For, int], ...]) -> Iterator[_Access | None]:
         """Loads and stores of what lanes share, in order; None at a barrier."""
-        changing = {v.value for s in _all(body) for v in mutated(s)}
+        changing = {v.value for s in statements(body) for v in mutated(s)}
         for stmt in body:
             for x in expressions(stmt):
                 for e in E.walk(x):
@@ -155,7 +166,7 @@ class _ScheduleCheck:
             elif isinstance(stmt, Store) and stmt.buffer in self.shared:
                 yield self.access(stmt, stmt.buffer, stmt.indices, True, known, loops)
             elif isinstance(stmt, For):
-                rounds = 2 if any(isinstance(s, Barrier) for s in _all(stmt.body)) else 1
+                rounds = 2 if _meets(stmt) else 1
                 for k in range(min(rounds, stmt.trips)):
                     yield from self.accesses(stmt.body, known, (*loops, (stmt, k)))
 
@@ -175,7 +186,7 @@ class _ScheduleCheck:
             return
         common = list(itertools.takewhile(
             lambda pair: pair[0][0].var is pair[1][0].var and pair[0][1] == pair[1][1]
-            and any(isinstance(s, Barrier) for s in _all(pair[0][0].body)),
+            and _meets(pair[0][0]),
             zip(first.loops, second.loops)))
         together = [f for (f, _), _ in common if f.plain]
         turns = [sorted({0, f.extent // 2, f.extent - 1}) for f in together]
@@ -232,7 +243,7 @@ class _ScheduleCheck:
         """Each element that depends on the lane of a vector lies beside the one before it, and the
         first of them where a whole number of vectors lies before it."""
         width, lane = loop.extent, loop.var
-        for stmt in _all(loop.body):
+        for stmt in statements(loop.body):
             places = [(e.value, e.indices) for x in expressions(stmt) for e in E.walk(x)
                       if e.op == "load"]
             if isinstance(stmt, Store):
@@ -261,24 +272,17 @@ def _with(x: Expr, known: dict[str, Expr]) -> Expr:
     """x with what is known of variables in their place."""
     if not x.free & known.keys():
         return x
-    done: dict[Expr, Expr] = {}
-    for e in E.walk(x):
-        args = [done[a] for a in e.args]
-        done[e] = known.get(e.value, e) if e.op == "var" else E.make(
-            e.op, args, e.dtype, e.value, e.extent, e.guarded)
-    return done[x]
+    return E.exchanged(x, {e: known[e.value] for e in E.walk(x)
+                           if e.op == "var" and e.value in known})
+
+
+def _meets(loop: For) -> bool:
+    return any(isinstance(s, Barrier) for s in statements(loop.body))
 
 
 def _loads(x: Expr) -> bool:
     return any(e.op == "load" for e in E.walk(x))
 
 
-def _all(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-    for stmt in body:
-        yield stmt
-        if isinstance(stmt, For):
-            yield from _all(stmt.body)
-
-
 def _loops(body: tuple[Stmt, ...]) -> Iterator[For]:
-    return (s for s in _all(body) if isinstance(s, For))
+    return (s for s in statements(body) if isinstance(s, For))
