@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from jitcl.codegen.text import table as table
 from jitcl.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from jitcl.devices.base import Progress
 
@@ -26,17 +26,6 @@ def console(file: TextIO | None = None) -> Console:
     file = sys.stdout if file is None else file
     return Console(file=file, markup=False, highlight=False, emoji=False,
                    width=None if file.isatty() else PIPED_WIDTH)
-
-
-def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """A table with plain headings; the columns named in `right` hold numbers."""
-    from rich import box
-    from rich.table import Table
-    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left",
-                 title_style="bold", pad_edge=False)
-    for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    return made
 
 
 def print_json(value: Any) -> None:

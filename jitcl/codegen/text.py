@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def amount(n: float, unit: str) -> str:
@@ -13,6 +17,18 @@ def amount(n: float, unit: str) -> str:
             return f"{n:.3g} {prefix}{unit}"
         n /= 1000
     return ""
+
+
+def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """A table with plain headings; the columns named in `right` hold numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left",
+                 title_style="bold", pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return made
 
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

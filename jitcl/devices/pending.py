@@ -108,7 +108,7 @@ class Pending:
                 note = _read(path)
                 if note is None or path.stat().st_mtime < time.time() - KEPT_SECONDS:
                     path.unlink()
-                elif not _alive(note.pid, note.born):
+                elif not alive(note.pid, note.born):
                     found[path] = note
         return found
 
@@ -141,7 +141,8 @@ def _born(pid: int) -> str:
     return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
-def _alive(pid: int, born: str) -> bool:
+def alive(pid: int, born: str = "") -> bool:
+    """Whether a process runs; the one that was started then, where that is known."""
     if born:
         return _born(pid) == born           # a number is given to another process some day
     if os.name != "posix":

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jitcl.codegen.text import amount
+from jitcl.codegen.text import amount, table
 from jitcl.devices.recording import KINDS
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def remarks(profile: Profile) -> list[str]:
 def _model_table(model: ModelTime) -> Table:
     queued = f", {seconds(model.queued)} in the queue before" if model.queued else ""
     failed = f", {model.failed} of them failed" if model.failed else ""
-    made = _table(f"{model.model} on {model.device}: {model.runs} runs{failed}{queued}",
-                  ("part", "time", "a run", "share"), ("time", "a run", "share"))
+    made = table(f"{model.model} on {model.device}: {model.runs} runs{failed}{queued}",
+                 "part", "time", "a run", "share", right=("time", "a run", "share"))
     rows = [(KINDS[kind], spent) for kind, spent in model.parts.items() if spent]
     for name, spent in (*rows, ("unexplained", model.unexplained)):
         made.add_row(name, seconds(spent), seconds(spent / model.runs),
@@ -78,8 +78,8 @@ def _kernel_table(kernels: Sequence[Kernel], most: int) -> Table:
     more = f", the {most} slowest of {len(kernels)}" if len(kernels) > most else ""
     names = ("kernel", *(("model",) if several else ()), "launches", "time", "share", "a launch",
              "GFLOP/s", "GB/s", "of the roof", "layers")
-    made = _table(f"kernels{more}", names,
-                  ("launches", "time", "share", "a launch", "GFLOP/s", "GB/s", "of the roof"))
+    made = table(f"kernels{more}", *names, right=(
+        "launches", "time", "share", "a launch", "GFLOP/s", "GB/s", "of the roof"))
     for k in kernels[:most]:
         roof = "" if k.of_roof is None else f"{k.of_roof:.0%} {k.bound}"
         made.add_row(k.name, *((k.model,) if several else ()), str(k.launches), seconds(k.seconds),
@@ -89,23 +89,12 @@ def _kernel_table(kernels: Sequence[Kernel], most: int) -> Table:
 
 
 def _device_table(profile: Profile) -> Table:
-    made = _table(f"devices, over {seconds(profile.seconds)}",
-                  ("device", "busy", "idle", "idle share", "models", "turns"),
-                  ("busy", "idle", "idle share", "turns"))
+    made = table(f"devices, over {seconds(profile.seconds)}",
+                 "device", "busy", "idle", "idle share", "models", "turns",
+                 right=("busy", "idle", "idle share", "turns"))
     for d in profile.devices:
         made.add_row(d.device, seconds(d.busy), seconds(d.idle), share(d.idle, profile.seconds),
                      ", ".join(d.models), str(d.turns))
-    return made
-
-
-def _table(title: str, names: Sequence[str], right: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold",
-                 pad_edge=False)
-    for name in names:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return made
 
 

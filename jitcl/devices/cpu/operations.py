@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -48,9 +48,10 @@ def _typed(operands: tuple[Any, ...]) -> tuple[Any, Any]:
     return (types.float64 if types.float64 in elements else types.float32), shape
 
 
-def _operands(b: ir.IRBuilder, sig: Any, args: Any, element: Any, lanes: int) -> list[ir.Value]:
+def _operands(b: ir.IRBuilder, kinds: Sequence[Any], args: Sequence[ir.Value], element: Any,
+              lanes: int) -> list[ir.Value]:
     out = []
-    for ty, x in zip(sig.args, args):
+    for ty, x in zip(kinds, args):
         x = cast_value(b, x, element_type(ty), element)
         out.append(splat(b, x, lanes) if lanes and not isinstance(ty, Vector) else x)
     return out
@@ -65,7 +66,7 @@ def make(name: str, arity: int, generate: Generate, result: Any = None, doc: str
         out = with_element(shape, result if result is not None else element)
 
         def codegen(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            return generate(b, element, _operands(b, sig, args, element, lanes_of(shape)))
+            return generate(b, element, _operands(b, sig.args, args, element, lanes_of(shape)))
 
         return out(*operands), codegen
 
@@ -375,15 +376,10 @@ def select(typingctx, condition, x, y):
     element, shape = _typed((x, y))
     if isinstance(condition, Vector) and not isinstance(shape, Vector):
         shape = Vector(element, condition.lanes)
-    lanes = lanes_of(shape)
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         mask = cast_value(b, args[0], element_type(sig.args[0]), types.boolean)
-        values = []
-        for ty, v in zip(sig.args[1:], args[1:]):
-            v = cast_value(b, v, element_type(ty), element)
-            values.append(splat(b, v, lanes) if lanes and not isinstance(ty, Vector) else v)
-        return b.select(mask, *values)
+        return b.select(mask, *_operands(b, sig.args[1:], args[1:], element, lanes_of(shape)))
 
     return with_element(shape, element)(condition, x, y), codegen
 

@@ -163,19 +163,13 @@ def tell_scopes(module: ir.Module) -> None:
         access.set_metadata("noalias", others)
 
 
-def _itemsize(ty: Pointer) -> int:
-    return {"half": 2, "float": 4, "double": 8}.get(str(STORAGE[ty.dtype])) or STORAGE[
-        ty.dtype
-    ].width // 8
-
-
 def load_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, lanes: int = 0) -> ir.Value:
     """Emits a load of one element or `lanes` of them, as values of the compute type."""
     address = _address(b, ty, p, i)
     if lanes:
         address = b.bitcast(address, vector_of(STORAGE[ty.dtype], lanes).as_pointer())
     value = b.load(address)
-    value.align = _itemsize(ty)
+    value.align = dtypes.itemsize(ty.dtype)
     _mark(b, value, ty)
     return from_storage(b, value, ty.dtype)
 
@@ -185,7 +179,7 @@ def store_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, value: ir.V
     value = to_storage(b, value, ty.dtype)
     address = b.bitcast(_address(b, ty, p, i), value.type.as_pointer())
     done = b.store(value, address)
-    done.align = _itemsize(ty)
+    done.align = dtypes.itemsize(ty.dtype)
     _mark(b, done, ty)
 
 
@@ -236,7 +230,8 @@ def vload_part(typingctx, p, i, count, lanes):
         fn = declare(
             b, f"llvm.masked.load.{mangle(memory)}.p0", memory,
             [memory.as_pointer(), I32, mask.type, memory])
-        value = b.call(fn, [address, constant(I32, _itemsize(p)), mask, ir.Constant(memory, None)])
+        align = constant(I32, dtypes.itemsize(p.dtype))
+        value = b.call(fn, [address, align, mask, ir.Constant(memory, None)])
         _mark(b, value, p)
         return from_storage(b, value, p.dtype)
 
@@ -255,7 +250,8 @@ def vstore_part(typingctx, p, i, value, count):
         fn = declare(
             b, f"llvm.masked.store.{mangle(x.type)}.p0", ir.VoidType(),
             [x.type, x.type.as_pointer(), I32, mask.type])
-        _mark(b, b.call(fn, [x, address, constant(I32, _itemsize(p)), mask]), p)
+        align = constant(I32, dtypes.itemsize(p.dtype))
+        _mark(b, b.call(fn, [x, address, align, mask]), p)
         return context.get_dummy_value()
 
     return types.void(p, i64, value, i64), codegen
@@ -408,7 +404,7 @@ def as_type(typingctx, x, have, to):
 @intrinsic
 def bits(typingctx, p):
     """The same memory as unsigned integers of as many bytes as an element has."""
-    result = Pointer(f"u{8 * _itemsize(p)}", p.scope)
+    result = Pointer(f"u{8 * dtypes.itemsize(p.dtype)}", p.scope)
     return result(p), lambda context, b, sig, v: v[0]
 
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jitcl import forking, ownership
+from jitcl.devices.pending import alive
 
 SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_SETTINGS = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")   # ocl-icd ignores OCL_ICD_FILENAMES
@@ -157,15 +158,5 @@ def _sweep(parent: Path) -> None:
     """Remove what processes left that died without their exit handlers."""
     for path in parent.glob("*-*"):
         pid = path.name.split("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # somebody else's process
-    return True
