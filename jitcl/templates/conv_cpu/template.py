@@ -198,7 +198,7 @@ class Writer:
             sum_dtype=self.arithmetic.dtype,
             tile=self.arithmetic.tile if self.gate is None else "gated_tile",
             gate=None if self.gate is None else self.hooks.names[self.gate],
-            offset_at=2 + len(operands) if zero else None, y_dtype=self.root.dtype,
+            zero=bool(zero), y_dtype=self.root.dtype,
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
             params=params, ROWS=tile.rows, COLUMNS=tile.columns, NB=tile.blocks,
             W=width, PX=s.strides[1] * self.lanes, halo=self.halo if first else 0,

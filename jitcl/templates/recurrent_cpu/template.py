@@ -179,7 +179,8 @@ class _Writer:
         operands = [n for n in self.hooks.names if n is not self.r]
         body = self.hooks.render(
             "recurrent_cpu/numba.py.j2", entry=ENTRY, stages=texts, starts=starts,
-            weights=[f"w{k}" for k in range(len(packed))],
+            packed=[*((f"w{k}", self.numbers.dtype) for k in range(len(packed))),
+                    *(("row_sums", "i32") for _ in sums)],
             operands=[(self.hooks.names[n], n.type.dtype) for n in operands],
             directions=self.directions, batch=self.batch, steps=self.rows - 1,
             tiles=-(-self.batch // t.rows), slots=self.slots, hidden=self.hidden, vectors=vectors,
