@@ -139,16 +139,17 @@ def choose(source: Source, device: Device, memory: Memory, trial: Trial,
     assert found.chosen is not None
     if key is not None:
         cache.put("model", key, json.dumps(
-            [{**dict(found.layers), ALL: found.precision}, found.promoted,
+            [{**dict(found.layers), ALL: found.precision}, found.promoted, found.scaled,
              dataclasses.asdict(found.chosen), trial.budget if search.short else None]).encode())
     return found
 
 
 def _read(row: Any, memory: Memory) -> Options:
-    precision, promoted, chosen = row
+    precision, promoted, scaled, chosen = row
     chosen = {**chosen, "reasons": tuple(map(tuple, chosen["reasons"])),
               "notes": tuple(chosen["notes"])}
-    return Options(precision, memory, promoted=tuple(promoted), chosen=Chosen(**chosen))
+    return Options(precision, memory, promoted=tuple(promoted), chosen=Chosen(**chosen),
+                   scaled=tuple((tuple(names), power) for names, power in scaled))
 
 
 class _Search:
@@ -172,9 +173,8 @@ class _Search:
 
     def run(self) -> Options:
         self.base = self._lowest()
-        promoted = self._out_of_range()
-        options = Options(self.base, self.memory, promoted=promoted)
-        if ALL not in promoted and not self._holds(options, always=True):
+        options = self._in_range()
+        if ALL not in options.promoted and not self._holds(options, always=True):
             options = self._raised(options)
         return self._checked(options)
 
@@ -226,18 +226,39 @@ class _Search:
                 took.append(time.perf_counter() - begin)
         return min(took)
 
-    def _out_of_range(self) -> tuple[str, ...]:
-        """The nodes that the guard puts into f32 for these inputs."""
+    def _in_range(self) -> Options:
+        """The lowest precision, with the nodes in f32 that the guard puts there for these inputs:
+        those alone that no power of two brings into f16's range."""
+        options = Options(self.base, self.memory)
+        promoted, reach = self._caught(options)
+        powers = {names: power for names, (_, power) in reach.items() if power}
+        if powers and ALL not in promoted:
+            fixed = [n for n in promoted if not any(n in names for names in powers)]
+            left, _ = self._caught(dataclasses.replace(
+                options, promoted=tuple(fixed), scaled=tuple(powers.items())))
+            if len(left) < len(promoted) and ALL not in left:
+                promoted = left
+                powers = {n: by for n, by in powers.items() if left.keys().isdisjoint(n)}
+                options = dataclasses.replace(options, scaled=tuple(powers.items()))
+                self.notes += [
+                    f"'{names[0]}' is stored times 2^{-by}, by way of weights: its magnitudes are "
+                    f"up to {reach[names][0]:.4g}" for names, by in powers.items()]
+        known = {n: most for names, (most, _) in reach.items() for n in names}
+        self.reasons |= {n: f"f16 can't hold magnitudes up to {known[n]:.4g}" if known.get(n) else
+                         "f16 can't hold infinities, or zeros" for n in promoted}
+        return dataclasses.replace(options, promoted=tuple(promoted))
+
+    def _caught(self, options: Options
+                ) -> tuple[dict[str, None], dict[tuple[str, ...], tuple[float, int]]]:
+        """The nodes that the guard puts into f32, and `Guard.reach`."""
         self.open[1].now("looking for layers that f16 can't hold")
-        with self._model(Options(self.base, self.memory, guard="layers")) as model:
+        with self._model(dataclasses.replace(options, guard="layers")) as model:
             for k in self.order:
                 self._outputs(model, k)
             program = model.program
             guards = [model.guard, *(p.guard for p in program.parts)] if program else [model.guard]
-        found = dict.fromkeys(n for g in guards for n in g.options.promoted)
-        known = {n: why for g in guards for n, why in g.reasons.items()}
-        self.reasons |= {n: known.get(n, "f16 could not hold it in an earlier run") for n in found}
-        return tuple(found)
+        return (dict.fromkeys(n for g in guards for n in g.options.promoted),
+                {names: found for g in guards for names, found in g.reach.items()})
 
     def _raised(self, options: Options) -> Options:
         """The fewest layers of a higher precision that bring the outputs within the tolerance."""
@@ -249,7 +270,7 @@ class _Search:
 
         def low(names: Sequence[str]) -> Options:
             up = dict.fromkeys((n for n in layers if n not in names), level)
-            return Options({**up, ALL: base}, self.memory, promoted=options.promoted)
+            return dataclasses.replace(options, precision={**up, ALL: base})
 
         # What is written in place is a kernel of its own beside one of another precision.
         layers = self._whole({**self._layers(low([])), **layers})

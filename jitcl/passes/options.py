@@ -65,6 +65,7 @@ class Options:
     is stored as f16; None: outputs, where any layer may be in less than the model says.
     promoted: nodes that the guard has put into f32 since, "*" for all. each: no layer tells for
     others, as one that did was infinite in f32, too.
+    scaled: (nodes of a layer, the power of two that its results are divided by, with its weights).
     chosen: where `precision="auto"` found the rest, what it came to.
     """
 
@@ -75,6 +76,7 @@ class Options:
     layers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     promoted: tuple[str, ...] = field(default=(), kw_only=True)
     each: bool = field(default=False, kw_only=True)
+    scaled: tuple[tuple[tuple[str, ...], int], ...] = field(default=(), kw_only=True)
     chosen: Chosen | None = field(default=None, kw_only=True, compare=False)
     weights: Packing | None = field(default=None, kw_only=True)
 
@@ -136,6 +138,7 @@ class Options:
         """Parts of keys: of what plans are made of, as far as it is said."""
         parts = {name: str(getattr(self, name)) for name in CHOICES if name != "guard"}
         more = {"layers": self.layers, "promoted": self.promoted, "each": self.each,
+                "scaled": self.scaled,
                 "weights": self.weights and [self.weights.said, self.weights.calibration],
                 "guard": "" if self.guard == "off" else self.guard}
         return {**parts, **{name: json.dumps(value) for name, value in more.items() if value}}

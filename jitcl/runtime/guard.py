@@ -66,12 +66,14 @@ class Guard:
     options: Options
     known: set[Sign] = field(default_factory=set)       # that f32 gives, too
     vain: Counter[tuple[int, bool]] = field(default_factory=Counter)    # True: of zeros
-    reasons: dict[str, str] = field(default_factory=dict)   # of nodes that it put into f32 here
+    # nodes of each kernel that it put into f32: the largest magnitude that kernel stored, and the
+    # power of two by which it can be divided; 0: by none
+    reach: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stored = self.cache.get("model", self._key()) if self.options.guard != "off" else None
         if stored is not None:
-            self._promote(json.loads(bytes(stored)))
+            self._take(stored)
 
     def signs(self, values: Sequence[Any], plan: Plan, arrays: Mapping[str, Any]) -> list[Sign]:
         """What is suspicious of a run's results, behind which stand the plan's flags. Of results
@@ -146,9 +148,17 @@ class Guard:
     def promote(self, names: Sequence[str]) -> None:
         """Compute these nodes in f32 from now on, in later processes too."""
         stored = self.cache.get("model", self._key())
-        before = json.loads(bytes(stored)) if stored is not None else []
-        self._promote([*before, *names])
-        self.cache.put("model", self._key(), json.dumps(self.options.promoted).encode())
+        if stored is not None:
+            self._take(stored)
+        self._promote(names)
+        self.cache.put("model", self._key(), json.dumps(
+            [self.options.promoted, list(self.reach.items())]).encode())
+
+    def _take(self, stored: bytes | memoryview) -> None:
+        """What another guard has found."""
+        promoted, reach = json.loads(bytes(stored))
+        self._promote(promoted)
+        self.reach = {**{tuple(names): tuple(found) for names, found in reach}, **self.reach}
 
     def _promote(self, names: Sequence[str]) -> None:
         more = dict.fromkeys((*self.options.promoted, *names))
@@ -176,7 +186,7 @@ class _Repair:
             if newest.plan is not special.plan:         # another thread has caught it
                 special, values = newest, self.compute(newest)
             wide = self._lowering(Options("high", guard.options.weights or guard.options.memory,
-                                           promoted=("*",)))
+                                           promoted=("*",), scaled=guard.options.scaled))
             wide.watch(range(len(wide.groups)))
             exact, sound = self._computed(wide)
             for _ in range(ROUNDS):
@@ -218,6 +228,8 @@ class _Repair:
 
     def _promoted(self, exact: Mapping[int, Stored]) -> Specialisation:
         """What was compiled with the layers in f32 that leave f16's range."""
+        from jitcl.passes.rescale import power_of, rescaled
+
         guard = self.guard
         groups, graph, halves, got = self._as_it_runs()
         culprits = _culprits(groups, halves, got, exact)
@@ -226,9 +238,10 @@ class _Repair:
         if not culprits or not fresh or any(not _nodes(groups, graph, [c]) for c in culprits):
             fresh = {"*": ""}
         for c in culprits:
-            reach = (f"magnitudes up to {exact[c].largest:.4g}" if c in exact else
-                     "infinities, or zeros")
-            guard.reasons |= dict.fromkeys(_nodes(groups, graph, [c]), f"f16 can't hold {reach}")
+            inside, largest = tuple(_nodes(groups, graph, [c])), exact.get(c, UNKNOWN).largest
+            power = power_of(largest)
+            divided = rescaled(graph, ((inside, power),)) is not graph
+            guard.reach[inside] = largest, power if divided else 0
         self._tell(fresh, groups, graph, culprits, exact)
         guard.promote(list(fresh))
         return self._recompiled()

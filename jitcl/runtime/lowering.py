@@ -24,6 +24,7 @@ from jitcl.passes.layers import layer_precisions, weight_bits
 from jitcl.passes.options import Options
 from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import WIDE, assign_precision
+from jitcl.passes.rescale import rescaled
 from jitcl.passes.verify import check
 from jitcl.passes.watch import flag, may_spoil, telling, watch
 from jitcl.runtime.memory import laid_out
@@ -62,6 +63,7 @@ class Lowering:
         self.graph = run_passes(
             graph, pipeline(device.target, options, bits), observe=_debugging(observe),
             verify=check if config.get("verify") else None)
+        self.graph = rescaled(self.graph, options.scaled)
         with judged_by_hint():               # what is worth storing is no question of right
             groups = fuse(self.graph, device.target)
         started = time.perf_counter()
