@@ -272,7 +272,7 @@ def merge(outer: For, inner: For, number: int, guards: bool = False) -> For | No
         if not same(ki, kj * inner.extent) or (x.op == "mul" and x in terms):
             raise _Apart
         total = E.index(constant)
-        for atom, k in ({p: kj} if kj else {}).items():
+        for atom, k in ({} if same(kj, 0) else {p: kj}).items():
             total = total + atom * k
         for atom, k in terms.items():
             total = total + fold(atom) * k

@@ -25,6 +25,8 @@ from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read
+from jitcl.ir.size_ranges import settled
+from jitcl.ir.sizes import at_least_always, same
 from jitcl.ir.types import Layout, TensorType
 from jitcl.ops.builder import lookup
 
@@ -222,14 +224,14 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
     dims = full[group.root]
     groups: list[list[int]] = []
     for axis in range(rank):
-        same = groups and all(
-            (d[axis] == dims[axis]) == (d[groups[-1][0]] == dims[groups[-1][0]])
+        treated = groups and all(
+            settled(d[axis], dims[axis]) == settled(d[groups[-1][0]], dims[groups[-1][0]])
             for d in full.values()
         )
         row = apart and axis == rank - 1
-        if same and dims[axis] != 1 and dims[groups[-1][0]] != 1 and not row:
+        if treated and not same(dims[axis], 1) and not same(dims[groups[-1][0]], 1) and not row:
             groups[-1].append(axis)
-        elif dims[axis] != 1 or any(d[axis] != 1 for d in full.values()):
+        elif any(not same(d[axis], 1) for d in full.values()):
             groups.append([axis])
     if root.size == 0:
         return None
@@ -248,7 +250,7 @@ def same_layout(nodes: Iterable[Node], root: TensorType) -> bool:
     """Whether nodes lie in memory as the root does, or are one element for each of its rows."""
     rows = root.layout.kind == "rows"
     return all(n.type.layout == root.layout for n in nodes
-               if n.type.size > 1 and not (rows and n.type.dims[-1] == 1))
+               if not at_least_always(1, n.type.size) and not (rows and same(n.type.dims[-1], 1)))
 
 
 def with_padding(group: Group) -> dict[Node, TensorType] | None:

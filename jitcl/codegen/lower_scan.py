@@ -26,6 +26,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.kernel import Stmt, Store
+from jitcl.ir.sizes import same
 from jitcl.ir.types import ROW, TensorType
 from jitcl.ops.builder import lookup
 from jitcl.ops.core import Part, Scan
@@ -40,7 +41,7 @@ def scan_statements(s: KernelBuilder, root: Node, operands: Sequence[Callable[..
         raise JitclError(f"op '{root.op}' is stored as {root.type}: recurrences are row-major")
     s.out = root.type
     scan: Scan = op.scan(s, _own(s, root.type), *operands, **root.kwargs)
-    alone = math.prod(scan.chains) == 1
+    alone = same(math.prod(scan.chains), 1)
     last = len(scan.chains) - 1
     chain = tuple(s.open("i", d, "parallel", always=alone and a == last)
                   for a, d in enumerate(scan.chains))

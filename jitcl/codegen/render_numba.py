@@ -20,7 +20,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store, is_parallel
 from jitcl.ir.scalar import reinterprets
-from jitcl.ir.sizes import at_least_always, is_size
+from jitcl.ir.sizes import at_least_always, is_size, same
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">",
           "ge": ">=", "eq": "==", "ne": "!="}
@@ -231,7 +231,7 @@ class NumbaRenderer:
         lines = [f"    for p in range({self.span(total)}):"]
         for depth, f in enumerate(nest):
             rest //= f.extent
-            at = "p" if rest == 1 else f"p // {self.sizes.write(rest)}"
+            at = "p" if same(rest, 1) else f"p // {self.sizes.write(rest)}"
             if depth > 0:
                 at = f"({at}) % {self.sizes.write(f.extent)}"
             lines.append(f"        {f.var.value} = {at}")

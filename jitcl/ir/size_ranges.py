@@ -19,6 +19,7 @@ from jitcl.ir.sizes import (
     hint,
     is_size,
     judged_by_hint,
+    same,
 )
 
 NUMBERED = re.compile(r"\bsize(\d+)\b")
@@ -27,6 +28,18 @@ NUMBERED = re.compile(r"\bsize(\d+)\b")
 def hints(x: Any) -> Any:
     """x with every size in it as the number that it is now."""
     return everywhere(x, hint)
+
+
+def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are the same, as `same` has it."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+def settled(a: Any, b: Any) -> bool:
+    """Whether a == b wherever the guards hold that there are by now."""
+    difference = a - b
+    return same(a, b) or (type(difference) is Size and any(
+        ("==", d) in difference.space.guards for d in (difference, -difference)))
 
 
 def divisor(x: Any) -> int:
@@ -156,5 +169,5 @@ def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
     return x
 
 
-__all__ = ["at_most", "conditions", "divisor", "everywhere", "grows", "halvings", "hints", "most",
-           "named", "parameters", "require"]
+__all__ = ["alike", "at_most", "conditions", "divisor", "everywhere", "grows", "halvings", "hints",
+           "most", "named", "parameters", "require", "settled"]

@@ -412,7 +412,9 @@ def at_least_always(a: Any, b: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether a == b for all values of the symbols."""
+    """Whether a == b for all values of the symbols. Optimisations ask this: `==` makes a guard, and
+    is for what would be wrong otherwise.
+    """
     if type(a) is not Size and type(b) is not Size:
         return bool(a == b)
     difference = a - b

@@ -11,7 +11,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import JitclError, NeedsValue, ShapeError, TypeError_
 from jitcl.ir.graph import Data, Node, const, graph_input, toposort
-from jitcl.ir.sizes import has_size
+from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import MOST_AXES, MOST_BYTES, TensorType
 from jitcl.ops.core import OPS, Op
 from jitcl.ops.size_arithmetic import arithmetic
@@ -76,11 +76,15 @@ class GraphBuilder:
         if like is None and any(not isinstance(i, Node) for i in inputs):
             raise JitclError(f"op '{name}': at least one operand must be a node, got {inputs}")
         dtype = like.type.dtype if like is not None else None
-        nodes = tuple(i if isinstance(i, Node) else const(i, dtype) for i in inputs)
+        nodes = tuple(i if isinstance(i, Node) else self.const(i, dtype) for i in inputs)
         attrs = {k: freeze(v) for k, v in attrs.items()}
         return Node.make(name, nodes, attrs, type=infer(name, tuple(n.type for n in nodes), attrs))
 
     def const(self, value: Any, dtype: str | None = None) -> Node:
+        """A constant; of a size that is not known yet, a node that gives it."""
+        if is_size(value):
+            return self.op("cast", self.op("reshape", self.op("sizes", values=(value,)), shape=()),
+                           to=dtype or "i64")
         return const(value, dtype)
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: str) -> Node:

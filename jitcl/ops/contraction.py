@@ -12,6 +12,7 @@ from jitcl.errors import ModelError, ShapeError, TypeError_
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import same
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -164,9 +165,12 @@ def _sizes(terms: list[str], shapes: list[tuple[Any, ...]], equation: str) -> di
     sizes: dict[str, Any] = {}
     for term, shape in zip(terms, shapes):
         for letter, dim in zip(term, shape):
-            if sizes.get(letter, 1) == 1:
+            known = sizes.setdefault(letter, dim)
+            if same(known, dim) or same(dim, 1):
+                continue
+            if same(known, 1) or known != dim and known == 1:
                 sizes[letter] = dim
-            elif dim not in (1, sizes[letter]):
+            elif known != dim and dim != 1:
                 raise ShapeError(
                     f"einsum '{equation}': axis '{letter}' is {sizes[letter]} in one "
                     f"operand and {dim} in another"

@@ -6,11 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import has_size
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import ONNX, Rule, norm_axis, onnx_rule
 
@@ -51,20 +48,6 @@ def inputs_of(node: Any, count: int, needs: Sequence[int] = (0,)) -> tuple[Any, 
         if node.input(i) is None:
             raise ModelError(f"input {i} is left out, which {node.op_type} needs")
     return tuple(node.input(i) for i in range(count))
-
-
-def counting(g: GraphBuilder, count: int, shape: Sequence[int] = (-1,)) -> Node:
-    """0, 1, .. as i64; `count` may be a size that is not known yet."""
-    if has_size((count,)):
-        return g.reshape(g.arange(start=0, delta=1, count=count), shape=shape)
-    return g.const(np.arange(count).reshape(shape))
-
-
-def whole_number(g: GraphBuilder, n: int) -> Node:
-    """An int, or a size, as an i64 scalar."""
-    if has_size((n,)):
-        return g.reshape(g.sizes(values=(n,)), shape=())
-    return g.const(np.array(n, np.int64))
 
 
 def channels_first(g: GraphBuilder, x: Node) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ from jitcl.ops.movement import ints
 FEW = 1 << 16                   # numbers of a range that are kept as a constant
 
 
+def counting(g: GraphBuilder, count: int, shape: Sequence[int] = (-1,)) -> Node:
+    """0, 1, .. as i64; `count` may be a size that is not known yet."""
+    if has_size((count,)):
+        return g.reshape(g.arange(start=0, delta=1, count=count), shape=shape)
+    return g.const(np.arange(count).reshape(shape))
+
+
 @onnx_rule("ConstantOfShape")
 def _constant_of_shape(g: GraphBuilder, node: Any) -> Node:
     """One element, broadcast: no buffer is needed."""
@@ -47,8 +55,7 @@ def _shape(g: GraphBuilder, node: Any) -> Node:
 
 @onnx_rule("Size")
 def _size(g: GraphBuilder, node: Any) -> Node:
-    size = node.inputs[0].type.size
-    return g.reshape(g.sizes(values=(size,)), shape=()) if has_size(size) else g.const(size, "i64")
+    return g.const(node.inputs[0].type.size, "i64")
 
 
 @onnx_rule("Range")
@@ -81,8 +88,12 @@ def _eye_like(g: GraphBuilder, node: Any) -> Node:
     if x.type.rank != 2:
         raise ShapeError(f"EyeLike needs a matrix, got {x.type}")
     to = onnx_dtype(node.attrs["dtype"]) if "dtype" in node.attrs else x.type.dtype
+    (rows, columns), k = x.type.dims, int(node.attrs.get("k", 0))
+    if has_size(x.type.dims):
+        on = g.equal(g.add(counting(g, rows, (rows, 1)), k), counting(g, columns))
+        return g.cast(on, to=to)
     affordable(x.type.with_(dtype="f64"))
-    return g.const(np.eye(x.type.dims[0], x.type.dims[1], k=node.attrs.get("k", 0)), to)
+    return g.const(np.eye(rows, columns, k=k), to)
 
 
 def _one_hot_type(indices: TensorType, off_on: TensorType, depth: int,
@@ -115,5 +126,5 @@ def one_hot(s: KernelBuilder, ix: Index, indices: Loader, off_on: Loader, depth:
 @onnx_rule("OneHot")
 def _one_hot(g: GraphBuilder, node: Any) -> Node:
     indices, _, values = node.inputs
-    depth = int(np.asarray(node.static(1)).reshape(()))
+    depth = whole(np.asarray(node.static(1)).reshape(()).item())
     return g.one_hot(indices, values, depth=depth, axis=node.attrs.get("axis", -1))

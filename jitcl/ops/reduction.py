@@ -39,6 +39,7 @@ from jitcl.ops.core import (
 )
 
 SHORT = 64                      # elements of an axis that are summed up one by one
+LEVELS = 2                      # of blocks, where the length of an axis is not known
 _SHAPES = [sample(F32(2, 3, 4)), sample(F32(2, 3, 4), axes=(1,)),
            sample(F32(2, 3, 4), axes=(0, -1), keepdims=False),
            sample(F32(2, 3), axes=()), sample(F16(3, 9), axes=(1,), rtol=2e-3)]
@@ -257,12 +258,18 @@ def running(g: GraphBuilder, x: Node, axis: int, combine: str = "add", exclusive
 
     A long axis is cut into blocks of about its square root: each block runs by itself, and a
     running total over the blocks is combined in. So an axis of n costs about n * sqrt(n), all of it
-    parallel (Blelloch, 1990).
+    parallel (Blelloch, 1990). One of unknown length is cut into blocks, and these into blocks,
+    however short it is: so one plan is right, and quick enough, for all lengths.
     """
-    axis = norm_axis(axis, x.type.rank)
+    return _running_sum(g, x, norm_axis(axis, x.type.rank), combine, exclusive, reverse, LEVELS)
+
+
+def _running_sum(g: GraphBuilder, x: Node, axis: int, combine: str, exclusive: bool, reverse: bool,
+                 levels: int) -> Node:
+    """As `running`; levels: how often an axis of unknown length is cut."""
     shape = x.type.dims
     n = shape[axis]
-    if n <= SHORT:
+    if levels == 0 if is_size(n) else n <= SHORT:
         return g.running_direct(x, axis=axis, combine=combine, exclusive=exclusive, reverse=reverse)
     size = SHORT if is_size(n) else math.isqrt(n - 1) + 1
     count = n // size + 1 if is_size(n) else -(-n // size)      # a block more: nothing divides n
@@ -271,7 +278,8 @@ def running(g: GraphBuilder, x: Node, axis: int, combine: str = "add", exclusive
     y = g.pad(x, g.const(combine == "mul", x.type.dtype), pads=([0] * x.type.rank + ends))
     y = g.reshape(y, shape=(*shape[:axis], count, size, *shape[axis + 1:]))
     total = (g.reduce_sum if combine == "add" else g.reduce_prod)(y, axes=(axis + 1,))
-    before = g.running(total, axis=axis, combine=combine, exclusive=True, reverse=reverse)
+    before = (_running_sum(g, total, axis, combine, True, reverse, levels - 1) if is_size(n) else
+              g.running(total, axis=axis, combine=combine, exclusive=True, reverse=reverse))
     within = g.running_direct(y, axis=axis + 1, combine=combine, exclusive=exclusive,
                               reverse=reverse)
     y = (g.add if combine == "add" else g.mul)(within, before)

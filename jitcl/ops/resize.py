@@ -23,7 +23,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import SizePinned, has_size
+from jitcl.ir.sizes import SizePinned, has_size, same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -247,7 +247,7 @@ def _resize(g: GraphBuilder, node: Any) -> Node:
 
 def _changes(axis: Axis, coordinates: str) -> bool:
     cropped = coordinates == "tf_crop_and_resize" and axis.roi != Axis.roi
-    return cropped or axis.size != axis.out or axis.scale != 1
+    return cropped or not same(axis.size, axis.out) or axis.scale != 1
 
 
 def _outside(axis: Axis, coordinates: str) -> Array:
@@ -288,7 +288,7 @@ def _nearest(g: GraphBuilder, node: Any, x: Node, axes: list[Axis], coordinates:
         steps.append(step or (1, 0, 1))
         shape.append(axis.out if step is not None else axis.size)
     y = x
-    if any(s != (1, 0, 1) for s in steps) or tuple(shape) != x.type.dims:
+    if any(s != (1, 0, 1) for s in steps) or not all(map(same, shape, x.type.dims)):
         y = g.resize_nearest(x, shape=tuple(shape), steps=tuple(steps))
     for a, table in late:
         y = g.gather(y, table, axis=a)
@@ -305,8 +305,6 @@ def _placed(axis: Axis, coordinates: str) -> dict[str, Any]:
     scale = Ratio.of(axis.scale)
     if coordinates in ("half_pixel_symmetric", "tf_crop_and_resize"):
         raise SizePinned(f"'{coordinates}' needs numbers")
-    if coordinates in ("pytorch_half_pixel", "align_corners") and axis.out == 1:
-        raise SizePinned("one element of many is a shape of its own")
     return {"size": axis.size, "out": axis.out, "num": scale.num, "den": scale.den,
             "coordinates": coordinates}
 
@@ -326,14 +324,17 @@ def _coordinate(s: KernelBuilder, o: Expr, size: int, out: int, num: int, den: i
     def number(n: int) -> Expr:
         return E.cast(E.const(n, "i64"), "f32")
 
-    at, half = E.cast(o, "f32"), s.const(0.5, "f32")
+    at, half, first = E.cast(o, "f32"), s.const(0.5, "f32"), s.const(0.0, "f32")
+    several = number(out) > 1.0
     if coordinates == "align_corners":
-        return at * number(size - 1) / number(out - 1)
+        return s.select(several, at * number(size - 1) / number(out - 1), first)
     scale = number(num) / number(den)
     if coordinates == "asymmetric":
         return at / scale
     at = (at + half) / scale
-    return at if coordinates == "tf_half_pixel_for_nn" else at - half
+    if coordinates != "tf_half_pixel_for_nn":
+        at = at - half
+    return s.select(several, at, first) if coordinates == "pytorch_half_pixel" else at
 
 
 def _axis_ref(size: int, out: int, num: int, den: int, **_: Any) -> Axis:

@@ -15,8 +15,9 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.attention import joined_heads, split_heads
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.contrib import counting, microsoft
+from jitcl.ops.contrib import microsoft
 from jitcl.ops.core import F16, F32, Index, Loader, aligned, indexed, sample
+from jitcl.ops.creation import counting
 from jitcl.ops.gather import in_range
 
 Array = np.ndarray[Any, Any]

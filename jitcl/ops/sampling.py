@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
+from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import require
+from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -137,13 +140,15 @@ def _taps(
 ) -> list[tuple[Expr, Expr | None]]:
     """(index, weight) of each tap along one axis; weight None is 1. Indices may lie outside with
     "zeros" only."""
-    low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
-    at = (g + 1.0) / 2.0 * (size - 1.0) if align else ((g + 1.0) * float(size) - 1.0) / 2.0
+    extent = E.const(size, g.dtype) if has_size((size,)) else float(size)
+    low, high = (0.0, extent - 1.0) if align else (-0.5, extent - 0.5)
+    at = (g + 1.0) / 2.0 * (extent - 1.0) if align else ((g + 1.0) * extent - 1.0) / 2.0
     if mode == "nearest":
         at = s.round(at)
     if padding != "zeros":
         moved = (
-            s.min(s.max(at, 0.0), size - 1.0) if padding == "border" else _mirror(s, at, low, high))
+            s.min(s.max(at, 0.0), extent - 1.0) if padding == "border" else
+            _mirror(s, at, low, high, same(size, 1) and align))
         at = s.select((at < low) | (at > high), moved, at)
     base = s.trunc(at) if mode == "nearest" else s.floor(at)
     first, t = s.index(base), at - base
@@ -165,10 +170,10 @@ def _far(d: Expr) -> Expr:
     return ((CUBIC_A * d - 5 * CUBIC_A) * d + 8 * CUBIC_A) * d - 4 * CUBIC_A
 
 
-def _mirror(s: KernelBuilder, at: Expr, low: float, high: float) -> Expr:
-    """at reflected at low and high until it lies between."""
+def _mirror(s: KernelBuilder, at: Expr, low: float, high: Any, one: bool) -> Expr:
+    """at reflected at low and high until it lies between; one: these are the same."""
     span = high - low
-    if span <= 0:
+    if one:
         return s.min(s.max(at, 0.0), 0.0)
     turn = at - low
     turn = turn - s.floor(turn / (2 * span)) * (2 * span)
@@ -179,8 +184,10 @@ def _kept(s: KernelBuilder, i: Expr, size: int, padding: str, align: bool) -> Ex
     """A tap's index as the padding has it, whatever number the grid held."""
     if padding == "zeros":
         return i
-    if padding == "border" or size == 1:
+    if padding == "border" or same(size, 1):
         return s.max(s.min(i, size - 1), 0)
+    if align:
+        require(size, 2)
     period = 2 * size - 2 if align else 2 * size
     turn = i % period
     return s.min(turn, period - turn) if align else s.min(turn, period - 1 - turn)

@@ -20,6 +20,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import at_least_always
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -248,7 +249,7 @@ def scatter_elements(g: GraphBuilder, x: Node, indices: Node, updates: Node, axi
     """x with y[indices[i, j], j] = updates[i, j], or combined by `reduction`."""
     axis = norm_axis(axis, x.type.rank)
     _scatter_elements_type(x.type, indices.type, updates.type, axis, reduction)
-    many = indices.type.dims[axis] > FEW and 0 not in indices.type.dims
+    many = not at_least_always(FEW, indices.type.dims[axis]) and 0 not in indices.type.dims
     form = g.elements_written if many else g.elements_sought
     return form(x, indices, updates, axis=axis, reduction=reduction)
 
@@ -269,7 +270,8 @@ def scatter_nd(g: GraphBuilder, x: Node, indices: Node, updates: Node,
                reduction: str = "none") -> Node:
     """x with its slices at the coordinates in `indices` set to `updates`, or combined with them."""
     _scatter_nd_type(x.type, indices.type, updates.type, reduction)
-    many = math.prod(indices.type.dims[:-1]) > FEW and 0 not in (*x.type.dims, *updates.type.dims)
+    many = not at_least_always(FEW, math.prod(indices.type.dims[:-1])) and (
+        0 not in (*x.type.dims, *updates.type.dims))
     form = g.slices_written if many else g.slices_sought
     return form(x, indices, updates, reduction=reduction)
 

@@ -123,6 +123,8 @@ _BY_ELEMENT: dict[str, Callable[..., Any]] = {
 _OF_FLOATS: dict[str, Callable[[Ratio, Ratio, str], Ratio]] = {
     "add": _sum, "sub": _difference, "mul": product, "div": quotient}
 _ROUNDED: dict[str, Callable[[Ratio], Any]] = {"floor": Ratio.floor, "ceil": Ratio.ceil}
+_TO_ONE: dict[str, Callable[..., Any]] = {
+    "reduce_prod": operator.mul, "reduce_sum": operator.add, "reduce_min": min, "reduce_max": max}
 _MOVEMENT = ("gather", "concat", "reshape", "transpose", "slice", "tile", "expand")
 
 
@@ -140,12 +142,12 @@ def arithmetic(node: Node, ref: Callable[..., Any], *arrays: Array) -> Array:
         found = _floats(node.op, dtype, *arrays)
     elif node.op == "where":
         found = np.where(*(arrays[0].astype(bool), *arrays[1:]))
-    elif node.op in _BY_ELEMENT and whole and not node.kwargs:
+    elif node.op in _BY_ELEMENT and whole and not any(node.kwargs.values()):
         found = _each(_BY_ELEMENT[node.op], *arrays)
     elif node.op in _MOVEMENT and not has_size(tuple(node.kwargs.values())):
         found = np.asarray(ref(*arrays, **node.kwargs))
-    elif node.op == "reduce_prod":
-        found = np.asarray(functools.reduce(operator.mul, arrays[0].reshape(-1), 1), object)
+    elif node.op in _TO_ONE and whole and node.type.size == 1 and arrays[0].size:
+        found = np.asarray(functools.reduce(_TO_ONE[node.op], arrays[0].reshape(-1)), object)
         found = found.reshape(node.type.dims)
     else:
         raise SizePinned(f"'{node.op}' of sizes is no shape arithmetic")

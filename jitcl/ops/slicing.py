@@ -14,7 +14,8 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import has_size
+from jitcl.ir.size_ranges import alike
+from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -124,9 +125,13 @@ def _split(g: GraphBuilder, node: Any) -> tuple[Node, ...]:
         if count < node.n_outputs:
             raise ModelError(f"num_outputs is {count}, but it has {node.n_outputs} outputs")
         each = -(-whole // count)
-        sizes = [min(each, max(0, whole - k * each)) for k in range(min(count, whole + 1))]
+        rest = whole - (count - 1) * each
+        if is_size(whole) and rest >= 0:    # no part is shorter, but the last one
+            sizes = [each] * (count - 1) + [rest]
+        else:
+            sizes = [min(each, max(0, whole - k * each)) for k in range(min(count, whole + 1))]
         sizes += [0] * (node.n_outputs - len(sizes))
-    if min(ints(sizes), default=0) < 0:
+    if any(size < 0 for size in ints(sizes)):
         raise ShapeError(f"split sizes {list(ints(sizes))}: sizes are 0 or more")
     if sum(ints(sizes)) != whole:
         raise ShapeError(f"split sizes {list(ints(sizes))} do not add up to axis {axis} "
@@ -237,7 +242,9 @@ def pad(s: KernelBuilder, ix: Index, x: Loader, *value: Loader, pads: Sequence[i
     """x with `pads` elements around it (all begins, then all ends; negative ones crop)."""
     at = [i - before for i, before in zip(ix, pads)]
     if mode != "constant":
-        return x(*(_bent(i, d, mode) for i, d in zip(at, x.shape)))
+        ends = zip(pads, pads[len(at):])
+        return x(*(i if alike(by, (0, 0)) else _bent(i, d, mode)
+                   for i, d, by in zip(at, x.shape, ends)))
     inside = s.const(True, "bool")
     for i, d in zip(at, x.shape):
         inside = inside & s.inside(i, d)

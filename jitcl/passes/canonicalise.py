@@ -12,6 +12,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node, const
+from jitcl.ir.size_ranges import alike
 from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import Dim
 from jitcl.ops.core import broadcast, norm_axis
@@ -57,7 +58,7 @@ class Canonicalise(RewritePass):
 def _reshape(node: Node, g: Rewriter) -> Node | None:
     """Back to the same shape; of a reshape; of a reduction that could have kept its axes."""
     x, shape = node.inputs[0], node.type.shape
-    if x.type.shape == shape:
+    if alike(x.type.shape, shape):
         return x
     if x.op == "reshape":
         return g.reshape(x.inputs[0], shape=shape)
@@ -66,7 +67,7 @@ def _reshape(node: Node, g: Rewriter) -> Node | None:
     if kind(x) == "reduction" and not x.attr("keepdims", True) and g.readers(x) == 1:
         axes = reduced_axes(x)
         kept = tuple(1 if a in axes else d for a, d in enumerate(x.inputs[0].type.shape))
-        if kept == shape:
+        if alike(kept, shape):
             return g.op(x.op, *x.inputs, **{**x.kwargs, "keepdims": True})
     return None
 
@@ -84,7 +85,7 @@ def _transpose(node: Node, g: Rewriter) -> Node | None:
 
 def _expand(node: Node, g: Rewriter) -> Node | None:
     x = node.inputs[0]
-    if x.type.shape == node.type.shape:
+    if alike(x.type.shape, node.type.shape):
         return x
     if x.op == "expand":
         return g.expand(x.inputs[0], shape=node.type.shape)
@@ -93,7 +94,7 @@ def _expand(node: Node, g: Rewriter) -> Node | None:
 
 def _tile(node: Node, g: Rewriter) -> Node | None:
     x = node.inputs[0]
-    if x.type.shape == node.type.shape and x.type.size:
+    if alike(x.type.shape, node.type.shape) and x.type.size:
         return x
     if all(same(r, 1) or same(d, 1) for r, d in zip(node.attr("repeats"), x.type.shape)):
         return g.expand(x, shape=node.type.shape)
@@ -105,7 +106,7 @@ def _slice(node: Node, g: Rewriter) -> Node | None:
     cuts.
     """
     x = node.inputs[0]
-    if x.type.shape == node.type.shape and all(s == 1 for s in node.attr("steps") or (1,)):
+    if alike(x.type.shape, node.type.shape) and all(s == 1 for s in node.attr("steps") or (1,)):
         return x
     if has_size((x.type.shape, node.type.shape, node.attr("starts"), node.attr("ends"))):
         return None                        # ranges are of numbers
@@ -164,7 +165,7 @@ def _joins(x: Node, axis: int, g: Rewriter) -> bool:
 
 
 def _pad(node: Node, g: Rewriter) -> Node | None:
-    return node.inputs[0] if not any(node.attr("pads")) else None
+    return node.inputs[0] if all(same(p, 0) for p in node.attr("pads")) else None
 
 
 def _gather(node: Node, g: Rewriter) -> Node | None:
@@ -185,7 +186,7 @@ def _reduction(node: Node, g: Rewriter) -> Node | None:
     x = node.inputs[0]
     axes = reduced_axes(node)
     if all(same(x.type.shape[a], 1) for a in axes):
-        return x if x.type.shape == node.type.shape else g.reshape(x, shape=node.type.shape)
+        return x if alike(x.type.shape, node.type.shape) else g.reshape(x, shape=node.type.shape)
     if node.attr("axes") != axes:
         return g.op(node.op, x, axes=axes, keepdims=node.attr("keepdims", True))
     return None
@@ -296,10 +297,10 @@ def _plain_operands(node: Node, g: Rewriter) -> Node | None:
 def _smaller(x: Node, others: list[Shape], node: Node) -> Node:
     if x.op == "expand" and _still(x.inputs[0].type.shape, others, node):
         return x.inputs[0]
-    if x.op == "reshape" and x.type.shape[:1] == (1,):
+    if x.op == "reshape" and x.type.rank and same(x.type.shape[0], 1):
         source = x.inputs[0]
         ones = x.type.rank - source.type.rank
-        if ones > 0 and x.type.shape == (1,) * ones + source.type.shape and _still(
+        if ones > 0 and alike(x.type.shape, (1,) * ones + source.type.shape) and _still(
                 source.type.shape, others, node):
             return source
     if x.op == "const" and 1 < x.type.size and x.type.nbytes <= MAX_UNIFORM:

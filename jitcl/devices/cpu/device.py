@@ -186,7 +186,9 @@ class CpuExecutable(Executable):
         return aligned_empty(spec.nbytes)
 
     def _view(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        return self._memory[buffer].view(dtypes.to_numpy(dtype)).reshape(shape)
+        kind = np.dtype(dtypes.to_numpy(dtype))
+        nbytes = math.prod(shape) * kind.itemsize       # there may be room for more
+        return self._memory[buffer][:nbytes].view(kind).reshape(shape)
 
     def _places(self, buffer: int) -> tuple[int, ...]:
         """Where the address of a buffer stands in the argument table."""

@@ -20,7 +20,8 @@ from jitcl.ir.sizes import whole
 from jitcl.ops.attention import joined_heads, split_heads
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import product
-from jitcl.ops.contrib import counting, inputs_of, microsoft, refuse, whole_number
+from jitcl.ops.contrib import inputs_of, microsoft, refuse
+from jitcl.ops.creation import counting
 from jitcl.ops.gather import in_range
 from jitcl.ops.normalisation import stats_type
 
@@ -49,7 +50,7 @@ def _where_allowed(g: GraphBuilder, allowed: Node, kind: str, low: float = -math
 
 def _causal(g: GraphBuilder, queries: int, keys: int, kind: str) -> Node:
     """Each query sees the keys up to its own, the last query the last key: [1, 1, S, T]."""
-    place = g.add(counting(g, queries, (-1, 1)), whole_number(g, keys - queries))
+    place = g.add(counting(g, queries, (-1, 1)), g.const(keys - queries, "i64"))
     allowed = g.less_or_equal(counting(g, keys), place)
     return g.reshape(_where_allowed(g, allowed, kind), shape=(1, 1, queries, keys))
 
@@ -239,7 +240,7 @@ def _group_query_attention(g: GraphBuilder, node: Any) -> Any:
     first = total == queries
     ends = in_range(g, ends, 0, total - 1)
     count = g.add(g.cast(g.reshape(ends, shape=(batch,)), to="i64"), 1)   # keys of each row
-    start = g.const(0, "i64") if first else g.sub(count, whole_number(g, queries))
+    start = g.const(0, "i64") if first else g.sub(count, g.const(queries, "i64"))
     begin = g.expand(start, shape=(batch,))
     if node.attrs.get("do_rotary", 0):
         if cos is None or sin is None:

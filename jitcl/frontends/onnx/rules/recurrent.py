@@ -11,8 +11,10 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import ModelError, ShapeError, UnsupportedError
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import same
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import onnx_rule
+from jitcl.ops.creation import counting
 from jitcl.ops.recurrent import ACTIVATIONS, DIRECTIONS, Activation, Activations
 
 # the activations that read alpha, and those that read beta
@@ -127,9 +129,9 @@ def _lengths(g: GraphBuilder, node: Any, steps: int, batch: int) -> Node | None:
     _check(lengths, "sequence_lens", (batch,))
     if lengths.op == "const":
         known = lengths.data
-        if known.size and not 0 <= known.min() <= known.max() <= steps:
+        if known.size and not 0 <= int(known.min()) <= int(known.max()) <= steps:
             raise ModelError(f"sequence_lens are {known.tolist()}, but X has {steps} steps")
-        if (known == steps).all():
+        if all(same(n, steps) for n in known.tolist()):
             return None
     return g.cast(lengths, to="i32")
 
@@ -148,7 +150,7 @@ def _outputs(g: GraphBuilder, f: _Form, states: Node, lengths: Node | None,
     y = g.recurrent_sequence(states, direction=f.direction)
     steps, _, batch, _ = y.type.dims
     if lengths is not None:                  # behind a sequence's end Y is 0, the states stay
-        time = g.const(np.arange(steps, dtype=np.int32).reshape(steps, 1, 1, 1))
+        time = g.cast(counting(g, steps, (steps, 1, 1, 1)), to="i32")
         inside = g.less(time, g.reshape(lengths, shape=(1, 1, batch, 1)))
         y = g.where(inside, y, g.const(0, f.kind))
     if f.batch_first:
