@@ -161,14 +161,8 @@ class CpuGroupHooks(GroupHooks):
             return None
         lane = E.var("lane", extent=lane_width)
         ix = self._pixel(lane, lane_width)
-        value = self.epilogue(ix, self._sum())
-        try:
-            return EpilogueRenderer(
-                self.sizes, self._buffers(root), physical_index(layout, root.type.dims, ix), value,
-                lane, lane_width, channels_left=channels_left,
-                space=("h", "w") if flat_space else ()).lines()
-        except NotVectorisable:
-            return None
+        return self._vectors(ix, physical_index(layout, root.type.dims, ix), lane,
+                             channels_left=channels_left, space=("h", "w") if flat_space else ())
 
     def pixel_epilogue(self, width: int, *, flat_space: bool) -> Lines | None:
         """Lines that store a row-major root at address `yo` from the vector `v` of `count` pixels
@@ -185,11 +179,18 @@ class CpuGroupHooks(GroupHooks):
         if not channel.is_const:
             channel = E.var("ch", extent=root.dims[1])
         ix = (n, channel, *space[:-1], E.var("w") + lane)
-        value = self.epilogue(ix, self._sum())
+        return self._vectors(ix, ix, lane, channels_left="count", partial=True,
+                             space=("h", "w") if flat_space else ())
+
+    def _vectors(self, ix: tuple[Expr, ...], place: tuple[Expr, ...], lane: Expr, **how: Any
+                 ) -> Lines | None:
+        """Lines that store the root at logical index `ix`, which lies at `place`, for all lanes;
+        `how`: as `EpilogueRenderer` takes it. None where they are no function of whole vectors."""
+        assert lane.extent is not None
+        value, buffers = self.epilogue(ix, self._sum()), self._buffers(self.group.root)
         try:
             return EpilogueRenderer(
-                self.sizes, self._buffers(self.group.root), ix, value, lane, width,
-                channels_left="count", partial=True, space=("h", "w") if flat_space else ()).lines()
+                self.sizes, buffers, place, value, lane, lane.extent, **how).lines()
         except NotVectorisable:
             return None
 
@@ -234,15 +235,9 @@ class CpuGroupHooks(GroupHooks):
         columns = self.group.root.type.dims[-1]
         lane = E.var("lane", extent=width)
         at = self._row_place(lane, width)
-        value = self.epilogue(at, self._sum())
         even = not is_size(columns) and columns % width == 0
         left = "" if even or whole else f"{self.sizes.write(columns)} - nb * {width}"
-        try:
-            return EpilogueRenderer(
-                self.sizes, self._buffers(self.group.root), at, value, lane, width, into=into,
-                channels_left=left, partial=True).lines()
-        except NotVectorisable:
-            return None
+        return self._vectors(at, at, lane, into=into, channels_left=left, partial=True)
 
     def row_scalar_epilogue(self, width: int) -> Lines:
         """The same for one element: `v` is the scalar of column nb * width + lane, which exists."""

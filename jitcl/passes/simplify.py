@@ -173,18 +173,21 @@ def along_weights(node: Node, w: Node, values: Array) -> Array:
         return values
     if node.op == "conv":
         return values.reshape(-1, *(1,) * (w.type.rank - 1))
-    group, inputs = node.attr("group"), w.type.dims[0]
-    per_input = np.repeat(values.reshape(group, 1, -1), inputs // group, axis=1)
-    return per_input.reshape(inputs, -1, *(1,) * (w.type.rank - 2))
+    return _by_group(node, w, values)
 
 
 def _along_inputs(node: Node, w: Node, values: Array) -> Array:
     """Input channel values, shaped to broadcast over the weights."""
     if node.op == "conv_transpose":
         return values.reshape(-1, *(1,) * (w.type.rank - 1))
-    group, outputs, each = node.attr("group"), w.type.dims[0], w.type.dims[1]
-    per_output = np.repeat(values.reshape(group, 1, each), outputs // group, axis=1)
-    return per_output.reshape(outputs, each, *(1,) * (w.type.rank - 2))
+    return _by_group(node, w, values)
+
+
+def _by_group(node: Node, w: Node, values: Array) -> Array:
+    """Values along the second axis of the weights, for each group of the first."""
+    group, first = node.attr("group"), w.type.dims[0]
+    each = np.repeat(values.reshape(group, 1, -1), first // group, axis=1)
+    return each.reshape(first, -1, *(1,) * (w.type.rank - 2))
 
 
 @dataclass(frozen=True)
