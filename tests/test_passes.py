@@ -31,6 +31,7 @@ from jitcl.errors import JitclError, OptionError, ShapeError, VerifyError
 from jitcl.ir.graph import Graph, Node, Origin, const, graph_input
 from jitcl.ir.parser import load_graph, parse_graph
 from jitcl.ir.printer import print_graph, print_kernel, save_graph, value_names
+from jitcl.ir.sizes import Space
 from jitcl.ir.types import Sym, TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate, infer
 from jitcl.passes.base import Pass, RewritePass, Rewriter, run_passes
@@ -41,6 +42,7 @@ from jitcl.passes.pipeline import pipeline
 from jitcl.passes.precision import assign_precision
 from jitcl.passes.specialise import specialise
 from jitcl.passes.verify import check
+from jitcl.passes.weight_rows import WeightRows
 from jitcl.target import Target
 from tests.groups import check_groups
 
@@ -365,6 +367,23 @@ def test_weights_that_a_file_has_by_columns_stay_so_for_any_number_of_rows() -> 
                            verify=check)
         assert [n.op for n in graph.nodes] == ["input", "const", "transpose", "matmul"]
         np.testing.assert_array_equal(graph.nodes[1].data, stored)
+
+
+@pytest.mark.parametrize("rows, columns, turned", [
+    (7, 96, True), (9, 96, False), (9, 97, True)])
+def test_weights_for_a_number_of_rows_that_is_not_known(rows: int, columns: int, turned: bool
+                                                        ) -> None:
+    """Lie by columns where few came first, or where rows of weights are no whole vectors."""
+    g = GraphBuilder()
+    target = Target("opencl", "a GPU", device_type="gpu", vector_width=4, local_is_real=True,
+                    local_works=True, local_memory=32 << 10, max_work_group=256)
+    x = graph_input("x", TensorType("f32", (Space().symbol("rows", rows), 64)))
+    w = np.random.default_rng(0).standard_normal((64, columns)).astype(np.float32)
+    graph = run_passes(Graph("g", (x,), (("y", g.matmul(x, const(w))),)), [WeightRows(target)],
+                       verify=check)
+    (product,) = [n for n in graph.nodes if n.op == "matmul"]
+    assert (product.inputs[1].op == "transpose") is turned
+    np.testing.assert_array_equal(evaluate(product.inputs[1], {}), w)
 
 
 def test_constants_that_were_computed_later_are_saved_by_their_elements(tmp_path: Path) -> None:

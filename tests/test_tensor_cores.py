@@ -93,7 +93,7 @@ def ptx_of(kernel: KernelSource) -> str:
 @needed
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtype):
-    """One of which is launched; without tensor cores one of two for many, which may split sums."""
+    """One of which is launched; one of some for many, which may split sums."""
     space = Space()
     rows = space.symbol("rows", 211)
     a, w = (graph_input(n, TensorType(dtype, d)) for n, d in (("a", (rows, 768)), ("w", (768, 96))))
@@ -102,7 +102,8 @@ def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtyp
     for kernel in plan.kernels:
         ptx_of(kernel)
     stems = {s.kernel.rpartition("_")[0] for s in plan.steps} - {"join"}
-    many = {"gemm_tensor_32x64"} if dtype == "f16" else {"gemm_tiled_16x32", "gemm_tiled_32x32"}
+    many = ({"gemm_tensor_32x64", "gemm_tensor_64x64", "gemm_tensor_128x128"} if dtype == "f16"
+            else {"gemm_tiled_16x32", "gemm_tiled_128x128"})
     columns = 8 if dtype == "f16" else 4        # of a group: those of one vector
     assert stems == {f"gemv_1x{columns}", f"gemv_8x{columns}", *many}
     for n in (1, 2, 8, 9, 4000, 40000):
@@ -112,6 +113,27 @@ def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtyp
         assert step.kernel.startswith("gemv_1x" if n == 1 else "gemv_8x" if n < 9 else "gemm_t")
         assert step.global_size[0] % step.local_size[0] == 0
         assert [s.kernel.partition("_")[0] for s in launched[1:]] in ([], ["join"])
+
+
+@pytest.mark.parametrize("k, n", [(768, 96), (768, 3072), (3072, 768)])
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_tiles_of_any_number_of_rows_hang_little_on_the_first(dtype, k, n):
+    """Few rows are spread over the device where many came first, and many rows have large tiles
+    where few came first, as in plans of their own."""
+    def groups(rows, launched_for=None):
+        a, w = (graph_input(name, TensorType(dtype, dims)) for name, dims in (
+            ("a", (rows, k)), ("w", (k, n))))
+        graph = Graph("t", (a, w), (("y", b.matmul(a, w)),))
+        plan = compile_graph(graph, TARGET, passes=False).plan
+        if launched_for is not None:
+            space = rows.space
+            plan = replace(plan, space=space).at(space.values({"rows": launched_for}))
+        step = next(s for s in plan.steps if 0 not in s.global_size)
+        return step.global_size[0] // step.local_size[0]
+    for first in (12, 211, 20000):
+        for rows in (9, 30, 89, 300, 1500):
+            assert groups(Space().symbol("rows", first), rows) >= groups(rows) / 4, (first, rows)
+        assert groups(Space().symbol("rows", first), 40000) <= 4 * groups(40000), first
 
 
 @needed

@@ -14,7 +14,8 @@ from jitcl.templates.attention import pattern
 from jitcl.templates.base import Match
 from jitcl.templates.gemm_opencl.product import fits_int
 from jitcl.templates.gemm_tensor_opencl.template import WARP
-from jitcl.templates.gemm_tiled_opencl.template import QUAD, Product, matmul
+from jitcl.templates.gemm_tiled_opencl.product import Product, matmul
+from jitcl.templates.gemm_tiled_opencl.template import QUAD
 from jitcl.templates.matmul import Shape
 
 ROW_GROUPS = 8                 # work-items of a column of a group

@@ -54,13 +54,8 @@ from jitcl.templates.base import (
 )
 from jitcl.templates.gemm_opencl.product import counter
 from jitcl.templates.gemm_tensor_opencl.template import RUN, WARP, plain
-from jitcl.templates.gemm_tiled_opencl.template import (
-    JOIN,
-    QUAD,
-    Product,
-    Side,
-    side,
-)
+from jitcl.templates.gemm_tiled_opencl.product import Product
+from jitcl.templates.gemm_tiled_opencl.template import JOIN, QUAD, Side, side
 from jitcl.templates.opencl.tiling import MAX_INDEX, spread
 
 MOST_HEAD = 256                # of a head: beyond it sums fill the registers

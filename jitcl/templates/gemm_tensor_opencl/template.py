@@ -26,14 +26,14 @@ from jitcl.templates.base import (
     launched,
 )
 from jitcl.templates.gemm_opencl.product import unfused
+from jitcl.templates.gemm_tiled_opencl.product import Product, places, product_of
+from jitcl.templates.gemm_tiled_opencl.sized import bands, by_size
 from jitcl.templates.gemm_tiled_opencl.template import (
     Blocks,
     GemmTiledOpenCl,
-    Product,
+    full,
     indexed,
     joined,
-    places,
-    product_of,
     side,
     terms,
     tiles,
@@ -99,9 +99,17 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
             return unfused(hooks, lambda alone: self.emit(match, alone))
         indexed(hooks.group)
         gemv, few, many = GemvOpenCl(), list[Emitted](), 1
-        if found := gemv.candidates(hooks.group, hooks.target):
-            few, many = gemv.few(found[0], hooks, product)
-        return [*few, *launched(_Writer(replace(match, splits=1), hooks).emit(), many)]
+        if slices := gemv.candidates(hooks.group, hooks.target):
+            few, many = gemv.few(slices[0], hooks, product)
+        if not has_size(product.elements):
+            return [*few, *launched(_Writer(replace(match, splits=1), hooks).emit(), many)]
+        whole = [t for t in TILINGS if fits(t, hooks.target)]
+        most = min(MAX_SPLITS, product.now.k // LEAST_K)
+        divided = [replace(t, splits=n) for t in whole for n in (most // 4, most) if n > 1]
+        found = bands(product, full(hooks.target), match, whole, divided,
+                      lambda t, q: cost(t, q, hooks.target))
+        return [*few, *by_size(product, found, lambda t, limit: _Writer(
+            t, hooks, t.splits * limit).emit(), many)]
 
 
 def plain(group: Group, nodes: Iterable[Node]) -> bool:
@@ -117,11 +125,14 @@ def plain(group: Group, nodes: Iterable[Node]) -> bool:
 
 def choose(p: Product, target: Target) -> tuple[Tiling, ...]:
     """Best first by `cost`."""
-    fit = [t for t in TILINGS if t.local <= target.local_memory and t.items <=
-           target.max_work_group]
-    found = [Tiling(t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, n)
-             for t in fit for n in dict.fromkeys((splits(t, p, target), 1))]
+    found = [replace(t, splits=n) for t in TILINGS if fits(t, target)
+             for n in dict.fromkeys((splits(t, p, target), 1))]
     return tuple(sorted(found, key=lambda t: cost(t, p, target)))
+
+
+def fits(t: Tiling, target: Target) -> bool:
+    """Whether the target has room for a tile."""
+    return t.local <= target.local_memory and t.items <= target.max_work_group
 
 
 def splits(t: Tiling, p: Product, target: Target) -> int:
@@ -144,10 +155,12 @@ def cost(t: Tiling, p: Product, target: Target) -> float:
 
 
 class _Writer:
-    def __init__(self, match: Tiling, hooks: OpenClHooks) -> None:
+    """room: elements of all parts of sums, where their number is not known."""
+
+    def __init__(self, match: Tiling, hooks: OpenClHooks, room: int = 0) -> None:
         product = product_of(hooks.anchor)
         assert product is not None
-        self.p, self.t, self.hooks = product, match, hooks
+        self.p, self.t, self.hooks, self.room = product, match, hooks, room
 
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.t, self.hooks
@@ -175,7 +188,7 @@ class _Writer:
         y: Argument = hooks.group.root
         if not whole:
             y = Scratch(f"parts of {hooks.group.root.type}", "f32",
-                        (t.splits, p.batch * p.m * p.n))
+                        (self.room,) if self.room else (t.splits, p.elements))
         product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), sizes,
                           (t.splits * tiles(t, p) * t.items,), (t.items,), main=1)
         return [product] if whole else [product, joined(hooks, epilogue, y, p, t.splits)]

@@ -7,16 +7,15 @@ stored: the loader of a tile finds each tap's pixel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jitcl.ir import expr as E
 from jitcl.ir.enclosure import FLUSHED
-from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.size_ranges import at_most, divisor, hints, parameters, require
-from jitcl.ir.sizes import has_size, same
+from jitcl.ir.size_ranges import divisor, hints, parameters, require
+from jitcl.ir.sizes import has_size
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import (
@@ -33,7 +32,8 @@ from jitcl.templates.base import (
     launched,
 )
 from jitcl.templates.gemm_opencl.product import counter, fits_int, unfused
-from jitcl.templates.matmul import decoded
+from jitcl.templates.gemm_tiled_opencl.product import Product, places, product_of
+from jitcl.templates.gemm_tiled_opencl.sized import bands, by_size
 from jitcl.templates.opencl.tiling import MAX_INDEX
 
 QUAD = 4                       # elements of a vector in local memory
@@ -45,11 +45,7 @@ READ = 32                      # multiply-adds of a core in the time of an eleme
 ARRIVES = 100_000              # .. of a step, from memory
 LAUNCH = 1_000_000             # .. of a launch
 ALONE = 1 / 3                  # of a core, what a group alone leaves unused
-NEAR, FAR = 4, 16              # times the hints
 JOIN = 128                     # work-items a group of the kernel that joins the parts
-TRUE = E.const(True, "bool")
-
-At = tuple[list[Expr], Expr]                     # an operand's index, and whether it is inside
 
 
 @dataclass(frozen=True)
@@ -102,32 +98,6 @@ class Split(Match):
     splits: int
 
 
-@dataclass(frozen=True)
-class Product:
-    """A product: where the nodes A and B, seen in `shapes`, are read at (image, row or column,
-    k), and where C is stored."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    nodes: tuple[Node, Node]
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    a: Callable[[Expr, Expr, Expr], At]
-    b: Callable[[Expr, Expr, Expr], At]
-    c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
-
-    @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        return self.batch, self.m, self.n, self.k
-
-    @property
-    def now(self) -> Product:
-        """With the hints of sizes that are not known."""
-        batch, m, n, k = hints(self.numbers)
-        return replace(self, batch=batch, m=m, n=n, k=k)
-
-
 class GemmTiledOpenCl(Template[Split, OpenClHooks]):
     """matmul and conv of f32 or f16 storage, sums in f32; in half, a few terms at a time, where the
     group computes so.
@@ -162,7 +132,7 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
         if not has_size(product.numbers):
             return _Writer(match, hooks).emit()
         indexed(hooks.group)
-        return _either(match, hooks, product, when)
+        return _by_size(match, hooks, product, when)
 
 
 def indexed(group: Group) -> None:
@@ -171,27 +141,36 @@ def indexed(group: Group) -> None:
         require(MAX_INDEX - 1, node.type.size)
 
 
-def _either(match: Split, hooks: OpenClHooks, p: Product, when: int) -> list[Emitted]:
-    """A product of sizes that are not known, by two kernels of which one is launched: up to NEAR
-    times the elements that the hints give, the tiles that are best for these, sums in as many parts
-    as keep the device busy; beyond, the tiles that are best for FAR times as many.
+def _by_size(match: Split, hooks: OpenClHooks, p: Product, when: int) -> list[Emitted]:
+    """A product of sizes that are not known, by the kernels of `bands`; sums are in as many parts
+    as keep the device busy.
     """
-    target, now = hooks.target, p.now
+    target, wanted = hooks.target, GROUPS * hooks.target.compute_units
     if hooks.epilogue_lines(p.c(*places(p)), 1) is None:
-        return unfused(hooks, lambda alone: _either(match, alone, p, when))
-    elements = p.batch * p.m * p.n
-    far = (replace(now, m=FAR * now.m) if has_size(p.m) else replace(now, n=FAR * now.n)
-           if has_size(p.n) else replace(now, batch=FAR * now.batch))
-    many = next(split for split in choose_splits(far, target) if split.splits == 1)
-    if match == many or not has_size(elements):
+        return unfused(hooks, lambda alone: _by_size(match, alone, p, when))
+    if not has_size(p.elements):
         return launched(_Writer(match, hooks).emit(), when)
-    t, wanted, limit = match.tiling, GROUPS * target.compute_units, NEAR * hints(elements)
-    most = min(MAX_SPLITS, max(1, now.k // LEAST_K)) if match.splits > 1 else 1
-    few = Split(t, 1 + (most - 1) // (1 + tiles(t, p) * most // wanted))
-    room = limit + wanted * t.bm * t.bn         # parts - 1 are less than wanted / tiles
-    near = at_most(elements, limit)
-    return [*launched(_Writer(few, hooks, room).emit(), when * near),
-            *launched(_Writer(many, hooks).emit(), when * (1 - near))]
+
+    def taken(kind: tuple[Tiling, bool], q: Product) -> float:
+        t, divided = kind
+        return cycles(Split(t, splits(t, q, target) if divided else 1), q, target)
+
+    def kernels(kind: tuple[Tiling, bool], limit: int) -> list[Emitted]:
+        t, divided = kind
+        most = min(MAX_SPLITS, max(1, p.now.k // LEAST_K)) if divided else 1
+        parts = 1 + (most - 1) // (1 + tiles(t, p) * most // wanted)
+        room = limit + wanted * t.bm * t.bn     # parts - 1 are less than wanted / tiles
+        return _Writer(Split(t, parts), hooks, room).emit()
+    largest = replace(p.now, m=max(p.now.m, LARGE.bm), n=max(p.now.n, LARGE.bn))
+    whole = [(t, False) for t in TILINGS if fits(t, largest, target)] or [(SMALL, False)]
+    found = bands(p, full(target), (match.tiling, match.splits > 1), whole,
+                  [(t, True) for t, _ in whole], taken)
+    return by_size(p, found, kernels, when)
+
+
+def full(target: Target) -> int:
+    """Elements of results that fill a device."""
+    return GROUPS * target.compute_units * LARGE.bm * LARGE.bn
 
 
 def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
@@ -239,80 +218,6 @@ def cycles(split: Split, p: Product, target: Target) -> float:
     load = t.bk * (t.bm * t.bn + READ * (t.bm + t.bn))
     taken = steps * (ARRIVES + load * max(groups, ALONE)) + 2 * load
     return taken if split.splits == 1 else taken + LAUNCH
-
-
-def product_of(node: Node) -> Product | None:
-    """The product that a matmul or conv is; None where it is too small to be one."""
-    return matmul(node) if node.op == "matmul" else conv(node)
-
-
-def matmul(node: Node) -> Product | None:
-    """The product of a matmul; leading axes are rows where b has none."""
-    a, b = node.inputs
-    if a.type.rank < 2 or b.type.rank < 2:
-        return None
-    *leading, height, n = node.type.dims
-    merged = same(math.prod(b.type.dims[:-2]), 1)
-    batch = 1 if merged else math.prod(leading)
-
-    def rows(image: Expr, m: Expr) -> list[Expr]:
-        return decoded(m, (*leading, height)) if merged else [*decoded(image, tuple(leading)), m]
-
-    def fitted(operand: Node, ix: list[Expr]) -> list[Expr]:
-        dims = operand.type.dims[:-2]
-        ix = ix[len(ix) - len(dims):]
-        return [E.index(0) if same(d, 1) else i for i, d in zip(ix, dims)]
-
-    def left(image: Expr, m: Expr, k: Expr) -> At:
-        *outer, row = rows(image, m)
-        return [*fitted(a, outer), row, k], TRUE
-
-    def right(image: Expr, n: Expr, k: Expr) -> At:
-        outer = decoded(image, tuple(leading)) if not merged else [E.index(0)] * len(leading)
-        return [*fitted(b, outer), k, n], TRUE
-
-    rows_in_all = math.prod(leading) * height if merged else height
-    return Product(batch, rows_in_all, n, a.type.dims[-1], (a, b), (a.type.dims, b.type.dims),
-                   left, right, lambda image, m, n: (*rows(image, m), n))
-
-
-def conv(node: Node) -> Product | None:
-    """Weights times pixels, an image a group of channels; None where groups are tiny."""
-    x, w = node.inputs
-    groups = int(node.attr("group"))
-    if groups > 1 and w.type.dims[1] * w.type.dims[0] // groups < 16:
-        return None
-    kernel, out, spatial = w.type.dims[2:], node.type.dims[2:], x.type.dims[2:]
-    strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
-    m, c = w.type.dims[0] // groups, w.type.dims[1]
-
-    def channel(image: Expr, offset: Expr, size: int) -> list[Expr]:
-        if groups == 1:
-            return [image, offset]
-        return [image // groups, image % groups * size + offset]
-
-    def left(image: Expr, m_: Expr, k: Expr) -> At:
-        row = m_ if groups == 1 else image % groups * m + m_
-        return [row, k], TRUE
-
-    plain = math.prod((*kernel, *strides)) == 1 and not any(pads)     # pixels are one axis
-
-    def right(image: Expr, n: Expr, k: Expr) -> At:
-        if plain:
-            return [*channel(image, k, c), n], TRUE
-        tap, *ks = decoded(k, (c, *kernel))
-        at = [o * strides[d] + q * dilations[d] - pads[d]
-              for d, (o, q) in enumerate(zip(decoded(n, out), ks))]
-        inside = TRUE
-        for i, extent in zip(at, spatial):
-            inside = inside & (i >= 0) & (i < extent)
-        return [*channel(image, tap, c), *at], inside
-
-    taps = c * math.prod(kernel)
-    pixels = (*x.type.dims[:2], math.prod(out)) if plain else x.type.dims
-    shapes = (w.type.dims[0], taps), pixels
-    return Product(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shapes, left, right,
-                   lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)))
 
 
 class _Writer:
@@ -372,11 +277,6 @@ class _Writer:
         """(what stores so many elements of a row, or None; how many)"""
         aligned = {"n": width, "at": math.gcd(divisor(self.p.n), width)}
         return self.hooks.epilogue_lines(self.p.c(*places(self.p)), width, None, aligned), width
-
-
-def places(p: Product) -> tuple[Expr, Expr, Expr]:
-    """The variables of an element of C."""
-    return counter("image", p.batch), counter("m", p.m), counter("n", p.n)
 
 
 @dataclass(frozen=True)

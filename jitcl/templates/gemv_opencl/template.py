@@ -24,13 +24,8 @@ from jitcl.templates.base import (
     launched,
 )
 from jitcl.templates.gemm_opencl.product import fits_int, unfused
-from jitcl.templates.gemm_tiled_opencl.template import (
-    QUAD,
-    GemmTiledOpenCl,
-    Product,
-    matmul,
-    places,
-)
+from jitcl.templates.gemm_tiled_opencl.product import Product, matmul, places
+from jitcl.templates.gemm_tiled_opencl.template import QUAD, GemmTiledOpenCl
 from jitcl.templates.packed import Weights
 
 AHEAD = 8                      # vectors of B that a work-item reads before it multiplies
