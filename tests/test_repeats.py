@@ -263,6 +263,77 @@ def test_state_that_grows_is_the_hosts() -> None:
     same(got["sums"], np.array([2, 4, 8, 16, 32], np.float32))
 
 
+# -- shapes that go on changing
+
+
+def summed(trips: str, spec: str = "cpu", **options: Any) -> Any:
+    """A Loop whose state is a sum of `x` with what it was: as long as the longer of both."""
+    body = graph("body", [node("Add", ["a", "x"], ["a1"]), node("Mul", ["a1", "a1"], ["y"])],
+                 [*LOOP, info("a", None)], [info("c", [], BOOL), info("a1", None), info("y", None)])
+    nodes = [node("Shape", ["x"], ["all"], start=0, end=1), node("Squeeze", ["all"], ["rows"]),
+             node("Loop", [trips, "", "a0"], ["last", "each"], name="walk", body=body)]
+    return opened(model(nodes, [info("x", ["rows", 2]), info("a0", ["first", 2]),
+                                info("n", [], I64)],
+                        [info("last", None), info("each", None)]), spec, **options)
+
+
+def by_hand(feeds: dict[str, np.ndarray], trips: int) -> tuple[np.ndarray, np.ndarray]:
+    a, each = feeds["a0"], []
+    for _ in range(trips):
+        a = a + feeds["x"]
+        each.append(a * a)
+    shape = np.broadcast_shapes(feeds["x"].shape, feeds["a0"].shape)
+    return a, np.array(each, np.float32).reshape(trips, *shape)
+
+
+def summed_of(rows: int, first: int, trips: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(rows)
+    return {"x": rng.uniform(-1, 1, (rows, 2)).astype(np.float32), "n": np.array(trips),
+            "a0": rng.uniform(-1, 1, (first, 2)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("spec", [s for s in in_turn() if "reference" not in str(s)])
+@pytest.mark.parametrize("trips", ["n", "rows"])
+def test_a_new_shape_of_a_loop_is_neither_compiled_nor_kept(
+        spec: str, trips: str, tmp_path: Path) -> None:
+    made = summed(trips, spec, cache_dir=tmp_path)
+    counts = []
+    for rows in (40, 50, 60, 41, 90, 33):
+        feeds = summed_of(rows, rows, 7 + rows)
+        for got, want in zip(made.run(feeds).values(), by_hand(
+                feeds, rows if trips == "rows" else 7 + rows)):
+            same(got, want)
+        stats = made.cache.stats
+        counts.append((stats.builds, stats.writes))
+        assert on_device(made)
+    assert counts[2:] == counts[2:3] * 4
+
+
+def test_a_state_that_keeps_its_shape_at_some_shapes_only() -> None:
+    made = summed("n")
+    for rows, first in ((40, 40), (41, 41), (42, 42), (40, 1), (1, 40), (43, 43)):
+        feeds = summed_of(rows, first, 35)
+        for got, want in zip(made.run(feeds).values(), by_hand(feeds, 35)):
+            same(got, want)
+
+
+def test_strict_refuses_a_state_that_changes_its_shape() -> None:
+    made = summed("n", strict=True)
+    made.run(summed_of(40, 40, 35))
+    made.run(summed_of(41, 41, 35))
+    with pytest.raises(jitcl.UnsupportedError, match=r"'walk' \(Loop\)"):
+        made.run(summed_of(40, 1, 35))
+
+
+def test_no_step_at_other_shapes() -> None:
+    """What there is none of has the shape of these inputs, not of those that came first."""
+    made = summed("n")
+    for rows, trips in ((40, 35), (41, 36), (50, 0), (60, 37)):
+        feeds = summed_of(rows, rows, trips)
+        for got, want in zip(made.run(feeds).values(), by_hand(feeds, trips)):
+            same(got, want)
+
+
 # -- Scan
 
 

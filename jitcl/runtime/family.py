@@ -39,6 +39,11 @@ class Member(Specialisation):
         return self.family.checks(self.values)
 
     @property
+    def output_shapes(self) -> tuple[tuple[int, ...], ...]:
+        assert self.family is not None
+        return tuple(self.family.at(self.values).outputs)
+
+    @property
     def plan_of_run(self) -> Plan:
         assert self.family is not None
         return self.family.plan.at(self.values)

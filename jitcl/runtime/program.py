@@ -41,7 +41,7 @@ from jitcl.ir.types import Sym
 from jitcl.runtime import control
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.control import placed
-from jitcl.runtime.repeated import Steps, compute, steps_of
+from jitcl.runtime.repeated import Steps, Unsteady, compute, steps_of
 from jitcl.runtime.sequence_ops import SEQUENCE_OPS
 from jitcl.runtime.source import OnnxSource, Source, Tensor
 
@@ -202,7 +202,15 @@ class Program:
         if host_op is not None and not step.domain:
             return [host_op(step.name, operands)]
         if step.repeats is not None:
-            return self._repeated(step, step.repeats, operands, env, trace, computed)
+            try:
+                return self._repeated(step, step.repeats, operands, env, trace, computed)
+            except Unsteady:                            # at these shapes the host drives it
+                if self.strict:
+                    raise UnsupportedError(
+                        f"{self.source.name}: node '{step.name}' ({step.op_type}) would be driven "
+                        "by the host, which strict=True rules out: a step changes its state's "
+                        "shape at these shapes\n  Feed a state of the shape that it becomes, or "
+                        "leave strict out.") from None
         drive = control.DRIVERS.get(step.op_type) if step.bodies else None
         if drive is None:
             run = self.source.partition.host(where, level.here, step)
@@ -222,9 +230,8 @@ class Program:
         """The results of a loop, of one call for all of its steps."""
         try:
             steps = steps_of(step, operands, repeats)
-            state, stacked = steps.none(repeats)
-            if steps.count:
-                state, stacked = self._all_steps(step, repeats, steps, env, trace, computed)
+            state, stacked = (self._all_steps(step, repeats, steps, env, trace, computed)
+                              if steps.count else self._no_step(step, repeats, steps, env))
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"node '{step.name}' ({step.op_type}): there is no memory for the results of all "
@@ -244,6 +251,19 @@ class Program:
         trace[body.where, None] = Ran(body.where, level, model, special,
                                       {n: a.shape for n, a in feeds.items()})
         return results[: len(repeats.state)], results[len(repeats.state) :]
+
+    def _no_step(self, step: HostStep, repeats: Repeats, steps: Steps, env: Env
+                 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Of a loop that makes none: the state as it was, and no rows of what a step would give."""
+        body, part = dict(step.bodies)["body"], repeats.part
+        inner = {**{n: env[n] for n in body.captures if n in env}, **steps.fixed, **steps.state}
+        types = {n: signature(x) for n, x in inner.items()}
+        types |= {n: [signature(x)[0], list(x.shape[1:])] for n, x in steps.rows.items()}
+        given = self.source.partition.types(
+            body.where, repeats.here, part, {n: tuple(types[n][1]) for n, _, _ in part.inputs})
+        rows = [given[s] if isinstance(s, int) else types[s] for s in repeats.stacked]
+        return ([steps.state[name] for name, _ in repeats.state],
+                [np.zeros((0, *dims), dtypes.to_numpy(dtype)) for dtype, dims in rows])
 
     def _value(self, where: Where, level: Level, name: str, env: Env) -> Any:
         return env[name] if name in env else self.constant(where, level.here, name)
@@ -396,12 +416,24 @@ def holds_at_any_shape(level: Level) -> bool:
     """Whether a level that was found at some shapes and values is right at others: no constant that
     may come of these is written into it, no node that may be a mere copy at one shape is left out,
     and no call was expanded for operands of a type. Its part is checked when it is imported for a
-    shape.
+    shape, and the state of a loop that the device repeats when that runs.
     """
-    forms = [form for _, form in level.part.outputs] if level.part is not None else []
-    if any(not isinstance(f, int) and "cut" not in f and "plain" not in f for f in forms):
+    if level.here.expanded or level.part is not None and not _any_shape(level.part, ()):
         return False
-    return not level.here.expanded and all(not s.bodies for s in level.steps)
+    return all(not s.bodies or s.op_type == "If" or _repeats_at_any_shape(s) for s in level.steps)
+
+
+def _any_shape(part: Part, scalars: Collection[str]) -> bool:
+    """scalars: names that a part may give back as they are, whatever the shapes."""
+    return all(isinstance(form, int) or "cut" in form or "plain" in form
+               or form.get("same") in scalars for _, form in part.outputs)
+
+
+def _repeats_at_any_shape(step: HostStep) -> bool:
+    if step.repeats is None:                    # at other shapes it may
+        return False
+    scalars = dict(step.bodies)["body"].inputs[:2] if step.op_type == "Loop" else ()
+    return not step.repeats.here.expanded and _any_shape(step.repeats.part, scalars)
 
 
 def _formed(form: Form, arrays: Sequence[np.ndarray], env: Env) -> Any:

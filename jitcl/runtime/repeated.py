@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from jitcl import config, dtypes
+from jitcl import config
 from jitcl.devices.base import Repeat
 from jitcl.frontends.levels import HostStep, Repeats, Source
 from jitcl.ir.indices import IndexCheck
 from jitcl.runtime import control
 from jitcl.runtime.indices import check_computed, check_indices
 from jitcl.runtime.specialise import Specialisation
+
+
+class Unsteady(Exception):
+    """A loop's state does not keep its shape at these shapes: the device can't repeat a step."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,6 @@ class Steps:
     def first(self) -> dict[str, np.ndarray]:
         """The body's formal inputs in the first step."""
         return {**self.fixed, **self.state, **{n: x[0] for n, x in self.rows.items()}}
-
-    def none(self, repeats: Repeats) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """(state, stacked) of a loop that makes no step."""
-        return ([self.state[name] for name, _ in repeats.state],
-                [np.zeros((0, *dims), dtypes.to_numpy(dtype)) for dtype, dims in repeats.types])
 
 
 def steps_of(step: HostStep, operands: Sequence[Any], repeats: Repeats) -> Steps:
@@ -73,10 +72,15 @@ def compute(repeats: Repeats, steps: Steps, env: Mapping[str, np.ndarray],
             called: Callable[[str], str]) -> Callable[[Specialisation], list[np.ndarray]]:
     """For `Model.apply`: the state behind all steps, then what is stacked, of one call, and the
     largest of what the plan watches. env:
-    what the body reads in its first step. called: an input for people.
+    what the body reads in its first step. called: an input for people. It raises Unsteady.
     """
     def run(special: Specialisation) -> list[np.ndarray]:
         plan, checks = special.plan, special.checks
+        shapes = dict(zip(plan.output_names, special.output_shapes))
+        if any(steps.state[name].shape != (
+                shapes[f"out{s}"] if isinstance(s, int) else env[s].shape)
+               for name, s in repeats.state):
+            raise Unsteady
         place = {name: i for i, name in enumerate(plan.input_names)}
         repeat = how(repeats, steps.count, plan.input_names, plan.output_names)
         rows = {plan.input_names[i] for i in repeat.rows}

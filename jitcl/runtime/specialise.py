@@ -135,6 +135,11 @@ class Specialisation:
         return self.plan
 
     @property
+    def output_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of a run."""
+        return tuple([t.shape for t in self.plan.outputs])
+
+    @property
     def stale(self) -> bool:
         """Whether its device was lost since."""
         return bool(_opened) and self.opening != opening(self.device)
