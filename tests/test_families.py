@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ import jitcl
 from jitcl.codegen.plan import Plan
 from jitcl.devices.cpu import device as cpu
 from jitcl.devices.opencl import launches
-from jitcl.devices.opencl.memory import Memory
+from jitcl.devices.opencl.memory import Memory, ResidentMemory
 from jitcl.errors import OutOfMemoryError
 from jitcl.ir.size_ranges import divisor, everywhere
 from jitcl.ir.sizes import Size, Space, at_least_always
@@ -322,35 +321,8 @@ def test_a_family_that_does_not_load_again_makes_room_for_another(
     assert family is not lost and model.report().sizes == (("n", 13, 256),)
 
 
-def test_what_is_outgrown_is_gone_before_more_is_allocated(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, family = grown(tmp_path)
-    assert family.loaded is not None
-    before, load = weakref.ref(family.loaded.executable), type(model._specialiser).load_sized
-    left = []
-
-    def larger(*args: Any) -> Any:
-        left.append(before())
-        return load(*args)
-    monkeypatch.setattr(type(model._specialiser), "load_sized", larger)
-    model.run(feeds("softmax", 300))
-    assert left == [None]
-
-
-def test_a_family_that_grows_keeps_its_kernels(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are neither read from the cache nor linked again."""
-    model, family = grown(tmp_path)
-    assert family.loaded is not None
-    code, before = family.loaded.executable.code, family.capacity
-    monkeypatch.setattr(cpu, "cached_kernels", None)
-    monkeypatch.setattr(cpu, "load_kernels", None)
-    check(model.run(feeds("softmax", 300)), reference("softmax").run(feeds("softmax", 300)))
-    assert family.capacity != before and family.loaded.executable.code is code is not None
-
-
-@pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
-def test_a_family_of_an_opencl_device_grows_where_it_is(
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_family_grows_where_it_is(
         device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither kernels nor constants are made ready again, for a shape that is larger in one way
     and then in the other; who holds a smaller member runs it in the room that it had."""
@@ -368,8 +340,9 @@ def test_a_family_of_an_opencl_device_grows_where_it_is(
     assert family.loaded is not None
     executable, capacity = family.loaded.executable, family.capacity
     small = Resized(executable, family.at(family.values({"a": (3, 8), "b": (8, 300)}) or []))
+    monkeypatch.setattr(cpu, "cached_kernels", None)
     monkeypatch.setattr(launches, "_prepare", None)
-    monkeypatch.setattr(type(executable.memory), "_upload", None)
+    monkeypatch.setattr(ResidentMemory, "_upload", None)
     for n, m in ((700, 5), (4, 900), (700, 900), (3, 300)):
         run(n, m)
         assert family.loaded.executable is executable and family.capacity != capacity
@@ -429,6 +402,31 @@ def test_a_shape_that_there_is_no_memory_for_leaves_the_plan_for_many_to_smaller
         assert model.cache.stats.builds == before
         assert "memory ran out" not in model.report().no_family
     assert builds == 1
+
+
+def test_a_cpu_without_memory_for_a_shape_goes_on_with_smaller_ones(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing below it that could run this one."""
+    empty = cpu.aligned_empty
+
+    def short(nbytes: int) -> np.ndarray:
+        if nbytes > 3_000_000:
+            raise MemoryError
+        return empty(nbytes)
+
+    monkeypatch.setattr(cpu, "aligned_empty", short)
+    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device="cpu", cache_dir=tmp_path)
+    rng, exact = np.random.default_rng(8), reference("matmul")
+    for n, m, room in ((3, 3, [256, 256]), (600, 700, [600, 700]), (2000, 2000, []), (7, 7, [7, 7]),
+                       (600, 700, [600, 700])):
+        fed = {"a": rng.integers(-2, 3, (n, 8)).astype(np.float32),
+               "b": rng.integers(-2, 3, (8, m)).astype(np.float32)}
+        if room:
+            check(model.run(fed), exact.run(fed))
+            assert next(iter(model._families.kept.values())).capacity[:2] == room
+        else:
+            with pytest.raises(OutOfMemoryError, match="which the system refused"):
+                model.run(fed)
 
 
 @pytest.mark.parametrize("name", ["attention", "conv", "parts"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -119,21 +119,14 @@ Given = Mapping[str, np.ndarray | DeviceArray]      # inputs that are the caller
 class Executable(Protocol):
     """A loaded plan. Thread-safe: concurrent runs take turns."""
 
-    grows: ClassVar[bool] = False       # runs may bring its plan's layout of another capacity
-
     @property
     def home(self) -> object:
         """See `DeviceArray`; None where there are none of this device."""
         return None
 
-    @property
-    def code(self) -> object:
-        """Its kernels in memory, if others of this device may use them: see `LoadOptions`."""
-        return None
-
     def check_room(self, plan: Plan) -> None:
-        """Raise OutOfMemoryError where the device has no room for its plan in another layout; asked
-        of those that grow.
+        """Raise OutOfMemoryError where the device has no room for its plan in another layout, which
+        runs are to bring.
         """
         return
 

@@ -42,14 +42,12 @@ class LoadOptions:
 
     isolation: "always", "untrusted" or "never": when kernels are built and first launched in a
     worker process. trials: what new kernels are tried on; none for a plan from the cache. priority:
-    one of PRIORITIES, a hint for drivers. code: `Executable.code` of an earlier one, whose kernels
-    serve where the plan has the same.
+    one of PRIORITIES, a hint for drivers.
     """
 
     isolation: str = "untrusted"
     trials: tuple[Trial, ...] = ()
     priority: str = "normal"
-    code: object = None
 
 
 def configured() -> LoadOptions:

@@ -9,8 +9,8 @@ a symbol, elements of inputs whose values decide shapes, too. What is 0, and wha
 dimension that has to equal a number), stays a number.
 The model is compiled with `ir/sizes.py` in place of these dimensions, in one Manner (`symbols.py`)
 after the other; the plan that comes out holds for all shapes that fulfil the guards met on the way.
-It is loaded for a capacity, a power of two above what is fed, and for a larger one when that is
-outgrown: the same kernels, larger buffers. A run then costs the evaluation of the plan's integers.
+It is loaded for a capacity, a power of two above what is fed; when that is outgrown its buffers
+become larger. A run then costs the evaluation of the plan's integers.
 
 Where a family can't be made (an op that needs to know a size, a device without parameters), the
 model goes on with specialisations, and its report says why. Where there is one, only `shapes=` and
@@ -353,8 +353,8 @@ class Families:
 
     def _take(self, family: Family, values: list[int], patience: Patience,
               tried: Sequence[Generated] = ()) -> Member | None:
-        """The loaded family at these values; with more room, or loaded anew, where it has none for
-        them, or its device was lost.
+        """The loaded family at these values; with more room where it has none for them, loaded anew
+        where its device was lost.
         """
         if family.loaded is not None and family.loaded.stale:
             family.loaded = self.specialiser.reload(family.loaded, patience)
@@ -377,22 +377,18 @@ class Families:
 
     def _enlarge(self, family: Family, capacity: list[int], spare: bool, patience: Patience,
                  tried: Sequence[Generated]) -> None:
-        """Have room for more, in place or loaded anew; spare: for more than is needed. Raises
-        FAILED.
-        """
+        """Have room for more; spare: for more than is needed. Raises FAILED."""
         specialiser, loaded = self.specialiser, family.loaded
-        if loaded is not None and loaded.executable.grows:
-            alignment = alignment_of(loaded.device)
-            plan = ((spare and family.grown(loaded.plan, capacity, alignment))
-                    or specialiser.laid(family.largest(capacity)))
+        if loaded is None:
+            plan = specialiser.laid(family.largest(capacity))
+            family.loaded = specialiser.load_sized(plan, patience, tried, family.stepped)
+        else:
+            device = loaded.device
+            kept = spare and device.memory_mode == "slots"
+            plan = ((kept and family.grown(loaded.plan, capacity, alignment_of(device)))
+                    or specialiser.laid(family.resized(loaded.plan, capacity)))
             loaded.executable.check_room(plan)
             family.loaded, family.layout = replace(loaded, plan=plan), plan
-        else:
-            code = loaded.executable.code if loaded is not None else None
-            family.loaded = family.layout = loaded = None       # room for the larger one
-            family.capacity = []
-            plan = specialiser.laid(family.largest(capacity))
-            family.loaded = specialiser.load_sized(plan, patience, tried, family.stepped, code)
         family.capacity = capacity
 
 

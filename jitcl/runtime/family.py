@@ -180,12 +180,16 @@ class Family:
         plan = self.plan.at(capacity)
         steps = tuple(replace(s, global_size=s.local_size) if 0 in s.global_size else s
                       for s in plan.steps)
-        return replace(plan, buffers=self._buffers(capacity), steps=steps)
+        return self.resized(replace(plan, steps=steps), capacity)
+
+    def resized(self, plan: Plan, capacity: Sequence[int]) -> Plan:
+        """The plan, of another capacity, with buffers of this one, which lie nowhere yet. Steps
+        keep their integers: runs bring theirs.
+        """
+        return replace(plan, buffers=self._buffers(capacity))
 
     def grown(self, plan: Plan, capacity: Sequence[int], alignment: int) -> Plan | None:
-        """The plan, of another capacity, with room for this one in the slots that it has; None
-        where these would waste more than is little. Steps keep their integers: runs bring theirs.
-        """
+        """The same in the slots that it has; None where these would waste more than is little."""
         found = in_same_slots(plan, self._buffers(capacity), alignment)
         before, now = self._alive(self.capacity), self._alive(capacity)
         usual = sum(plan.slots) * now // max(before, 1)

@@ -359,29 +359,25 @@ class Specialiser:
         return laid_out(plan, self.device, self.options.memory)
 
     def load_sized(self, plan: Plan, patience: Patience, tried: Sequence[Generated] = (),
-                   stepped: tuple[KernelFallback, ...] = (), code: object = None
-                   ) -> Specialisation:
+                   stepped: tuple[KernelFallback, ...] = ()) -> Specialisation:
         """The largest member of a family, a plan as `laid` gives it. Its kernels are tried at the
-        shapes of `tried`, or are `code`, of an executable before. Raises KernelFault,
-        OutOfMemoryError, BuildError.
+        shapes of `tried`. Raises KernelFault, OutOfMemoryError, BuildError.
         """
         while True:
             seen = opening(self.device)
             try:
-                executable = self._load(self.device, plan, tried, code)
+                executable = self._load(self.device, plan, tried)
                 return Specialisation(plan, executable, self.device, seen, stepped=stepped)
             except DeviceLostError as error:
                 patience.device_lost(self.device, seen, error)
 
-    def _load(self, device: Device, plan: Plan, tried: Sequence[Generated] = (),
-              code: object = None) -> Executable:
+    def _load(self, device: Device, plan: Plan, tried: Sequence[Generated] = ()) -> Executable:
         """Loaded, in a worker first as was asked for; new plans with trials of their kernels in the
         plans of `tried`.
         """
         cache = self._cache_of(device)
         trials = _trials(device, tried)
-        options = LoadOptions(
-            self.isolation or config.get("isolation"), trials, self.priority, code)
+        options = LoadOptions(self.isolation or config.get("isolation"), trials, self.priority)
         with recording.span("load", f"{len(plan.kernels)} kernels of {self.source.name}"):
             return device.load(plan, cache, self.tally, options)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,10 @@ class Guards:
         raw[start:start + nbytes] = self.fill
         return raw[start:start + nbytes]
 
+    def arena(self, nbytes: int) -> SimpleNamespace:
+        room = self.empty(nbytes)
+        return SimpleNamespace(nbytes=nbytes, part=lambda offset, n: room[offset:offset + n])
+
     def copy(self, array: np.ndarray) -> np.ndarray:
         out = self.empty(array.nbytes)
         out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -66,6 +71,7 @@ def run(plan: Plan, feeds: Mapping[str, np.ndarray], fill: int) -> list[np.ndarr
     guards = Guards(fill)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "aligned_empty", guards.empty)
+        patch.setattr(cpu, "Arena", guards.arena)
         patch.setattr(cpu, "_aligned", guards.copy)
         executable = DEVICE.load(apart(plan), kernel_cache().for_target(DEVICE.target))
         outputs = executable.run([feeds[t.name] for t in plan.inputs])

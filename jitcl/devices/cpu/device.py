@@ -26,6 +26,7 @@ from jitcl.devices.base import (
     Repeat,
     Tally,
 )
+from jitcl.devices.cpu.arena import Arena
 from jitcl.devices.cpu.executor import ALONE, RUNTIME, Executor, Job
 from jitcl.devices.cpu.host import probe_target
 from jitcl.devices.cpu.objects import Ahead, LoadedKernels, cached_kernels, load_kernels
@@ -111,53 +112,70 @@ class CpuDevice:
         foreign = [k.entry for k in plan.kernels if k.language != "numba"]
         if foreign:
             raise DeviceError(f"kernel '{foreign[0]}' is not written for the CPU (language numba)")
-        needed, have = plan.peak_bytes, self.target.global_memory
-        if have and needed > have:
-            raise OutOfMemoryError(
-                f"the plan needs {needed / 2**20:.0f} MiB, this machine {have / 2**20:.0f}\n"
-                f"  Use a smaller input or memory='low'."
-            )
+        check_room(self.target, plan)
         tally = Tally.of(progress)
-        kernels = options.code if options is not None else None
-        if not isinstance(kernels, LoadedKernels) or {*kernels} != {k.entry for k in plan.kernels}:
-            kernels = load_kernels(cached_kernels(plan.kernels, cache, self.target, tally))
+        kernels = load_kernels(cached_kernels(plan.kernels, cache, self.target, tally))
         tally.now("loading the model")
-        try:
-            executor = _executor(self.target, cache)
-            return CpuExecutable(plan, kernels, executor, self.target.vector_width)
-        except MemoryError:
-            raise OutOfMemoryError(
-                f"the plan needs {needed / 2**20:.0f} MiB, which the system refused\n"
-                f"  Use a smaller input or memory='low'."
-            ) from None
+        executor = _executor(self.target, cache)
+        return CpuExecutable(plan, kernels, executor, self.target)
+
+
+def check_room(target: Target, plan: Plan) -> None:
+    """Raise OutOfMemoryError where the machine has less memory than the plan needs."""
+    needed, have = plan.peak_bytes, target.global_memory
+    if have and needed > have:
+        raise _too_large(plan, f"this machine {have / 2**20:.0f}")
+
+
+def _too_large(plan: Plan, why: str) -> OutOfMemoryError:
+    return OutOfMemoryError(f"the plan needs {plan.peak_bytes / 2**20:.0f} MiB, {why}\n"
+                            f"  Use a smaller input or memory='low'.")
 
 
 class CpuExecutable(Executable):
     """A loaded plan. `run` may be called from any thread; calls take turns."""
 
     def __init__(
-        self, plan: Plan, kernels: LoadedKernels, executor: Executor, lanes: int
+        self, plan: Plan, kernels: LoadedKernels, executor: Executor, target: Target
     ) -> None:
-        self.plan, self._lanes = plan, lanes
+        self.plan, self._target, self._lanes = plan, target, target.vector_width
         self._executor, self._kernels = executor, kernels
-        self._slots = [aligned_empty(n) for n in plan.slots]
-        self._memory = [self._place(i) for i in range(len(plan.buffers))]
-        self._inputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.inputs]
-        self._outputs = [self._view(t.buffer, t.dtype, t.shape) for t in plan.outputs]
-        self._flags: dict[tuple[tuple[int, int], ...], tuple[list[int], bool]] = {}
-        self._shapes: Shapes | None = None
-        self._args, self._every = self._tables(self._memory)
-        self._fields = self._args.data          # a third of the time of writing to an array
-        self._share([s.global_size for s in plan.steps], [(s.flops, s.bytes) for s in plan.steps])
+        self._loaded = plan                         # where its buffers lay at first,
+        self._layout: Plan | None = plan            # and lie now; None while they move
+        self._shapes: Shapes | None = None          # of the last run of a plan for many
         self._param_places = self._places_of_params()
-        places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
-        self._direct = {i: p for i, p in places.items() if p is not None}
-        self._lent = {i: self._places(t.buffer) for i, t in enumerate(plan.inputs)
-                      if plan.buffers[t.buffer].nbytes >= _LARGE and self._only_read(t)}
+        self._slots: list[Arena] = []
+        self._move(plan)
+        self._look([t.shape for t in plan.inputs], [t.shape for t in plan.outputs])
+        self._share([s.global_size for s in plan.steps], [(s.flops, s.bytes) for s in plan.steps])
         self._results = Results()
         self._lock = forking.lock()
         self._closed = False
         enlist(self)
+
+    def check_room(self, plan: Plan) -> None:
+        check_room(self._target, plan)
+
+    def _move(self, plan: Plan) -> None:
+        """It is the plan in another layout from here on. Raises OutOfMemoryError."""
+        self._memory: list[np.ndarray] = []         # of slots nobody has a part any more
+        self._inputs: list[np.ndarray] = []
+        self._outputs: list[np.ndarray] = []
+        self._flags: dict[tuple[tuple[int, int], ...], tuple[list[int], bool]] = {}
+        self.plan = plan
+        try:
+            for slot, nbytes in zip(self._slots, plan.slots):
+                slot.resize(nbytes)
+            self._slots = self._slots or [Arena(n) for n in plan.slots]
+            self._memory = [self._place(i) for i in range(len(plan.buffers))]
+        except MemoryError:
+            raise _too_large(plan, "which the system refused") from None
+        self._args, self._every = self._tables(self._memory)
+        self._fields = self._args.data          # a third of the time of writing to an array
+        places = {i: self._places_alone(t.buffer) for i, t in enumerate(plan.outputs)}
+        self._direct = {i: p for i, p in places.items() if p is not None}
+        self._lent = {i: self._places(t.buffer) for i, t in enumerate(plan.inputs)
+                      if plan.buffers[t.buffer].nbytes >= _LARGE and self._only_read(t)}
 
     def _share(self, sizes: Sequence[tuple[int, ...]], work: Sequence[tuple[int, int]]) -> None:
         """Which steps runs have from here on, and which of these threads share."""
@@ -182,13 +200,8 @@ class CpuExecutable(Executable):
                 self.plan.constants[i] = placed.view(array.dtype).reshape(array.shape)
             return placed
         if spec.kind == "temp" and spec.slot >= 0:      # -1: empty, no step touches it
-            return self._slots[spec.slot][spec.offset : spec.offset + spec.nbytes]
+            return self._slots[spec.slot].part(spec.offset, spec.nbytes)
         return aligned_empty(spec.nbytes)
-
-    def _view(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        kind = np.dtype(dtypes.to_numpy(dtype))
-        nbytes = math.prod(shape) * kind.itemsize       # there may be room for more
-        return self._memory[buffer][:nbytes].view(kind).reshape(shape)
 
     def _places(self, buffer: int) -> tuple[int, ...]:
         """Where the address of a buffer stands in the argument table."""
@@ -251,27 +264,33 @@ class CpuExecutable(Executable):
         return np.array(found, np.int64)
 
     def _resize(self, shapes: Shapes) -> None:
-        """Take other shapes from here on: the integers of the kernels, views of the buffers, and
-        which steps are worth several threads. Until that is done they are None: a signal's handler
-        may end this anywhere, and the next run then begins anew.
+        """Take other shapes from here on: the integers of the kernels, views of the buffers, which
+        steps are worth several threads, and another layout. Until that is done they are None: a
+        signal's handler may end this anywhere, and the next run then begins anew.
         """
         if shapes is self._shapes:
             return
-        plan, before, self._shapes = self.plan, self._shapes, None
+        before, self._shapes = self._shapes, None
+        layout = shapes.layout or self._loaded
+        if layout is not self._layout:
+            self._layout = before = None
+            self._move(layout)
+            self._layout = layout
         if before is None or shapes.work is not before.work:
             self._share(shapes.global_sizes, shapes.work)
         self._args[self._param_places] = [v for params in shapes.params for v in params]
-        self._inputs = [self._part(t.buffer, t.dtype, shape)
-                        for t, shape in zip(plan.inputs, shapes.inputs)]
-        self._outputs = [self._part(t.buffer, t.dtype, shape)
-                         for t, shape in zip(plan.outputs, shapes.outputs)]
+        self._look(shapes.inputs, shapes.outputs)
         self._shapes = shapes
 
-    def _part(self, buffer: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The beginning of a buffer."""
-        kind = dtypes.to_numpy(dtype)
-        nbytes = math.prod(shape) * kind.itemsize
-        return self._memory[buffer][:nbytes].view(kind).reshape(shape)
+    def _look(self, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> None:
+        """Views of the inputs' and outputs' buffers, of these shapes."""
+        def view(spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
+            kind = dtypes.to_numpy(spec.dtype)
+            nbytes = math.prod(shape) * kind.itemsize
+            return self._memory[spec.buffer][:nbytes].view(kind).reshape(shape)
+
+        self._inputs = [view(t, shape) for t, shape in zip(self.plan.inputs, inputs)]
+        self._outputs = [view(t, shape) for t, shape in zip(self.plan.outputs, outputs)]
 
     def run(self, arrays: Sequence[np.ndarray], shapes: Shapes | None = None) -> list[np.ndarray]:
         """Outputs, as fresh arrays, of inputs in the plan's order (dtype and shape the plan's, or
@@ -455,20 +474,14 @@ class CpuExecutable(Executable):
         return best
 
     @property
-    def code(self) -> LoadedKernels:
-        return self._kernels
-
-    @property
     def place(self) -> str:
         return "cpu"
 
     def allocations(self) -> list[Allocation]:
         """Slots, and what lies in none; constants that are mapped from the cache among them."""
-        slots = [(array, False) for array in self._slots]
-        alone = [(array, spec.kind == "const")
-                 for array, spec in zip(self._memory, self.plan.buffers) if spec.kind != "temp"]
-        return [Allocation(array.ctypes.data, array.nbytes, constant)
-                for array, constant in (*slots, *alone)]
+        return [*(Allocation(id(slot), slot.nbytes, False) for slot in self._slots),
+                *(Allocation(array.ctypes.data, array.nbytes, spec.kind == "const")
+                  for array, spec in zip(self._memory, self.plan.buffers) if spec.kind != "temp")]
 
     def close(self) -> None:
         """Let go of memory and kernels, when a run that is under way has ended; what `bind` gave

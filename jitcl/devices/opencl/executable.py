@@ -41,7 +41,6 @@ __all__ = ["HostSection", "Launch", "OpenClExecutable", "StepTime", "fit_work_gr
 class OpenClExecutable(LoadedPlan):
     """A loaded specialisation of a model."""
 
-    grows = True
     memory: ResidentMemory
     _zeroed = False     # the guard's flags are known to be zeros, as the last run left them
 

@@ -1,0 +1,60 @@
+"""Memory for a plan's temporaries that keeps its pages where it grows.
+
+New pages are most of what a larger shape costs: a machine gives 2 to 10 GB/s of them, and a virtual
+one that asks its host for each 0.4.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from contextlib import suppress
+
+import numpy as np
+
+from jitcl.devices.results import placed_empty
+
+_LARGE = 4 << 20                    # bytes for which large pages pay; NumPy's arrays have the same
+
+
+class Arena:
+    """Uninitialised bytes on a multiple of ALIGN. Raises MemoryError."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._room: mmap.mmap | np.ndarray | None = None
+        self.resize(nbytes)
+
+    def resize(self, nbytes: int) -> None:
+        """Have so many bytes, in the pages that there are. Parts are to be gone before: who has one
+        yet (what `bind` gave) keeps it, and the arena is another.
+        """
+        room, self._room, self.nbytes = self._room, None, nbytes
+        if isinstance(room, mmap.mmap):
+            with suppress(BufferError, OSError):
+                room.resize(max(nbytes, 1))
+                self._room = room
+                return
+        del room                    # before there is another
+        self._room = _room(nbytes)
+
+    def part(self, offset: int, nbytes: int) -> np.ndarray:
+        """These of its bytes."""
+        assert self._room is not None
+        return np.frombuffer(self._room, np.uint8)[offset:offset + nbytes]
+
+
+def _room(nbytes: int) -> mmap.mmap | np.ndarray:
+    """Where the system can make it larger, and move it, a mapping."""
+    if sys.platform != "linux":
+        return placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
+    try:
+        room = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(*error.args) from error
+    if nbytes >= _LARGE:
+        with suppress(OSError):     # a kernel without them
+            room.madvise(mmap.MADV_HUGEPAGE)
+    return room
+
+
+__all__ = ["Arena"]
