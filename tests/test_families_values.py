@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import jitcl
-from jitcl.runtime.specialise import Specialiser
+from jitcl.runtime.families import Families
 from tests.devices import present
 
 DEVICES = [s for s in present() if s != "reference"]
@@ -207,18 +207,18 @@ CACHED = f"""{HEAD}f (float[1, 2, t, 8] q, float[1, 2, p, 8] past, float[1, 2, t
 }}"""
 
 
-class Loads:
-    """Counts the plans for many shapes that are loaded."""
+class Rooms:
+    """Counts how often a plan for many shapes gets room, its first or more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        load = Specialiser.load_sized
+        enlarge = Families._enlarge
 
-        def counted(specialiser: Specialiser, *args: Any) -> Any:
+        def counted(families: Families, *args: Any) -> None:
             self.count += 1
-            return load(specialiser, *args)
+            enlarge(families, *args)
 
-        monkeypatch.setattr(Specialiser, "load_sized", counted)
+        monkeypatch.setattr(Families, "_enlarge", counted)
 
 
 def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
@@ -235,16 +235,16 @@ def grow(model: jitcl.Model, lengths: Sequence[int]) -> dict[str, np.ndarray]:
 @pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("precision", ["high", "normal", "low"])
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "opencl:intel"])
-def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(
+def test_a_growing_past_has_room_for_1_for_256_and_for_512(
         device: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether tensors are worth half a float is no question of the length that a plan was made at:
-    what passes 4096 bytes on the way is no family of its own. OpenCL's grows where it is."""
-    loads = Loads(monkeypatch)
+    what passes 4096 bytes on the way is no family of its own."""
+    rooms = Rooms(monkeypatch)
     model = jitcl.compile(onnx.parser.parse_model(CACHED), device=device, precision=precision,
                           cache_dir=tmp_path)
     found = grow(model, range(301))
     assert len(model._families.kept) == 2               # of no past: for many, too
-    assert loads.count == (4 if device == "cpu" else 2)
+    assert rooms.count == 4
     assert model.report().sizes == (("t", 1, 1), ("p", 300, 512))
     exact = grow(jitcl.compile(onnx.parser.parse_model(CACHED), device="cpu"), [300])
     bound = 1e-5 if precision == "high" else 1e-2
@@ -255,12 +255,12 @@ def test_a_growing_past_loads_a_plan_for_1_for_256_and_one_for_512(
 @pytest.mark.slow
 def test_where_more_memory_is_dear_it_grows_by_parts(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with gigabytes of keys: never a load for each token."""
+    """As with gigabytes of keys: never more room for each token."""
     monkeypatch.setattr("jitcl.runtime.family.MODEST", 0)
-    loads = Loads(monkeypatch)
+    rooms = Rooms(monkeypatch)
     model = jitcl.compile(onnx.parser.parse_model(CACHED), device="cpu", cache_dir=tmp_path)
     grow(model, range(301))
-    assert 10 < loads.count < 50
+    assert 10 < rooms.count < 50
     _, (_, value, room) = model.report().sizes
     assert value <= room <= value + value // 4
 
@@ -275,13 +275,13 @@ def test_weights_are_no_part_of_what_grows(
     proto.graph.initializer.append(numpy_helper.from_array(weights, "wide"))
     proto.graph.node.append(helper.make_node("MatMul", ["y", "wide"], ["z"]))
     proto.graph.output.append(helper.make_empty_tensor_value_info("z"))
-    loads = Loads(monkeypatch)
+    rooms = Rooms(monkeypatch)
     model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
     assert weights.nbytes > 512 << 10
     found = grow(model, range(2, 30))
     np.testing.assert_allclose(found["z"], found["y"] @ weights, rtol=0, atol=1e-4)
     (family,) = model._families.kept.values()
-    assert loads.count == 1 and family.capacity[:2] == [1, 256]
+    assert rooms.count == 1 and family.capacity[:2] == [1, 256]
 
 
 def test_a_capacity_reaches_as_far_as_guards_hold(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Memory for a plan's temporaries that keeps its pages where it grows.
 
-New pages are most of what a larger shape costs: a machine gives 2 to 10 GB/s of them, and a virtual
-one that asks its host for each 0.4.
+New pages are most of what a larger shape costs: a machine gives 2 to 10 GB/s of them. A virtual one
+that has given its free memory back asks its host for each, 0.4 GB/s; that is where large pages come
+from, while small ones are left over from what was freed. Large pages are worth up to 6% of a run.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ class Arena:
                 return
         del room                    # before there is another
         self._room = _room(nbytes)
+
+    def vary(self) -> None:
+        """From here on, what is touched first comes in small pages: other shapes touch other parts.
+        """
+        if isinstance(self._room, mmap.mmap):
+            with suppress(OSError):
+                self._room.madvise(mmap.MADV_NOHUGEPAGE)
 
     def part(self, offset: int, nbytes: int) -> np.ndarray:
         """These of its bytes."""

@@ -272,11 +272,15 @@ class CpuExecutable(Executable):
             return
         before, self._shapes = self._shapes, None
         layout = shapes.layout or self._loaded
-        if layout is not self._layout:
-            self._layout = before = None
+        moves = layout is not self._layout
+        if moves:
+            self._layout = None
             self._move(layout)
             self._layout = layout
-        if before is None or shapes.work is not before.work:
+        if before is not None:
+            for slot in self._slots:
+                slot.vary()
+        if moves or before is None or shapes.work is not before.work:
             self._share(shapes.global_sizes, shapes.work)
         self._args[self._param_places] = [v for params in shapes.params for v in params]
         self._look(shapes.inputs, shapes.outputs)
