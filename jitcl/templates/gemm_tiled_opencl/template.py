@@ -153,7 +153,9 @@ def _by_size(match: Split, hooks: OpenClHooks, p: Product, when: int) -> list[Em
 
     def taken(kind: tuple[Tiling, bool], q: Product) -> float:
         t, divided = kind
-        return cycles(Split(t, splits(t, q, target) if divided else 1), q, target)
+        parts = splits(t, q, target) if divided else 1
+        joins = LAUNCH if divided and parts == 1 else 0         # of one part, too
+        return math.inf if idle(t, q, target) else cycles(Split(t, parts), q, target) + joins
 
     def kernels(kind: tuple[Tiling, bool], limit: int) -> list[Emitted]:
         t, divided = kind
@@ -175,10 +177,9 @@ def full(target: Target) -> int:
 
 def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
     """The tiles that fit, with sums whole and split as far as that makes too few groups enough;
-    those that take least come first. The largest, where there are enough of them.
+    those that take least come first.
     """
-    busy = GROUPS * target.compute_units
-    some = [t for t in TILINGS if fits(t, p, target) and (t is not LARGE or tiles(t, p) >= busy)]
+    some = [t for t in TILINGS if fits(t, p, target) and not idle(t, p, target)]
     found = dict.fromkeys(Split(t, n) for t in some or [SMALL] for n in (1, splits(t, p, target)))
     return tuple(sorted(found, key=lambda split: cycles(split, p, target)))
 
@@ -192,6 +193,12 @@ def fits(t: Tiling, p: Product, target: Target) -> bool:
     """Whether the target has room for a tile, and the product as much as fills half of it."""
     room = t.items <= target.max_work_group and t.step + t.sums <= target.local_memory
     return room and 2 * min(p.m, p.n) > min(t.bm, t.bn)
+
+
+def idle(t: Tiling, p: Product, target: Target) -> bool:
+    """Whether there are too few of the largest tiles: `cycles` takes them for better then than they
+    are, also where sums are split."""
+    return t is LARGE and tiles(t, p) < GROUPS * target.compute_units
 
 
 def splits(t: Tiling, p: Product, target: Target) -> int:
