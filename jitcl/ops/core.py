@@ -25,7 +25,7 @@ from jitcl.errors import JitclError, ShapeError, TypeError_, UnsupportedError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr, Number
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import same
+from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import Dim, TensorType
 
 Index = tuple[Expr, ...]
@@ -282,6 +282,12 @@ def elementwise(*, ref: Callable[..., Any], result: str | None = None, onnx: str
         return declare(Op(name, "elementwise", infer or typed, ref, body, samples=tuple(samples),
                           doc=fn.__doc__ or "", range=range))
     return wrap
+
+
+def among_floats(n: int, dtype: str) -> Any:
+    """A size as an operand of floats: a number where it is known, else an expression."""
+    from jitcl.ir import expr as E
+    return E.const(n, dtype) if has_size((n,)) else float(n)
 
 
 def aligned(ix: Index, shape: Sequence[int]) -> Index:

@@ -311,10 +311,14 @@ def _placed(axis: Axis, coordinates: str) -> dict[str, Any]:
 
 def _interpolated(g: GraphBuilder, node: Any, x: Node, a: int, axis: Axis, mode: str,
                   coordinates: str) -> Node:
-    """Linear along one axis."""
-    if mode != "linear" or node.attrs.get("antialias", 0) or node.attrs.get("exclude_outside", 0):
+    """Linear or cubic along one axis."""
+    if node.attrs.get("antialias", 0) or node.attrs.get("exclude_outside", 0):
         raise SizePinned(f"Resize by '{mode}' with antialias or exclude_outside needs numbers")
     placed = _placed(axis, coordinates)
+    if mode == "cubic":
+        sharpness = float(node.attrs.get("cubic_coeff_a", -0.75))
+        weights = g.cubic_weights(**placed, sharpness=sharpness)
+        return g.interpolate(x, g.cubic_places(**placed), weights, axis=a)
     return g.interpolate(x, g.linear_places(**placed), g.linear_weights(**placed), axis=a)
 
 
@@ -390,3 +394,28 @@ def linear_weights(s: KernelBuilder, ix: Index, size: int, out: int, num: int, d
     at = _coordinate(s, ix[0], size, out, num, den, coordinates)
     rest = at - s.floor(at)
     return s.select(s.eq(ix[1], 0), 1.0 - rest, rest)
+
+
+@indexed("creation", infer=lambda out, **_: TensorType("i32", (out, 4)),
+         ref=lambda coordinates, **a: tap_tables(
+             _axis_ref(**a), "cubic", coordinates, 0.0, False, False)[0],
+         samples=_PLACED)
+def cubic_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+                 coordinates: str) -> Expr:
+    """The four elements around each place, those of the border beyond it."""
+    down = s.floor(_coordinate(s, ix[0], size, out, num, den, coordinates))
+    return E.cast(clamped(s, E.cast(down, "i64") + E.cast(ix[1], "i64") - 1, size), "i32")
+
+
+@indexed("creation", infer=lambda out, **_: TensorType("f32", (out, 4)),
+         ref=lambda coordinates, sharpness, **a: tap_tables(
+             _axis_ref(**a), "cubic", coordinates, sharpness, False, False)[1].astype(np.float32),
+         samples=[sample(**dict(p.attrs), sharpness=-0.75) for p in _PLACED])
+def cubic_weights(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+                  coordinates: str, sharpness: float) -> Expr:
+    """What each of the four counts (Keys, 1981)."""
+    at = _coordinate(s, ix[0], size, out, num, den, coordinates)
+    d = s.abs(E.cast(ix[1], "f32") - 1.0 - (at - s.floor(at)))
+    near = ((sharpness + 2) * d - (sharpness + 3)) * d * d + 1.0
+    far = ((sharpness * d - 5 * sharpness) * d + 8 * sharpness) * d - 4 * sharpness
+    return s.select(d <= 1.0, near, far)

@@ -21,6 +21,7 @@ from jitcl.ops.core import (
     Index,
     Loader,
     Spec,
+    among_floats,
     clamped,
     composite,
     indexed,
@@ -64,7 +65,7 @@ def _bin(s: KernelBuilder, low: Expr, high: Expr, at: Expr, bins: int, ratio: in
 
 def _outside(s: KernelBuilder, at: Expr, size: int) -> Expr:
     """Samples more than a pixel outside count as 0."""
-    return s.or_(at < -1.0, at > float(size))
+    return s.or_(at < -1.0, at > among_floats(size, at.dtype))
 
 
 def _first_sample(s: KernelBuilder, b: _Bin, low: Expr | float) -> Expr:
@@ -142,7 +143,7 @@ def _taps(s: KernelBuilder, b: _Bin, k: Expr, size: int) -> list[tuple[Expr, Exp
     """(pixel, weight) of the two pixels beside sample k; whatever the region, they are inside."""
     place = b.first + s.cast(k, b.first.dtype) * b.apart
     inside = s.select(_outside(s, place, size), s.const(0, place.dtype), 1)
-    place = s.min(s.max(place, 0.0), size - 1.0)
+    place = s.min(s.max(place, 0.0), among_floats(size, place.dtype) - 1.0)
     base = s.floor(place)
     low = clamped(s, base, size)
     return [(low, (1.0 - place + base) * inside),
@@ -188,7 +189,8 @@ def roi_weights(s: KernelBuilder, ix: Index, boxes: Loader, bins: int, extent: i
         number = first + s.cast(k, centre.dtype)
         place = b.first + number * b.apart
         counts = s.and_(number < b.count, s.not_(_outside(s, place, extent)))
-        away = s.abs(s.min(s.max(place, 0.0), extent - 1.0) - centre)
+        last = among_floats(extent, place.dtype) - 1.0
+        away = s.abs(s.min(s.max(place, 0.0), last) - centre)
         return s.select(counts, s.max(1.0 - away, 0.0) / b.count, 0)
     return s.reduce("add", [REACH], term)
 
@@ -259,7 +261,7 @@ def roi_align_greatest(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, im
     greatest = s.reduce("max", [2 * d + 4 for d in extents], term)
     # samples left and right of the picture count as 0; those before it were passed over
     some = s.and_(*(s.cast(s.max(b.count, 0.0), zero.dtype) > 0.0 for b in bins))
-    cut = s.or_(*(s.or_(f > 0.0, f + (2.0 * d + 4.0) < b.count)
+    cut = s.or_(*(s.or_(f > 0.0, f + (2.0 * among_floats(d, f.dtype) + 4.0) < b.count)
                   for f, b, d in zip(firsts, bins, extents)))
     greatest = s.select(cut, s.max(greatest, 0.0), greatest)
     return s.select(some, greatest, zero)
@@ -329,7 +331,7 @@ def roi_max(s: KernelBuilder, ix: Index, x: Loader, rois: Loader, bins: int, axi
     first, last = whole(rois(r, 4 - axis)), whole(rois(r, 6 - axis))
     each = s.max(last - first + 1.0, 1.0) / bins
     place = s.cast(at[axis - 2], each.dtype)
-    low, high = (s.min(s.max(v + first, 0.0), float(size))
+    low, high = (s.min(s.max(v + first, 0.0), among_floats(size, v.dtype))
                  for v in (s.floor(place * each), s.ceil((place + 1.0) * each)))
     number = clamped(s, rois(r, 0), x.shape[0]) if axis == 2 else r
 

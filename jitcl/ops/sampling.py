@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from jitcl.errors import ModelError, ShapeError
-from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.size_ranges import require
-from jitcl.ir.sizes import has_size, same
+from jitcl.ir.sizes import same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
-from jitcl.ops.core import F32, Index, Loader, Spec, indexed, onnx_rule, sample
+from jitcl.ops.core import F32, Index, Loader, Spec, among_floats, indexed, onnx_rule, sample
 from jitcl.ops.gather import in_range
 from jitcl.ops.pooling import flat_index
 from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
@@ -140,7 +139,7 @@ def _taps(
 ) -> list[tuple[Expr, Expr | None]]:
     """(index, weight) of each tap along one axis; weight None is 1. Indices may lie outside with
     "zeros" only."""
-    extent = E.const(size, g.dtype) if has_size((size,)) else float(size)
+    extent = among_floats(size, g.dtype)
     low, high = (0.0, extent - 1.0) if align else (-0.5, extent - 0.5)
     at = (g + 1.0) / 2.0 * (extent - 1.0) if align else ((g + 1.0) * extent - 1.0) / 2.0
     if mode == "nearest":
