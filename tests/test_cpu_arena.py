@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jitcl
-from jitcl.devices.cpu import arena
+from jitcl.devices import results
 from jitcl.devices.cpu.arena import Arena
 from jitcl.devices.results import ALIGN, PAGE
 
@@ -26,7 +26,7 @@ TEXT = """graph @f(%x: f32[n,64], %w: f32[64,64]) {
 def test_an_arena_of_any_size_becomes_one_of_any_other(
         platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where mappings don't move, too."""
-    monkeypatch.setattr(arena.sys, "platform", platform)
+    monkeypatch.setattr(results.sys, "platform", platform)
     room = Arena(10)
     for nbytes in SIZES:
         room.resize(nbytes)

@@ -26,7 +26,7 @@ TEXT = f"""graph @grows(%x: f32[n,{WIDTH}], %w: f32[{WIDTH},{WIDTH}]) {{
 }}"""
 # where a loaded plan takes other shapes, and other memory
 CHANGE = {"_resize", "resized", "_share", "_moved", "move", "_give_back", "_fitted", "fit", "_bind",
-          "bind", "allocate", "settle", "again", "_point", "_move", "resize", "_room", "part",
+          "bind", "allocate", "settle", "again", "_point", "_move", "resize", "mapping", "part",
           "vary", "_place", "_tables", "_look", "view", "<listcomp>", "<genexpr>"}
 W = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32)
 

@@ -59,6 +59,18 @@ def test_what_somebody_has_is_left_alone(model: jitcl.Model) -> None:
         assert (y == 2 * k).all() and y.flags.writeable and y.flags.c_contiguous
 
 
+def test_results_of_shapes_that_vary(model: jitcl.Model) -> None:
+    """Their memory is asked for otherwise."""
+    kept = []
+    for k, count in enumerate((COUNT, 9 * COUNT, 5 * COUNT, 12 * COUNT, 5 * COUNT)):
+        kept.append(run(model, k, count))
+        assert kept[-1].flags.writeable and kept[-1].flags.c_contiguous
+    assert [y.size // COUNT for y in kept] == [1, 9, 5, 12, 5]
+    assert all((y == 2 * k).all() for k, y in enumerate(kept))
+    before = address(kept.pop())
+    assert address(run(model, 1, 5 * COUNT)) == before
+
+
 @pytest.mark.parametrize("part", [
     lambda y: y[7:9], lambda y: y.reshape(1, -1)[:, :3], lambda y: y.view(np.uint32)[2:4],
     memoryview, lambda y: np.frombuffer(y, np.float32)[5:6], lambda y: np.from_dlpack(y)[1:]])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ LEAST = 1 << 20             # bytes of a result whose memory is taken again; les
 AT_ONCE = 8 << 20           # bytes of new memory from which threads that ask for pages pay
 THREADS = 4                 # of those
 PAGE = 4096
+HUGE = 4 << 20              # bytes from which NumPy asks for large pages
 
 
 def placed_empty(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, int]:
@@ -32,6 +35,25 @@ def placed_empty(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> tuple[
     start = ctypes.addressof(ctypes.c_char.from_buffer(raw.data))
     skip = -start % ALIGN
     return np.ndarray(shape, dtype, raw, skip), start + skip
+
+
+def mapping(nbytes: int, huge: bool) -> mmap.mmap | np.ndarray:
+    """Uninitialised bytes on a multiple of ALIGN, in large pages where there are many, or in small
+    ones; on Linux a mapping, which can become larger. Raises MemoryError.
+
+    A virtual machine that has given its free memory back asks its host for each page, 0.4 GB/s.
+    That is where large pages come from; small ones are left over from what was freed.
+    """
+    if sys.platform != "linux":
+        return placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
+    try:
+        room = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(*error.args) from error
+    if nbytes >= HUGE:
+        with suppress(OSError):     # a kernel without large ones
+            room.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    return room
 
 
 class _Dropped(dict[int, np.ndarray]):
@@ -62,11 +84,16 @@ class Results:
 
     def __init__(self) -> None:
         self._dropped = _Dropped()
+        self._small = False
         enlist(self)
 
     def allocations(self) -> list[Allocation]:
         return [Allocation(id(block), block.nbytes, False)
                 for block in list(self._dropped.values())]
+
+    def vary(self) -> None:
+        """From here on, what is new comes in small pages: other shapes need other blocks."""
+        self._small = True
 
     def large(self, number: int, shape: tuple[int, ...], dtype: np.dtype
               ) -> tuple[np.ndarray, int, bool]:
@@ -76,7 +103,10 @@ class Results:
         nbytes = math.prod(shape) * dtype.itemsize
         block, new = self._dropped.pop(number, None), False
         if block is None or not nbytes <= block.nbytes <= 2 * nbytes:
-            block, new = placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0], True
+            small = self._small and nbytes >= HUGE
+            block = (np.frombuffer(mapping(nbytes, huge=False), np.uint8) if small else
+                     placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0])
+            new = True
         lent = _Lent(self._dropped, number, block, nbytes)
         return np.asarray(lent).view(dtype).reshape(shape), lent.address, new
 
@@ -110,4 +140,4 @@ def _ask_for_pages(data: np.ndarray) -> None:
     data[::PAGE] = 0
 
 
-__all__ = ["ALIGN", "LEAST", "Results", "placed_empty"]
+__all__ = ["ALIGN", "LEAST", "Results", "mapping", "placed_empty"]

@@ -1,21 +1,17 @@
 """Memory for a plan's temporaries that keeps its pages where it grows.
 
-New pages are most of what a larger shape costs: a machine gives 2 to 10 GB/s of them. A virtual one
-that has given its free memory back asks its host for each, 0.4 GB/s; that is where large pages come
-from, while small ones are left over from what was freed. Large pages are worth up to 6% of a run.
+New pages are most of what a larger shape costs: a machine gives 2 to 10 GB/s of them, one that has
+to ask its host for large ones 0.4. Large pages are worth up to 6% of a run.
 """
 
 from __future__ import annotations
 
 import mmap
-import sys
 from contextlib import suppress
 
 import numpy as np
 
-from jitcl.devices.results import placed_empty
-
-_LARGE = 4 << 20                    # bytes for which large pages pay; NumPy's arrays have the same
+from jitcl.devices.results import mapping
 
 
 class Arena:
@@ -36,7 +32,7 @@ class Arena:
                 self._room = room
                 return
         del room                    # before there is another
-        self._room = _room(nbytes)
+        self._room = mapping(nbytes, huge=True)
 
     def vary(self) -> None:
         """From here on, what is touched first comes in small pages: other shapes touch other parts.
@@ -49,20 +45,6 @@ class Arena:
         """These of its bytes."""
         assert self._room is not None
         return np.frombuffer(self._room, np.uint8)[offset:offset + nbytes]
-
-
-def _room(nbytes: int) -> mmap.mmap | np.ndarray:
-    """Where the system can make it larger, and move it, a mapping."""
-    if sys.platform != "linux":
-        return placed_empty((nbytes,), np.dtype(np.uint8), nbytes)[0]
-    try:
-        room = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(*error.args) from error
-    if nbytes >= _LARGE:
-        with suppress(OSError):     # a kernel without them
-            room.madvise(mmap.MADV_HUGEPAGE)
-    return room
 
 
 __all__ = ["Arena"]

@@ -158,9 +158,8 @@ class CpuExecutable(Executable):
 
     def _move(self, plan: Plan) -> None:
         """It is the plan in another layout from here on. Raises OutOfMemoryError."""
-        self._memory: list[np.ndarray] = []         # of slots nobody has a part any more
-        self._inputs: list[np.ndarray] = []
-        self._outputs: list[np.ndarray] = []
+        nothing = list[np.ndarray]()                # nobody has a part of a slot any more
+        self._memory, self._inputs, self._outputs = nothing, nothing, nothing
         self._flags: dict[tuple[tuple[int, int], ...], tuple[list[int], bool]] = {}
         self.plan = plan
         try:
@@ -278,6 +277,7 @@ class CpuExecutable(Executable):
             self._move(layout)
             self._layout = layout
         if before is not None:
+            self._results.vary()
             for slot in self._slots:
                 slot.vary()
         if moves or before is None or shapes.work is not before.work:
