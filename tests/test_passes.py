@@ -369,16 +369,14 @@ def test_weights_that_a_file_has_by_columns_stay_so_for_any_number_of_rows() -> 
         np.testing.assert_array_equal(graph.nodes[1].data, stored)
 
 
-@pytest.mark.parametrize("rows, columns, turned", [
-    (7, 96, True), (9, 96, False), (9, 97, True)])
-def test_weights_for_a_number_of_rows_that_is_not_known(rows: int, columns: int, turned: bool
-                                                        ) -> None:
-    """Lie by columns where few came first, or where rows of weights are no whole vectors."""
+@pytest.mark.parametrize("terms, turned", [(64, True), (66, False)])
+def test_weights_for_a_number_of_rows_that_is_not_known(terms: int, turned: bool) -> None:
+    """Lie by columns where these are whole vectors."""
     g = GraphBuilder()
     target = Target("opencl", "a GPU", device_type="gpu", vector_width=4, local_is_real=True,
                     local_works=True, local_memory=32 << 10, max_work_group=256)
-    x = graph_input("x", TensorType("f32", (Space().symbol("rows", rows), 64)))
-    w = np.random.default_rng(0).standard_normal((64, columns)).astype(np.float32)
+    x = graph_input("x", TensorType("f32", (Space().symbol("rows", 9), terms)))
+    w = np.random.default_rng(0).standard_normal((terms, 96)).astype(np.float32)
     graph = run_passes(Graph("g", (x,), (("y", g.matmul(x, const(w))),)), [WeightRows(target)],
                        verify=check)
     (product,) = [n for n in graph.nodes if n.op == "matmul"]

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from jitcl.ir.graph import Node
-from jitcl.ir.size_ranges import hints
 from jitcl.ir.sizes import has_size
 from jitcl.passes.base import RewritePass, Rewriter
 from jitcl.passes.fold import FoldConstants
@@ -22,10 +21,9 @@ class WeightRows(RewritePass):
                                               %y = matmul(%x, %1)
 
     On GPUs whose work-items sum parts of a column each: its terms are neighbours then, and a group
-    reads one stretch of memory. For few rows, as they are now; for any number where a model's file
-    has the weights so (products of many rows read either, and a language model's prompt shares its
-    weights with its tokens), and for a number that is not known where rows of weights are not
-    whole vectors but columns are: nothing else would be read in vectors.
+    reads one stretch of memory. For few rows, or a number that is not known, where columns are
+    whole vectors; for any number where a model's file has the weights so: products of many rows
+    read either, and a language model's prompt shares its weights with its tokens.
     """
 
     target: Target
@@ -37,11 +35,10 @@ class WeightRows(RewritePass):
         if b.type.rank != 2 or b.type.dtype not in ("f32", "f16"):
             return None
         turned, rows = b.attr("data").turned, math.prod(node.type.dims[:-1])
-        odd = has_size(rows) and b.type.dims[1] % QUAD and not b.type.dims[0] % QUAD
         if turned is not None:
             kept = Node.make("const", attrs={"data": turned},
                              type=b.type.with_(shape=b.type.dims[::-1]))
-        elif hints(rows) > FEW_ROWS and not odd:
+        elif b.type.dims[0] % QUAD if has_size(rows) else rows > FEW_ROWS:
             return None
         else:
             folded = FoldConstants().folded(g.transpose(b, perm=(1, 0)))
