@@ -39,6 +39,12 @@ FINDS = {
         "(float[2] x) => (float[2] y, float[2] z) "
         "<float[2] c = {962.2, 10.6}> { y = LogSoftmax(x) z = LogSoftmax(c) }",
         {"x": np.float32([10.6, 962.2])}),
+    # an empty range is as false as none
+    "nothing_of_a_slice": case(
+        "(float[3,4] x) => (float[0,2] z) <int64[1] one = {1}, int64[1] two = {2}, "
+        "int64[1] three = {3}, int64[1] zero = {0}> "
+        "{ y = Slice(x, one, three, one) z = Slice(y, two, two, zero) }",
+        {"x": np.ones((3, 4), np.float32)}),
 }
 
 

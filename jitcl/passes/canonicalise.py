@@ -114,7 +114,7 @@ def _slice(node: Node, g: Rewriter) -> Node | None:
     if x.op == "slice" and not has_size(x.inputs[0].type.shape):
         inner = slice_ranges(x)
         cut = {a: inner[a][cut[a].start:cut[a].stop:cut[a].step] if a in inner and a in cut
-               else cut.get(a) or inner[a] for a in sorted({*cut, *inner})}
+               else cut[a] if a in cut else inner[a] for a in sorted({*cut, *inner})}
         if any(len(r) == 0 for r in cut.values()):
             return None
         return _sliced(x.inputs[0], cut, g)
