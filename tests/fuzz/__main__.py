@@ -10,7 +10,7 @@ import argparse
 import collections
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import hypothesis
@@ -21,6 +21,9 @@ from tests.fuzz.engines import DEVICES, Verdict, ir_text, judge
 from tests.fuzz.graphs import cases
 from tests.fuzz.reduce import reduced
 from tests.fuzz.registry import DRAWS
+from tests.fuzz.sized import judge_sizes
+
+Judge = Callable[[Case, str], Verdict]
 
 
 def options(examples: int) -> settings:
@@ -29,7 +32,8 @@ def options(examples: int) -> settings:
 
 
 def sweep(graphs: int, seed: int, device: str, ops: Sequence[str] = (), nodes: int = 8,
-          verbose: bool = False) -> tuple[collections.Counter[str], dict[str, Case]]:
+          verbose: bool = False, judge: Judge = judge
+          ) -> tuple[collections.Counter[str], dict[str, Case]]:
     """Outcomes of so many graphs, and the first failing case of each kind."""
     count: collections.Counter[str] = collections.Counter()
     failing: dict[str, Case] = {}
@@ -50,7 +54,7 @@ def sweep(graphs: int, seed: int, device: str, ops: Sequence[str] = (), nodes: i
     return count, failing
 
 
-def smallest(case: Case, device: str, seed: int) -> tuple[Case, Verdict]:
+def smallest(case: Case, device: str, seed: int, judge: Judge = judge) -> tuple[Case, Verdict]:
     """Of graphs of the same ops, the smallest failing one that Hypothesis finds; else the case."""
     first = judge(case, device)
 
@@ -74,16 +78,20 @@ def main() -> int:
     parser.add_argument("--device", default="reference", choices=DEVICES)
     parser.add_argument("--ops", nargs="*", default=(), metavar="OP", help=", ".join(sorted(DRAWS)))
     parser.add_argument("--nodes", type=int, default=8, help="most nodes of a graph")
+    parser.add_argument("--sizes", action="store_true",
+                        help="feed each compiled model several shapes")
     parser.add_argument("--no-shrink", action="store_true", help="failures as they were met")
     parser.add_argument("--verbose", action="store_true", help="name failures when they are met")
     args = parser.parse_args()
     started = time.perf_counter()
-    count, failing = sweep(args.graphs, args.seed, args.device, args.ops, args.nodes, args.verbose)
+    judging = judge_sizes if args.sizes else judge
+    count, failing = sweep(args.graphs, args.seed, args.device, args.ops, args.nodes, args.verbose,
+                           judging)
     seconds = time.perf_counter() - started
     for kind, case in failing.items():
-        verdict = judge(case, args.device)
+        verdict = judging(case, args.device)
         if not args.no_shrink:
-            case, verdict = smallest(case, args.device, args.seed)
+            case, verdict = smallest(case, args.device, args.seed, judging)
         print(f"\n==== {kind}\n{verdict.detail}\n{ir_text(case)}\n{case!r}")
     total = sum(count.values())
     print(f"\n{total} graphs on {args.device}, seed {args.seed}: "
