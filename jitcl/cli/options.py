@@ -12,6 +12,7 @@ import click
 from jitcl.config import ISOLATION
 from jitcl.errors import InputError, OptionError
 from jitcl.passes.options import CHOICES, Options
+from jitcl.passes.packing import tolerated
 
 if TYPE_CHECKING:
     from jitcl.devices.base import Progress
@@ -50,17 +51,25 @@ class Precision(click.Choice):
 
 
 class Memory(click.Choice):
-    """Of buffers; or `bits=4;block=64;..`, of weights, too."""
+    """Of buffers; or `bits=4;block=64;..`, of weights, too; with a tolerance, where it is looked
+    for.
+    """
+
+    tolerance = False
 
     def convert(self, value: Any, param: click.Parameter | None,
                 ctx: click.Context | None) -> str:
         if "=" not in value:
             return str(super().convert(value, param, ctx))
         try:
-            Options("high", value)
+            Options("high", tolerated(value)[0] if self.tolerance else value)
         except OptionError as error:
             self.fail(str(error), param, ctx)
         return str(value)
+
+
+class MemoryWithin(Memory):
+    tolerance = True
 
 
 class Numbers(click.ParamType):
@@ -86,12 +95,13 @@ _TUNING = click.option("--tuning", type=click.Choice(CHOICES["tuning"]), default
                        show_default=True, help="How long to search for faster kernels.")
 _PRECISION = ("high: as the model says; normal: f16 storage; low: f16 arithmetic too, where the "
               "device has it. For layers: 'low;/head/*=high'.")
+_MEMORY = ("low: pack buffers tightest; high: share none. Weights in few bits: "
+           "'bits=4;block=64;skip=/head/*'.")
 _SHARED = (
     click.option("--precision", type=Precision(CHOICES["precision"]), default="high",
                  show_default=True, help=_PRECISION),
     click.option("--memory", type=Memory(CHOICES["memory"]), default="normal",
-                 show_default=True, help="low: pack buffers tightest; high: share none. Weights in "
-                 "few bits: 'bits=4;block=64;skip=/head/*'."),
+                 show_default=True, help=_MEMORY),
     _TUNING,
     click.option("--shape", "shapes", type=ShapeType(), multiple=True,
                  help="An input's shape, where the model leaves it open; repeatable."),
@@ -149,9 +159,12 @@ def model_options_and_auto(command: F) -> F:
                      help="Of auto: inputs to try, each .npz or .npy in it.  [default: the inputs "
                      "of this run]  Of weights in few bits: what they are rounded for."),
         click.option("--budget", type=click.FloatRange(0), metavar="SECONDS",
-                     help="Of auto: after that no set of layers is begun, and the best so far is "
-                     "taken.  [default: 300]"),
-        *_SHARED[1:])
+                     help="Of auto, and of weights' tolerance: after that no set of layers is "
+                     "begun, and the best so far is taken.  [default: 300]"),
+        click.option("--memory", type=MemoryWithin(CHOICES["memory"]), default="normal",
+                     show_default=True, help=f"{_MEMORY} 'bits=4;tolerance=0.05': some take "
+                     "8 bits, or stay, until no output is off by more of its largest element."),
+        *_SHARED[2:])
 
 
 def model_options_but_device(command: F) -> F:

@@ -11,6 +11,7 @@ Examples:
   jitcl quantize model.onnx -o int8.onnx
   jitcl quantize model.onnx -o int4.onnx --bits 4 --block 32 --calibrate photos
   jitcl quantize model.onnx -o int4.onnx --bits 4 --skip '/head/*'
+  jitcl quantize model.onnx -o int4.onnx --bits 4 --calibrate photos --tolerance 0.05
   jitcl check int4.onnx --against-model model.onnx     what did it cost, and where?
 
 \b
@@ -35,10 +36,17 @@ packed; other engines that know opset 21 read it, too.
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Inputs that weights are rounded for, each .npz or .npy in it.  [default: each "
               "weight goes to the nearest code]")
+@click.option("--tolerance", type=click.FloatRange(0), metavar="X",
+              help="Of an output's largest element: weights take 8 bits, or stay, those first that "
+              "hurt most, until no output is off by more, on the inputs of --calibrate or random "
+              "ones.")
+@click.option("--budget", type=click.FloatRange(0), metavar="SECONDS",
+              help="Of --tolerance: after that nothing more is tried.  [default: 300]")
 @click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
               help="The kernel cache.  [default: the user's]")
 def quantize(model: Path, output: Path, bits: str, block: str, asymmetric: bool,
              skip: tuple[str, ...], wide: tuple[str, ...], calibrate: Path | None,
+             tolerance: float | None, budget: float | None,
              cache_dir: Path | None) -> None:
     """Write MODEL, an ONNX file, with weights in 8 or 4 bits."""
     from jitcl.cli.console import progress_bar
@@ -47,6 +55,8 @@ def quantize(model: Path, output: Path, bits: str, block: str, asymmetric: bool,
     with progress_bar() as progress:
         found = write(model, output, bits=int(bits), block=int(block), symmetric=not asymmetric,
                       skip=skip, wide=wide, calibrate=calibrate, cache_dir=cache_dir,
-                      progress=progress)
+                      progress=progress, tolerance=tolerance, budget=budget)
     click.echo(f"saved {found.path}: {len(found.weights)} weights in {bits} bits, "
                f"{found.bytes_before / 2**20:.2f} -> {found.bytes / 2**20:.2f} MiB")
+    if found.held is not None:
+        click.echo(f"weights: {found.held}")

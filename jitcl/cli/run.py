@@ -68,30 +68,38 @@ def run(model: Path, device: str, precision: str, tolerance: float | None,
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
     from jitcl.cli.feeds import Scaling, complete_feeds
-    from jitcl.compiling import chosen, found
+    from jitcl.compiling import chosen, found, within
     from jitcl.passes.options import Options
+    from jitcl.passes.packing import tolerated
 
     names = results.read_labels(labels) if labels else []
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
-        auto, weights = precision == "auto", Options("high", memory).weights is not None
+        auto, (plain, limit) = precision == "auto", tolerated(memory)
+        weights = Options("high", plain).weights
         more = tuning, cache_dir, progress, isolation, guard
-        opened = open_with(model, device, "high" if auto else precision, memory, *more)
+        opened = open_with(model, device, "high" if auto else precision, plain, *more)
         feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random,
                                seed)
-        if not auto and not (tolerance is None and budget is None and (
+        if not auto and not (tolerance is None and (budget is None or limit is not None) and (
                 calibrate is None or weights)):
             raise OptionError("--tolerance, --calibrate and --budget are of --precision auto, "
-                              "--calibrate of --memory 'bits=4', too")
+                              "--calibrate of --memory 'bits=4', too, and --budget of --memory "
+                              "'bits=4;tolerance=0.05', where weights' own tolerance stands")
         options: dict[str, Any] = {
             "device": opened.device, "precision": precision, "memory": memory,
             "cache_dir": cache_dir, "progress": progress}
         if calibrate is not None:
             options |= found(model, options, tolerance, calibrate, budget)
-        elif auto:
-            options["precision"] = chosen(model, options, tolerance, [feeds], budget, None,
-                                          made_up=random and not given)
-        if auto or calibrate is not None:
+        else:
+            made_up = random and not given
+            if weights is not None and limit is not None:
+                options["memory"], _ = within(model, options, weights, limit, [feeds], budget,
+                                              rounded=False, made_up=made_up)
+            if auto:
+                options["precision"] = chosen(model, options, tolerance, [feeds], budget, None,
+                                              made_up=made_up)
+        if auto or calibrate is not None or limit is not None:
             opened = open_with(model, device, options["precision"], options["memory"], *more)
         outputs, seconds = _timed(opened, feeds, start, repeat)
     saved: list[tuple[Path, str]] = []
@@ -149,6 +157,8 @@ def _print(model: Model, outputs: dict[str, np.ndarray], seconds: dict[str, Any]
         out.print(str(report))
     if report.precision != "high":
         out.print(report.precision_line().strip())
+    if report.held is not None:
+        out.print(*report.weights_lines())
     if report.stepped_down and report.from_cache:           # a compilation has warned
         from jitcl.runtime.fallbacks import runs
         out.print(f"the driver failed before: {runs(report.stepped_down)}")
@@ -175,5 +185,6 @@ def _print_json(model: Model, feeds: dict[str, np.ndarray], outputs: dict[str, n
         "precision": report.precision, "computes": report.computes,
         "precision_why": report.precision_why,
         "memory": report.memory, "memory_why": report.memory_why,
+        **({"weights": vars(report.held)} if report.held is not None else {}),
         "stepped_down": [vars(s) for s in report.stepped_down],
         "cache": model.cache.stats.as_dict(), "saved": [str(path) for path, _ in saved]})

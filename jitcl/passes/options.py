@@ -46,6 +46,23 @@ class Chosen:
 
 
 @dataclass(frozen=True)
+class Held(Chosen):
+    """The same of `memory={"bits": 4, "tolerance": 0.05}`. bits: of weights that are not in
+    reasons. share: what packed weights take of their bytes as they were.
+    """
+
+    bits: int = field(default=8, kw_only=True)
+
+    def __str__(self) -> str:
+        kind = "random input" if self.random else "input"
+        return "\n    ".join([
+            f"{self.bits} bits, within {self.tolerance}: off by at most {self.error:.2g} for "
+            f"{self.inputs} {kind}{'s' * (self.inputs != 1)}, {self.share:.0%} of their bytes",
+            *(f"{'all layers' if n == ALL else repr(n)} {why}" for n, why in self.reasons),
+            *self.notes])
+
+
+@dataclass(frozen=True)
 class Options:
     """precision: high = as the model says, f16 tensors stored as f16 and computed in f32; normal
     = f16 storage and f32 arithmetic; low = f16 storage and, where the device has it, f16
@@ -178,4 +195,4 @@ def _split(given: Mapping[Any, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
     return given.get(ALL, "high"), tuple((n, p) for n, p in given.items() if n != ALL)
 
 
-__all__ = ["ALL", "CHOICES", "Chosen", "Memory", "Options", "Precision", "strictest"]
+__all__ = ["ALL", "CHOICES", "Chosen", "Held", "Memory", "Options", "Precision", "strictest"]

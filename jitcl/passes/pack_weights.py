@@ -100,6 +100,14 @@ class Weight:
             y = g.reshape(y, shape=(*dims[:-2], dims[-1], k))
         return g.transpose(y, perm=(*range(rank - 2), rank - 1, rank - 2))
 
+    def whole(self, numbers: Array, dims: tuple[int, ...]) -> Array:
+        """Weights of these dimensions, of their rows as numbers."""
+        if self.order == "columns":
+            return np.swapaxes(numbers.reshape(*dims[:-2], dims[-1], dims[-2]), -1, -2)
+        if self.order == "window":
+            return np.moveaxis(numbers.reshape(dims[0], *dims[2:], dims[1]), -1, 1)
+        return numbers.reshape(dims)
+
     # ---- what it sums over
 
     @property
@@ -190,13 +198,16 @@ class PackWeights(Pass):
         """Weights that may be rounded for what they are multiplied with, by the `key_of` their
         rows."""
         found: dict[str, Weight] = {}
-        for node in graph.nodes:
-            weight = self._weight(graph, node)
-            if weight is not None and weight.source is not None:
-                rows = weight.rows(node.inputs[weight.slot].data)
+        for weight in self.read(graph):
+            if weight.source is not None:
+                rows = weight.rows(weight.node.inputs[weight.slot].data)
                 if replace(self.packing, bits=weight.bits).packed(rows) is not None:
                     found[key_of(rows, weight.bits)] = weight
         return found
+
+    def read(self, graph: Graph) -> Iterator[Weight]:
+        """What nodes read that is packed, where scales of f16 reach it."""
+        return (w for n in graph.nodes if (w := self._weight(graph, n)) is not None)
 
     def _packed(self, g: GraphBuilder, weight: Weight, w: Node) -> Node:
         rows = weight.rows(w.data)

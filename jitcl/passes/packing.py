@@ -8,14 +8,18 @@ Rows [n, k] are the weights that one output sums over, in the order of that sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jitcl.errors import OptionError
 from jitcl.ir.graph import Data
+
+if TYPE_CHECKING:
+    from jitcl.passes.options import Held
 
 Array = np.ndarray[Any, Any]
 
@@ -37,7 +41,7 @@ class Packing:
     wide: of those whose weights take 8 bits. plan: what `memory` means without weights.
 
     calibration: a digest of what `rows` were rounded for; these are rows by their `key_of`, and
-    others are rounded to the nearest.
+    others are rounded to the nearest. held: where a tolerance found skip and wide, what it came to.
     """
 
     bits: int = 8
@@ -48,6 +52,7 @@ class Packing:
     wide: tuple[str, ...] = ()
     calibration: str = field(default="", kw_only=True)
     rows: Mapping[str, Rows] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
+    held: Held | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     @staticmethod
     def of(given: Mapping[Any, Any] | str) -> Packing:
@@ -56,9 +61,13 @@ class Packing:
         """
         said = _parsed(given) if isinstance(given, str) else dict(given)
         allowed = [f.name for f in fields(Packing)][:6]
+        if "tolerance" in said:
+            raise OptionError("memory: a tolerance is looked for by jitcl.compile, jitcl.quantize "
+                              "and `jitcl run` alone\n  Here, give as skip and wide the nodes that "
+                              "the report of one of these names.")
         for name, value in said.items():
             if name not in allowed:
-                raise OptionError(f"memory: got {name!r}, wanted {', '.join(allowed)}")
+                raise OptionError(f"memory: got {name!r}, wanted {', '.join(allowed)}, tolerance")
             wanted = FIELDS.get(name, (value,))
             if not any(value is w or (type(value) is type(w) and value == w) for w in wanted):
                 raise OptionError(f"memory: {name} is {value!r}: use one of "
@@ -108,6 +117,26 @@ class Packing:
 
     def calibrated(self, digest: str, rows: Mapping[str, Rows]) -> Packing:
         return replace(self, calibration=digest, rows=rows)
+
+
+def tolerated(given: Any) -> tuple[Any, Any]:
+    """(`memory=` without its tolerance, the tolerance; None where it has none). Raises OptionError.
+    """
+    if not isinstance(given, Mapping) and not (isinstance(given, str) and "=" in given):
+        return given, None
+    said = _parsed(given) if isinstance(given, str) else dict(given)
+    if "tolerance" not in said:
+        return given, None
+    limit = value = said.pop("tolerance")
+    if isinstance(given, str):
+        with suppress(ValueError):          # it is said below
+            limit = float(value)
+    number = isinstance(limit, (int, float, np.integer, np.floating))
+    if not callable(limit) and (not number or isinstance(limit, bool) or not 0 <= limit < np.inf):
+        raise OptionError(f"memory: tolerance is {value!r}: use a number from 0 up, in units of an "
+                          "output's largest element, or a function of (outputs, outputs with "
+                          "weights as they are)")
+    return said, limit
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -250,4 +279,4 @@ def _best_grid(part: Array, pivots: Array, packing: Packing) -> tuple[Array, Arr
     return scale, zero
 
 
-__all__ = ["Packing", "Rows", "gptq", "key_of", "nearest"]
+__all__ = ["Packing", "Rows", "gptq", "key_of", "nearest", "tolerated"]

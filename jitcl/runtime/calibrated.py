@@ -50,8 +50,7 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
     stored = cache.get("model", key)
     if stored is not None:
         return packing.calibrated(inputs, _read(stored))
-    named = packing.skip or packing.wide
-    step = PackWeights(packing, weight_bits(source.nodes(), packing) if named else {})
+    step = step_of(source, packing)
     seen: dict[str, tuple[Weight, list[list[Array]]]] = {}
     models: dict[Any, tuple[Model, Mapping[str, Weight]]] = {}
     try:
@@ -82,10 +81,36 @@ def calibrated(source: Source, packing: Packing, feeds: Sequence[Feeds], cache: 
     return packing.calibrated(inputs, found)
 
 
+def step_of(source: Source, packing: Packing) -> PackWeights:
+    """The pass that packs a model's weights."""
+    named = packing.skip or packing.wide
+    return PackWeights(packing, weight_bits(source.nodes(), packing) if named else {})
+
+
 def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache, tally: Tally,
             folded: bool) -> tuple[Model, Mapping[str, Weight]]:
     """A model that gives what each layer reads, by the identity of its weights."""
-    device = open_device("cpu")
+    graph, told = packable(source, feeds, step, folded)
+    weights = step.weights(graph)
+    read: dict[str, Node] = {n: x for n, w in weights.items() if (x := w.source) is not None}
+    if not read:
+        raise InputError(f"calibrate: model {source.name} has no weights that would be packed")
+    tapped = Graph(graph.name, graph.inputs, tuple(read.items()), graph.origins)
+    part = derived(tapped, source, [*told, sorted(read), folded])
+    return Model(part, open_device("cpu"), Options("high"), False, cache.cache.root, tally), weights
+
+
+def derived(graph: Graph, source: Source, told: Sequence[Any]) -> GraphSource:
+    """A graph that was made of a model, with all that it was made by."""
+    return GraphSource(graph, source.name, hashlib.sha256(repr(told).encode()).hexdigest())
+
+
+def packable(source: Source, feeds: Feeds, step: PackWeights, folded: bool,
+             otherwise: str = "Leave calibrate= out: weights are then rounded to the nearest."
+             ) -> tuple[Graph, list[Any]]:
+    """(the graph in which weights are packed, for the CPU path and inputs of these shapes; what it
+    depends on). Raises UnsupportedError, which says what to do otherwise, for no single graph.
+    """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
     values: dict[str, Array] = {}
     while True:
@@ -97,18 +122,11 @@ def _tapped(source: Source, feeds: Feeds, step: PackWeights, cache: DeviceCache,
         except NotOneGraph as error:
             raise UnsupportedError(
                 f"calibrate: model {source.name} is computed in several parts: {error}\n"
-                "  Leave calibrate= out: weights are then rounded to the nearest.") from None
+                f"  {otherwise}") from None
     options = Options("high", step.packing)
-    passes = pipeline(device.target, options, step.bits)
+    passes = pipeline(open_device("cpu").target, options, step.bits)
     graph = run_passes(graph, passes[:passes.index(step) if folded else 1])    # 1: constants
-    weights = step.weights(graph)
-    read: dict[str, Node] = {n: x for n, w in weights.items() if (x := w.source) is not None}
-    if not read:
-        raise InputError(f"calibrate: model {source.name} has no weights that would be packed")
-    tapped = Graph(graph.name, graph.inputs, tuple(read.items()), graph.origins)
-    told = repr([source.digest, shapes, sorted(values.items()), sorted(read), folded])
-    part = GraphSource(tapped, source.name, hashlib.sha256(told.encode()).hexdigest())
-    return Model(part, device, Options("high"), False, cache.cache.root, tally), weights
+    return graph, [source.digest, shapes, sorted(values.items())]
 
 
 def _rounded(weight: Weight, parts: Sequence[Sequence[Array]], packing: Packing) -> Rows:
@@ -138,4 +156,4 @@ def _read(data: bytes) -> dict[str, Rows]:
                         arrays[f"{n} zeros"] if f"{n} zeros" in arrays else None) for n in names}
 
 
-__all__ = ["calibrated"]
+__all__ = ["calibrated", "derived", "packable", "step_of"]

@@ -12,7 +12,7 @@ from typing import Any
 from jitcl.codegen.plan import LANGUAGE, Plan
 from jitcl.codegen.text import amount, html_table
 from jitcl.devices.base import Device
-from jitcl.passes.options import Chosen, Options
+from jitcl.passes.options import Chosen, Held, Options
 from jitcl.runtime.fallbacks import MEMORY_SAYS, KernelFallback
 from jitcl.runtime.precisions import AS_MODEL, precision_got
 from jitcl.runtime.specialise import Specialisation
@@ -88,7 +88,7 @@ class Report:
     that the last shapes cost before they ran, when they were new: to compile, to load, or to
     evaluate a shared plan's sizes.
     tuned: (step, what a search found of its group), the costliest first; unsearched: groups that it
-    had no time for.
+    had no time for. chosen, held: what precision="auto" came to, and a tolerance of memory.
     """
 
     model: str
@@ -115,6 +115,7 @@ class Report:
     tuned: tuple[tuple[str, Found], ...] = ()
     unsearched: int = 0
     chosen: Chosen | None = None
+    held: Held | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,7 +128,7 @@ class Report:
             )
         return "\n".join([self._sum(), *self._sizes(), *self._memory(), *self._host(),
                           *self._stepped(), *self._declined(), *self._tuned(),
-                          self.precision_line()])
+                          self.precision_line(), *self.weights_lines()])
 
     def _tuned(self) -> list[str]:
         if not self.tuned and not self.unsearched:
@@ -182,6 +183,10 @@ class Report:
             *(f"\n    f32, {share:.0%} of the FLOPs: {why}: {listed(nodes)}"
               for why, (share, nodes) in self.kept().items() if share >= LEAST),
             *(f"\n    {note}" for note in (self.chosen.notes if self.chosen else ()))])
+
+    def weights_lines(self) -> list[str]:
+        """What a tolerance of memory came to: which weights take more bits, and why."""
+        return [] if self.held is None else [f"  weights: {self.held}"]
 
     def _sum(self) -> str:
         flops = sum(s.flops for s in self.steps)
@@ -261,7 +266,7 @@ def report_of(model: str, device: Device, special: Specialisation | None,
     options = options or Options()
     if special is None:
         return Report(model, device.name, (), (), 0, 0, False, device.name, precision=options.said,
-                      chosen=options.chosen)
+                      chosen=options.chosen, held=_held(options))
     plan, of_run = special.plan, special.plan_of_run
     template = {k.entry: k.template for k in plan.kernels}
     steps = tuple(
@@ -279,7 +284,12 @@ def report_of(model: str, device: Device, special: Specialisation | None,
         fallback.why if fallback is not None else "", sizes=special.sizes,
         no_family=special.no_family, guards=special.guards, took=special.took,
         precision=options.said, computes=got, precision_why=why, promoted=options.promoted,
-        tuned=special.tuned, unsearched=special.unsearched, chosen=options.chosen)
+        tuned=special.tuned, unsearched=special.unsearched, chosen=options.chosen,
+        held=_held(options))
+
+
+def _held(options: Options) -> Held | None:
+    return options.weights.held if options.weights is not None else None
 
 
 def _host_rows(plan: Plan, special: Specialisation, own: str) -> tuple[tuple[str, str, str], ...]:
