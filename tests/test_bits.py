@@ -76,14 +76,13 @@ class Summed:
     """In place of a model: outputs are off by the sum of what each layer does in its bits."""
 
     def __init__(self, effects: dict[str, dict[int, float]]) -> None:
-        self.effects, self.runs = effects, 0
+        self.effects = effects
         self.layers = [Layer((n,), (n,), min(found), {4: 500, 8: 1000, 0: 4000})
                        for n, found in effects.items()]
 
     def run(self, k: int, said) -> dict[str, Any]:
-        self.runs += 1
         return {"y": np.float64(1 + sum(self.effects[layer.names[0]].get(b, 0.0)
-                                        for layer, b in said.items()))}
+                                        for layer, b in (said or {}).items()))}
 
 
 def choice(effects, tolerance: float, budget: float = 300) -> tuple[dict[str, int], bits._Search]:
@@ -347,3 +346,31 @@ def test_models_of_which_it_is_not_said():
         opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     with pytest.raises(InputError, match="no weights that would be packed"):
         jitcl.compile(one, device="cpu", memory=memory)
+
+
+@pytest.mark.parametrize("rows", [None, 16], ids=["any", "fixed"])
+@pytest.mark.parametrize("memory", [{"bits": 4, "tolerance": 0.2},
+                                    {"bits": 4, "skip": ["/layer3"]}],
+                         ids=["found", "by hand"])
+def test_weights_into_which_a_scale_was_folded_have_their_own_name(memory, rows):
+    """Not that of the scale, which it is for fixed shapes alone."""
+    model = planted(400.0)
+    graph = model.graph
+    if rows is None:
+        graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    for node in graph.node:
+        if node.name == "/layer3":
+            node.output[0] = "plain"
+    graph.initializer.extend([numpy_helper.from_array(np.float32(2), "two"),
+                              numpy_helper.from_array(np.array([-1, 2, 64]), "views"),
+                              numpy_helper.from_array(np.array([-1, 128]), "back")])
+    behind = [helper.make_node("Reshape", ["plain", "views"], ["view"], "/view"),
+              helper.make_node("Mul", ["view", "two"], ["scaled"], "/scale"),
+              helper.make_node("Reshape", ["scaled", "back"], ["m3"], "/back")]
+    last = graph.node.pop()
+    graph.node.extend([*behind, last])
+    found = jitcl.compile(model, device="cpu", memory=memory,
+                          calibrate=TRIED if "tolerance" in memory else None)
+    assert off(model, found) <= 0.2
+    if found.report().held is not None:
+        assert [n for n, _ in found.report().held.reasons] == ["/layer3"]

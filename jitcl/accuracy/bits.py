@@ -31,6 +31,7 @@ from jitcl.devices.progress import Tally
 from jitcl.devices.select import open_device
 from jitcl.errors import InputError, UnsupportedError
 from jitcl.ir.graph import Node, graph_input, rebuild
+from jitcl.passes.layers import may_fold
 from jitcl.passes.options import ALL, Held, Options
 from jitcl.passes.pack_weights import PackWeights, Weight
 from jitcl.passes.packing import Array, Packing, Rows, key_of
@@ -140,7 +141,7 @@ class _Search:
                              "would be packed, of nodes with names")
         self.order = list(range(len(self.trial.feeds)))         # of inputs, the hardest first
         kept = dict.fromkeys(self.layers, KEPT)
-        self.wanted = [fed.run(k, kept) for k in self.order]
+        self.wanted = [fed.run(k, None) for k in self.order]
         start = {layer: layer.bits for layer in self.layers}
         self.effects: dict[tuple[Layer, int], float] = {}
         if self._holds(start, always=True):
@@ -326,6 +327,10 @@ class _Fed:
     def __init__(self, search: _Search) -> None:
         self.search, self.models = search, dict[Any, tuple[Model, list[Slot]]]()
         self.known = search.source.nodes()
+        self.sums: dict[str, list[str]] = {}    # whose weights may have the name of what was folded
+        for name in self.known:
+            for behind in may_fold(self.known, name):
+                self.sums.setdefault(behind, []).append(name)
         self.readers: dict[str, list[tuple[str, ...]]] = {}     # by rows: names of those nodes
         self._arrays: dict[Any, tuple[int, Array]] = {}         # (bits, weights), by slot
         step = step_of(search.source, search.packing)
@@ -348,6 +353,7 @@ class _Fed:
         graph, told = packable(search.source, feeds, step, search.written is None, OTHERWISE)
         slots: dict[tuple[Node, str, int], Slot] = {}
         fed: dict[tuple[Node, int], Node] = {}                  # (reader, operand) -> input
+        present = {origin.name for origin in graph.origins.values()}
         for weight in step.read(graph):
             w = weight.node.inputs[weight.slot]
             kind = w, weight.order, weight.bits
@@ -357,7 +363,9 @@ class _Fed:
             slot, origin = slots[kind], graph.origins.get(weight.node)
             fed[weight.node, weight.slot] = graph_input(slot.name, w.type)
             names = () if origin is None else (origin.name, *origin.twins)
-            self.readers.setdefault(slot.key, []).append(tuple(n for n in names if n in self.known))
+            sums = [s for n in names for s in self.sums.get(n, ()) if s not in present]
+            self.readers.setdefault(slot.key, []).append(
+                tuple(n for n in (*sums, *names) if n in self.known))
 
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
             inputs = tuple(fed.get((node, k), i) for k, i in enumerate(inputs))
@@ -390,15 +398,17 @@ class _Fed:
             self._layer |= dict.fromkeys(keys, layer)
         return found
 
-    def run(self, k: int, bits: Mapping[Layer, int]) -> dict[str, Any]:
-        """Outputs for input k, with layers in these bits."""
+    def run(self, k: int, bits: Mapping[Layer, int] | None) -> dict[str, Any]:
+        """Outputs for input k, with layers in these bits; None: with all weights as they are."""
         feeds = self.search.trial.feeds[k]
         model, slots = self.models[_shapes(feeds)]
         weights = {slot.name: self._weights(slot, bits) for slot in slots}
         return model.run({t.name: weights[t.name] if t.name in weights else feeds[t.name]
                           for t in model.inputs})
 
-    def _weights(self, slot: Slot, said: Mapping[Layer, int]) -> Array:
+    def _weights(self, slot: Slot, said: Mapping[Layer, int] | None) -> Array:
+        if said is None:
+            return slot.w.data
         layer = self._layer.get(slot.key)
         bits = slot.weight.bits if layer is None else said[layer]
         at = slot.key, slot.weight.order, slot.w.type

@@ -12,6 +12,10 @@ from jitcl.passes.options import Options, strictest
 from jitcl.passes.packing import NAMES, Packing
 
 NEAREST = 3                     # names that an error proposes
+SUMS = ("MatMul", "Gemm", "Conv")
+# What may be folded into the weights of a sum before it, which then have its name; and views.
+FOLDED = ("Add", "Sub", "Mul", "Div", "BatchNormalization", "Reshape", "Transpose", "Squeeze",
+          "Unsqueeze", "Flatten", "Identity", "Cast", "Dropout")
 
 
 def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -> None:
@@ -32,7 +36,8 @@ def check_layers(model: str, names: Mapping[str, ModelNode], options: Options) -
 
 def weight_bits(names: Mapping[str, ModelNode], packing: Packing) -> dict[str, int]:
     """Bits of nodes' weights that take others than the rest, 0 for those that stay as they are: by
-    their own name, or that of a node which has them in a body."""
+    their own name, or that of a node which has them in a body. What may have been folded into
+    weights has their bits, where it has none by its own name."""
     def said(name: str) -> int | None:
         while name in names:
             if (bits := packing.bits_of(name)) is not None:
@@ -40,7 +45,21 @@ def weight_bits(names: Mapping[str, ModelNode], packing: Packing) -> dict[str, i
             name = names[name].inside
         return None
 
-    return {name: bits for name in names if (bits := said(name)) is not None}
+    found = {name: bits for name in names if (bits := said(name)) is not None}
+    folded = {reader: bits for name, bits in found.items() for reader in may_fold(names, name)}
+    return {**folded, **found}
+
+
+def may_fold(names: Mapping[str, ModelNode], name: str) -> list[str]:
+    """The nodes behind a sum whose scales and shifts may go into its weights."""
+    found: list[str] = []
+    stack = [name] if names[name].op_type in SUMS else []
+    while stack:
+        for reader in names[stack.pop()].readers:
+            if reader in names and names[reader].op_type in FOLDED and reader not in found:
+                found.append(reader)
+                stack.append(reader)
+    return found
 
 
 def layer_precisions(names: Mapping[str, ModelNode], options: Options, kept: Iterable[str],
@@ -81,4 +100,4 @@ def _followers(names: Mapping[str, ModelNode], name: str, present: set[str]) -> 
     return found
 
 
-__all__ = ["check_layers", "layer_precisions", "weight_bits"]
+__all__ = ["check_layers", "layer_precisions", "may_fold", "weight_bits"]
