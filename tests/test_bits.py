@@ -374,3 +374,32 @@ def test_weights_into_which_a_scale_was_folded_have_their_own_name(memory, rows)
     assert off(model, found) <= 0.2
     if found.report().held is not None:
         assert [n for n, _ in found.report().held.reasons] == ["/layer3"]
+
+
+def test_what_was_not_tried_stays():
+    """A look-up of constants for the shapes that were tried, which a plan for many shapes packs."""
+    table = 0.1 * normal(64, 64)
+    table[:, ::32] *= 400
+    made = helper.make_model(helper.make_graph(
+        [helper.make_node("Shape", ["x"], ["rows"], "shape", end=1),
+         helper.make_node("Squeeze", ["rows"], ["count"], "squeeze"),
+         helper.make_node("Range", ["zero", "count", "one"], ["places"], "range"),
+         helper.make_node("Gather", ["table", "places"], ["positions"], "positions"),
+         helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
+         helper.make_node("Mul", ["positions", "keep"], ["near"], "near"),
+         helper.make_node("Add", ["product", "near"], ["y"], "sum")], "positioned",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(table, "table"),
+         numpy_helper.from_array(0.1 * normal(64, 64, seed=1), "w"),
+         numpy_helper.from_array((np.arange(64) % 32 > 0).astype(np.float32), "keep"),
+         numpy_helper.from_array(np.int64(0), "zero"),
+         numpy_helper.from_array(np.int64(1), "one")]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    tried = [{"x": normal(5, 64)}]
+    found = jitcl.compile(made, device="cpu", memory={"bits": 4, "block": 32, "tolerance": 0.2},
+                          calibrate=tried)
+    assert "positions" in found.options.weights.skip and "product" not in (
+        *found.options.weights.skip, *found.options.weights.wide)
+    assert found.report().held.reasons == () and off(made, found, tried) <= 0.2
+    assert off(made, found, [{"x": normal(7, 64)}]) <= 0.3

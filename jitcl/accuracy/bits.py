@@ -30,10 +30,11 @@ from jitcl.accuracy.measures import errors, tells
 from jitcl.devices.progress import Tally
 from jitcl.devices.select import open_device
 from jitcl.errors import InputError, UnsupportedError
+from jitcl.frontends.onnx.packed import readers
 from jitcl.ir.graph import Node, graph_input, rebuild
 from jitcl.passes.layers import may_fold
 from jitcl.passes.options import ALL, Held, Options
-from jitcl.passes.pack_weights import PackWeights, Weight
+from jitcl.passes.pack_weights import SMALL, PackWeights, Weight
 from jitcl.passes.packing import Array, Packing, Rows, key_of
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.calibrated import calibrated, derived, packable, step_of
@@ -123,8 +124,6 @@ class _Search:
         self._eight = packing.bits == WIDE              # rows of 8 bits are rounded, too
         self.short, self.tried = False, 0
         self.notes: list[str] = []
-        now = time.monotonic()
-        self.half, self.end = now + trial.budget / 2, now + trial.budget
 
     def run(self) -> Packing:
         self.packing = self._calibrated(self.packing)
@@ -135,6 +134,8 @@ class _Search:
             fed.close()
 
     def _found(self, fed: _Fed) -> Packing:
+        now = time.monotonic()
+        self.half, self.end = now + self.trial.budget / 2, now + self.trial.budget
         self.fed, self.layers = fed, fed.layers
         if not self.layers:
             raise InputError(f"memory: tolerance: model {self.source.name} has no weights that "
@@ -274,7 +275,8 @@ class _Search:
         names = {level: [escape(n) for layer in self.layers if bits[layer] == level != layer.bits
                          for n in layer.names] for level in (KEPT, WIDE)}
         given = self.packing
-        return self.rounded((*given.skip, *names[KEPT]), (*given.wide, *names[WIDE]))
+        unseen = [escape(n) for n in self.fed.unseen if given.bits_of(n) != KEPT]
+        return self.rounded((*given.skip, *names[KEPT], *unseen), (*given.wide, *names[WIDE]))
 
     def rounded(self, skip: Sequence[str], wide: Sequence[str]) -> Packing:
         """The packing with these nodes, rounded for the inputs where that was asked for."""
@@ -341,6 +343,9 @@ class _Fed:
         except BaseException:
             self.close()
             raise
+        # What is a constant for these shapes, and packed in a plan for many: it was not tried.
+        seen = {n for found in self.readers.values() for names in found for n in names}
+        self.unseen = [n for n in readers(search.source.model, SMALL) if n not in seen]
         self._layer: dict[str, Layer] = {}                      # by rows
         self.layers = self._layers()
 

@@ -10,6 +10,7 @@ Rows are the weights that one output sums over, in the order of that sum: of a c
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -86,6 +87,14 @@ def with_packed_weights(model: OnnxModel, pack: Pack, said: Mapping[str, int]
     del graph.initializer[:]
     graph.initializer.extend(kept)
     return proto, packed
+
+
+def readers(model: OnnxModel, least: int) -> list[str]:
+    """Labels of nodes that read stored weights of so many elements, which `with_packed_weights`
+    may pack."""
+    sizes = {t.name: math.prod(t.dims) for t in model.proto.graph.initializer}
+    return [label(node) for node in model.proto.graph.node for slot, order in [_read(node)]
+            if order and sizes.get(node.input[slot], 0) >= least]
 
 
 def save(proto: ModelProto, path: Path) -> None:
@@ -180,4 +189,4 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
                 yield from _all_nodes(inner)
 
 
-__all__ = ["in_blocks", "save", "with_packed_weights"]
+__all__ = ["in_blocks", "readers", "save", "with_packed_weights"]
