@@ -106,6 +106,8 @@ SMALL = {4: 0.004, 8: 0.0002}
     ({"a": {4: 0.3, 8: 0.02}, "b": {4: 0.2, 8: 0.001}}, 0.005, {"a": 0, "b": 8}),
     ({"a": {8: 0.3}, "b": {8: 0.001}}, 0.005, {"a": 0}),
     ({"a": SMALL, "b": SMALL}, 0.0, {"a": 0, "b": 0}),
+    # 8 bits of all would do: none stays, though that of the first does more for its bytes
+    ({"a": {4: 0.4, 8: 0.38}, "b": {4: 0.03, 8: 0.0}}, 0.39, {"a": 8, "b": 8}),
     # 8 bits of the first would do, and of the two others
     ({"a": {4: 0.010, 8: 0.0}, "b": {4: 0.006, 8: 0.0}, "c": {4: 0.005, 8: 0.0}}, 0.011, {"a": 8}),
 ])

@@ -134,8 +134,6 @@ class _Search:
             fed.close()
 
     def _found(self, fed: _Fed) -> Packing:
-        now = time.monotonic()
-        self.half, self.end = now + self.trial.budget / 2, now + self.trial.budget
         self.fed, self.layers = fed, fed.layers
         if not self.layers:
             raise InputError(f"memory: tolerance: model {self.source.name} has no weights that "
@@ -147,7 +145,12 @@ class _Search:
         self.effects: dict[tuple[Layer, int], float] = {}
         if self._holds(start, always=True):
             return self._checked([start, kept])
-        moves = self._moves()
+        self._round_eight()                 # is no search, and not counted as one
+        now = time.monotonic()
+        self.half, self.end = now + self.trial.budget / 2, now + self.trial.budget
+        eight = dict.fromkeys(self.layers, WIDE)
+        enough_in_eight = start != eight and self._holds(eight)
+        moves = self._moves(not enough_in_eight)
         few, enough = 0, len(moves)
         while enough - few > 1:
             middle = (few + enough) // 2
@@ -158,15 +161,19 @@ class _Search:
         raised = {**start, **dict(moves[:enough])}
         return self._checked([self._lowered(raised), raised, kept])
 
-    def _moves(self) -> list[tuple[Layer, int]]:
-        """(layer, bits that it goes up to), those first that do most for what they take."""
+    def _moves(self, stay: bool) -> list[tuple[Layer, int]]:
+        """(layer, bits that it goes up to), those first that do most for what they take. stay:
+        whether any may stay as they are.
+        """
         for layer in sorted(self.layers, key=_cost, reverse=True):
             self._measure(layer, layer.bits)
-        for layer in sorted(self.layers, key=lambda at: self._effect(at, at.bits), reverse=True):
-            self._measure(layer, WIDE)
+        if stay:
+            for layer in sorted(self.layers, key=lambda at: self._effect(at, at.bits),
+                                reverse=True):
+                self._measure(layer, WIDE)
         found: list[tuple[float, Layer, int]] = []
         for layer in self.layers:
-            of, steps = self._effect, layer.levels
+            of, steps = self._effect, layer.levels if stay else layer.levels[:-1]
             gains = [((of(layer, a) - of(layer, b)) / (layer.bytes[b] - layer.bytes[a]), b)
                      for a, b in zip(steps, steps[1:])]
             if len(gains) == 2 and gains[1][0] >= gains[0][0]:      # 8 bits are not worth a stop
