@@ -109,6 +109,28 @@ def test_what_is_too_small_may_be_zero() -> None:
     assert wrong(np.zeros(3000), near)
 
 
+def test_quotients_of_what_may_be_zero() -> None:
+    text = ("(float x, float[n] a) => (float y) "
+            "{ s = ReduceSum<keepdims: int = 0>(a) y = Div(x, s) }")
+    one = np.ones((), F4)
+    assert not wrong(np.inf, wanted(text, x=one, a=np.float32([0.1, 0.2, 0.3, -0.6])))
+    assert wrong(np.inf, wanted(text, x=one, a=np.float32([0.1, 0.2, 0.3, -0.5])))
+
+
+def test_squares_that_overflow_and_are_lost() -> None:
+    x = 1e-18 * drawn(3, 40)
+    rms = "(float[3,n] x, float[n] s) => (float[3,n] y) { y = RMSNormalization(x, s) }"
+    one = np.ones(40, F4)
+    assert not wrong(np.zeros((3, 40)), wanted(rms, x=x * F4(1e38), s=one))
+    assert wrong(np.zeros((3, 40)), wanted(rms, x=x * F4(1e35), s=one))
+    norm = ("(float[3,n] x) => (float[3] y) <int64[1] axes = {1}> "
+            "{ y = ReduceL2<keepdims: int = 0>(x, axes) }")
+    assert not wrong(np.zeros(3), wanted(norm, x=x / F4(100)))
+    assert wrong(np.zeros(3), wanted(norm, x=x))
+    assert not wrong(np.full(3, np.inf), wanted(norm, x=x * F4(1e38)))
+    assert wrong(np.full(3, np.inf), wanted(norm, x=x * F4(1e35)))
+
+
 # ---- the corrections of onnx's reference
 
 def by_onnxruntime(proto: onnx.NodeProto, feeds: dict[str, np.ndarray]) -> np.ndarray:

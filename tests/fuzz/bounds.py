@@ -41,7 +41,10 @@ def off(proto: onnx.NodeProto, inputs: Arrays, result: np.ndarray, dtype: np.dty
         return np.where(sizes > float(info.max), np.inf, gamma(_terms(proto, inputs, result), u)
                         * sizes)
     if op in POSITIVE or op in PRODUCTS:
-        return gamma(_terms(proto, inputs, result), u) * np.abs(result)
+        n = _terms(proto, inputs, result)
+        # powers that are no normal numbers may be 0
+        lost = (n * float(info.tiny)) ** (1 / _power(proto)) if op in ("ReduceL2", "LpPool") else 0
+        return gamma(n, u) * np.abs(result) + lost
     if op in LOGARITHMS:                # of a sum s (1 + e): off by e
         e = gamma(_terms(proto, inputs, result), u)
         if op != "ReduceLogSum":
@@ -77,7 +80,41 @@ def unknown(proto: onnx.NodeProto, samples: Sequence[Arrays], dtype: np.dtype) -
     if op == "Mod":                     # a - q b with another q
         whole = np.trunc if any(a.name == "fmod" and a.i for a in proto.attribute) else np.floor
         return np.ptp([whole(s[0] / s[1]) for s in samples], axis=0) > 0
+    if op in ("Div", "Reciprocal"):     # by what may be 0
+        divisors = np.stack([s[-1] for s in samples])
+        away = np.abs(divisors - divisors[0]).max(axis=0)
+        zero = (away > 0) & (away >= np.abs(divisors[0]))
+        return np.broadcast_to(zero, np.broadcast_shapes(x.shape, zero.shape))
+    if op == "ReduceL2":
+        sums = _as(proto, "ReduceSumSquare", samples[0])
+        return np.isfinite(sums) & (sums > float(np.finfo(computed(dtype)).max))
+    if (sums := _powers(proto, x)) is not None:         # a sum of powers that overflows, or is lost
+        info = np.finfo(computed(dtype))
+        bad = np.isfinite(sums) & (sums > float(info.max))
+        if op == "LpNormalization":     # it is divided by, and nothing is added
+            bad |= (sums > 0) & (sums < x.size * float(info.tiny) / float(info.eps))
+        return bad
     return False
+
+
+def _power(proto: onnx.NodeProto) -> int:
+    return int(attributes(proto).get("p", 2))
+
+
+def _powers(proto: onnx.NodeProto, x: np.ndarray) -> np.ndarray | None:
+    """The sum of powers that an op takes a root of, for each of its results."""
+    op, axis = proto.op_type, attributes(proto).get("axis", -1)
+    if op == "LpNormalization":
+        sums = (np.abs(x) ** _power(proto)).sum(axis, keepdims=True)
+    elif op == "RMSNormalization":
+        sums = (x * x).sum(tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
+    elif op in NORMALISING:
+        rows, axes = _rows(proto, x)
+        sums = ((rows - rows.mean(axes, keepdims=True)) ** 2).sum(axes, keepdims=True)
+        return np.broadcast_to(sums, rows.shape).reshape(x.shape)
+    else:
+        return None
+    return np.broadcast_to(sums, x.shape)
 
 
 def computed(dtype: np.dtype) -> np.dtype:
@@ -146,20 +183,24 @@ def _normalised(proto: onnx.NodeProto, x: np.ndarray, scale: np.ndarray, u: floa
     x varies little (no error of x shows it: it moves the mean along); the deviation by half of what
     its square is, a mean of n squares and of the mean's error. What is added may cancel the rest.
     """
-    attrs = attributes(proto)
-    rows = x
-    if proto.op_type == "LayerNormalization":
-        axes = tuple(range(attrs.get("axis", -1) % x.ndim, x.ndim))
-    else:
-        groups = attrs.get("num_groups", x.shape[1])
-        rows = x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
-        axes = tuple(range(2, rows.ndim))
+    rows, axes = _rows(proto, x)
+    if proto.op_type != "LayerNormalization":
         scale = scale.reshape(-1, *(1,) * (x.ndim - 2))
     n = math.prod(rows.shape[a] for a in axes)
-    square = rows.var(axes, keepdims=True) + attrs.get("epsilon", 1e-5)
+    square = rows.var(axes, keepdims=True) + attributes(proto).get("epsilon", 1e-5)
     mean_off = gamma(n + 2, u) * np.abs(rows).mean(axes, keepdims=True)
     normal = np.abs(rows - rows.mean(axes, keepdims=True)) / np.sqrt(square)
     # 14 u: a difference, OpenCL's 3 ulp of a root and 2.5 of a quotient, two products
     relative = gamma(n + 3, u) / 2 + mean_off ** 2 / (2 * square) + 14 * u
     error = mean_off / np.sqrt(square) + normal * relative
     return np.abs(error.reshape(x.shape) * scale)
+
+
+def _rows(proto: onnx.NodeProto, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """x in the shape that a normalisation has its mean of, and along which axes."""
+    attrs = attributes(proto)
+    if proto.op_type == "LayerNormalization":
+        return x, tuple(range(attrs.get("axis", -1) % x.ndim, x.ndim))
+    groups = attrs.get("num_groups", x.shape[1])
+    rows = x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
+    return rows, tuple(range(2, rows.ndim))
