@@ -9,10 +9,20 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import traceback
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
+import pyopencl as cl
 import pytest
 
+import jitcl
+from jitcl import forking
+from jitcl.devices.opencl.launches import Launch
+from jitcl.devices.opencl.series import Series
 from tests.devices import device as opened
 from tests.devices import present
 from tests.test_workers import gone
@@ -23,21 +33,23 @@ OPENCL = [s for s in ALL if s.startswith("opencl")]
 BROKEN = [s for s in OPENCL if not opened(s).target.fork_safe]   # not in forked children
 SAFE = [s for s in ALL if s not in BROKEN]
 SECONDS = 120
-
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-COMMON = """
-import faulthandler, multiprocessing, os, signal, sys, threading, time
-import numpy as np
-import jitcl
-from jitcl import config, forking
-GRAPH = '''
+GRAPH = """
 graph @g(%x: f32[64,256], %w: f32[256,256]) {
   %1 = matmul(%x, %w)
   %y = relu(%1)
   return %y
 }
-'''
+"""
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+COMMON = f"""
+GRAPH = {GRAPH!r}
+""" + """
+import faulthandler, multiprocessing, os, signal, sys, threading, time
+import numpy as np
+import jitcl
+from jitcl import config, forking
 DEVICE = sys.argv[1]
 W = (np.random.default_rng(0).standard_normal((256, 256)) / 16).astype("f4")
 X = np.random.default_rng(1).standard_normal((64, 256)).astype("f4")
@@ -460,6 +472,58 @@ def test_locks_are_those_that_survive_a_fork() -> None:
                 wrong += [f"{name}:{node.lineno} {a.name}" for a in node.names
                           if a.name in ("cached_property", "Lock", "RLock", "Condition")]
     assert wrong == [], "see jitcl/forking.py: a forked child finds such locks held for ever"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("device", OPENCL)
+def test_the_driver_is_called_inside(device: str, shares: bool, monkeypatch: Any) -> None:
+    """Calls that let go of the interpreter's lock: outside, a daemon thread is in the driver's C++
+    when the process ends, and takes it down."""
+    if not shares:
+        monkeypatch.setattr("jitcl.devices.opencl.arrays.shares_memory", lambda session: False)
+        monkeypatch.setattr("jitcl.devices.opencl.executable.shares_memory", lambda session: False)
+    inside, outside = 0, []
+
+    def watched(holder: Any, name: str) -> None:
+        real = getattr(holder, name)
+
+        def called(*args: Any, **options: Any) -> Any:
+            nonlocal inside
+            if threading.get_ident() in forking.OPENCL._inside:
+                inside += 1
+            else:
+                outside.append("".join(traceback.format_stack(limit=4)[:-1]))
+            return real(*args, **options)
+        monkeypatch.setattr(holder, name, called)
+
+    for name in ("enqueue_copy", "enqueue_fill_buffer", "enqueue_nd_range_kernel",
+                 "wait_for_events", "enqueue_map_buffer"):
+        watched(cl, name)
+    monkeypatch.setattr("jitcl.devices.opencl.arrays._enqueue_map", cl.enqueue_map_buffer)
+    for name in ("finish", "flush"):
+        watched(cl.CommandQueue, name)
+    watched(cl.Event, "wait")
+
+    with jitcl.compile(jitcl.parse(GRAPH), device=device) as model:
+        feeds = {"x": np.ones((64, 256), "f4"), "w": np.ones((256, 256), "f4")}
+        model.run(feeds)
+        bound = model.bind()
+        bound.run()
+        kept = model.submit(feeds, keep_on_device=True).result()["y"]
+        with kept.map() as array:
+            array += 1
+        model.run({**feeds, "x": kept})
+        kept.numpy()
+        with jitcl.profile():
+            model.run(feeds)
+        with monkeypatch.context() as patch:
+            patch.setattr(Launch, "start", ends := Mock(side_effect=KeyboardInterrupt))
+            patch.setattr(Series, "start", ends)
+            for run in (lambda: model.run(feeds), bound.run):
+                with pytest.raises(KeyboardInterrupt):
+                    run()
+        model.run(feeds)
+    assert outside == [] and inside > 20
 
 
 def test_unique_sorts() -> None:

@@ -231,10 +231,12 @@ class OpenClArray(DeviceArray):
 
 def pinned(session: Session, queue: Any, nbytes: int) -> np.ndarray:
     """Memory that the device reads itself; it is given back when nobody has it any more."""
-    memory = cl.Buffer(session.context, _FLAGS.READ_WRITE | _FLAGS.ALLOC_HOST_PTR, nbytes)
-    found: np.ndarray
-    found, _ = _enqueue_map(queue, memory, _READ_WRITE, 0, (nbytes,), np.uint8, is_blocking=True)
-    return found
+    with translated(f"{session.name}: pinning {nbytes} bytes", allocating=True):
+        memory = cl.Buffer(session.context, _FLAGS.READ_WRITE | _FLAGS.ALLOC_HOST_PTR, nbytes)
+        found: np.ndarray
+        found, _ = _enqueue_map(queue, memory, _READ_WRITE, 0, (nbytes,), np.uint8,
+                                is_blocking=True)
+        return found
 
 
 def shares_memory(session: Session) -> bool:

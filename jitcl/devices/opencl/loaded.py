@@ -183,7 +183,7 @@ class LoadedPlan(Executable):
         """Wait for what is in flight, where a signal's handler or an error ends a run: it uses
         arrays that go with the caller's frames, and a driver does not keep the host's memory.
         """
-        with suppress(cl.Error):
+        with suppress(cl.Error), forking.OPENCL:
             self.queue.finish()
 
     def _ran(self, sources: list[np.ndarray]) -> list[np.ndarray]:
