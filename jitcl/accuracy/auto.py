@@ -15,12 +15,14 @@ model's order: errors are local, and a part costs two casts at its ends.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,14 @@ import numpy as np
 
 from jitcl import config
 from jitcl.accuracy.calibration import copied, feeds_of_calibration
-from jitcl.accuracy.cure import without_needless
+from jitcl.accuracy.cure import fewest, without_needless
 from jitcl.accuracy.measures import bit_equal, errors, tells
 from jitcl.devices.base import Device
 from jitcl.devices.progress import Tally
 from jitcl.errors import InputError, OptionError, UnsupportedError
 from jitcl.passes.options import ALL, Chosen, Memory, Options
 from jitcl.runtime.arguments import check_takes, is_number, shown
-from jitcl.runtime.cache import Key, code_version, kernel_cache
+from jitcl.runtime.cache import DeviceCache, Key, code_version, kernel_cache
 from jitcl.runtime.inputs import digest_of, fixed_shapes, random_feed
 from jitcl.runtime.model import Model
 from jitcl.runtime.source import OnnxSource, Source, Tensor
@@ -45,6 +47,7 @@ MADE_UP = 2                             # inputs that are random
 SPLITS, TRIALS = 12, 40                 # of parts of the model; of sets of layers
 SLOWER, TIMED = 1.25, 3                 # f16 arithmetic, beside f32, that is not used; runs
 Feeds = Mapping[str, Any]
+Runs = Sequence[Mapping[str, Any]]      # on one input: outputs of each run
 Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]      # (outputs, in f32): fine?
 Use = Callable[[Callable[[Feeds], Any]], Any]       # runs a model as it is used: steps, say
 log = logging.getLogger("jitcl")
@@ -116,80 +119,144 @@ class Trial:
         return bool(answer.item())
 
 
+class Search(ABC):
+    """One model with one choice after the other, run on inputs to try. what: is tried; most: how
+    many choices.
+    """
+
+    def __init__(self, source: Any, trial: Trial, tally: Tally, what: str, most: float = np.inf
+                 ) -> None:
+        self.source, self.trial, self.tally, self.what, self.most = source, trial, tally, what, most
+        self.tried, self.short = 0, False       # short: with more time, less may be raised
+        self.notes: list[str] = []
+        self.order = list(range(len(trial.feeds) or 1))     # of inputs, the hardest first
+        self.wanted: list[Runs] = []            # of each input, what others are held to
+
+    @abstractmethod
+    def run(self) -> list[Any]:
+        """What is found, as JSON values."""
+
+    @abstractmethod
+    def running(self, choice: Any) -> AbstractContextManager[Callable[[int], Runs]]:
+        """The model with a choice, to be run on the input of a number."""
+
+    def kept(self, cache: DeviceCache, parts: Mapping[str, str]) -> list[Any]:
+        """What was found before in as much time, else what `run` finds. parts: of its key in the
+        cache. Raises UnsupportedError for a model that keeps no names of layers.
+        """
+        if not isinstance(self.source, OnnxSource):
+            raise UnsupportedError(
+                f"{self.what}: '{self.source.name}' is a text graph, which keeps no names of "
+                "layers\n  Give the ONNX model that it was made of.")
+        told = self.trial.key()
+        key = None if told is None else Key(
+            {"model": self.source.digest, "code": code_version(), "of": self.what,
+             **config.key_parts(), **parts, **told}, f"{self.what} of {self.source.name}")
+        stored = cache.get("model", key) if key is not None else None
+        if stored is not None:
+            *row, ended = json.loads(bytes(stored))
+            if ended is None or self.trial.budget <= ended:     # else there is more time now
+                return row
+        found = self.run()
+        if key is not None:
+            ended = self.trial.budget if self.short else None
+            cache.put("model", key, json.dumps([*found, ended]).encode())
+        return found
+
+    def begin(self) -> None:
+        """From now on time runs: half of it is for effects, the rest for choices."""
+        now = time.monotonic()
+        self.half, self.end = now + self.trial.budget / 2, now + self.trial.budget
+
+    def late(self, when: float) -> bool:
+        late = time.monotonic() > when
+        self.short = self.short or late
+        return late
+
+    def holds(self, choice: Any, always: bool = False) -> bool:
+        """Whether outputs are within the tolerance for all inputs; False when time is over,
+        unless it is tried `always`."""
+        self.tried += 1
+        if not always and (self.late(self.end) or self.tried > self.most):
+            return False
+        self.tally.now(f"trying {self.what}: {self.tried} sets of layers")
+        with self.running(choice) as outputs:
+            for k in list(self.order):
+                if not self.fine(outputs(k), self.wanted[k]):
+                    self.order.remove(k)
+                    self.order.insert(0, k)
+                    return False
+        return True
+
+    def effect(self, choice: Any) -> float:
+        """The error of outputs for the hardest input."""
+        k = self.order[0]
+        with self.running(choice) as outputs:
+            return error(outputs(k), self.wanted[k])
+
+    def fine(self, found: Runs, wanted: Runs) -> bool:
+        limit = self.trial.tolerance
+        if callable(limit):
+            return len(found) == len(wanted) and all(map(self.trial.fine, found, wanted))
+        return error(found, wanted) <= limit
+
+    def remark(self, wanted: Sequence[Mapping[str, Any]], otherwise: str) -> None:
+        """Note what inputs do not prove. wanted: outputs of all runs `otherwise`."""
+        if self.trial.random:
+            self.notes.append("tried on random inputs: calibrate= takes real ones")
+        if blank := sum(not tells(outputs) for outputs in wanted):
+            self.notes.append(f"{blank} of {len(wanted)} runs prove nothing: {otherwise}, too, all "
+                              "that they give is infinite, NaN, zero or empty")
+
+
+
 def choose(source: Source, device: Device, memory: Memory, trial: Trial,
            cache_dir: str | Path | None, tally: Tally) -> Options:
     """Options with the precision of each layer, and in `chosen` why. Raises what compiling and
     running raise, and UnsupportedError for a model that keeps no names of layers.
     """
-    if not isinstance(source, OnnxSource):
-        raise UnsupportedError(f"precision='auto': '{source.name}' is a text graph, which keeps no "
-                               "names of layers\n  Give the ONNX model that it was made of.")
-    cache, parts = kernel_cache(cache_dir).for_target(device.target), trial.key()
-    key = None if parts is None else Key(
-        {"model": source.digest, "code": code_version(), "of": "auto", "memory": str(memory),
-         **config.key_parts(), **parts},
-        f"precisions of {source.name}")
-    stored = cache.get("model", key) if key is not None else None
-    if stored is not None:
-        *row, ended = json.loads(bytes(stored))
-        if ended is None or trial.budget <= ended:      # else there is more time now
-            return _read(row, memory)
     search = _Search(source, device, memory, trial, cache_dir, tally)
-    found = search.run()
-    assert found.chosen is not None
-    if key is not None:
-        cache.put("model", key, json.dumps(
-            [{**dict(found.layers), ALL: found.precision}, found.promoted, found.scaled,
-             dataclasses.asdict(found.chosen), trial.budget if search.short else None]).encode())
-    return found
-
-
-def _read(row: Any, memory: Memory) -> Options:
-    precision, promoted, scaled, chosen = row
-    chosen = {**chosen, "reasons": tuple(map(tuple, chosen["reasons"])),
-              "notes": tuple(chosen["notes"])}
-    return Options(precision, memory, promoted=tuple(promoted), chosen=Chosen(**chosen),
+    precision, promoted, scaled, row = search.kept(
+        kernel_cache(cache_dir).for_target(device.target), {"memory": str(memory)})
+    return Options(precision, memory, promoted=tuple(promoted), chosen=Chosen(**row),
                    scaled=tuple((tuple(names), power) for names, power in scaled))
 
 
-class _Search:
+class _Search(Search):
     """One model's layers, tried on one device."""
 
-    def __init__(self, source: OnnxSource, device: Device, memory: Memory, trial: Trial,
+    def __init__(self, source: Source, device: Device, memory: Memory, trial: Trial,
                  cache_dir: str | Path | None, tally: Tally) -> None:
-        self.source, self.device, self.memory, self.trial = source, device, memory, trial
-        self.open = (cache_dir, tally, None)
-        now = time.monotonic()
-        self.half, self.end, self.left = now + trial.budget / 2, now + trial.budget, TRIALS
-        self.short = False              # the time was: with more of it, less may be in f32
+        super().__init__(source, trial, tally, "precision='auto'", TRIALS)
+        self.device, self.memory, self.cache_dir = device, memory, cache_dir
         self.reasons: dict[str, str] = {}
-        self.notes: list[str] = []
-        with self._model(Options("high", memory, guard="off", promoted=(ALL,))) as model:
-            self.wanted = [self._outputs(model, k) for k in range(len(trial.feeds) or 1)]
+
+    def run(self) -> list[Any]:
+        self.begin()
+        with self._model(Options("high", self.memory, promoted=(ALL,))) as model:
+            self.wanted = [self._outputs(model, k) for k in self.order]
         if not self.wanted[0]:
             raise InputError("calibrate: the function ended without a run: it is to call what it "
                              "is given, run(inputs) -> outputs")
-        self.order = list(range(len(self.wanted)))      # of inputs, the hardest first
-
-    def run(self) -> Options:
         self.base = self._lowest()
         options = self._in_range()
-        if ALL not in options.promoted and not self._holds(options, always=True):
+        if ALL not in options.promoted and not self.holds(options, always=True):
             options = self._raised(options)
         return self._checked(options)
 
-    def _model(self, options: Options) -> Model:
-        model = Model(self.source, self.device, options, False, *self.open)
+    @contextmanager
+    def running(self, options: Options) -> Iterator[Callable[[int], Runs]]:
+        with self._model(options) as model:
+            yield partial(self._outputs, model)
+
+    def _model(self, options: Options, guard: str = "off") -> Model:
+        model = Model(self.source, self.device, replace(options, guard=guard), False,
+                      self.cache_dir, self.tally)
         if self.trial.shapes is not None:
             model.prepare(self.trial.shapes)            # whose plan it is that the caller gets
         return model
 
-    def _late(self, when: float) -> bool:
-        late = time.monotonic() > when
-        self.short = self.short or late
-        return late
-
-    def _outputs(self, model: Model, k: int) -> list[dict[str, Any]]:
+    def _outputs(self, model: Model, k: int) -> Runs:
         """For input k; where there is a use, of all of its runs."""
         if self.trial.use is None:
             return [model.run(self.trial.feeds[k])]
@@ -208,7 +275,7 @@ class _Search:
         target = self.device.target
         if target.kind != "opencl" or not target.computes_f16:
             return "low"                # the interpreter's times say nothing
-        self.open[1].now("timing f16 arithmetic")
+        self.tally.now("timing f16 arithmetic")
         low, normal = self._seconds("low"), self._seconds("normal")
         if low <= SLOWER * normal:
             return "low"
@@ -219,7 +286,7 @@ class _Search:
     def _seconds(self, precision: str) -> float:
         """Of the first input's runs."""
         took: list[float] = []
-        with self._model(Options(precision, self.memory, guard="off")) as model:
+        with self._model(Options(precision, self.memory)) as model:
             for _ in range(1 + TIMED):
                 begin = time.perf_counter()
                 self._outputs(model, 0)
@@ -234,25 +301,25 @@ class _Search:
         powers = {names: power for names, (_, power) in reach.items() if power}
         if powers and ALL not in promoted:
             fixed = [n for n in promoted if not any(n in names for names in powers)]
-            left, _ = self._caught(dataclasses.replace(
+            left, _ = self._caught(replace(
                 options, promoted=tuple(fixed), scaled=tuple(powers.items())))
             if len(left) < len(promoted) and ALL not in left:
                 promoted = left
                 powers = {n: by for n, by in powers.items() if left.keys().isdisjoint(n)}
-                options = dataclasses.replace(options, scaled=tuple(powers.items()))
+                options = replace(options, scaled=tuple(powers.items()))
                 self.notes += [
                     f"'{names[0]}' is stored times 2^{-by}, by way of weights: its magnitudes are "
                     f"up to {reach[names][0]:.4g}" for names, by in powers.items()]
         known = {n: most for names, (most, _) in reach.items() for n in names}
         self.reasons |= {n: f"f16 can't hold magnitudes up to {known[n]:.4g}" if known.get(n) else
                          "f16 can't hold infinities, or zeros" for n in promoted}
-        return dataclasses.replace(options, promoted=tuple(promoted))
+        return replace(options, promoted=tuple(promoted))
 
     def _caught(self, options: Options
                 ) -> tuple[dict[str, None], dict[tuple[str, ...], tuple[float, int]]]:
         """The nodes that the guard puts into f32, and `Guard.reach`."""
-        self.open[1].now("looking for layers that f16 can't hold")
-        with self._model(dataclasses.replace(options, guard="layers")) as model:
+        self.tally.now("looking for layers that f16 can't hold")
+        with self._model(options, "layers") as model:
             for k in self.order:
                 self._outputs(model, k)
             program = model.program
@@ -264,36 +331,30 @@ class _Search:
         """The fewest layers of a higher precision that bring the outputs within the tolerance."""
         target, base, level = self.device.target, self.base, "high"
         if base == "low" and target.kind != "cpu" and target.computes_f16:
-            whole = dataclasses.replace(options, precision="normal")
-            base, level = ("low", "normal") if self._holds(whole) else ("normal", "high")
+            whole = replace(options, precision="normal")
+            base, level = ("low", "normal") if self.holds(whole) else ("normal", "high")
         layers = self._layers(Options(base, self.memory))
 
         def low(names: Sequence[str]) -> Options:
             up = dict.fromkeys((n for n in layers if n not in names), level)
-            return dataclasses.replace(options, precision={**up, ALL: base})
+            return replace(options, precision={**up, ALL: base})
 
         # What is written in place is a kernel of its own beside one of another precision.
         layers = self._whole({**self._layers(low([])), **layers})
 
         def holds(up: Sequence[str]) -> bool:
-            return self._holds(low([n for n in layers if n not in up]))
+            return self.holds(low([n for n in layers if n not in up]))
 
-        if not self._holds(low([]), always=True):
+        if not self.holds(low([]), always=True):
             # "high" would be as the model says, which may be f16: what is exact here is f32
             self.reasons = {ALL: "no set of layers was found that holds the tolerance"}
             return Options("high", self.memory, promoted=(ALL,))
-        parts = self._parts(list(layers), lambda names: self._effect(low(names)))
+        parts = self._parts(list(layers), lambda names: self.effect(low(names)))
         order = sorted(parts, key=lambda p: -parts[p] / (1 + sum(layers[n] for n in p)))
-        few, enough = 0, len(order)
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            if holds([n for part in order[:middle] for n in part]):
-                enough = middle
-            else:
-                few = middle
-        up = without_needless(sorted((n for part in order[:enough] for n in part),
+        enough = fewest(order, lambda some: holds([n for part in some for n in part]))
+        up = without_needless(sorted((n for part in enough for n in part),
                                      key=lambda n: -layers[n]), holds)
-        if self._late(self.end) or self.left <= 0:
+        if self.late(self.end) or self.tried >= TRIALS:
             self.notes.append("not all was tried: fewer layers may be enough")
         effect = {n: e for part, e in parts.items() for n in part}
         kind = "f16 arithmetic" if level == "normal" else "f16"
@@ -308,7 +369,7 @@ class _Search:
         found = {tuple(layers): float("inf")}
         for _ in range(SPLITS):
             most = max(found, key=lambda p: found[p] * (len(p) > 1))
-            if len(most) < 2 or not found[most] or self._late(self.half):
+            if len(most) < 2 or not found[most] or self.late(self.half):
                 break                   # the other half of the time is for sets of layers
             half = len(most) // 2
             del found[most]
@@ -317,7 +378,7 @@ class _Search:
 
     def _layers(self, options: Options) -> dict[str, int]:
         """Layers in the order in which they run, and the FLOPs of their kernels."""
-        with self._model(dataclasses.replace(options, guard="off")) as model:
+        with self._model(options) as model:
             self._outputs(model, self.order[0])
             found: dict[str, int] = {}
             for plan in model.plans_of_run:
@@ -338,65 +399,31 @@ class _Search:
             found[name] = found.get(name, 0) + flops
         return found
 
-    def _effect(self, options: Options) -> float:
-        """The error of outputs for the hardest input."""
-        k = self.order[0]
-        with self._model(dataclasses.replace(options, guard="off")) as model:
-            return _error(self._outputs(model, k), self.wanted[k])
-
-    def _holds(self, options: Options, always: bool = False) -> bool:
-        """Whether outputs are within the tolerance for all inputs; False when time is over,
-        unless it is tried `always`."""
-        self.left -= 1
-        if not always and (self._late(self.end) or self.left < 0):
-            return False
-        self._tell()
-        with self._model(dataclasses.replace(options, guard="off")) as model:
-            for k in list(self.order):
-                if not self._fine(self._outputs(model, k), self.wanted[k]):
-                    self.order.remove(k)
-                    self.order.insert(0, k)
-                    return False
-        return True
-
-    def _tell(self) -> None:
-        self.open[1].now(f"trying precisions: {TRIALS - self.left} sets of layers")
-
-    def _fine(self, found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
-        limit = self.trial.tolerance
-        if callable(limit):
-            return len(found) == len(wanted) and all(map(self.trial.fine, found, wanted))
-        return _error(found, wanted) <= limit
-
-    def _checked(self, options: Options) -> Options:
-        """The options with what they came to: two runs of each input, compared."""
-        error, same = 0.0, True
-        with self._model(dataclasses.replace(options, guard="off")) as model:
+    def _checked(self, options: Options) -> list[Any]:
+        """The options, and what they came to: two runs of each input, compared."""
+        most, same = 0.0, True
+        with self._model(options) as model:
             for k, wanted in enumerate(self.wanted):
                 one, two = (self._outputs(model, k) for _ in range(2))
-                error = max(error, _error(one, wanted))
+                most = max(most, error(one, wanted))
                 same = same and all(bit_equal(a[n], b[n]) for a, b in zip(one, two) for n in a)
             share = 0.0 if ALL in options.promoted else _share(model, self.reasons)
         if not same:
             self.notes.append(f"two runs on {self.device.name} differ in their bits")
             log.warning("%s: %s", self.source.name, self.notes[-1])
-        if self.trial.random:
-            self.notes.append("tried on random inputs: calibrate= takes real ones")
-        trial, runs = self.trial, [outputs for wanted in self.wanted for outputs in wanted]
-        if (blank := sum(not tells(outputs) for outputs in runs)):
-            self.notes.append(f"{blank} of {len(runs)} runs prove nothing: in f32, too, all that "
-                              "they give is infinite, NaN, zero or empty")
-        return dataclasses.replace(options, guard=None, chosen=Chosen(
-            trial.said, error, len(runs), trial.random, share,
-            tuple(self.reasons.items()), tuple(self.notes)))
+        runs = [outputs for wanted in self.wanted for outputs in wanted]
+        self.remark(runs, "in f32")
+        chosen = Chosen(self.trial.said, most, len(runs), self.trial.random, share,
+                        tuple(self.reasons.items()), tuple(self.notes))
+        return [{**dict(options.layers), ALL: options.precision}, options.promoted, options.scaled,
+                asdict(chosen)]
 
 
-def _error(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> float:
+def error(found: Runs, wanted: Runs) -> float:
     """The largest one of an output; without end where there are more runs, or fewer."""
     if len(found) != len(wanted):
         return float("inf")
-    return max((error for f, w in zip(found, wanted) for error in errors(f, w).values()),
-               default=0.0)
+    return max((e for f, w in zip(found, wanted) for e in errors(f, w).values()), default=0.0)
 
 
 def _share(model: Model, raised: Mapping[str, str]) -> float:
@@ -410,4 +437,4 @@ def _share(model: Model, raised: Mapping[str, str]) -> float:
     return half / total if total else 0.0
 
 
-__all__ = ["BUDGET", "TOLERANCE", "Trial", "choose"]
+__all__ = ["BUDGET", "TOLERANCE", "Runs", "Search", "Trial", "choose", "error"]

@@ -13,20 +13,18 @@ is one compiled model whose weights are inputs: it is fed what the codes stand f
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from glob import escape
 from typing import Any
 
 import numpy as np
 
-from jitcl import config, dtypes
-from jitcl.accuracy.auto import Trial
-from jitcl.accuracy.measures import errors, tells
+from jitcl import dtypes
+from jitcl.accuracy.auto import Runs, Search, Trial, error
+from jitcl.accuracy.cure import fewest
 from jitcl.devices.progress import Tally
 from jitcl.devices.select import open_device
 from jitcl.errors import InputError, UnsupportedError
@@ -36,10 +34,10 @@ from jitcl.passes.layers import may_fold
 from jitcl.passes.options import ALL, Held, Options
 from jitcl.passes.pack_weights import SMALL, PackWeights, Weight
 from jitcl.passes.packing import Array, Packing, Rows, key_of
-from jitcl.runtime.cache import DeviceCache, Key, code_version
+from jitcl.runtime.cache import DeviceCache
 from jitcl.runtime.calibrated import calibrated, derived, packable, step_of
 from jitcl.runtime.model import Model
-from jitcl.runtime.source import OnnxSource, Source
+from jitcl.runtime.source import Source
 
 KEPT, WIDE = 0, 8                       # bits of weights that stay, and of those that go up first
 SIXTEENTH = 1 / 16                      # of an effect in 4 bits, in 8: that of the codes' steps
@@ -87,45 +85,24 @@ def held(source: Source, packing: Packing, trial: Trial, rounded: bool, cache: D
     Raises what compiling and running raise, and UnsupportedError for a model that keeps no names of
     layers or is no single graph.
     """
-    if not isinstance(source, OnnxSource):
-        raise UnsupportedError(f"memory: tolerance: '{source.name}' is a text graph, which keeps "
-                               "no names of layers\n  Give the ONNX model that it was made of.")
-    parts = trial.key()
-    key = None if parts is None else Key(
-        {"model": source.digest, "code": code_version(), "of": "bits of weights",
-         "weights": packing.said, "rounded": str(rounded), "folded": str(written is None),
-         "random": str(trial.random), **config.key_parts(), **parts},
-        f"bits of weights of {source.name}")
     search = _Search(source, packing, trial, rounded, cache, tally, written)
-    stored = cache.get("model", key) if key is not None else None
-    if stored is not None:
-        skip, wide, row, ended = json.loads(bytes(stored))
-        if ended is None or trial.budget <= ended:      # else there is more time now
-            row = {**row, "reasons": tuple(map(tuple, row["reasons"])),
-                   "notes": tuple(row["notes"])}
-            return replace(search.rounded(skip, wide), held=Held(**row))
-    found = search.run()
-    assert found.held is not None
-    if key is not None:
-        cache.put("model", key, json.dumps(
-            [found.skip, found.wide, dataclasses.asdict(found.held),
-             trial.budget if search.short else None]).encode())
-    return found
+    skip, wide, row = search.kept(cache, {
+        "weights": packing.said, "rounded": str(rounded), "folded": str(written is None),
+        "random": str(trial.random)})
+    return replace(search.rounded(skip, wide), held=Held(**row))
 
 
-class _Search:
+class _Search(Search):
     """One model's weights, tried in few bits."""
 
-    def __init__(self, source: OnnxSource, packing: Packing, trial: Trial, rounded: bool,
+    def __init__(self, source: Source, packing: Packing, trial: Trial, rounded: bool,
                  cache: DeviceCache, tally: Tally, written: Written | None) -> None:
-        self.source, self.packing, self.trial, self.cache = source, packing, trial, cache
-        self.tally, self.written, self._rounds = tally, written, rounded
+        super().__init__(source, trial, tally, "memory: tolerance")
+        self.packing, self.cache, self.written, self._rounds = packing, cache, written, rounded
         self._rows: dict[tuple[str, int], Rows | None] = {}
         self._eight = packing.bits == WIDE              # rows of 8 bits are rounded, too
-        self.short, self.tried = False, 0
-        self.notes: list[str] = []
 
-    def run(self) -> Packing:
+    def run(self) -> list[Any]:
         self.packing = self._calibrated(self.packing)
         fed = _Fed(self)
         try:
@@ -133,32 +110,28 @@ class _Search:
         finally:
             fed.close()
 
-    def _found(self, fed: _Fed) -> Packing:
+    @contextmanager
+    def running(self, bits: Mapping[Layer, int]) -> Iterator[Callable[[int], Runs]]:
+        yield lambda k: [self.fed.run(k, bits)]
+
+    def _found(self, fed: _Fed) -> list[Any]:
         self.fed, self.layers = fed, fed.layers
         if not self.layers:
             raise InputError(f"memory: tolerance: model {self.source.name} has no weights that "
                              "would be packed, of nodes with names")
-        self.order = list(range(len(self.trial.feeds)))         # of inputs, the hardest first
         kept = dict.fromkeys(self.layers, KEPT)
-        self.wanted = [fed.run(k, None) for k in self.order]
+        self.wanted = [[fed.run(k, None)] for k in self.order]
         start = {layer: layer.bits for layer in self.layers}
         self.effects: dict[tuple[Layer, int], float] = {}
-        if self._holds(start, always=True):
+        if self.holds(start, always=True):
             return self._checked([start, kept])
         self._round_eight()                 # is no search, and not counted as one
-        now = time.monotonic()
-        self.half, self.end = now + self.trial.budget / 2, now + self.trial.budget
+        self.begin()
         eight = dict.fromkeys(self.layers, WIDE)
-        enough_in_eight = start != eight and self._holds(eight)
+        enough_in_eight = start != eight and self.holds(eight)
         moves = self._moves(not enough_in_eight)
-        few, enough = 0, len(moves)
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            if self._holds({**start, **dict(moves[:middle])}):
-                enough = middle
-            else:
-                few = middle
-        raised = {**start, **dict(moves[:enough])}
+        enough = fewest(moves, lambda some: self.holds({**start, **dict(some)}))
+        raised = {**start, **dict(enough)}
         return self._checked([self._lowered(raised), raised, kept])
 
     def _moves(self, stay: bool) -> list[tuple[Layer, int]]:
@@ -184,14 +157,12 @@ class _Search:
 
     def _measure(self, layer: Layer, bits: int) -> None:
         """The effect of one layer's weights, for the hardest input."""
-        if (layer, bits) in self.effects or self._late(self.half):
+        if (layer, bits) in self.effects or self.late(self.half):
             return
         self.tally.now(f"measuring weights in few bits: {len(self.effects) + 1} of "
                        f"{sum(len(at.levels) - 1 for at in self.layers)}")
-        k = self.order[0]
         alone = {**dict.fromkeys(self.layers, KEPT), layer: bits}
-        error = _error(self.fed.run(k, alone), self.wanted[k])
-        self.effects[layer, bits] = min(error, MOST)
+        self.effects[layer, bits] = min(self.effect(alone), MOST)
 
     def _effect(self, layer: Layer, bits: int) -> float:
         """What was measured; where there was no time, the layer goes up first."""
@@ -207,48 +178,27 @@ class _Search:
         for layer in sorted((at for at in raised if raised[at] != at.bits), key=_cost,
                             reverse=True):
             for bits in layer.levels[:layer.levels.index(raised[layer])]:
-                if self._holds({**raised, layer: bits}):
+                if self.holds({**raised, layer: bits}):
                     raised = {**raised, layer: bits}
                     break
         return raised
 
-    def _holds(self, bits: Mapping[Layer, int], always: bool = False) -> bool:
-        """Whether outputs are within the tolerance for all inputs; False when time is over, unless
-        it is tried `always`."""
-        if not always and self._late(self.end):
-            return False
-        self.tried += 1
-        self.tally.now(f"trying bits of weights: {self.tried} sets of layers")
-        for k in list(self.order):
-            if not self._fine(self.fed.run(k, bits), self.wanted[k]):
-                self.order.remove(k)
-                self.order.insert(0, k)
-                return False
-        return True
-
-    def _late(self, when: float) -> bool:
-        late = time.monotonic() > when
-        self.short = self.short or late
-        return late
-
-    def _fine(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-        limit = self.trial.tolerance
-        return self.trial.fine(found, wanted) if callable(limit) else _error(found, wanted) <= limit
-
     # ---- what it comes to
 
-    def _checked(self, candidates: Sequence[Mapping[Layer, int]]) -> Packing:
-        """The first of them which holds the tolerance as it is compiled; the last: none else."""
+    def _checked(self, candidates: Sequence[Mapping[Layer, int]]) -> list[Any]:
+        """Of the first which holds the tolerance as it is compiled, or the last: names that stay,
+        names that take 8 bits, and what these came to.
+        """
         self.tally.now("checking bits of weights")
         with self.model(self.source, Options("high")) as model:
-            wanted = [model.run(feeds) for feeds in self.trial.feeds]
+            wanted = [[model.run(feeds)] for feeds in self.trial.feeds]
         for bits in candidates:
             packing = self._packing(bits)
             options = Options("high", packing if self.written is None else "normal")
             source = self.source if self.written is None else self.written(packing)
             with self.model(source, options) as model:
-                found = [model.run(feeds) for feeds in self.trial.feeds]
-            holds = all(map(self._fine, found, wanted))
+                found = [[model.run(feeds)] for feeds in self.trial.feeds]
+            holds = all(map(self.fine, found, wanted))
             if holds:
                 break
         reasons = [(name, why) for layer in self.layers if bits[layer] != layer.bits
@@ -259,17 +209,12 @@ class _Search:
                         self.source.name, self.trial.said)
         if self.short:
             self.notes.append("not all was tried: fewer bits may be enough")
-        if self.trial.random:
-            self.notes.append("tried on random inputs: calibrate= takes real ones")
-        if blank := sum(not tells(outputs) for outputs in wanted):
-            self.notes.append(f"{blank} of {len(wanted)} runs prove nothing: with weights as they "
-                              "are, too, all that they give is infinite, NaN, zero or empty")
-        error = max(map(_error, found, wanted))
+        self.remark([outputs for (outputs,) in wanted], "with weights as they are")
         share = (sum(layer.bytes[bits[layer]] for layer in self.layers)
                  / sum(layer.bytes[KEPT] for layer in self.layers))
-        return replace(packing, held=Held(
-            self.trial.said, error, len(wanted), self.trial.random, share, tuple(reasons),
-            tuple(self.notes), bits=packing.bits))
+        held = Held(self.trial.said, max(map(error, found, wanted)), len(wanted), self.trial.random,
+                    share, tuple(reasons), tuple(self.notes), bits=packing.bits)
+        return [packing.skip, packing.wide, asdict(held)]
 
     def _why(self, layer: Layer, bits: int) -> str:
         tried = WIDE if bits == KEPT and (layer, WIDE) in self.effects else layer.bits
@@ -439,10 +384,6 @@ def _shapes(feeds: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]
     if odd:
         raise UnsupportedError(f"memory: tolerance: input '{odd[0]}' is no tensor\n  {OTHERWISE}")
     return tuple((n, np.shape(a)) for n, a in sorted(feeds.items()))
-
-
-def _error(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
-    return max(errors(found, wanted).values(), default=0.0)
 
 
 def _sorted(names: set[str], order: Iterable[str]) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ tolerance: by bisection of the layers in the order of their own errors, then by 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from jitcl.accuracy.report import Cure, Layer
 from jitcl.passes.options import Options
 
+T = TypeVar("T")
 Works = Callable[[Sequence[str]], bool]
 
 
@@ -33,16 +35,22 @@ def find_cure(layers: Sequence[Layer], works: Works) -> Cure:
     order = list(dict.fromkeys(row.node for row in sorted(layers, key=_own, reverse=True)))
     if not holds(order):
         return Cure((), len(order), tried, False)
-    few, enough = 0, len(order)             # of the worst: too few, enough
+    kept = without_needless(fewest(order, holds), holds)
+    place = {row.node: k for k, row in enumerate(layers)}
+    return Cure(tuple(sorted(kept, key=place.__getitem__)), len(order), tried, True)
+
+
+def fewest(order: list[T], holds: Callable[[list[T]], bool]) -> list[T]:
+    """The shortest beginning that holds, by bisection, where all of it does and nothing does not.
+    """
+    few, enough = 0, len(order)
     while enough - few > 1:
         middle = (few + enough) // 2
         if holds(order[:middle]):
             enough = middle
         else:
             few = middle
-    kept = without_needless(order[:enough], holds)
-    place = {row.node: k for k, row in enumerate(layers)}
-    return Cure(tuple(sorted(kept, key=place.__getitem__)), len(order), tried, True)
+    return order[:enough]
 
 
 def without_needless(names: list[str], holds: Works) -> list[str]:
@@ -64,4 +72,4 @@ def _own(row: Layer) -> float:
     return row.own.relative if row.own is not None else 0.0
 
 
-__all__ = ["find_cure", "precision_with", "without_needless"]
+__all__ = ["fewest", "find_cure", "precision_with", "without_needless"]

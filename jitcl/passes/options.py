@@ -39,6 +39,10 @@ class Chosen:
     reasons: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:                # lists, from the cache
+        object.__setattr__(self, "reasons", tuple(map(tuple, self.reasons)))
+        object.__setattr__(self, "notes", tuple(self.notes))
+
     def __str__(self) -> str:
         kind = "random input" if self.random else "input"
         return (f"auto, within {self.tolerance}: off by at most {self.error:.2g} for {self.inputs} "
