@@ -105,8 +105,7 @@ def test_the_interpreter_passes_the_op_table(name: str, precision: str) -> None:
     graph, _ = op_graphs(place.target)[name]
     tried = check_all(compile_graph(graph, place.target, precision), place)
     if not tried:                       # all of it is known when it is compiled
-        assert name in ("sizes", "arange", "nearest_places", "linear_places", "linear_weights",
-                        "cubic_weights")
+        assert name in ("sizes", "arange", "nearest_places", "tap_places", "tap_weights")
     elif name not in CHOOSING:
         assert np.mean([undetermined(t) for t in tried]) < 0.2
 

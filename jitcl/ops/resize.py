@@ -315,11 +315,10 @@ def _interpolated(g: GraphBuilder, node: Any, x: Node, a: int, axis: Axis, mode:
     if node.attrs.get("antialias", 0) or node.attrs.get("exclude_outside", 0):
         raise SizePinned(f"Resize by '{mode}' with antialias or exclude_outside needs numbers")
     placed = _placed(axis, coordinates)
-    if mode == "cubic":
-        sharpness = float(node.attrs.get("cubic_coeff_a", -0.75))
-        weights = g.cubic_weights(**placed, sharpness=sharpness)
-        return g.interpolate(x, g.cubic_places(**placed), weights, axis=a)
-    return g.interpolate(x, g.linear_places(**placed), g.linear_weights(**placed), axis=a)
+    taps = 4 if mode == "cubic" else 2
+    sharpness = float(node.attrs.get("cubic_coeff_a", -0.75)) if mode == "cubic" else 0.0
+    return g.interpolate(x, g.tap_places(**placed, taps=taps),
+                         g.tap_weights(**placed, taps=taps, sharpness=sharpness), axis=a)
 
 
 def _coordinate(s: KernelBuilder, o: Expr, size: int, out: int, num: int, den: int,
@@ -373,49 +372,36 @@ def nearest_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, d
     return E.cast(clamped(s, found, size), "i32")
 
 
-@indexed("creation", infer=lambda out, **_: TensorType("i32", (out, 2)),
-         ref=lambda coordinates, **a: tap_tables(
-             _axis_ref(**a), "linear", coordinates, 0.0, False, False)[0],
-         samples=_PLACED)
-def linear_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
-                  coordinates: str) -> Expr:
-    """The two elements that each place lies between, those of the border beyond it."""
+def _tap_tables(coordinates: str, taps: int, sharpness: float = 0.0, **a: Any
+                ) -> tuple[Array, Array]:
+    mode = "cubic" if taps == 4 else "linear"
+    return tap_tables(_axis_ref(**a), mode, coordinates, sharpness, False, False)
+
+
+@indexed("creation", infer=lambda out, taps, **_: TensorType("i32", (out, taps)),
+         ref=lambda **a: _tap_tables(**a)[0],
+         samples=[sample(**dict(p.attrs), taps=n) for p in _PLACED for n in (2, 4)])
+def tap_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+               coordinates: str, taps: int) -> Expr:
+    """The two elements that each place lies between, or the four around it; those of the border
+    beyond it."""
     down = s.floor(_coordinate(s, ix[0], size, out, num, den, coordinates))
-    return E.cast(clamped(s, E.cast(down, "i64") + E.cast(ix[1], "i64"), size), "i32")
+    place = E.cast(down, "i64") + E.cast(ix[1], "i64")
+    return E.cast(clamped(s, place - 1 if taps == 4 else place, size), "i32")
 
 
-@indexed("creation", infer=lambda out, **_: TensorType("f32", (out, 2)),
-         ref=lambda coordinates, **a: tap_tables(
-             _axis_ref(**a), "linear", coordinates, 0.0, False, False)[1].astype(np.float32),
-         samples=_PLACED)
-def linear_weights(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
-                   coordinates: str) -> Expr:
-    """What each of the two counts."""
+@indexed("creation", infer=lambda out, taps, **_: TensorType("f32", (out, taps)),
+         ref=lambda **a: _tap_tables(**a)[1].astype(np.float32),
+         samples=[sample(**dict(p.attrs), taps=n, sharpness=-0.75) for p in _PLACED
+                  for n in (2, 4)])
+def tap_weights(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
+                coordinates: str, taps: int, sharpness: float) -> Expr:
+    """What each of them counts: linear of two, cubic of four (Keys, 1981)."""
     at = _coordinate(s, ix[0], size, out, num, den, coordinates)
     rest = at - s.floor(at)
-    return s.select(s.eq(ix[1], 0), 1.0 - rest, rest)
-
-
-@indexed("creation", infer=lambda out, **_: TensorType("i32", (out, 4)),
-         ref=lambda coordinates, **a: tap_tables(
-             _axis_ref(**a), "cubic", coordinates, 0.0, False, False)[0],
-         samples=_PLACED)
-def cubic_places(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
-                 coordinates: str) -> Expr:
-    """The four elements around each place, those of the border beyond it."""
-    down = s.floor(_coordinate(s, ix[0], size, out, num, den, coordinates))
-    return E.cast(clamped(s, E.cast(down, "i64") + E.cast(ix[1], "i64") - 1, size), "i32")
-
-
-@indexed("creation", infer=lambda out, **_: TensorType("f32", (out, 4)),
-         ref=lambda coordinates, sharpness, **a: tap_tables(
-             _axis_ref(**a), "cubic", coordinates, sharpness, False, False)[1].astype(np.float32),
-         samples=[sample(**dict(p.attrs), sharpness=-0.75) for p in _PLACED])
-def cubic_weights(s: KernelBuilder, ix: Index, size: int, out: int, num: int, den: int,
-                  coordinates: str, sharpness: float) -> Expr:
-    """What each of the four counts (Keys, 1981)."""
-    at = _coordinate(s, ix[0], size, out, num, den, coordinates)
-    d = s.abs(E.cast(ix[1], "f32") - 1.0 - (at - s.floor(at)))
+    if taps == 2:
+        return s.select(s.eq(ix[1], 0), 1.0 - rest, rest)
+    d = s.abs(E.cast(ix[1], "f32") - 1.0 - rest)
     near = ((sharpness + 2) * d - (sharpness + 3)) * d * d + 1.0
     far = ((sharpness * d - 5 * sharpness) * d + 8 * sharpness) * d - 4 * sharpness
     return s.select(d <= 1.0, near, far)
