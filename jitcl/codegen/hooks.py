@@ -25,7 +25,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Buffer, Kernel, Stmt, Store, buffers_read, read_by
+from jitcl.ir.kernel import Buffer, Kernel, Store, buffers_read, read_by
 from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Argument, Arrangement, Emitted, Lines, Scratch
@@ -88,14 +88,9 @@ class GroupHooks(ABC):
         loads = Loads(s, self.group, self.names)
         opens = {i: s.open("i", shape[i], "parallel") for i in order or range(len(shape))}
         at = tuple(opens[i] for i in range(len(shape)))
-        opened = len(s.scopes) - 1
         index, inside = where(at)
         value = trusting_guards(NodeLoader(loads, node)(*index, guard=inside))
-        body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, dtype)),)
-        for _ in range(opened):
-            s.place(len(s.scopes) - 1, *body)
-            body = (s.close(),)
-        s.place(0, *body)
+        s.leave(0, Store("y", at, E.cast(value, dtype)))
         read = buffers_read(tuple(s.scopes[0].stmts))
         operands = tuple(n for n, name in self.names.items() if name in read)
         buffers = (
@@ -302,8 +297,7 @@ class CpuGroupHooks(GroupHooks):
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
         if sizes_of(kernel):
-            done = sized_for_cpu(kernel)
-            return Emitted("arranged", done.body, arguments, (copy,), done.params)
+            return sized_for_cpu(kernel).emitted("arranged", arguments, copy)
         turns = copy.key.startswith(("blocked", "panels"))     # lanes may lie apart in the operand
         text = loops_for_cpu(kernel, ENTRY) if turns else render_kernel(share(kernel), ENTRY)
         return Emitted("arranged", text, arguments, (copy,))

@@ -166,16 +166,14 @@ class OpenClGroupHooks(GroupHooks):
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half,
                                   half_builtins=self.target.half_builtins)
         renderer.half = half
-        *lets, last = kernel.body
-        assert isinstance(last, Store)
-        lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
+        lines = returned(renderer)
         if renderer.doubles:
             return None
         read = {x.value: x for x in E.walk(value) if x.op == "load"}
         nodes = tuple(n for n, name in self.names.items() if name in read)
         fast = any(_stride(x, shapes[x.value], "k") == 1 for x in read.values())
         operands = tuple((self.names[n], self.ctype(n.type.dtype)) for n in nodes)
-        return Loader(tuple(lines), tuple(renderer.helpers), operands, nodes, fast,
+        return Loader(lines, tuple(renderer.helpers), operands, nodes, fast,
                       renderer.sizes.params())
 
     def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:
@@ -196,10 +194,7 @@ class OpenClGroupHooks(GroupHooks):
         kernel = share(Kernel("place", (Buffer("y", "i32", (1,), "out"),), (store,)),
                        addresses=False)
         renderer = OpenClRenderer(kernel, fp64=False)
-        *lets, last = kernel.body
-        assert isinstance(last, Store)
-        lines = [*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};"]
-        return Place(tuple(lines), tuple(renderer.helpers), source, _runs(at),
+        return Place(returned(renderer), tuple(renderer.helpers), source, _runs(at),
                      renderer.sizes.params())
 
     def text(self, x: Expr) -> tuple[str, Mapping[str, int]]:
@@ -254,9 +249,7 @@ class OpenClGroupHooks(GroupHooks):
     def emitted(self, kernel: Kernel, arguments: tuple[Argument, ...], copy: Scratch) -> Emitted:
         """The launch of a copying kernel."""
         write = sized_for_opencl if sizes_of(kernel) else schedule
-        done = write(kernel, self.target)
-        return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
-                       done.local_size)
+        return write(kernel, self.target).emitted("arranged", arguments, copy)
 
     def separate_epilogue(self) -> tuple[Scratch, OpenClGroupHooks, Emitted]:
         """The epilogue as a kernel of generated loops, for where a template can't write it: the
@@ -291,6 +284,13 @@ def at_place(buffers: tuple[Buffer, ...], indices: tuple[Expr, ...], value: Expr
              and not e.guarded}
     moved = Store(y.name, (at,), E.exchanged(store.value, loads))
     return dataclasses.replace(kernel, body=(moved,))
+
+
+def returned(renderer: OpenClRenderer) -> tuple[str, ...]:
+    """The lines of a function that returns what its renderer's kernel stores."""
+    *lets, last = renderer.kernel.body
+    assert isinstance(last, Store)
+    return (*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};")
 
 
 def _runs(at: Expr) -> dict[str, int]:

@@ -192,14 +192,8 @@ def neutral_unless(value: Expr, combine: str) -> Expr | None:
 
 def unguarded(value: Expr, condition: Expr) -> Expr:
     """The value where the condition is known to hold."""
-    memo: dict[Expr, Expr] = {}
-    for e in E.walk(value):
-        args = tuple(memo[a] for a in e.args)
-        if e.op == "load" and e.guard is condition:
-            memo[e] = E.load(e.value, args[:-2], e.dtype)
-        else:
-            memo[e] = E.remade(e, args)
-    return memo[value]
+    return E.mapped(value, lambda e, args: E.load(e.value, args[:-2], e.dtype)
+                    if e.op == "load" and e.guard is condition else E.remade(e, args))
 
 
 # ---- rows that are kept

@@ -41,9 +41,8 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
     if all(a is b for a, b in zip(args, x.args)):
         return x
     if x.op == "load":
-        if not x.guarded:
-            return E.load(x.value, args, x.dtype)
-        return E.load(x.value, args[:-2], x.dtype, args[-2], args[-1])
+        count = len(x.indices)
+        return E.load(x.value, args[:count], x.dtype, *args[count:])
     if x.op == "cast":
         return E.cast(args[0], x.dtype)
     if x.op in SCALARS:
@@ -55,15 +54,8 @@ def substitute(x: Expr, values: Mapping[str, Expr]) -> Expr:
     """x with variables exchanged by name, simplified again under what is now known of them."""
     if not values or not (x.free & values.keys()):
         return x
-    memo: dict[Expr, Expr] = {}
-    for e in E.walk(x):
-        if e.op == "var":
-            memo[e] = values.get(e.value, e)
-        elif not (e.free & values.keys()):
-            memo[e] = e
-        else:
-            memo[e] = rebuild(e, tuple(memo[a] for a in e.args))
-    return memo[x]
+    return E.mapped(x, lambda e, args: values.get(e.value, e) if e.op == "var" else
+                    rebuild(e, args))
 
 
 def trusting_guards(x: Expr) -> Expr:
@@ -71,28 +63,26 @@ def trusting_guards(x: Expr) -> Expr:
 
         x[t % 1500] if t < 1500 else 0  =>  x[t] if t < 1500 else 0
     """
-    memo: dict[Expr, Expr] = {}
-    for e in E.walk(x):
-        args = tuple(memo[a] for a in e.args)
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr:
         if e.op == "load" and e.guarded:
             args = (*(_given(i, args[-2]) for i in args[:-2]), *args[-2:])
-        memo[e] = rebuild(e, args)
-    return memo[x]
+        return rebuild(e, args)
+
+    return E.mapped(x, change)
 
 
 def _given(x: Expr, guard: Expr) -> Expr:
     """x where a guard holds: quotients of what it says to be less than their divisor are 0."""
     below = {c.args[0]: c.args[1].value for c in _conditions(guard)
              if c.op == "lt" and c.args[1].is_const and at_least_always(E.bounds(c.args[0])[0], 0)}
-    memo: dict[Expr, Expr] = {}
-    for e in E.walk(x):
-        args = tuple(memo[a] for a in e.args)
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr:
         least = below.get(args[0]) if e.op in ("mod", "floordiv") and args[1].is_const else None
         if least is not None and at_least_always(args[1].value, least):
-            memo[e] = args[0] if e.op == "mod" else E.index(0)
-        else:
-            memo[e] = rebuild(e, args)
-    return memo[x]
+            return args[0] if e.op == "mod" else E.index(0)
+        return rebuild(e, args)
+
+    return E.mapped(x, change)
 
 
 def _conditions(guard: Expr) -> Iterator[Expr]:
@@ -204,17 +194,14 @@ def flatten(kernel: Kernel) -> Kernel:
     shapes = {b.name: b.shape for b in kernel.buffers}
     memo: dict[Expr, Expr] = {}
 
+    def offset(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op != "load":
+            return rebuild(e, args)
+        count = len(e.indices)
+        return E.load(e.value, (flat(shapes[e.value], args[:count]),), e.dtype, *args[count:])
+
     def offsets(x: Expr) -> Expr:
-        for e in E.walk(x):
-            if e in memo:
-                continue
-            args = tuple(memo[a] for a in e.args)
-            if e.op == "load":
-                count = len(e.indices)
-                memo[e] = rebuild_load(e, (flat(shapes[e.value], args[:count]),), args[count:])
-            else:
-                memo[e] = rebuild(e, args)
-        return memo[x]
+        return E.mapped(x, offset, memo)
 
     def statement(stmt: Stmt) -> Stmt:
         if isinstance(stmt, For):
@@ -226,11 +213,6 @@ def flatten(kernel: Kernel) -> Kernel:
         return rewrite(stmt, offsets)
     buffers = tuple(changed(b, shape=(b.size,)) for b in kernel.buffers)
     return changed(kernel, buffers=buffers, body=tuple(map(statement, kernel.body)))
-
-
-def rebuild_load(x: Expr, indices: tuple[Expr, ...], tail: tuple[Expr, ...]) -> Expr:
-    """A load of the same buffer elsewhere; `tail` is (guard, other) where there is a guard."""
-    return E.load(x.value, indices, x.dtype, *tail)
 
 
 # ---- merging loops

@@ -12,6 +12,7 @@ that index.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
@@ -163,7 +164,6 @@ def lower(group: Group, name: str, *, flushed: bool = False, stored: Container[N
     s = KernelBuilder(half=group.compute == "f16", flushed=flushed)
     loads = Loads(s, group, names, types, stored)
     at = tuple(s.open("i", d, "parallel") for d in out.physical)
-    opened = len(s.scopes) - 1
     ix, inside = logical_index(out.layout, out.dims, at)
     if inside.is_const or merged:                # merged rows are padded alike
         value = loads.value(group.root, ix)
@@ -172,11 +172,7 @@ def lower(group: Group, name: str, *, flushed: bool = False, stored: Container[N
             value = loads.value(group.root, ix)
     if not inside.is_const:
         value = E.call("select", inside, value, E.const(0, value.dtype))
-    body: tuple[Stmt, ...] = (Store("y", at, E.cast(value, out.dtype)),)
-    for _ in range(opened):
-        s.place(len(s.scopes) - 1, *body)
-        body = (s.close(),)
-    s.place(0, *body)
+    s.leave(0, Store("y", at, E.cast(value, out.dtype)))
     y = Buffer("y", out.dtype, out.physical, "out")
     return _finished(name, tuple(s.scopes[0].stmts), names, types, y)
 
@@ -236,7 +232,7 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
     if root.size == 0:
         return None
     return {
-        n: seen[n].with_(shape=tuple(_product(d[a] for a in g) for g in groups))
+        n: seen[n].with_(shape=tuple(math.prod(d[a] for a in g) for g in groups))
         for n, d in full.items()
     }
 
@@ -265,14 +261,7 @@ def with_padding(group: Group) -> dict[Node, TensorType] | None:
 
 def _flat(nodes: set[Node], root: TensorType) -> dict[Node, TensorType] | None:
     """A blocked layout without padding is a flat array to a pointwise group of equal shapes."""
-    padded = _product(root.physical) != root.size
+    padded = math.prod(root.physical) != root.size
     if padded or any(n.type.size != 1 and n.type.dims != root.dims for n in nodes):
         return None
     return {n: TensorType(n.type.dtype, (n.type.size,)) for n in nodes}
-
-
-def _product(dims: object) -> int:
-    n = 1
-    for d in dims:  # type: ignore[attr-defined]
-        n *= d
-    return n

@@ -45,17 +45,14 @@ def scan_statements(s: KernelBuilder, root: Node, operands: Sequence[Callable[..
     last = len(scan.chains) - 1
     chain = tuple(s.open("i", d, "parallel", always=alone and a == last)
                   for a, d in enumerate(scan.chains))
-    opened = len(s.scopes) - 1
     with s.inside_scope():
         _write(s, root.type, scan.init(chain))
         if scan.steps:
             t = s.open("step", scan.steps, always=True)
             with s.inside_scope():
                 _write(s, root.type, scan.step(chain, t))
-            s.place(len(s.scopes) - 2, s.close())
-    for _ in range(opened):
-        loop = s.close()
-        s.place(len(s.scopes) - 1, loop)
+            s.leave(len(s.scopes) - 2)
+    s.leave(0)
     return tuple(s.scopes[0].stmts)
 
 
@@ -70,10 +67,7 @@ def _own(s: KernelBuilder, type: TensorType) -> Callable[..., Expr]:
 def _write(s: KernelBuilder, type: TensorType, parts: Sequence[Part]) -> None:
     """Each part as a nest of independent loops in the innermost open scope."""
     for part in parts:
-        before = len(s.scopes)
+        level = len(s.scopes) - 1
         j = tuple(s.open("j", d, "parallel") for d in part.extents)
         value = E.cast(part.value(*j), type.dtype)
-        s.place(len(s.scopes) - 1, Store("y", part.at(*j), value))
-        while len(s.scopes) > before:
-            loop = s.close()
-            s.place(len(s.scopes) - 1, loop)
+        s.leave(level, Store("y", part.at(*j), value))

@@ -68,8 +68,7 @@ class ThreadHooks(CpuGroupHooks):
         halves = any(b.dtype == "f16" for b in kernel.buffers)
         done = write(kernel, dataclasses.replace(self.device, max_vector_width=1) if halves
                      else self.device)
-        return Emitted("arranged", done.body, arguments, (copy,), done.params, done.global_size,
-                       done.local_size)
+        return done.emitted("arranged", arguments, copy)
 
     def launches(self, kernels: list[Emitted]) -> list[Emitted]:
         """A template's kernels as OpenCL C. Raises NotThreaded where one of them can't be."""

@@ -19,8 +19,7 @@ from jitcl.codegen.opencl_expressions import (
     ExpressionRenderer,
     Text,
 )
-from jitcl.codegen.render import flat
-from jitcl.errors import JitclError
+from jitcl.codegen.render import NotVectorisable, flat
 from jitcl.ir import expr as E
 from jitcl.ir.alignment import lane_stride
 from jitcl.ir.expr import Expr
@@ -34,10 +33,6 @@ GATHERED = 4                   # lanes further apart than this are left to the d
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _OPERATORS = ("add", "sub", "mul", "div", "neg", *COMPARISONS)
 _LOGIC = {"and": "&", "or": "|"}
-
-
-class NotVectorisable(JitclError):
-    """A value or a place depends on the lane in a way that a vector can't express."""
 
 
 def few_registers(target: Target | None) -> bool:

@@ -8,11 +8,16 @@ from typing import Any
 
 import jinja2
 
+from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.sizes import Size, is_size
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+class NotVectorisable(JitclError):
+    """A value or a place depends on the lane in a way that a vector can't express."""
 
 
 @functools.cache

@@ -101,8 +101,6 @@ class NumbaRenderer:
         if x.dtype == "bool":
             return str(bool(x.value))
         value = self.sizes.write(x.value) if is_size(x.value) else repr(x.value)
-        if isinstance(x.value, float):
-            value = {"inf": "inf", "-inf": "-inf", "nan": "nan"}.get(value, value)
         return f"{dtypes.compute(x.dtype)}({value})"
 
     def load(self, x: Expr) -> str:

@@ -13,10 +13,9 @@ from itertools import takewhile
 from jitcl import dtypes
 from jitcl.codegen.flags import flagging_of, text_params
 from jitcl.codegen.loops import nest_of
-from jitcl.codegen.render import SizesWritten, flat, render
+from jitcl.codegen.render import NotVectorisable, SizesWritten, flat, render
 from jitcl.codegen.render_numba import NumbaRenderer, bits_of, looked_at, only_stored, stored_value
 from jitcl.codegen.share import share
-from jitcl.errors import JitclError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import (
@@ -37,12 +36,6 @@ from jitcl.templates.base import Lines
 
 _COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _INFIX = {"lt": "<", "ge": ">="}
-
-
-class NotVectorisable(JitclError):
-    """The kernel depends on the lane in a way that a vector cannot: the caller writes scalar
-    code.
-    """
 
 
 class VectorRenderer(NumbaRenderer):

@@ -11,11 +11,9 @@ from jitcl.codegen.schedule_cpu import loops_for_cpu
 from jitcl.codegen.schedule_opencl import schedule
 from jitcl.codegen.schedule_sized import sized_for_cpu, sized_for_opencl, sizes_of
 from jitcl.errors import JitclError
-from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.kernel import Kernel, scanned
+from jitcl.ir.kernel import scanned
 from jitcl.ir.printer import print_kernel
-from jitcl.ir.sizes import SizePinned
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY, Emitted
 
@@ -29,30 +27,16 @@ def generic_kernel(lowered: Lowered, group: Group, target: Target) -> Emitted:
     if target.kind == "reference":           # unscheduled, as text IR
         text = print_kernel(replace(kernel, name=ENTRY))
         return Emitted(stem, text, arguments, (group.root,))
-    if sizes_of(kernel):
-        return _sized(kernel, stem, target, arguments, group)
-    if target.kind == "cpu":
-        vectors = None if scanned(kernel) else vector_kernel(kernel, ENTRY, target.vector_width)
-        body = vectors or loops_for_cpu(kernel, ENTRY)
-        return Emitted(stem, body, arguments, (group.root,))
     if target.kind == "opencl":
-        done = schedule(kernel, target)
-        return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,
-                       done.local_size)
-    raise JitclError(f"no renderer for devices of kind '{target.kind}'")
-
-
-def _sized(kernel: Kernel, stem: str, target: Target, arguments: tuple[Node, ...],
-           group: Group) -> Emitted:
-    """One kernel for many sizes."""
-    if target.kind == "cpu":
-        done = sized_for_cpu(kernel)
-    elif target.kind == "opencl":
-        done = sized_for_opencl(kernel, target)
-    else:
-        raise SizePinned(f"kernels of '{stem}' have fixed sizes here")
-    return Emitted(stem, done.body, arguments, (group.root,), done.params, done.global_size,
-                   done.local_size)
+        write = sized_for_opencl if sizes_of(kernel) else schedule
+        return write(kernel, target).emitted(stem, arguments, group.root)
+    if target.kind != "cpu":
+        raise JitclError(f"no renderer for devices of kind '{target.kind}'")
+    if sizes_of(kernel):
+        return sized_for_cpu(kernel).emitted(stem, arguments, group.root)
+    vectors = None if scanned(kernel) else vector_kernel(kernel, ENTRY, target.vector_width)
+    body = vectors or loops_for_cpu(kernel, ENTRY)
+    return Emitted(stem, body, arguments, (group.root,))
 
 
 def kernel_stem(group: Group) -> str:

@@ -197,17 +197,16 @@ def by_first_lane(lane: Expr, x: Expr) -> Expr:
 
         p * 4 + lane < 64  =>  p * 4 < 64
     """
-    memo: dict[Expr, Expr] = {}
-    for e in E.walk(x):
-        memo[e] = rebuild(e, tuple(memo[a] for a in e.args))
-        if e.op not in ("lt", "ge") or e.args[0].dtype != "index" or lane.value not in e.free:
-            continue
-        terms, constant = E.linear(e.args[0] - e.args[1])
-        assert lane.extent is not None
-        if terms.pop(lane, 0) == 1 and not any(k % lane.extent for k in (
-                constant, *terms.values())) and not any(lane.value in t.free for t in terms):
-            memo[e] = E.call(e.op, E.from_linear(terms, 0), E.index(-constant))
-    return memo[x]
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op in ("lt", "ge") and e.args[0].dtype == "index" and lane.value in e.free:
+            terms, constant = E.linear(e.args[0] - e.args[1])
+            assert lane.extent is not None
+            if terms.pop(lane, 0) == 1 and not any(k % lane.extent for k in (
+                    constant, *terms.values())) and not any(lane.value in t.free for t in terms):
+                return E.call(e.op, E.from_linear(terms, 0), E.index(-constant))
+        return rebuild(e, args)
+
+    return E.mapped(x, change)
 
 
 def in_turn(body: Body) -> Body:
@@ -262,7 +261,7 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Qua
             body += in_quads.dealt(s) if in_quads else [deal(s, lane, lanes)]
             if _is_reduction(s):
                 own = accumulators(s)
-                arrays += [Buffer(f"part_{v.value}", _held(v.dtype), (lanes,), "local")
+                arrays += [Buffer(f"part_{v.value}", dtypes.compute(v.dtype), (lanes,), "local")
                            for v in own]
                 steps, wholes = tree([(v, combines[v.value]) for v in own], lane, lanes)
                 body += steps
@@ -284,11 +283,6 @@ def _start(s: Let, combine: str, lane: Expr) -> Expr:
     neutral = E.const(identity(combine, s.var.dtype), s.var.dtype)
     return s.value if s.value is neutral else E.call(
         "select", E.call("eq", lane, E.index(0)), s.value, neutral)
-
-
-def _held(dtype: str) -> str:
-    """The type that local memory holds a value in: what it is computed in."""
-    return dtypes.compute(dtype)
 
 
 def deal(loop: For, lane: Expr, lanes: int) -> For:
@@ -318,7 +312,7 @@ def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> tuple[list[S
     """Statements after which few partial results of each value are left, and what combines these:
     the whole that each lane computes.
     """
-    body: list[Stmt] = [Store(f"part_{v.value}", (lane,), E.cast(v, _held(v.dtype)))
+    body: list[Stmt] = [Store(f"part_{v.value}", (lane,), E.cast(v, dtypes.compute(v.dtype)))
                         for v, _ in values]
     body.append(Barrier())
     while lanes > RADIX:
@@ -334,7 +328,7 @@ def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> tuple[list[S
 
 def _combined(v: Expr, combine: str, places: list[Expr]) -> Expr:
     """The combination of a value's partial results at the places, neighbours first."""
-    dtype = _held(v.dtype)
+    dtype = dtypes.compute(v.dtype)
     parts = [E.load(f"part_{v.value}", (i,), dtype) for i in places]
     while len(parts) > 1:
         pairs = [tuple(parts[k:k + 2]) for k in range(0, len(parts), 2)]

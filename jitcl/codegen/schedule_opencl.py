@@ -21,6 +21,7 @@ from jitcl.ir.lanes import work_loops
 from jitcl.ir.sizes import hint, is_size
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
+from jitcl.templates.base import Argument, Emitted
 
 ARGUMENTS = 1024               # bytes of a kernel's arguments that every OpenCL device takes
 POINTER, INT = 8, 4
@@ -34,6 +35,11 @@ class Scheduled:
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
     params: Mapping[str, int] = field(default_factory=dict)      # sizes, behind the buffers
+
+    def emitted(self, stem: str, arguments: tuple[Argument, ...], writes: Argument) -> Emitted:
+        """The launch of a kernel that writes one of its arguments."""
+        return Emitted(stem, self.body, arguments, (writes,), self.params, self.global_size,
+                       self.local_size)
 
 
 @functools.lru_cache(64)

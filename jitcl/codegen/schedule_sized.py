@@ -110,14 +110,13 @@ def with_sizes(kernel: Kernel, number: Callable[[Any], int]) -> Kernel:
     """The kernel with a number in the place of each size."""
     memo: dict[Expr, Expr] = {}
 
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        value = number(e.value) if e.is_const and is_size(e.value) else e.value
+        extent = None if e.extent is None else number(e.extent)
+        return E.make(e.op, args, e.dtype, value, extent, e.guarded)
+
     def fixed(x: Expr) -> Expr:
-        for e in E.walk(x):
-            if e not in memo:
-                value = number(e.value) if e.is_const and is_size(e.value) else e.value
-                extent = None if e.extent is None else number(e.extent)
-                memo[e] = E.make(e.op, tuple(memo[a] for a in e.args), e.dtype, value, extent,
-                                 e.guarded)
-        return memo[x]
+        return E.mapped(x, change, memo)
 
     def statement(s: Stmt) -> Stmt:
         if not isinstance(s, For):

@@ -76,6 +76,14 @@ class KernelBuilder:
         assert scope.var is not None
         return For(scope.var, scope.kind, tuple(scope.stmts))
 
+    def leave(self, level: int, *stmts: Stmt) -> None:
+        """Place statements in the innermost loop, and leave it and those around it, up to the scope
+        of this level."""
+        self.place(-1, *stmts)
+        while len(self.scopes) > level + 1:
+            loop = self.close()
+            self.place(-1, loop)
+
     @contextlib.contextmanager
     def inside_scope(self) -> Iterator[None]:
         """What is made here stays inside the innermost open scope: it reads what this one stores.

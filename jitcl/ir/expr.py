@@ -429,6 +429,18 @@ def walk(x: Expr) -> Iterator[Expr]:
             stack.extend((a, False) for a in e.args)
 
 
+def mapped(x: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr],
+           memo: dict[Expr, Expr] | None = None) -> Expr:
+    """x made anew, operands first: `change` is given each expression, and what became of its
+    operands.
+    """
+    memo = {} if memo is None else memo
+    for e in walk(x):
+        if e not in memo:
+            memo[e] = change(e, tuple(memo[a] for a in e.args))
+    return memo[x]
+
+
 def remade(x: Expr, args: Iterable[Expr]) -> Expr:
     """x with other operands, unsimplified."""
     return make(x.op, args, x.dtype, x.value, x.extent, x.guarded)
