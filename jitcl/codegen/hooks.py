@@ -13,7 +13,7 @@ from jitcl import dtypes
 from jitcl.codegen.flags import FLAG, buffers_of, flag_names, flagging_of
 from jitcl.codegen.loops import trusting_guards
 from jitcl.codegen.lower import Loads, NodeLoader, physical_index
-from jitcl.codegen.render import SizesWritten, flat, render
+from jitcl.codegen.render import SizesWritten, render
 from jitcl.codegen.render_cell import CellRenderer
 from jitcl.codegen.render_numba import NumbaRenderer, flag_lines, render_kernel
 from jitcl.codegen.render_vector import EpilogueRenderer, NotVectorisable
@@ -22,7 +22,7 @@ from jitcl.codegen.schedule_sized import sized_for_cpu, sizes_of
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import Buffer, Kernel, Store, buffers_read, read_by

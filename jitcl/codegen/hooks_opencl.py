@@ -15,7 +15,6 @@ from jitcl.codegen.loops import flatten
 from jitcl.codegen.lower import Loads, NodeLoader, lower
 from jitcl.codegen.opencl_helpers import Calls, helper
 from jitcl.codegen.opencl_vectors import NotVectorisable, few_registers
-from jitcl.codegen.render import flat
 from jitcl.codegen.render_opencl import OpenClRenderer
 from jitcl.codegen.schedule import generic_kernel
 from jitcl.codegen.schedule_opencl import schedule
@@ -23,7 +22,7 @@ from jitcl.codegen.schedule_sized import sized_for_opencl, sizes_of
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store

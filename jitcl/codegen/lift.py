@@ -19,9 +19,8 @@ from dataclasses import replace
 
 from jitcl.codegen.copies import copies
 from jitcl.codegen.loops import Body, renamed, rewrite, substitute
-from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Buffer, For, Kernel, Let, Stmt, Store, mutated, statements
 from jitcl.ir.sizes import Space
 

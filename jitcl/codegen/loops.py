@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as changed
 
-from jitcl.codegen.render import flat
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import (
     Accum,
     Assign,

@@ -16,11 +16,11 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.codegen.language import OPENCL_C, KernelLanguage
 from jitcl.codegen.loops import subexpressions
-from jitcl.codegen.render import SizesWritten, flat
+from jitcl.codegen.render import SizesWritten
 from jitcl.codegen.render_numba import only_stored
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Kernel
 from jitcl.ir.scalar import SCALARS, reinterprets
 from jitcl.ir.sizes import at_least_always, is_size

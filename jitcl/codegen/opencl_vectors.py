@@ -19,10 +19,10 @@ from jitcl.codegen.opencl_expressions import (
     ExpressionRenderer,
     Text,
 )
-from jitcl.codegen.render import NotVectorisable, flat
+from jitcl.codegen.render import NotVectorisable
 from jitcl.ir import expr as E
 from jitcl.ir.alignment import lane_stride
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Accum, Let, Stmt, Store, statements
 from jitcl.ir.scalar import SCALARS
 from jitcl.target import Target

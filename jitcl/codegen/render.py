@@ -9,8 +9,6 @@ from typing import Any
 import jinja2
 
 from jitcl.errors import JitclError
-from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
 from jitcl.ir.sizes import Size, is_size
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -49,11 +47,3 @@ class SizesWritten:
     def params(self) -> dict[str, int]:
         """The parameters in order, by name."""
         return {f"size{k}": self.found[k] for k in sorted(self.found)}
-
-
-def flat(shape: tuple[int, ...], indices: tuple[Expr, ...]) -> Expr:
-    """The element offset of an index in a row-major buffer of physical `shape`."""
-    total = E.index(0)
-    for extent, i in zip(shape, indices):
-        total = E.call("add", E.call("mul", total, E.index(extent)), i)
-    return total

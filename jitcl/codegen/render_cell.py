@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitcl.codegen.flags import flagging_of
-from jitcl.codegen.render import flat
 from jitcl.codegen.render_vector import VectorRenderer
 from jitcl.codegen.share import share
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Buffer, Kernel, Store, read_by
 from jitcl.templates.base import Lines
 

@@ -13,11 +13,11 @@ import math
 from jitcl import dtypes
 from jitcl.codegen.flags import as_text, text_params
 from jitcl.codegen.loops import linear_in, nest_of
-from jitcl.codegen.render import SizesWritten, flat, render
+from jitcl.codegen.render import SizesWritten, render
 from jitcl.codegen.transpose import TILE, turned
 from jitcl.errors import JitclError
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Accum, Assign, Buffer, For, Kernel, Let, Stmt, Store, is_parallel
 from jitcl.ir.scalar import reinterprets
 from jitcl.ir.sizes import at_least_always, is_size, same

@@ -10,11 +10,11 @@ from jitcl.codegen.flags import as_text, text_params
 from jitcl.codegen.loops import renamed
 from jitcl.codegen.opencl_expressions import LOGIC, RELATION
 from jitcl.codegen.opencl_vectors import NotVectorisable, VectorRenderer
-from jitcl.codegen.render import flat, render
+from jitcl.codegen.render import render
 from jitcl.codegen.render_numba import bits_of, only_stored
 from jitcl.errors import JitclError, UnsupportedError
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import (
     OVERFLOW,
     Accum,

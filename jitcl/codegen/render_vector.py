@@ -13,11 +13,11 @@ from itertools import takewhile
 from jitcl import dtypes
 from jitcl.codegen.flags import flagging_of, text_params
 from jitcl.codegen.loops import nest_of
-from jitcl.codegen.render import NotVectorisable, SizesWritten, flat, render
+from jitcl.codegen.render import NotVectorisable, SizesWritten, render
 from jitcl.codegen.render_numba import NumbaRenderer, bits_of, looked_at, only_stored, stored_value
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import (
     Accum,
     Assign,

@@ -53,14 +53,13 @@ from jitcl.codegen.loops import (
     renamed,
     rewrite,
 )
-from jitcl.codegen.render import flat
 from jitcl.codegen.schedule_rows import Quads, quads
 from jitcl.codegen.schedule_tiles import turned
 from jitcl.codegen.share import share
 from jitcl.codegen.vectorise import has_form
 from jitcl.errors import VerifyError
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import (
     Accum,
     Assign,

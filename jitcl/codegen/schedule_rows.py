@@ -20,10 +20,9 @@ from collections.abc import Iterable
 
 from jitcl import dtypes
 from jitcl.codegen.loops import Body, renamed, rewrite
-from jitcl.codegen.render import flat
 from jitcl.codegen.vectorise import has_form, partial, vectors_of
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Accum, Buffer, For, Kernel, Let, Stmt, Store, expressions
 from jitcl.ir.scalar import identity
 from jitcl.ir.sizes import is_size

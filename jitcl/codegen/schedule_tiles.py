@@ -22,11 +22,10 @@ from dataclasses import replace
 from jitcl import dtypes
 from jitcl.codegen.axes import spread
 from jitcl.codegen.loops import Body, inline_lets, perfect_nest, renamed
-from jitcl.codegen.render import flat
 from jitcl.codegen.vectorise import has_form, vectors_of
 from jitcl.errors import VerifyError
 from jitcl.ir import expr as E
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Barrier, Buffer, For, Kernel, Let, Store
 from jitcl.ir.sizes import is_size
 from jitcl.ir.verify_schedule import verify_schedule

@@ -463,3 +463,11 @@ def exchanged(x: Expr, instead: Mapping[Expr, Expr]) -> Expr:
             stack.append((e, True))
             stack.extend((a, False) for a in e.args)
     return memo[x]
+
+
+def flat(shape: tuple[int, ...], indices: tuple[Expr, ...]) -> Expr:
+    """The element offset of an index in a row-major buffer of physical `shape`."""
+    total = index(0)
+    for extent, i in zip(shape, indices):
+        total = call("add", call("mul", total, index(extent)), i)
+    return total

@@ -13,6 +13,7 @@ is an error.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -168,13 +169,9 @@ class _Run:
         """
         if carries(loop):
             return 0
-        if loop.kind in ("lane", "vec"):     # lanes meet at barriers, or are in step
+        if self.whole or loop.kind in ("lane", "vec"):      # lanes meet at barriers, or are in step
             return max(1, loop.extent)
-        if self.whole:
-            return max(1, loop.extent)
-        size = 1
-        for n in self.sizes:
-            size *= n
+        size = math.prod(self.sizes)
         if loop.kind in _INDEPENDENT:
             return max(1, min(loop.extent, _CACHED // max(1, size * inner_size(loop))))
         if size >= _WIDE or not self.at_once(loop):
@@ -262,9 +259,9 @@ class _Run:
             self.met(self.place.loaded, e.value, place, running, stmt)
             return np.asarray(self.flat[e.value].take(place, mode="clip"))
         guard, other = done[e.guard], done[e.other]
-        place = self.address(e.value, at, guard if running is None else guard & running, stmt)
-        self.met(self.place.loaded, e.value, place,
-                 guard if running is None else guard & running, stmt)
+        read = guard if running is None else guard & running
+        place = self.address(e.value, at, read, stmt)
+        self.met(self.place.loaded, e.value, place, read, stmt)
         if not guard.any():
             shape = np.broadcast_shapes(place.shape, guard.shape, other.shape)
             return np.broadcast_to(other, shape)
@@ -340,11 +337,8 @@ def computed(e: Expr, done: Mapping[Expr, np.ndarray]) -> np.ndarray:
 
 def index_values(x: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """An expression without loads, for arrays of values of its variables."""
-    done: dict[Expr, np.ndarray] = {}
     with np.errstate(all="ignore"):
-        for e in walk(x):
-            done[e] = values[e.value] if e.op == "var" else computed(e, done)
-    return done[x]
+        return in_order(x, lambda e, done: values[e.value] if e.op == "var" else computed(e, done))
 
 
 # ---- which loops may be axes

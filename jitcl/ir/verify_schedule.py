@@ -18,11 +18,10 @@ from jitcl import dtypes
 from jitcl.errors import VerifyError
 from jitcl.ir import expr as E
 from jitcl.ir.alignment import Alignment, lane_stride
-from jitcl.ir.expr import Expr
+from jitcl.ir.expr import Expr, flat
 from jitcl.ir.interpreter import index_values
 from jitcl.ir.kernel import (
     Barrier,
-    Buffer,
     For,
     Kernel,
     Let,
@@ -172,9 +171,7 @@ class _ScheduleCheck:
 
     def access(self, stmt: Stmt, buffer: str, indices: tuple[Expr, ...], stores: bool,
                known: dict[str, Expr], loops: tuple[tuple[For, int], ...]) -> _Access:
-        at = E.index(0)
-        for d, i in zip(self.buffers[buffer].shape, indices):
-            at = at * d + _with(i, known)
+        at = flat(self.buffers[buffer].shape, tuple(_with(i, known) for i in indices))
         inner = tuple((replace(f, first=None if f.first is None else _with(f.first, known),
                                end=None if f.end is None else _with(f.end, known)), k)
                       for f, k in loops)
@@ -249,7 +246,7 @@ class _ScheduleCheck:
             if isinstance(stmt, Store):
                 places.append((stmt.buffer, stmt.indices))
             for buffer, indices in places:
-                at = _flat(self.buffers[buffer], indices)
+                at = flat(self.buffers[buffer].shape, indices)
                 stride = lane_stride(at, lane)
                 if stride == 0 or self.buffers[buffer].role == "local":
                     continue                     # local memory is read and written by elements
@@ -259,13 +256,6 @@ class _ScheduleCheck:
                 if facts.multiple(at - lane) % width:
                     self.fail(f"'{buffer}' is touched {width} elements at a time at "
                               f"'{expr_text(at)}': that is no multiple of {width}", stmt)
-
-
-def _flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
-    at = E.index(0)
-    for d, i in zip(buffer.shape, indices):
-        at = at * d + i
-    return at
 
 
 def _with(x: Expr, known: dict[str, Expr]) -> Expr:

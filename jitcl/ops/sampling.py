@@ -21,7 +21,7 @@ from jitcl.ops.contraction import wide
 from jitcl.ops.core import F32, Index, Loader, Spec, among_floats, indexed, onnx_rule, sample
 from jitcl.ops.gather import in_range
 from jitcl.ops.pooling import flat_index
-from jitcl.ops.window import Ints, all_inside, window_attrs, window_extent
+from jitcl.ops.window import Ints, all_inside, tap_slices, window_attrs, window_extent
 
 Array = np.ndarray[Any, Any]
 CUBIC_A = -0.75
@@ -235,13 +235,7 @@ def _col2im_ref(
         wide(x).dtype,
     )
     columns = wide(x).reshape(x.shape[0], y.shape[1], math.prod(kernel), *patches)
-    for t, k in enumerate(itertools.product(*map(range, kernel))):
-        at = tuple(
-            slice(
-                k[d] * dilations[d], k[d] * dilations[d] + (patches[d] - 1) * strides[d] + 1,
-                strides[d])
-            for d in range(n)
-        )
+    for t, at in enumerate(tap_slices(kernel, patches, strides, dilations)):
         y[(slice(None), slice(None), *at)] += columns[:, :, t]
     inner = tuple(slice(pads[d], pads[d] + shape[d]) for d in range(n))
     return y[(slice(None), slice(None), *inner)].astype(x.dtype)

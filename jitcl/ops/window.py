@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,15 @@ def check_rank(x: TensorType, w: TensorType) -> None:
         )
 
 
+def tap_slices(kernel: Ints, out: Sequence[int], strides: Ints, dilations: Ints
+               ) -> Iterator[tuple[slice, ...]]:
+    """Where in a padded image each tap of a window lies, for all of the `out` places of it."""
+    for tap in itertools.product(*map(range, kernel)):
+        firsts = [k * d for k, d in zip(tap, dilations)]
+        yield tuple(slice(first, first + (count - 1) * step + 1, step)
+                    for first, count, step in zip(firsts, out, strides))
+
+
 def conv_ref(
         x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], strides: Ints, pads: Ints,
         dilations: Ints, group: int
@@ -94,13 +103,7 @@ def conv_ref(
     ]
     a = wide(w).reshape(group, w.shape[0] // group, w.shape[1], -1)
     y = np.zeros((x.shape[0], group, a.shape[1], math.prod(out)), x.dtype)
-    for t, k in enumerate(itertools.product(*map(range, kernel))):
-        at = tuple(
-            slice(
-                k[d] * dilations[d], k[d] * dilations[d] + (out[d] - 1) * strides[d] + 1, strides[d]
-            )
-            for d in range(n)
-        )
+    for t, at in enumerate(tap_slices(kernel, out, strides, dilations)):
         part = np.ascontiguousarray(padded[(slice(None), slice(None), *at)])
         y += np.matmul(a[..., t], part.reshape(x.shape[0], group, w.shape[1], -1))
     return y.reshape(x.shape[0], w.shape[0], *out).astype(w.dtype)

@@ -27,6 +27,13 @@ def shown(value: Any) -> str:
     """A wrong value in a message: small plain ones as they are written, others by their type."""
     if isinstance(value, (str, bytes, int, float, type(None))) and len(repr(value)) <= 80:
         return repr(value)
+    return kind_of(value)
+
+
+def kind_of(value: Any) -> str:
+    """A value in a message, by its type."""
+    if value is None:
+        return "None"
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 

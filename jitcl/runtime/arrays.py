@@ -16,6 +16,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import InputError
 from jitcl.runtime import dlpack
+from jitcl.runtime.arguments import kind_of
 
 # what the code of foreign objects may raise when it is asked for their elements
 FOREIGN = (ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, OSError,
@@ -34,7 +35,7 @@ def as_array(value: Any, dtype: str, where: str) -> np.ndarray:
     if array.dtype == want:
         return array
     if value is None or isinstance(value, (str, bytes, Mapping, Set, Iterator)):
-        raise InputError(f"{where}: got {_a(value)}, wanted an array of {want} or a list of "
+        raise InputError(f"{where}: got {kind_of(value)}, wanted an array of {want} or a list of "
                          "numbers")
     raise InputError(f"{where}: got dtype {array.dtype}, wanted {want}; convert it with "
                      f"{_conversion(value, dtype)}")
@@ -57,11 +58,12 @@ def plain(value: Any, where: str) -> np.ndarray:
             return np.asarray(value)
         except FOREIGN as error:
             if not exported or "grad" in str(error):    # exporting says the same with less advice
-                raise InputError(f"{where}: got {_a(value)} that is no array: {error}") from error
+                raise InputError(
+                    f"{where}: got {kind_of(value)} that is no array: {error}") from error
     try:
         return dlpack.to_numpy(value)
     except FOREIGN as error:
-        raise InputError(f"{where}: got {_a(value)} that can't be read: {error}") from error
+        raise InputError(f"{where}: got {kind_of(value)} that can't be read: {error}") from error
 
 
 def _typed(value: Any, dtype: str, want: np.dtype[Any], where: str) -> np.ndarray:
@@ -69,7 +71,8 @@ def _typed(value: Any, dtype: str, want: np.dtype[Any], where: str) -> np.ndarra
     try:
         array = np.asarray(value)
     except FOREIGN as error:
-        raise InputError(f"{where}: got {_a(value)} that is no array: {_ragged(error)}") from error
+        raise InputError(
+            f"{where}: got {kind_of(value)} that is no array: {_ragged(error)}") from error
     if array.dtype == want:
         return array
     if not array.size:
@@ -78,11 +81,11 @@ def _typed(value: Any, dtype: str, want: np.dtype[Any], where: str) -> np.ndarra
     if array.dtype.kind == "O":              # integers beyond 64 bits, or what is no number
         odd = next((v for v in array.reshape(-1).tolist() if not isinstance(v, NUMBERS)), 0)
         if not isinstance(odd, NUMBERS):
-            raise InputError(f"{where}: got {_a(value)} with {_a(odd)} in it, wanted an array of "
-                             f"{want} or a list of numbers")
+            raise InputError(f"{where}: got {kind_of(value)} with {kind_of(odd)} in it, wanted an "
+                             f"array of {want} or a list of numbers")
     elif array.dtype.kind not in kinds:
-        raise InputError(f"{where}: got {_a(value)} of {array.dtype}, wanted numbers of type {want}"
-                         + (": whole ones" if array.dtype.kind == "f" else ""))
+        raise InputError(f"{where}: got {kind_of(value)} of {array.dtype}, wanted numbers of type "
+                         + str(want) + (": whole ones" if array.dtype.kind == "f" else ""))
     with np.errstate(all="ignore"):
         bad = _beyond(array, dtype)
         if np.any(bad):
@@ -107,13 +110,6 @@ def _beyond(array: np.ndarray, dtype: str) -> np.ndarray | bool:
 def _ragged(error: Exception) -> str:
     text = str(error)
     return f"its lists are not of one length ({text})" if "inhomogeneous" in text else text
-
-
-def _a(value: Any) -> str:
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _conversion(value: Any, dtype: str) -> str:

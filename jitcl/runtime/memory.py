@@ -19,7 +19,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jitcl.codegen.plan import BufferSpec, Plan
 from jitcl.errors import OptionError, VerifyError
@@ -248,22 +248,9 @@ def _slots_bound(lives: Sequence[Life]) -> int:
     return sum(largest)
 
 
-def _by_size(lives: Sequence[Life]) -> list[int]:
-    return sorted(range(len(lives)), key=lambda i: (-lives[i].nbytes, lives[i].first))
-
-
-def _by_area(lives: Sequence[Life]) -> list[int]:
-    return sorted(range(len(lives)), key=lambda i: -lives[i].nbytes * (
-        lives[i].last - lives[i].first + 1))
-
-
-def _by_length(lives: Sequence[Life]) -> list[int]:
-    return sorted(range(len(lives)), key=lambda i: (
-        lives[i].first - lives[i].last, -lives[i].nbytes))
-
-
-def _by_time(lives: Sequence[Life]) -> list[int]:
-    return sorted(range(len(lives)), key=lambda i: (lives[i].first, -lives[i].nbytes))
+def _by(key: Callable[[Life], Any]) -> Order:
+    """Lives by what a key gives for each, the least first."""
+    return lambda lives: sorted(range(len(lives)), key=lambda i: key(lives[i]))
 
 
 def _by_breadth(lives: Sequence[Life]) -> list[int]:
@@ -296,4 +283,8 @@ _PLACERS: dict[str, Placer] = {
     "arena": _place_in_arena, "slots": _place_in_slots}
 _BOUNDS: dict[str, Callable[[Sequence[Life]], int]] = {
     "arena": _arena_bound, "slots": _slots_bound}
-_ORDERS: tuple[Order, ...] = (_by_size, _by_breadth, _by_area, _by_length, _by_time)
+_ORDERS: tuple[Order, ...] = (
+    _by(lambda life: (-life.nbytes, life.first)), _by_breadth,
+    _by(lambda life: -life.nbytes * (life.last - life.first + 1)),              # the largest area,
+    _by(lambda life: (life.first - life.last, -life.nbytes)),                   # the longest,
+    _by(lambda life: (life.first, -life.nbytes)))                               # the earliest first

@@ -12,6 +12,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.errors import InputError
 from jitcl.frontends.values import ValueType, is_text, texts
+from jitcl.runtime.arguments import kind_of
 from jitcl.runtime.arrays import as_array, plain
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ def check_value(t: Tensor, type: ValueType, value: Any, where: str = "") -> Any:
         return check_value(t, type.of, value, where) if type.of is not None else value
     if type.kind == "sequence":
         if not isinstance(value, (list, tuple)):
-            raise InputError(f"input {t}{where}: got {_kind(value)}, wanted a list of arrays")
+            raise InputError(f"input {t}{where}: got {kind_of(value)}, wanted a list of arrays")
         if type.of is None:
             return list(value)
         return [check_value(t, type.of, v, f"{where}, item {i}") for i, v in enumerate(value)]
     if type.kind == "map":
         if not isinstance(value, Mapping):
-            raise InputError(f"input {t}{where}: got {_kind(value)}, wanted a dict")
+            raise InputError(f"input {t}{where}: got {kind_of(value)}, wanted a dict")
         return dict(value)
     if type.kind == "unknown":
         return (value if value is None or isinstance(value, (list, dict))
@@ -44,7 +45,7 @@ def check_value(t: Tensor, type: ValueType, value: Any, where: str = "") -> Any:
 
 def _tensor(t: Tensor, type: ValueType, value: Any, where: str) -> np.ndarray:
     if value is None or isinstance(value, dict):
-        raise InputError(f"input {t}{where}: got {_kind(value)}, wanted an array")
+        raise InputError(f"input {t}{where}: got {kind_of(value)}, wanted an array")
     if type.dtype in dtypes.STORED:
         array = as_array(value, type.dtype, f"input {t}{where}")
     else:
@@ -74,15 +75,11 @@ def _strings(t: Tensor, array: np.ndarray, where: str) -> np.ndarray:
     odd = [v for v in flat if not isinstance(v, str)]
     if odd or not (is_text(array) or not array.size):
         raise InputError(f"input {t}{where}: got dtype {array.dtype}"
-                         + (f" with {_kind(odd[0])} in it" if odd else "")
+                         + (f" with {kind_of(odd[0])} in it" if odd else "")
                          + ", wanted strings: np.array([...], dtype=object) of str")
     made = np.empty(len(flat), object)
     made[:] = flat
     return made.reshape(array.shape)
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 __all__ = ["check_value"]
