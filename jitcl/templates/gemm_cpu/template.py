@@ -37,6 +37,8 @@ DECODED_ROWS = 4  # for so few rows, weights in few bits are decoded where loops
 FEW = 4  # rows, for which the pitch is no constant: one kernel serves all depths
 MANY = 512  # rows for which is chosen where their number is not known
 LOWER = (4, 3, 2, 1)  # rows of tiles that serve then beside the tile, and half of it
+SOON_ROWS, SOON_TILES = 8, 2  # at most, of tiles that wait for weights: they fetch their own
+SOON = 8192  # bytes before they read them
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,10 @@ class Writer:
             deep=deep,
             fetch_sums=deep and self.now.batch * self.now.m * self.now.n * 4 > self.core.l2,
             ahead=not wide,
+            soon=[] if wide else self.soon(tile, lower),
+            SOON_ROWS=SOON_ROWS,
+            SOON_TILES=SOON_TILES,
+            SOON=SOON,
             touched=["y", *vector.beside] if vector and self.now.m > FEW else [],
             y_bytes=dtypes.itemsize(self.group.root.type.dtype),
             a_dtype=self.a_dtype(rows),
@@ -241,6 +247,12 @@ class Writer:
         half = (tile.columns + 1) // 2
         heights = [h for h in (half, *LOWER) if h < tile.columns and (h == half or h < half)]
         return [Tile(1, h, tile.blocks) for h in heights]
+
+    def soon(self, tile: Tile, lower: list[Tile]) -> list[int]:
+        """Heights of the tiles that may fetch their own weights, 0 for the tile itself."""
+        height = tile.rows * tile.columns
+        few = height <= SOON_ROWS and (lower or self.now.m <= SOON_TILES * height)
+        return [*([0] if few else ()), *(t.columns for t in lower if t.columns <= SOON_ROWS)]
 
     def k_block(self, tile: Tile, rows: Rows | None) -> int:
         """Terms of the sums that are added in one go: equal parts (of whole chunks).
