@@ -131,6 +131,29 @@ def test_a_new_shape_builds_nothing_and_the_order_of_shapes_changes_no_bit(
         np.testing.assert_allclose(found[0][s], wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
+def test_a_row_has_its_bits_in_any_number_of_rows(tmp_path: Path) -> None:
+    """Tiles are of other heights for them, the last one's is another again; sums of so many terms
+    are added in parts."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        f (float[m, 1200] x, float[1200, 70] w, float[70] c) => (float[m, 70] y) {
+            p = MatMul(x, w)
+            y = Add(p, c)
+        }""")
+    rng = np.random.default_rng(0)
+    x, w, c = (rng.standard_normal(s).astype(np.float32) for s in ((90, 1200), (1200, 70), (70,)))
+    for name, array in (("w", w), ("c", c)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = jitcl.compile(proto, device="cpu", cache_dir=tmp_path)
+    wanted = model.run({"x": x})["y"]
+    exact = x.astype("f8") @ w + c
+    assert np.abs(wanted - exact).max() < 1e-5 * np.abs(exact).max()
+    assert model.report().steps[-1].template == "gemm_cpu"
+    for m in range(1, 90):
+        np.testing.assert_array_equal(model.run({"x": x[:m]})["y"], wanted[:m])
+    assert model.cache.stats.builds == 1
+
+
 DECODER = """
 <ir_version: 8, opset_import: ["" : 18]>
 f (float[b, m, 32] q, float[b, 2, past, 16] key, float[b, 2, m, 16] new, float[b, 2, 16, 300] far)

@@ -9,7 +9,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def gemm_11x1_be18d3d82f(args, tid, nthreads):
+def gemm_11x1_b354462d2c(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     b = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -45,8 +45,8 @@ def gemm_11x1_be18d3d82f(args, tid, nthreads):
             for _ in range(count):
                 first = min_((begin + mt) * 11, m_count - 11)
                 stream = i * b_image + panel * b_panel + k * 8
-                pace = div(8 + tiles - 1, tiles) if tiles > 1 else 0
-                ahead = place(b, stream + b_panel + mt * pace * terms)
+                pace = div(8 + tiles - 1, tiles)
+                ahead = stream + b_panel + mt * pace * terms
                 corner = (i * m_count + first) * n_count + panel * 8
                 lines = (row_steps, 4 * n_count,
                          (place(y, corner), ), ())
@@ -54,7 +54,7 @@ def gemm_11x1_be18d3d82f(args, tid, nthreads):
                 counts = (1, 1, 1, terms, terms)
                 strides = (0, 0, 0, k_count)
                 tile(acc, offset(a, source), offset(b, stream), counts, strides, 1, 11, 1,
-                     1, 96, 8, True, ((0, 4 * pace, (ahead,), ()), lines,))
+                     1, 96, 8, True, ((0, 4 * pace, (place(b, ahead), ), ()), lines,))
                 if True:
                     for j in range(1):
                         nb = panel * 1 + j
