@@ -330,9 +330,13 @@ def test_the_target_knows_its_vectors():
 
 
 def test_the_target_knows_cpus_with_one_unit_for_wide_fmas(monkeypatch):
+    """By its name, unless it has what none of that name has."""
     monkeypatch.setattr(host, "_widest", lambda: 16)
-    for name, fmas in (("znver4", 1), ("icelake-client", 1), ("sapphirerapids", 2)):
+    for name, more, fmas in (("znver4", (), 1), ("icelake-client", (), 1),
+                             ("sapphirerapids", ("avx512fp16",), 2),
+                             ("rocketlake", (), 1), ("rocketlake", ("avx512fp16",), 2)):
         monkeypatch.setattr(host.llvm, "get_host_cpu_name", lambda name=name: name)
+        monkeypatch.setattr(host, "_native", lambda more=more: frozenset({"avx512f", *more}))
         with config.override(cpu_width=16):
             assert probe_target().fmas == fmas
         with config.override(cpu_width=8):

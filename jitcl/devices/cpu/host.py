@@ -38,7 +38,8 @@ _NEED = {"avx512f": ("avx512", "avx10"), "avx": ("avx", "fma", "f16c", "xop", "v
 _BYTE_DOTS = {16: {"avx512vnni": "bytes"}, 8: {"avxvnni": "bytes", "avx2": "pairs"},
               4: {"i8mm": "bytes", "dotprod": "signed"}}
 #: CPUs, as LLVM names them, that start one FMA of 16 f32 lanes a cycle: Zen 4 takes it in two
-#: halves, Intel's client cores join their two units of eight lanes for it.
+#: halves, Intel's client cores join their two units of eight lanes for it. Of one with AVX512-FP16,
+#: which none of them has, a hypervisor hides what it is: a Xeon passes for a Rocket Lake.
 _ONE_WIDE_FMA = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
 #: What every aarch64 has: LLVM takes it from /proc/cpuinfo, which sandboxes and emulators make up.
 _AARCH64 = frozenset({"neon", "fp-armv8"})
@@ -162,12 +163,13 @@ def probe_target() -> Target:
     """
     width, registers = _width()
     have = features(absent_feature(width))
+    name = llvm.get_host_cpu_name()
     memory = _memory()
     return Target(
-        kind="cpu", name=llvm.get_host_cpu_name(), vendor=llvm.get_process_triple().split("-")[0],
+        kind="cpu", name=name, vendor=llvm.get_process_triple().split("-")[0],
         driver=versions(), device_type="cpu", compute_units=usable_cores(), vector_width=width,
         max_vector_width=16, registers=registers,
-        fmas=1 if width == 16 and llvm.get_host_cpu_name() in _ONE_WIDE_FMA else 2,
+        fmas=1 if width == 16 and name in _ONE_WIDE_FMA and "avx512fp16" not in have else 2,
         gated_weights=True,
         byte_dot=next((how for each, how in _BYTE_DOTS[width].items() if each in have), ""),
         cache_bytes=second_level_cache() or Target.cache_bytes, winograd=config.get("winograd"),
