@@ -36,27 +36,9 @@ def arranged_8afdf41339(args, tid, nthreads):
             for i3 in range(8):
                 store(y, (((i0 * 1344) + (i1 * 192)) + (i2 * 8)) + i3, (load(x0, (((i0 * 1248) + (i1 * 192)) + (i3 * 24)) + i2) if ((i1 * 8) + i3) < 52 else f32(0.0)))
 
-# matmul_1_arranged_1: arranges operands for matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
-# from the graph
-# x3 f32[1,2,52,16] -> panels f32[2,2,52,8]
-# 0 FLOP, 13.3 kB; template attention_cpu
-
-from math import inf, nan
-from jitcl.devices.cpu.vector import *
-
-
-def arranged_0092746842(args, tid, nthreads):
-    x1 = ptr(args, 0, "f32")    # in f32[1664]
-    y = ptr(args, 1, "f32")    # out f32[1664]
-    for p in range(share(208, tid, nthreads), share(208, tid + 1, nthreads)):
-        i0 = p // 104
-        i1 = (p // 52) % 2
-        i2 = (p) % 52
-        store(y, ((i0 * 832) + (i1 * 416)) + (i2 * 8), vload(x1, ((i0 * 832) + (i2 * 16)) + (i1 * 8), 8))
-
 # matmul_1: transpose + matmul + add + reduce_max + sub + exp + reduce_sum + reciprocal + mul + matmul
 # from the graph
-# x1 f32[1,2,40,24], panels f32[2,7,24,8], panels f32[2,2,52,8], x2 f32[52] -> y f32[1,2,40,16]
+# x1 f32[1,2,40,24], panels f32[2,7,24,8], x3 f32[1,2,52,16], x2 f32[52] -> y f32[1,2,40,16]
 # 387 kFLOP, 30.4 kB; template attention_cpu
 # launch: batch 2, m_count 40, depth 24, m_tiles 4, k_image 1344, k_panel 192, v_image 832, q_heads 1, q_head 24, q_image 960
 
@@ -66,7 +48,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def attention_10x1x1_4ee435177c(args, tid, nthreads):
+def attention_10x1x1_3dc0ead5a7(args, tid, nthreads):
     q = ptr(args, 0, "f32")
     keys = ptr(args, 1, "f32")
     values = ptr(args, 2, "f32")
@@ -253,8 +235,8 @@ def attention_10x1x1_4ee435177c(args, tid, nthreads):
                 if turn != 1:
                     terms = min_(56, 52 - begin * 8)
                     for vp in range(2):
-                        tile(offset(sums, vp * 80), powers, offset(values, i * v_image + (vp * 52 + begin * 8) * 8),
-                             (1, 1, 1, terms, terms), (0, 0, 0, 56), 10, 1, 1, 1, 1, 8, True, ())
+                        tile(offset(sums, vp * 80), powers, offset(values, i * v_image + begin * 128 + vp * 8),
+                             (1, 1, 1, terms, terms), (0, 0, 0, 56, 16), 10, 1, 1, 1, 1, 8, True, ())
             if turn == 1:
                 for c in range(10):
                     total_ = load(whole, c)

@@ -104,10 +104,12 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
             emitted.append(arranged)
         panels, block = key_blocks(a, tile, width, hooks.target.core.stack)
         blocks, n = -(-panels // block), a.scores.n
-        k, v = keys.columns(tile.blocks, emitted), values.columns(v_tile.blocks, emitted)
+        k: Argument = keys.columns(tile.blocks, emitted)
+        in_rows = values.wide() and a.result.n % (v_tile.blocks * width) == 0
+        v: Argument = values.b if in_rows else values.columns(v_tile.blocks, emitted)
         own = [(part.names[n], n) for part, text in ((before, lines[0]), (after, lines[1]))
                for n in operands_of(text, part)]
-        params = numbers(a, tile, v_tile, width, stored)
+        params = numbers(a, tile, v_tile, width, stored, in_rows)
         body = hooks.render(
             "attention_cpu/numba.py.j2", entry=ENTRY, params=params, guarded=a.guarded,
             operands=[(name, n.type.dtype) for name, n in own], score_lines=lines[0],
@@ -119,7 +121,7 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
             KP=panels, BLOCK=block, BLOCKS=blocks, SEVERAL=is_size(blocks) or blocks > 1,
             STRIDE=stride(block * tile.blocks * width, width),
             VN=a.result.n, VBS=-(-a.result.n // width), LIMIT=f"f32({LIMIT})",
-            LEAST=f"f32({1 / LIMIT})", MASKED=f"f32({MASKED})", stored=stored,
+            LEAST=f"f32({1 / LIMIT})", MASKED=f"f32({MASKED})", stored=stored, in_rows=in_rows,
             VP=-(-a.result.n // (width * v_tile.blocks)), y_dtype=last.root.type.dtype)
         arguments: tuple[Argument, ...] = (q, k, v, *(n for _, n in own), last.root)
         stem = f"attention_{tile.columns}x{tile.blocks}x{v_tile.blocks}"
@@ -195,16 +197,17 @@ def stored_queries(scores: Writer, rows: int) -> Queries | None:
     return found if rows <= scores.core.rows_in_l1(4 * found.pitch) else None
 
 
-def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries | None
-            ) -> dict[str, int]:
+def numbers(a: Attention, tile: Tile, v_tile: Tile, width: int, stored: Queries | None,
+            in_rows: bool) -> dict[str, int]:
     """The kernel's integer parameters, by name."""
     s, r = a.scores, a.result
     k_panel, v_panel = s.k * tile.blocks * width, r.k * v_tile.blocks * width
+    v_image = r.k * r.n if in_rows else -(-r.n // (v_tile.blocks * width)) * v_panel
     return {
         "batch": s.batch, "m_count": s.m, "depth": s.k, "m_tiles": -(-s.m // tile.columns),
         "k_image": 0 if s.merged else -(-s.n // (tile.blocks * width)) * k_panel,
         "k_panel": k_panel,
-        "v_image": 0 if r.merged else -(-r.n // (v_tile.blocks * width)) * v_panel,
+        "v_image": 0 if r.merged else v_image,
         "q_heads": stored.heads if stored else 1, "q_head": stored.head if stored else 0,
         "q_image": stored.image if stored else 0,
     }
