@@ -278,7 +278,7 @@ def test_a_plan_for_any_number_of_queries_has_both_kernels():
         steps = [s for s in plan.at(space.values({"n": n})).steps if 0 not in s.global_size]
         few = [s.kernel.rpartition("_")[0] for s in steps if "_rows" in s.kernel]
         assert few == (["attention_4_rows", "attention_4_rows_whole"] if n <= 8 else [])
-        assert len(steps) == (2 if n <= 8 else 3)    # tiles: two operands arranged, values as they lie
+        assert len(steps) == (2 if n <= 8 else 3)    # tiles: values lie as they are
         flops[n] = sum(s.flops for s in plan.at(space.values({"n": n})).steps)
         assert flops[n] == sum(s.flops for s in steps) == n * flops[1]
     text = next(k.body for k in plan.kernels if k.entry.startswith("attention_4_rows_")
