@@ -13,9 +13,10 @@ from jitcl.cli.options import (
     input_option,
     isolation_option,
     model_options_but_device,
+    named_shapes,
     picture_options,
 )
-from jitcl.errors import InputError, JitclError, OptionError
+from jitcl.errors import InputError, JitclError
 
 if TYPE_CHECKING:
     from jitcl.bench.contest import Contest
@@ -73,11 +74,11 @@ repeat on a quiet machine what you want to publish.
 @isolation_option
 @click.option("--json", "report", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
               metavar="FILE", help="Write all of it as JSON; - is stdout, instead of the tables.")
-def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tuning: str,
-          shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], seed: int,
-          scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
-          rounds: int, threads: int | None, peers: str, svg: Path | None, kernels: int | None,
-          where: bool, isolation: str | None, report: Path | None) -> None:
+def bench(model: Path, devices: tuple[str, ...], shapes: tuple[Shape, ...],
+          cache_dir: Path | None, given: tuple[str, ...], seed: int, scale: float | None,
+          mean: tuple[float, ...], std: tuple[float, ...], bgr: bool, rounds: int,
+          threads: int | None, peers: str, svg: Path | None, kernels: int | None, where: bool,
+          report: Path | None, **options: Any) -> None:
     """Time MODEL on jitcl's devices and on other engines, in turns, and compare the results."""
     from jitcl import config
     from jitcl.bench.contest import Contest
@@ -85,20 +86,22 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
     from jitcl.bench.machine import this_machine
     from jitcl.bench.peers import choose_peers
     from jitcl.cli import bench_tables as tables
-    from jitcl.cli.console import write_json
+    from jitcl.cli.console import check_writable, write_json
     from jitcl.cli.feeds import Scaling, complete_feeds
+    from jitcl.runtime.model import open_model
 
-    for path in (svg, report):
-        _check_writable(path)
+    files = [path for path in (svg, report) if path is not None]
+    for path in files:
+        check_writable(path)
     chosen, missing = choose_peers("none" if where and peers == "auto" else peers)
     threads = threads or int(config.get("threads"))
     machine = this_machine()                        # before the load is this command's own
     everywhere = where and not devices
     devices = tuple(dict.fromkeys(devices)) or (_everywhere() if where else ("auto",))
-    options = dict(precision=precision, memory=memory, tuning=tuning, isolation=isolation,
-                   cache_dir=None if cache_dir is None else str(cache_dir))
-    opened = _open(model, options)
-    feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, True, seed)
+    options["cache_dir"] = None if cache_dir is None else str(cache_dir)
+    opened = open_model(model, device="cpu", **options)     # to know the inputs: touches no driver
+    feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr),
+                           named_shapes(opened, shapes), True, seed)
     taking_part, refused = entrants(model, devices, chosen, feeds, options)
     with tables.status() as say, Contest(taking_part, threads, say) as contest:
         contest.open()
@@ -117,7 +120,7 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         cut = measured(str(model.absolute()), feeds, cut, best, threads, rounds, lambda text: None,
                        **options)
     results = tables.Results(
-        model.name, machine, contest, rounds, precision, feeds, tuple(given), seed,
+        model.name, machine, contest, rounds, options["precision"], feeds, tuple(given), seed,
         {**{p: f"is not installed: pip install {p}" for p in missing}, **refused},
         rooflines, unplaced, places, cut)
     if report is not None:
@@ -126,8 +129,8 @@ def bench(model: Path, devices: tuple[str, ...], precision: str, memory: str, tu
         results.print(wanted)
     if svg is not None:
         _draw(svg, rooflines, unplaced)
-    for path in (svg, report):
-        if path is not None and str(report) != "-":
+    for path in files:
+        if str(report) != "-":
             click.echo(f"saved {path}")
 
 
@@ -167,19 +170,6 @@ def _remember(model: Model, cache_dir: Path | None, places: list[Place]) -> None
     from jitcl.runtime.placement import remember
     best = min(places, key=lambda p: p.seconds)
     remember(model.source, model.options, cache_dir, best.device, verdict([best])[0])
-
-
-def _check_writable(path: Path | None) -> None:
-    """OptionError before an hour of timing, not after it."""
-    if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
-        raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'\n"
-                          "  Make it first, or name another place.")
-
-
-def _open(model: Path, options: dict[str, Any]) -> Model:
-    """To know the inputs. Nothing is compiled or run in this process, and no driver is touched."""
-    from jitcl.runtime.model import open_model
-    return open_model(model, device="cpu", **options)
 
 
 def entrants(model: Path, devices: tuple[str, ...], peers: list[str], feeds: dict[str, Any],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,6 @@ from jitcl.cli.options import (
     json_option,
     model_options,
     named_shapes,
-    open_with,
     value_option,
 )
 from jitcl.errors import CacheError
@@ -246,9 +245,8 @@ def _name(database: FaultDatabase) -> str:
 @model_options
 @value_option
 @json_option
-def why(model: Path, device: str, precision: str, memory: str, tuning: str,
-        shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...],
-        as_json: bool) -> None:
+def why(model: Path, shapes: tuple[Shape, ...], given: tuple[str, ...], as_json: bool,
+        **options: Any) -> None:
     """Say whether MODEL is in the cache, and if not, which part of its key differs.
 
     Options are those of `jitcl run`; the key is made of them, the model's content, the device with
@@ -258,7 +256,8 @@ def why(model: Path, device: str, precision: str, memory: str, tuning: str,
 
     from jitcl.cli.console import print_json
     from jitcl.cli.feeds import Scaling, read_feeds
-    opened = open_with(model, device, precision, memory, tuning, cache_dir)
+    from jitcl.runtime.model import open_model
+    opened = open_model(model, **options)
     fixed = named_shapes(opened, shapes)
     feeds = read_feeds(opened, given, Scaling(), fixed)
     wanted = full_shapes(opened, fixed, known=tuple(feeds))

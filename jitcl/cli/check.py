@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitcl.cli.options import Shape, input_option, open_with, tuned_options
+from jitcl.cli.options import Shape, input_option, named_shapes, tuned_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,11 +65,9 @@ any bit.
               metavar="FILE", help="All measures as JSON; - for standard output.")
 @click.option("--html", "page_file", type=click.Path(path_type=Path), metavar="FILE",
               help="A page for a browser: errors along the model, and of each layer a histogram.")
-def check(model: Path, device: str, precision: str, memory: str, shapes: tuple[Shape, ...],
-          cache_dir: Path | None, templates: str | None, against: str,
-          against_model: Path | None, given: tuple[str, ...], folder: Path | None, seed: int,
-          tolerance: float | None, repeat: int, cure: bool,
-          json_file: Path | None, page_file: Path | None) -> None:
+def check(model: Path, memory: str, shapes: tuple[Shape, ...], cache_dir: Path | None,
+          templates: str | None, given: tuple[str, ...], folder: Path | None, seed: int,
+          json_file: Path | None, page_file: Path | None, **options: Any) -> None:
     """Compare MODEL on a device with another configuration, layer by layer."""
     from jitcl.accuracy.checking import check as compare
     from jitcl.cli.console import progress_bar, write_json
@@ -78,10 +76,8 @@ def check(model: Path, device: str, precision: str, memory: str, shapes: tuple[S
     with progress_bar(quiet=to_stdout) as progress:
         inputs = _inputs(model, memory, cache_dir, given, folder, shapes, seed)
         found = compare(
-            model, inputs, device=device, precision=precision, memory=memory,
-            templates=None if templates is None else templates == "on", against=against,
-            against_model=against_model, tolerance=tolerance, repeat=repeat, cure=cure,
-            cache_dir=cache_dir, progress=progress)
+            model, inputs, memory=memory, cache_dir=cache_dir, progress=progress,
+            templates=None if templates is None else templates == "on", **options)
     if json_file is not None:
         write_json(json_file, found.as_dict())
     if page_file is not None:
@@ -103,12 +99,14 @@ def _inputs(model: Path, memory: str, cache_dir: Path | None, given: Sequence[st
     """Feeds by what they are called."""
     from jitcl.cli.feeds import Scaling, complete_feeds
     from jitcl.runtime.array_files import files_of
+    from jitcl.runtime.model import open_model
 
-    opened = open_with(model, "reference", "high", memory, "none", cache_dir)
+    opened = open_model(model, device="reference", memory=memory, cache_dir=cache_dir)
+    fixed = named_shapes(opened, shapes)
     if folder is None:
         name = ", ".join(given) or f"random numbers, seed {seed}"
-        return {name: complete_feeds(opened, given, Scaling(), shapes, True, seed)}
-    return {f.name: complete_feeds(opened, [*given, str(f)], Scaling(), shapes, False, seed)
+        return {name: complete_feeds(opened, given, Scaling(), fixed, True, seed)}
+    return {f.name: complete_feeds(opened, [*given, str(f)], Scaling(), fixed, False, seed)
             for f in files_of(folder, "--inputs", "\n  Of one file: -i FILE.")}
 
 

@@ -54,6 +54,14 @@ def write_text(path: Path, text: str) -> None:
         raise OptionError(f"cannot write to '{path}': {error.strerror or error}") from error
 
 
+def check_writable(path: Path) -> None:
+    """OptionError before an hour of work, not after it, where a file has no folder; "-" needs none.
+    """
+    if str(path) != "-" and not path.absolute().parent.is_dir():
+        raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'\n"
+                          "  Make it first, or name another place.")
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}

@@ -4,25 +4,12 @@ device; a model that is no single graph runs on the CPU, to know the shapes of i
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from jitcl.cli.options import (
-    Shape,
-    json_option,
-    model_options,
-    named_shapes,
-    open_with,
-    value_option,
-)
-
-if TYPE_CHECKING:
-    from jitcl.cli.lowered import LoweredModel, LoweredProgram
-    from jitcl.runtime.model import Model
+from jitcl.cli.options import Shape, json_option, model_options, named_shapes, value_option
 
 EPILOG = """\b
 Examples:
@@ -55,14 +42,15 @@ A model of several parts has a folder part-1, part-2 ... for each, and program.t
 @click.option("--after", metavar="PASS",
               help="Print the graph after this pass: import, a pass of the overview, or fuse.")
 @json_option
-def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
-         shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...],
-         output: Path | None, after: str | None, as_json: bool) -> None:
+def dump(model: Path, shapes: tuple[Shape, ...], given: tuple[str, ...], output: Path | None,
+         after: str | None, as_json: bool, **options: Any) -> None:
     """Show what MODEL becomes: graphs, kernels, launches, memory."""
     from jitcl.cli import dump_files, overview
     from jitcl.cli.console import console, print_json
+    from jitcl.cli.lowered import lowered_for
+    from jitcl.runtime.model import open_model
 
-    opened = open_with(model, device, precision, memory, tuning, cache_dir)
+    opened = open_model(model, **options)
     lowered = lowered_for(opened, named_shapes(opened, shapes), given)
     if after is not None:
         click.echo(lowered.text_after(after), nl=False)
@@ -73,17 +61,3 @@ def dump(model: Path, device: str, precision: str, memory: str, tuning: str,
     if output is not None:
         written = dump_files.write(lowered, output)
         click.echo(f"wrote {len(written)} files to {output}", err=as_json or after is not None)
-
-
-def lowered_for(model: Model, shapes: Mapping[str, tuple[int, ...]],
-                given: Sequence[str]) -> LoweredModel | LoweredProgram:
-    """The model lowered; its parts where it is no single graph."""
-    from jitcl.cli.lowered import lower_for_dump
-    from jitcl.errors import NotOneGraph
-
-    if model.program is None:
-        with contextlib.suppress(NotOneGraph):
-            return lower_for_dump(model, shapes, given)
-    from jitcl.cli.programs import lower_program
-
-    return lower_program(model, shapes, given)

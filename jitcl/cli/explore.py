@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from jitcl.cli.dump import lowered_for
-from jitcl.cli.options import Shape, model_options, named_shapes, open_with, value_option
+from jitcl.cli.options import Shape, model_options, named_shapes, value_option
 
 EPILOG = """\b
 Examples:
@@ -36,20 +36,21 @@ time. On it: / searches, [ and ] go from pass to pass, arrows from node to node,
 @click.option("--errors", "errors_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Errors of layers: what `jitcl check --json FILE` wrote.")
 @click.option("--open", "opened", is_flag=True, help="Show it in the browser.")
-def explore(model: Path, device: str, precision: str, memory: str, tuning: str,
-            shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...],
-            output: Path | None, profile_file: Path | None, errors_file: Path | None,
-            opened: bool) -> None:
+def explore(model: Path, shapes: tuple[Shape, ...], given: tuple[str, ...], output: Path | None,
+            profile_file: Path | None, errors_file: Path | None, opened: bool, **options: Any
+            ) -> None:
     """Write a page with MODEL's graphs, kernels and memory to look at. Nothing is run on DEVICE."""
     from jitcl.cli.console import write_text
     from jitcl.cli.explore_page import page, read_json
+    from jitcl.cli.lowered import lowered_for
+    from jitcl.runtime.model import open_model
 
     profile = errors = None
     if profile_file is not None:
         profile = read_json(profile_file, "runs", "`jitcl profile MODEL --save FILE.json`")
     if errors_file is not None:
         errors = read_json(errors_file, "layers", "`jitcl check MODEL --json FILE`")
-    found = open_with(model, device, precision, memory, tuning, cache_dir)
+    found = open_model(model, **options)
     lowered = lowered_for(found, named_shapes(found, shapes), given)
     path = output or Path(f"{model.stem}.html")
     write_text(path, page(lowered, profile, errors))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.cli.options import Shape, full_shapes, named_shapes, only_input
+from jitcl.cli.options import full_shapes, only_input
 from jitcl.errors import InputError
 from jitcl.ir.files import check_regular
 from jitcl.ir.types import Dim
@@ -61,13 +61,13 @@ class Scaling:
         return (x if floats else np.rint(x)).astype(dtype)
 
 
-def complete_feeds(model: Model, given: Sequence[str], scaling: Scaling, shapes: Sequence[Shape],
-                   random: bool, seed: int) -> dict[str, np.ndarray]:
+def complete_feeds(model: Model, given: Sequence[str], scaling: Scaling,
+                   shapes: Mapping[str, tuple[int, ...]], random: bool, seed: int
+                   ) -> dict[str, np.ndarray]:
     """All inputs: from -i options, and with `random` numbers for the others; InputError for one
     that is missing.
     """
-    fixed = named_shapes(model, shapes)
-    feeds = read_feeds(model, given, scaling, fixed)
+    feeds = read_feeds(model, given, scaling, shapes)
     missing = [t for t in model.inputs if t.name not in feeds and not t.optional
                and not (t.value is not None and t.value.kind == "optional")]
     odd = [t for t in missing if t.value is not None]
@@ -78,7 +78,7 @@ def complete_feeds(model: Model, given: Sequence[str], scaling: Scaling, shapes:
         raise InputError(f"input {missing[0]} was not given\n"
                          f"  Say where it is, -i {missing[0].name}=FILE, or take --random numbers.")
     if random:
-        wanted = full_shapes(model, fixed, known=tuple(feeds))
+        wanted = full_shapes(model, shapes, known=tuple(feeds))
         feeds |= {t.name: random_feed(t, wanted[t.name], seed)
                   for t in model.inputs if t.name in wanted}
     return feeds

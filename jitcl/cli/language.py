@@ -23,6 +23,7 @@ Examples:
   jitcl generate models/smollm 'The capital of France is' -n 32
   jitcl generate models/smollm 'Once' --temperature 0.8 --top-p 0.95 --seed 1 -d opencl
 """
+_LOADING = ("device", "precision", "memory", "adapter", "cache_dir", "isolation")
 _SAMPLING: tuple[Callable[[Any], Any], ...] = (
     click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=256, show_default=True,
                  help="Tokens to write at most."),
@@ -53,8 +54,8 @@ def _sampling(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _opened(model: Path, device: str, precision: str, memory: str, adapter: Path | None,
-            cache_dir: Path | None, isolation: str | None, quiet: bool = False) -> LanguageModel:
+def _opened(model: Path, options: dict[str, Any], quiet: bool = False) -> LanguageModel:
+    """The model, opened with those of a command's options that `load` takes."""
     from jitcl.lm import load
 
     def said(done: int, total: int, what: str) -> None:
@@ -63,9 +64,8 @@ def _opened(model: Path, device: str, precision: str, memory: str, adapter: Path
         elif not quiet:
             click.echo("\r\x1b[K", nl=False, err=True)
 
-    watched = sys.stderr.isatty()
-    return load(model, device=device, precision=precision, memory=memory, isolation=isolation,
-                cache_dir=cache_dir, progress=said if watched else None, adapter=adapter)
+    return load(model, progress=said if sys.stderr.isatty() else None,
+                **{name: options.pop(name) for name in _LOADING})
 
 
 @contextlib.contextmanager
@@ -113,15 +113,12 @@ def _figures(model: LanguageModel) -> str:
 @_sampling
 @isolation_option
 @json_option
-def generate(model: Path, prompt: str, device: str, precision: str, memory: str,
-             adapter: Path | None, cache_dir: Path | None, isolation: str | None, as_json: bool,
-             **options: Any) -> None:
+def generate(model: Path, prompt: str, as_json: bool, **options: Any) -> None:
     """Write what follows PROMPT, by the language model in the folder MODEL. "-" reads the prompt
     from standard input. Speed and memory are told on standard error."""
     if prompt == "-":
         prompt = sys.stdin.read()
-    with _opened(model, device, precision, memory, adapter, cache_dir, isolation,
-                 as_json) as opened, _writing(opened, options) as options:
+    with _opened(model, options, as_json) as opened, _writing(opened, options) as options:
         if not as_json:
             _told(opened.generate(prompt, stream=True, **options))
             click.echo(_figures(opened), err=True)
@@ -136,14 +133,11 @@ def generate(model: Path, prompt: str, device: str, precision: str, memory: str,
 @click.option("--system", metavar="TEXT", help="What stands before the conversation.")
 @_sampling
 @isolation_option
-def chat(model: Path, system: str | None, device: str, precision: str, memory: str,
-         adapter: Path | None, cache_dir: Path | None, isolation: str | None, **options: Any
-         ) -> None:
+def chat(model: Path, system: str | None, **options: Any) -> None:
     """Talk with the language model in the folder MODEL: a line is a message, an empty one or the
     end of input ends. What was said is not computed again."""
     messages = [{"role": "system", "content": system}] if system else []
-    with _opened(model, device, precision, memory, adapter, cache_dir,
-                 isolation) as opened, _writing(opened, options) as options:
+    with _opened(model, options) as opened, _writing(opened, options) as options:
         while True:
             click.echo("> ", nl=False, err=True)
             line = sys.stdin.readline().rstrip("\n")
@@ -162,17 +156,14 @@ def chat(model: Path, system: str | None, device: str, precision: str, memory: s
               help="Tokens that are looked at together.  [default: the model's context]")
 @isolation_option
 @json_option
-def perplexity(model: Path, text: Path, device: str, precision: str, memory: str,
-               adapter: Path | None, cache_dir: Path | None, window: int | None,
-               isolation: str | None, as_json: bool) -> None:
+def perplexity(model: Path, text: Path, window: int | None, as_json: bool, **options: Any) -> None:
     """How well the language model in the folder MODEL predicts the file TEXT: the loss in nats a
     token, and the perplexity."""
     try:
         content = text.read_text(encoding="utf-8")
     except ValueError as error:
         raise InputError(f"{text}: is no UTF-8 text: {error}") from None
-    with _opened(model, device, precision, memory, adapter, cache_dir, isolation,
-                 as_json) as opened:
+    with _opened(model, options, as_json) as opened:
         begin = time.perf_counter()
         score = opened.score(content, window=window)
         seconds = time.perf_counter() - begin
@@ -208,10 +199,8 @@ def perplexity(model: Path, text: Path, device: str, precision: str, memory: str
 @click.option("-n", "--max-new-tokens", type=click.IntRange(1),
               help="Of an answer.  [default: the model's context]")
 @isolation_option
-def serve(model: Path, device: str, precision: str, memory: str, adapter: Path | None,
-          cache_dir: Path | None, isolation: str | None, host: str, port: int,
-          keys: tuple[str, ...], api_key_file: Path | None, batch: int | None, **options: Any
-          ) -> None:
+def serve(model: Path, host: str, port: int, keys: tuple[str, ...], api_key_file: Path | None,
+          batch: int | None, **options: Any) -> None:
     """Serve the language model in the folder MODEL over HTTP to OpenAI's clients."""
     from jitcl.lm.extra import library
 
@@ -231,8 +220,7 @@ def serve(model: Path, device: str, precision: str, memory: str, adapter: Path |
     if host not in server.LOOPBACK and not keys:
         raise OptionError(f"--host {host}: other machines may reach it, and there is no key\n"
                           "  Pass --api-key-file FILE.")
-    with _opened(model, device, precision, memory, adapter, cache_dir, isolation) as opened, \
-            contextlib.suppress(KeyboardInterrupt):
+    with _opened(model, options) as opened, contextlib.suppress(KeyboardInterrupt):
         opened.batch = batch or opened.batch
         server.serve(opened, host, port, lambda told: click.echo(told, err=True), keys=keys,
                      **options)

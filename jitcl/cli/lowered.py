@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jitcl.cli.feeds import Scaling, read_feeds
+from jitcl.cli.feeds import Scaling, complete_feeds, read_feeds
 from jitcl.cli.options import full_shapes
 from jitcl.codegen.lower import Lowered, lower
 from jitcl.codegen.plan import KernelSource, Plan, Step
-from jitcl.errors import InputError, NeedsValue, OptionError
+from jitcl.errors import InputError, NeedsValue, NotOneGraph, OptionError
 from jitcl.forking import cached_property
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group
@@ -125,6 +126,15 @@ class LoweredProgram:
             yield f"  {'  ' * row.depth}{what}"
 
 
+def lowered_for(model: Model, shapes: Mapping[str, tuple[int, ...]],
+                given: Sequence[str]) -> LoweredModel | LoweredProgram:
+    """The model lowered; its parts where it is no single graph."""
+    if model.program is None:
+        with suppress(NotOneGraph):
+            return lower_for_dump(model, shapes, given)
+    return _lower_program(model, shapes, given)
+
+
 def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],
                    given: Sequence[str]) -> LoweredModel:
     """Lower a model without building anything. Raises what compiling it would raise."""
@@ -134,14 +144,33 @@ def lower_for_dump(model: Model, shapes: Mapping[str, tuple[int, ...]],
     decisive: dict[str, np.ndarray] = {}
     while True:
         try:
-            return lower_part(model, model.source, concrete, decisive)
+            return _lower_part(model, model.source, concrete, decisive)
         except NeedsValue as e:
             if e.input_name not in values:
                 raise InputError(f"{e}\n  Give it: -i {e.input_name}='[...]' or a .npy") from e
             decisive[e.input_name] = values[e.input_name]
 
 
-def lower_part(model: Model, source: Source, shapes: Mapping[str, tuple[int, ...]],
+def _lower_program(model: Model, shapes: Mapping[str, tuple[int, ...]],
+                   given: Sequence[str]) -> LoweredProgram:
+    """What a part's inputs look like, data may decide: so the program runs once, on the CPU, with
+    random numbers for what is not given, and each part is lowered for the device that was asked
+    for, at the shapes that the run met.
+    """
+    from jitcl.devices.select import open_device
+    from jitcl.runtime.model import Model as Opened
+
+    feeds = complete_feeds(model, given, Scaling(), shapes, True, 0)
+    found = Opened(model.source, open_device("cpu"), model.options, False,
+                   model.cache.cache.root, None)
+    found.run(feeds)
+    assert found.program is not None
+    parts = [_lower_part(model, ran.model.source, ran.shapes, ran.values)
+             for ran in found.program.last if ran.model is not None]
+    return LoweredProgram(parts, found.report())
+
+
+def _lower_part(model: Model, source: Source, shapes: Mapping[str, tuple[int, ...]],
                values: Mapping[str, np.ndarray]) -> LoweredModel:
     """Lower a source, the model's own or that of a part of it, for its device and options."""
     from jitcl.runtime.lowering import Lowering

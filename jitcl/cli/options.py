@@ -15,7 +15,6 @@ from jitcl.passes.options import CHOICES, Options
 from jitcl.passes.packing import tolerated
 
 if TYPE_CHECKING:
-    from jitcl.devices.base import Progress
     from jitcl.runtime.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -199,15 +198,6 @@ def _all(command: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def open_with(model: Path, device: str, precision: str | Options, memory: Any, tuning: str,
-              cache_dir: Path | None, progress: Progress | None = None,
-              isolation: str | None = None, guard: str | None = None) -> Model:
-    """The model of a command line, not compiled yet."""
-    from jitcl.runtime.model import open_model
-    return open_model(model, device=device, precision=precision, memory=memory, tuning=tuning,
-                      cache_dir=cache_dir, progress=progress, isolation=isolation, guard=guard)
 
 
 def named_shapes(model: Model, shapes: Sequence[Shape]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from jitcl.cli.options import (
     common_options,
     input_option,
     isolation_option,
-    open_with,
+    named_shapes,
     picture_options,
 )
 from jitcl.errors import InputError, OptionError
@@ -67,23 +67,21 @@ agrees with the host's; on the CPU, steps are run one by one. See docs/profiling
               metavar="FILE", help="Write .html (a timeline), .trace.json (Perfetto, Chrome), "
               ".json (all numbers) or .txt; repeatable.")
 @isolation_option
-def profile(models: tuple[Path, ...], devices: tuple[str, ...], precision: str, memory: str,
-            tuning: str, shapes: tuple[Shape, ...], cache_dir: Path | None,
+def profile(models: tuple[Path, ...], devices: tuple[str, ...], shapes: tuple[Shape, ...],
             given: tuple[str, ...], seed: int, scale: float | None, mean: tuple[float, ...],
             std: tuple[float, ...], bgr: bool, repeat: int, together: bool, cold: bool,
-            kernels: int, roof: bool, files: tuple[Path, ...], isolation: str | None) -> None:
+            kernels: int, roof: bool, files: tuple[Path, ...], **options: Any) -> None:
     """Say where the time of MODEL's runs goes: kernels, copies, waits, the host."""
-    from jitcl.cli.console import console, progress_bar
+    from jitcl.cli.console import check_writable, console, progress_bar
     from jitcl.cli.feeds import Scaling, complete_feeds
     from jitcl.profiling.documents import saved_kind
     from jitcl.profiling.profile import profile as recorded
     from jitcl.profiling.text import show
+    from jitcl.runtime.model import open_model
 
     for path in files:
         saved_kind(path)                        # before an hour of runs, not after it
-        if not path.absolute().parent.is_dir():
-            raise OptionError(f"cannot write '{path}': there is no folder '{path.parent}'\n"
-                              "  Make it first, or name another place.")
+        check_writable(path)
     if len(devices) > 1 and len(devices) != len(models):
         raise OptionError(f"--device was given {len(devices)} times for {len(models)} models\n"
                           "  Give one for all, or one for each.")
@@ -94,9 +92,9 @@ def profile(models: tuple[Path, ...], devices: tuple[str, ...], precision: str, 
     with progress_bar() as progress:
         for number, path in enumerate(models):
             device = devices[number] if len(devices) > 1 else (*devices, "auto")[0]
-            model = open_with(path, device, precision, memory, tuning, cache_dir, progress,
-                              isolation)
-            feeds = complete_feeds(model, given, Scaling(scale, mean, std, bgr), shapes, True, seed)
+            model = open_model(path, device=device, progress=progress, **options)
+            feeds = complete_feeds(model, given, Scaling(scale, mean, std, bgr),
+                                   named_shapes(model, shapes), True, seed)
             jobs.append((model, feeds))
         if not cold:
             for model, feeds in jobs:

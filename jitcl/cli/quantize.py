@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -44,18 +45,15 @@ packed; other engines that know opset 21 read it, too.
               help="Of --tolerance: after that nothing more is tried.  [default: 300]")
 @click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR",
               help="The kernel cache.  [default: the user's]")
-def quantize(model: Path, output: Path, bits: str, block: str, asymmetric: bool,
-             skip: tuple[str, ...], wide: tuple[str, ...], calibrate: Path | None,
-             tolerance: float | None, budget: float | None,
-             cache_dir: Path | None) -> None:
+def quantize(model: Path, output: Path, bits: str, block: str, asymmetric: bool, **options: Any
+             ) -> None:
     """Write MODEL, an ONNX file, with weights in 8 or 4 bits."""
     from jitcl.cli.console import progress_bar
     from jitcl.quantising import quantize as write
 
     with progress_bar() as progress:
         found = write(model, output, bits=int(bits), block=int(block), symmetric=not asymmetric,
-                      skip=skip, wide=wide, calibrate=calibrate, cache_dir=cache_dir,
-                      progress=progress, tolerance=tolerance, budget=budget)
+                      progress=progress, **options)
     click.echo(f"saved {found.path}: {len(found.weights)} weights in {bits} bits, "
                f"{found.bytes_before / 2**20:.2f} -> {found.bytes / 2**20:.2f} MiB")
     if found.held is not None:

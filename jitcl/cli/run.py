@@ -17,7 +17,7 @@ from jitcl.cli.options import (
     isolation_option,
     json_option,
     model_options_and_auto,
-    open_with,
+    named_shapes,
     picture_options,
 )
 from jitcl.errors import OptionError
@@ -59,11 +59,11 @@ Examples:
 @isolation_option
 @json_option
 def run(model: Path, device: str, precision: str, tolerance: float | None,
-        calibrate: Path | None, budget: float | None, memory: str, tuning: str,
-        shapes: tuple[Shape, ...], cache_dir: Path | None, given: tuple[str, ...], random: bool,
-        seed: int, scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
-        output: Path | None, save_pictures: bool, labels: Path | None, repeat: int,
-        guard: str | None, isolation: str | None, as_json: bool) -> None:
+        calibrate: Path | None, budget: float | None, memory: str, shapes: tuple[Shape, ...],
+        cache_dir: Path | None, given: tuple[str, ...], random: bool, seed: int,
+        scale: float | None, mean: tuple[float, ...], std: tuple[float, ...], bgr: bool,
+        output: Path | None, save_pictures: bool, labels: Path | None, repeat: int, as_json: bool,
+        **more: Any) -> None:
     """Run MODEL once: inputs from files, outputs as a table and as files."""
     from jitcl.cli import results
     from jitcl.cli.console import progress_bar
@@ -71,16 +71,18 @@ def run(model: Path, device: str, precision: str, tolerance: float | None,
     from jitcl.compiling import chosen, found, within
     from jitcl.passes.options import Options
     from jitcl.passes.packing import tolerated
+    from jitcl.runtime.model import open_model
 
     names = results.read_labels(labels) if labels else []
     start = time.perf_counter()
     with progress_bar(quiet=as_json) as progress:
         auto, (plain, limit) = precision == "auto", tolerated(memory)
         weights = Options("high", plain).weights
-        more = tuning, cache_dir, progress, isolation, guard
-        opened = open_with(model, device, "high" if auto else precision, plain, *more)
-        feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr), shapes, random,
-                               seed)
+        more |= {"cache_dir": cache_dir, "progress": progress}
+        opened = open_model(model, device=device, precision="high" if auto else precision,
+                            memory=plain, **more)
+        feeds = complete_feeds(opened, given, Scaling(scale, mean, std, bgr),
+                               named_shapes(opened, shapes), random, seed)
         if not auto and not (tolerance is None and (budget is None or limit is not None) and (
                 calibrate is None or weights)):
             raise OptionError("--tolerance, --calibrate and --budget are of --precision auto, "
@@ -100,7 +102,7 @@ def run(model: Path, device: str, precision: str, tolerance: float | None,
                 options["precision"] = chosen(model, options, tolerance, [feeds], budget, None,
                                               made_up=made_up)
         if auto or calibrate is not None or limit is not None:
-            opened = open_with(model, device, options["precision"], options["memory"], *more)
+            opened = open_model(model, **{**options, **more, "device": device})
         outputs, seconds = _timed(opened, feeds, start, repeat)
     saved: list[tuple[Path, str]] = []
     if output is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,23 +42,21 @@ Examples:
 @guard_option
 @isolation_option
 @json_option
-def tune(model: Path, device: str, precision: str, memory: str, shapes: tuple[Shape, ...],
-         cache_dir: Path | None, mode: str, budget: int | None, guard: str | None,
-         isolation: str | None, as_json: bool) -> None:
+def tune(model: Path, shapes: tuple[Shape, ...], mode: str, budget: int | None, as_json: bool,
+         **options: Any) -> None:
     """Search for the fastest kernels of MODEL on an OpenCL device.
 
     Candidates are compared with the interpreter before they are timed. Ctrl-C keeps what is known.
     """
     from jitcl.cli.console import print_json, progress_bar
-    from jitcl.cli.options import open_with
     from jitcl.errors import InputError
+    from jitcl.runtime.model import open_model
 
     if budget is None:
         budget = config.get("tuning_seconds")
     with progress_bar(quiet=as_json) as progress, config.here(
             tuning_seconds=NO_BOUND if budget is None else budget):
-        opened = open_with(model, device, precision, memory, mode, cache_dir, progress, isolation,
-                           guard)
+        opened = open_model(model, tuning=mode, progress=progress, **options)
         opened.prepare(full_shapes(opened, named_shapes(opened, shapes)))
     report = opened.report()
     if not report.steps:
