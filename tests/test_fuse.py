@@ -141,7 +141,7 @@ def test_layer_norm_and_what_follows_is_one_group() -> None:
 def test_instance_norm_is_one_group_behind_a_convolution() -> None:
     x = tensor("x", 1, 4, 8, 8)
     y = g.conv(x, weight(4, 4, 3, 3), **WINDOW)
-    y = g.relu(g.instance_norm(y, weight(4), weight(4), epsilon=1e-5))
+    y = g.relu(g.group_norm(y, weight(4), weight(4), groups=4, epsilon=1e-5))
     groups = fused(g.conv(y, weight(4, 4, 3, 3), **WINDOW))
     assert [group.root.op for group in groups] == ["conv", "relu", "conv"]
 

@@ -33,12 +33,9 @@ def weights(kind: str, n: int, k: int, block: int, to: str = "f32") -> Node:
         packed = const(rng.integers(0, 256, n * k // 2).astype(np.uint8))
         shift = const(rng.uniform(-0.1, 0, scale.type.dims).astype(dtypes.to_numpy(to)))
         w = g.add(g.dequantize(g.unpack_uint4(packed, shape=dims), scale, to=to), shift)
-    elif kind in ("uint4", "half scales", "int4"):
+    elif kind in ("uint4", "half scales"):
         packed = const(rng.integers(0, 256, n * k // 2).astype(np.uint8))
-        if kind == "int4":
-            w = g.dequantize(g.unpack_int4(packed, shape=dims), scale, to=to)
-        else:
-            w = g.dequantize(g.unpack_uint4(packed, shape=dims), scale, const(8, "u8"), to=to)
+        w = g.dequantize(g.unpack_uint4(packed, shape=dims), scale, const(8, "u8"), to=to)
     elif kind == "i8":
         w = g.dequantize(const(rng.integers(-128, 128, dims).astype(np.int8)), scale, to=to)
     else:
@@ -67,7 +64,7 @@ def most(rows: np.ndarray, w: np.ndarray, unit: int) -> np.ndarray:
     return 0.5 * step @ units.T + rounding * np.abs(rows) @ np.abs(w)
 
 
-@pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8"])
+@pytest.mark.parametrize("kind", ["uint4", "i8", "u8"])
 def test_weights_are_arranged_piece_by_piece(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 75 rows 16 at a time, and 4 columns of 75."""
     w = packed.Weights.of(weights(kind, 75, 64, 32))
@@ -82,7 +79,7 @@ def test_weights_are_arranged_piece_by_piece(kind: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.sampled(quick=2)
-@pytest.mark.parametrize("kind", ["uint4", "int4", "i8", "u8", "half scales", "shifted"])
+@pytest.mark.parametrize("kind", ["uint4", "i8", "u8", "half scales", "shifted"])
 @pytest.mark.parametrize("m, n, k, block, dtype", [
     (1, 70, 96, 32, "f32"), (3, 130, 128, 16, "f16"), (17, 200, 256, 128, "f32"),
     (30, 75, 64, 32, "f32"), (25, 40, 64, 32, "f16"), (61, 150, 128, 64, "f16"),

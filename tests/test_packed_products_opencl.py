@@ -21,7 +21,7 @@ from tests.test_packed_products import g, weights
 from tests.test_templates_opencl import POSES
 
 DEVICES = cpus()
-KINDS = ["uint4", "int4", "i8", "u8", "half scales", "shifted"]
+KINDS = ["uint4", "i8", "u8", "half scales", "shifted"]
 MALI = POSES["mali"]
 SLICED = {**POSES["gpu"], "images": True, "image_pixels": 1 << 16, "compute_units": 8}
 

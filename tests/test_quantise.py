@@ -281,8 +281,9 @@ def x(*shape: int, dtype: str = "f32") -> Node:
 
 
 @pytest.mark.parametrize(("make", "error", "text"), [
-    (lambda: G.unpack_int4(x(4, dtype="u8"), shape=(3, 3)), ShapeError,
-     "unpack_int4(u8[4]): [3, 3] is 9 values of 4 bits, two in each byte: wanted u8[5], got u8[4]"),
+    (lambda: G.unpack_uint4(x(4, dtype="u8"), shape=(3, 3)), ShapeError,
+     "unpack_uint4(u8[4]): [3, 3] is 9 values of 4 bits, two in each byte: wanted u8[5], got "
+     "u8[4]"),
     (lambda: G.dequantize(x(4), x()), TypeError_,
      "dequantize(f32[4], f32[]): dequantize takes integers or low floats and a scale of floats, "
      "got f32[4] and "
@@ -351,7 +352,7 @@ READERS: dict[str, Any] = {
 def test_whoever_reads_decoded_weights_reads_them_right(device: str, name: str) -> None:
     packed = const(rng().integers(0, 256, 32 * 16), "u8")
     scale = const(rng().uniform(0.1, 1, (32, 4, 1)), "f32")
-    w = G.dequantize(G.unpack_int4(packed, shape=(32, 4, 8)), scale)
+    w = G.dequantize(G.unpack_uint4(packed, shape=(32, 4, 8)), scale, const(8, "u8"))
     w = G.reshape(w, shape=(32, 32))
     a = graph_input("a", TensorType("f32", (4, 32)))
     graph = Graph("g", (a,), (("y", READERS[name](w, a)),))

@@ -63,7 +63,7 @@ def packed(rows: int, columns: int) -> Node:
     """Weights of 4 bits, two in a byte, with a scale a column."""
     rng = np.random.default_rng(4)
     values = const(rng.integers(0, 256, rows * columns // 2).astype(np.uint8))
-    return G.dequantize(G.unpack_int4(values, shape=(rows, columns)), w(columns))
+    return G.dequantize(G.unpack_uint4(values, shape=(rows, columns)), w(columns), const(8, "u8"))
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {

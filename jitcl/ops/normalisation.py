@@ -3,6 +3,7 @@ whole."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ def _rms_normalization(g: GraphBuilder, node: Any) -> Node:
 
 
 def _group_norm_ref(x: Array, scale: Array, bias: Array, groups: int, epsilon: float) -> Array:
-    split = wide(x).reshape(x.shape[0], groups, -1)
+    split = wide(x).reshape(x.shape[0], groups, math.prod(x.shape[1:]) // max(groups, 1))
     y = _normal_ref(split, (2,), epsilon).reshape(x.shape)
     return np.asarray(y * _along(wide(scale), x.ndim) + _along(wide(bias), x.ndim)).astype(x.dtype)
 
@@ -201,6 +202,7 @@ def _group_norm_ref(x: Array, scale: Array, bias: Array, groups: int, epsilon: f
     ref=_group_norm_ref,
     samples=[
         sample(F32(2, 4, 3, 5), F32(4), F32(4), groups=2, epsilon=1e-5),
+        sample(F32(2, 3, 4, 5), F32(3), F32(3), groups=3, epsilon=1e-5),
         sample(F16(1, 6, 9), F16(6), F16(6), groups=3, epsilon=1e-5, rtol=2e-3)],
 )
 def group_norm(
@@ -208,9 +210,9 @@ def group_norm(
 ) -> Node:
     """Normal within each group of channels, scaled and shifted by channel (Wu and He, 2018)."""
     channels, kind = x.type.dims[1], stats_type(x.type.dtype)
+    alone = groups == channels
     if (
-        groups < 1
-        or channels % groups
+        not alone and (groups < 1 or channels % groups)
         or scale.type.dims != (channels,)
         or bias.type.dims != (channels,)
     ):
@@ -218,9 +220,10 @@ def group_norm(
             f"group_norm: x {x.type} in {groups} groups wants {channels} scales and biases and "
             f"equal groups, got {scale.type} and {bias.type}"
         )
-    shape = (x.type.dims[0], groups, channels // groups, *x.type.dims[2:])
-    split = g.reshape(g.cast(x, to=kind), shape=shape)
-    y = g.reshape(_normal(g, split, tuple(range(2, len(shape))), epsilon), shape=x.type.dims)
+    dims = x.type.dims
+    split = dims if alone else (dims[0], groups, channels // groups, *dims[2:])
+    y = g.reshape(g.cast(x, to=kind), shape=split)
+    y = g.reshape(_normal(g, y, tuple(range(2, len(split))), epsilon), shape=dims)
     y = g.add(
         g.mul(y, per_channel(g, g.cast(scale, to=kind), x.type.rank)),
         per_channel(g, g.cast(bias, to=kind), x.type.rank))
@@ -234,40 +237,14 @@ def _group_normalization(g: GraphBuilder, node: Any) -> Node:
         epsilon=float(node.attrs.get("epsilon", 1e-5)))
 
 
-def _instance_norm_ref(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
-    y = _normal_ref(wide(x), tuple(range(2, x.ndim)), epsilon)
-    return np.asarray(y * _along(wide(scale), x.ndim) + _along(wide(bias), x.ndim)).astype(x.dtype)
-
-
-@composite(
-    ref=_instance_norm_ref,
-    samples=[
-        sample(F32(2, 3, 4, 5), F32(3), F32(3), epsilon=1e-5),
-        sample(F16(1, 2, 16), F16(2), F16(2), epsilon=1e-5, rtol=2e-3)],
-)
-def instance_norm(g: GraphBuilder, x: Node, scale: Node, bias: Node, epsilon: float) -> Node:
-    """Normal over each channel's spatial axes, scaled and shifted by channel (Ulyanov et al.,
-    2016)."""
-    if (
-        x.type.rank < 3
-        or scale.type.shape != x.type.shape[1:2]
-        or bias.type.shape != x.type.shape[1:2]
-    ):
-        raise ShapeError(
-            f"instance_norm: x {x.type} wants rank 3 or more and one scale and bias a channel, "
-            f"got {scale.type} and {bias.type}"
-        )
-    kind, rank = stats_type(x.type.dtype), x.type.rank
-    y = _normal(g, g.cast(x, to=kind), tuple(range(2, rank)), epsilon)
-    y = g.add(
-        g.mul(y, per_channel(g, g.cast(scale, to=kind), rank)),
-        per_channel(g, g.cast(bias, to=kind), rank))
-    return g.cast(y, to=x.type.dtype)
-
-
 @onnx_rule("InstanceNormalization")
 def _instance_normalization(g: GraphBuilder, node: Any) -> Node:
-    return g.instance_norm(*node.inputs[:3], epsilon=float(node.attrs.get("epsilon", 1e-5)))
+    """Normal over each channel's spatial axes (Ulyanov et al., 2016)."""
+    x, scale, bias = node.inputs[:3]
+    if x.type.rank < 3:
+        raise ShapeError(f"InstanceNormalization takes a tensor of rank 3 or more, got {x.type}")
+    return g.group_norm(x, scale, bias, groups=x.type.dims[1],
+                        epsilon=float(node.attrs.get("epsilon", 1e-5)))
 
 
 @onnx_rule("LpNormalization")

@@ -56,17 +56,14 @@ def I8(*shape: int) -> Spec:
 # ---- two values in a byte
 
 
-def _unpacked_type(dtype: str) -> Any:
-    def infer(x: TensorType, shape: Shape) -> TensorType:
-        y = TensorType(dtype, tuple(shape))
-        if x.dtype != "u8" or x.shape != (-(-y.size // 2),):
-            raise ShapeError(
-                f"{list(shape)} is {y.size} values of 4 bits, two in each byte: wanted "
-                f"u8[{-(-y.size // 2)}], got {x}"
-            )
-        return y
-
-    return infer
+def _unpacked_type(x: TensorType, shape: Shape) -> TensorType:
+    y = TensorType("u8", tuple(shape))
+    if x.dtype != "u8" or x.shape != (-(-y.size // 2),):
+        raise ShapeError(
+            f"{list(shape)} is {y.size} values of 4 bits, two in each byte: wanted "
+            f"u8[{-(-y.size // 2)}], got {x}"
+        )
+    return y
 
 
 def _nibbles(x: Array, shape: Shape) -> Array:
@@ -74,32 +71,14 @@ def _nibbles(x: Array, shape: Shape) -> Array:
     return both[: int(np.prod(shape))].reshape(shape)
 
 
-def _int4_ref(x: Array, shape: Shape) -> Array:
-    values = _nibbles(x, shape).astype(np.int8)
-    return np.where(values > 7, values - 16, values).astype(np.int8)
-
-
-_PACKED = [
+@indexed("movement", infer=_unpacked_type, ref=_nibbles, samples=[
     sample(U8(12), shape=(4, 6)), sample(U8(8), shape=(3, 5)), sample(U8(1), shape=()),
-    sample(Spec((128,), "u8", values=tuple(range(128, 256))), shape=(2, 4, 32))]
-
-
-@indexed("movement", infer=_unpacked_type("i8"), ref=_int4_ref, samples=_PACKED)
-def unpack_int4(s: KernelBuilder, ix: Index, x: Loader, shape: Shape) -> Expr:
-    """Signed values of 4 bits from bytes that hold two each, the low half first."""
-    return s.cast(_nibble(s, "int4", ix, x, shape), "i8")
-
-
-@indexed("movement", infer=_unpacked_type("u8"), ref=_nibbles, samples=_PACKED)
+    sample(Spec((128,), "u8", values=tuple(range(128, 256))), shape=(2, 4, 32))])
 def unpack_uint4(s: KernelBuilder, ix: Index, x: Loader, shape: Shape) -> Expr:
     """Unsigned values of 4 bits from bytes that hold two each, the low half first."""
-    return s.cast(_nibble(s, "uint4", ix, x, shape), "u8")
-
-
-def _nibble(s: KernelBuilder, op: str, ix: Index, x: Loader, shape: Shape) -> Expr:
     at = flat_index(list(ix), shape) if ix else E.index(0)
     shift = s.cast(at % 2 * 4, "i32")
-    return s.call(op, s.cast(x(at // 2), "i32"), shift)
+    return s.cast(s.call("uint4", s.cast(x(at // 2), "i32"), shift), "u8")
 
 
 # ---- between integers and real numbers

@@ -14,7 +14,7 @@ HEAVY = ("contraction", "window", "scan", "sort")
 VIEWS = ("reshape", "transpose", "slice", "expand", "tile")    # one operand at another index
 COPY_FLOPS = {"pad": 2, "concat": 1}        # FLOPs of an element; of concat: for each operand
 EPILOGUE = 24                          # nodes behind a heavy one that are looked at
-DECODERS = ("dequantize", "unpack", "unpack_int4", "unpack_uint4")
+DECODERS = ("dequantize", "unpack", "unpack_uint4")
 SHORT_ROW = 4096                       # elements that one worker may well do alone
 
 

@@ -15,7 +15,7 @@ from jitcl.templates.base import Packed
 
 PIECE = 1 << 22             # codes that are arranged at once; a table of tokens has 30 times more
 UNIT = 32                   # terms at most that share a factor, and are added as whole numbers
-OFFSETS = {"unpack_int4": 8, "unpack_uint4": 0, "i8": 128, "u8": 0}     # codes -> unsigned ones
+OFFSETS = {"i8": 128, "u8": 0}      # what makes codes unsigned
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,13 @@ class Weights:
                for z in zeros):
             return None
         zero = int(zeros[0].data.reshape(())) if zeros else 0
-        node, packing = codes, list[str]()
-        while node.op in ("reshape", "unpack_int4", "unpack_uint4"):
-            packing += [node.op] if node.op != "reshape" else []
+        node, bits, offset = codes, 8, OFFSETS.get(codes.type.dtype)
+        while node.op == "reshape" or node.op == "unpack_uint4" and bits == 8:
+            bits = bits if node.op == "reshape" else 4
             node = node.inputs[0]
-        offset = OFFSETS.get(packing[0] if packing else codes.type.dtype)
-        if node.op != "const" or offset is None or len(packing) > 1 or dims[2] % 2:
+        if node.op != "const" or offset is None or dims[2] % 2:
             return None
-        return Weights(node, scales, shifts, 4 if packing else 8, offset, zero + offset, dims[2])
+        return Weights(node, scales, shifts, bits, offset, zero + offset, dims[2])
 
     @property
     def n(self) -> int:
