@@ -28,7 +28,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def winograd_4x4_10x1_cb6645ccbf(args, tid, nthreads):
+def winograd_4x4_10x1_3adebe6d57(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -61,9 +61,10 @@ def winograd_4x4_10x1_cb6645ccbf(args, tid, nthreads):
     acc = scratch(128, "f32")
 
     for task in range(share(blocks, tid, nthreads), share(blocks, tid + 1, nthreads)):
-        first = min_(task * 20, total - 20)
-        for slot in range(20):
-            number = first + slot
+        first = task * 20
+        count = min_(20, total - first)
+        for slot in range(div(count + 9, 10) * 10):
+            number = min_(first + slot, total - 1)
             n = div(number, tiles)
             at = number - n * tiles
             row = div(at, tile_columns)
@@ -124,13 +125,14 @@ def winograd_4x4_10x1_cb6645ccbf(args, tid, nthreads):
                     store(data, target + (r * 6 + 4) * position, o4)
                     store(data, target + (r * 6 + 5) * position, o5)
         for kg in range(kgs):
+            groups = div(count + 9, 10)
             for p in range(36):
-                for s in range(2):
+                for s in range(groups):
                     tile(offset(sums, p * 176 + s * 80), offset(data, p * position + s * 80),
                          offset(wt, (kg * 36 + p) * wt_position), (cbs, 1, 1, 8, last), (160, 0, 0, 0),
                          1, 10, 1, 1, 8, 8, True, ())
-            for s in range(2):
-                for t in range(10):
+            for s in range(groups):
+                for t in range(min_(10, count - s * 10)):
                     number = first + s * 10 + t
                     n = div(number, tiles)
                     at = number - n * tiles

@@ -27,7 +27,7 @@ from math import inf, nan
 from jitcl.devices.cpu.vector import *
 
 
-def transformed_c9e6d15fbc(args, tid, nthreads):
+def transformed_cd8d8ddf09(args, tid, nthreads):
     a = ptr(args, 0, "f32")
     data = ptr(args, 1, "f32")
     tiles = param(args, 2)
@@ -46,7 +46,7 @@ def transformed_c9e6d15fbc(args, tid, nthreads):
     for task in range(share(blocks * 10, tid, nthreads), share(blocks * 10, tid + 1, nthreads)):
         block = div(task, 10)
         t = task - block * 10
-        number = min_(block * 10, total - 10) + t
+        number = min_(task, total - 1)
         n = div(number, tiles)
         at = number - n * tiles
         row = div(at, tile_columns)
@@ -118,7 +118,7 @@ from jitcl.devices.cpu.tiles import tile
 from jitcl.devices.cpu.vector import *
 
 
-def winograd_4x4_10x1_aae9283805(args, tid, nthreads):
+def winograd_4x4_10x1_41cfca60e7(args, tid, nthreads):
     data = ptr(args, 0, "f32")
     wt = ptr(args, 1, "f32")
     x2 = ptr(args, 2, "f32")
@@ -148,15 +148,17 @@ def winograd_4x4_10x1_aae9283805(args, tid, nthreads):
     for task in range(share(kgs * blocks, tid, nthreads), share(kgs * blocks, tid + 1, nthreads)):
         kg = div(task, blocks)
         number = task - kg * blocks
-        first = min_(number * 10, total - 10)
+        first = number * 10
+        count = min_(10, total - first)
         source = number * 36 * position
+        groups = div(count + 9, 10)
         for p in range(36):
-            for s in range(1):
+            for s in range(groups):
                 tile(offset(sums, p * 96 + s * 80), offset(data, source + p * position + s * 80),
                      offset(wt, (kg * 36 + p) * wt_position), (cbs, 1, 1, 8, last), (80, 0, 0, 0),
                      1, 10, 1, 1, 8, 8, True, ())
-        for s in range(1):
-            for t in range(10):
+        for s in range(groups):
+            for t in range(min_(10, count - s * 10)):
                 number = first + s * 10 + t
                 n = div(number, tiles)
                 at = number - n * tiles

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitcl.ir.size_ranges import hints
+from jitcl.ir.sizes import is_size
 from jitcl.target import Target
 from jitcl.templates.base import Match
 from jitcl.templates.convolution import ConvShape
-from jitcl.templates.cpu.tiling import Tile, choose_tile, lasting, step_cycles
+from jitcl.templates.cpu.tiling import Tile, choose_tile, step_cycles
 from jitcl.templates.winograd_cpu.transforms import TRANSFORMS, Transforms
 
 PADDING = 16                   # floats between positions: else they share the caches' sets
 FEWEST_CHANNELS = 16           # with fewer, on either side, transforms cost more than they save
 SMALLEST = {2: 6, 4: 8}        # outputs along an axis; of fewer, too many are computed twice
 MOST_GROUPS = 8                # register tiles side by side
+MANY = 256                     # tiles for which is chosen where their number is not known
 # cycles for one tile and block of channels: loads, operations and stores of both axes, or of one
 DATA_CYCLES = {2: 50, 4: 150}
 RESULT_CYCLES = {2: 60, 4: 190}
@@ -85,16 +87,23 @@ def choices(s: ConvShape, target: Target) -> list[Blocking]:
     if target.winograd == 0 or min(s.c, s.k) < FEWEST_CHANNELS:
         return []
     found = []
-    given, s = s, hints(s)
+    open_sizes, s = any(map(is_size, (s.n, *s.out))), hints(s)
     shortest = min(s.out) if s.kernel[0] > 1 else s.out[1]
     for outputs in TRANSFORMS:
         if target.winograd in (None, outputs) and shortest >= SMALLEST[outputs]:
+            many = _with_many(s, outputs) if open_sizes else s
             cycles, blocking = min(
-                ((winograd_cycles(s, b, target), b) for b in _blockings(given, outputs, target)),
+                ((winograd_cycles(many, b, target), b) for b in _blockings(many, outputs, target)),
                 key=lambda pair: pair[0])
-            if target.winograd is not None or cycles < GAIN * direct_cycles(s, target):
+            if target.winograd is not None or cycles < GAIN * direct_cycles(many, target):
                 found.append((cycles, blocking))
     return [b for _, b in sorted(found, key=lambda pair: pair[0])]
+
+
+def _with_many(s: ConvShape, outputs: int) -> ConvShape:
+    """The shape with at least MANY tiles: a block's weights are read once for all of its tiles."""
+    one = Blocking(outputs, Tile(1, 1, 1), 1, False, s.kernel[0] == 1)
+    return replace(s, n=max(s.n, s.n * MANY // one.counts(s)[1]))
 
 
 def _blockings(s: ConvShape, outputs: int, target: Target) -> Iterator[Blocking]:
@@ -103,7 +112,7 @@ def _blockings(s: ConvShape, outputs: int, target: Target) -> Iterator[Blocking]
     _, total = one.counts(s)
     tile = choose_tile(1, total, -(-s.k // width), target)
     yield Blocking(outputs, tile, 1, False, rows)
-    for groups in range(1, min(MOST_GROUPS, lasting(total) // tile.columns) + 1):
+    for groups in range(1, min(MOST_GROUPS, total // tile.columns) + 1):
         for whole in (True, False):
             b = Blocking(outputs, tile, groups, whole, rows)
             if b.stack_bytes(s, width) <= target.core.stack:

@@ -101,7 +101,6 @@ class _Writer:
     def emit(self) -> list[Emitted]:
         require(self.s.out[0], 1 if self.b.rows else self.b.outputs)
         require(self.s.out[1], self.b.outputs)
-        require(self.b.counts(self.s)[1], self.b.tiles)
         before, a, physical, inset = padded_input(self.s, self.x, self.hooks, planes=False)
         values = self.values(physical, inset)
         if self.b.whole:
