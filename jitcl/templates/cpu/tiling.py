@@ -54,6 +54,8 @@ def choose_tile(
     `even`: its blocks must divide the output's. `fmas`: as `step_cycles` takes it. Of rows and
     columns that are not known, `lasting` ones are taken.
     """
+    if is_size(rows) or is_size(columns):
+        most_blocks = min(4, most_blocks)
     most_rows, most_columns = min(lasting(rows), most_rows), min(lasting(columns), most_columns)
     rows, columns = hint(rows), hint(columns)
     best, least = Tile(1, 1, 1), math.inf

@@ -89,9 +89,9 @@ def choices(s: ConvShape, target: Target) -> list[Blocking]:
     found = []
     open_sizes, s = any(map(is_size, (s.n, *s.out))), hints(s)
     shortest = min(s.out) if s.kernel[0] > 1 else s.out[1]
+    many = _with_many(s) if open_sizes else s
     for outputs in TRANSFORMS:
         if target.winograd in (None, outputs) and shortest >= SMALLEST[outputs]:
-            many = _with_many(s, outputs) if open_sizes else s
             cycles, blocking = min(
                 ((winograd_cycles(many, b, target), b) for b in _blockings(many, outputs, target)),
                 key=lambda pair: pair[0])
@@ -100,10 +100,11 @@ def choices(s: ConvShape, target: Target) -> list[Blocking]:
     return [b for _, b in sorted(found, key=lambda pair: pair[0])]
 
 
-def _with_many(s: ConvShape, outputs: int) -> ConvShape:
-    """The shape with at least MANY tiles: a block's weights are read once for all of its tiles."""
-    one = Blocking(outputs, Tile(1, 1, 1), 1, False, s.kernel[0] == 1)
-    return replace(s, n=max(s.n, s.n * MANY // one.counts(s)[1]))
+def _with_many(s: ConvShape) -> ConvShape:
+    """The shape with so many images that there are MANY of the largest tiles: a block's weights are
+    read once for all of its tiles."""
+    largest = Blocking(max(TRANSFORMS), Tile(1, 1, 1), 1, False, s.kernel[0] == 1)
+    return replace(s, n=max(s.n, s.n * MANY // largest.counts(s)[1]))
 
 
 def _blockings(s: ConvShape, outputs: int, target: Target) -> Iterator[Blocking]:
