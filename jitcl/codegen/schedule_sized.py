@@ -12,13 +12,24 @@ kernel's integer parameters behind its buffers.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jitcl.codegen.axes import spread
-from jitcl.codegen.loops import flatten, merged, nest_of, rewrite
-from jitcl.codegen.render_numba import NumbaRenderer, kernel_text, outer_loops
+from jitcl.codegen.loops import (
+    distribute,
+    drop_unused,
+    flatten,
+    inline_lets,
+    merge_loops,
+    merged,
+    nest_of,
+    rewrite,
+)
+from jitcl.codegen.render_numba import MIN_PIECES, NumbaRenderer, kernel_text, outer_loops
 from jitcl.codegen.schedule_gpu import (
     ROW_GROUP,
     chains,
@@ -29,12 +40,21 @@ from jitcl.codegen.schedule_gpu import (
 )
 from jitcl.codegen.schedule_opencl import Scheduled, rendered
 from jitcl.codegen.share import share
+from jitcl.codegen.split import split_at_conditions
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.kernel import For, Kernel, Stmt, expressions, scanned, statements
-from jitcl.ir.sizes import Size, Space, has_size, hint, is_size, judged_by_hint
+from jitcl.ir.sizes import (
+    Size,
+    Space,
+    at_least_always,
+    has_size,
+    hint,
+    is_size,
+    judged_by_hint,
+)
 from jitcl.ir.verify_schedule import verify_schedule
 from jitcl.target import Target
 from jitcl.templates.base import ENTRY
@@ -71,8 +91,9 @@ def sizes_of(kernel: Kernel) -> list[Size]:
 
 
 def sized_for_cpu(kernel: Kernel) -> Scheduled:
-    """For the CPU path."""
-    r = SizedRenderer(share(_flat(kernel), addresses=False))
+    """For the CPU path: loops over what is a number (channels) are cut where a condition changes.
+    """
+    r = SizedRenderer(share(_flat(kernel) if scanned(kernel) else _cut(kernel), addresses=False))
     return Scheduled(kernel_text(r, ENTRY), (), (), r.sizes.params())
 
 
@@ -106,6 +127,15 @@ def _flat(kernel: Kernel) -> Kernel:
     return flatten(kernel) if scanned(kernel) else merged(kernel)
 
 
+def _cut(kernel: Kernel) -> Kernel:
+    """As `_flat`, but for cuts."""
+    kernel, names = flatten(kernel), itertools.count()
+    body = split_at_conditions(inline_lets(kernel.body), names)
+    with judged_by_hint():
+        body = drop_unused(distribute(body))
+    return replace(kernel, body=merge_loops(body, names))
+
+
 def with_sizes(kernel: Kernel, number: Callable[[Any], int]) -> Kernel:
     """The kernel with a number in the place of each size."""
     memo: dict[Expr, Expr] = {}
@@ -129,12 +159,17 @@ def with_sizes(kernel: Kernel, number: Callable[[Any], int]) -> Kernel:
 
 
 class SizedRenderer(NumbaRenderer):
-    """Threads share all the outer loops that NumbaRenderer might split."""
+    """Threads share all the outer loops that NumbaRenderer might split, or the longest one where
+    these may be a batch of one."""
 
     def split(self, loop: For) -> list[str]:
         nest = nest_of(loop, "parallel")
         with judged_by_hint():
             count = outer_loops(nest)
+            longest = max(range(len(nest)), key=lambda k: nest[k].extent)
+        few = not at_least_always(math.prod(f.extent for f in nest[:count]), MIN_PIECES)
+        if few and longest == len(nest) - 1 >= count and is_size(nest[longest].extent):
+            return self.split_one(nest, longest)
         return self.split_many(nest[:count])
 
 

@@ -15,6 +15,7 @@ from jitcl.codegen.loops import Body, Names, linear_in, piece, strip, subexpress
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.kernel import For, Stmt
+from jitcl.ir.sizes import is_size
 
 PIECES = 9                     # copies that one loop nest may become: a border around two axes
 SIZE = 600                     # expressions that all copies together may have
@@ -30,6 +31,8 @@ def split_at_conditions(body: Body, names: Names, budget: int = PIECES) -> Body:
 
 
 def _split(loop: For, names: Names, budget: int) -> Body:
+    if is_size(loop.extent):
+        return (For(loop.var, loop.kind, split_at_conditions(loop.body, names, budget)),)
     found = set(subexpressions(loop.body))
     cuts = sorted({c for e in found if e.op == "select" for c in _cuts(e.args[0], loop.var)})
     parts = len(cuts) + 1
@@ -64,7 +67,9 @@ def _decided(compare: Expr, var: Expr) -> tuple[int, int] | None:
                   "lt": lambda: b - a - 1}[compare.op]()           # true where this is >= 0
     form = linear_in(difference, var)
     low, high = E.bounds(form[1]) if form else (math.inf, math.inf)
-    if form is None or form[0] == 0 or not math.isfinite(low + high):
+    if form is None or any(map(is_size, (form[0], low, high))):
+        return None
+    if form[0] == 0 or not math.isfinite(low + high):
         return None
     k = form[0]
     if k > 0:
