@@ -9,6 +9,7 @@ output, a softmax of given precision) is imported through ONNX's own function bo
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def _bias(
     padding."""
     a, kind = node.attrs, stats_type(q.type.dtype)
     queries, keys = q.type.dims[2], k.type.dims[2]
-    bias = None if mask is None else _given(g, mask, keys, kind)
+    biases = [] if mask is None else [_given(g, mask, keys, kind)]
     row, column = g.const(np.arange(queries).reshape(-1, 1)), g.const(np.arange(keys))
     count = (
         None
@@ -204,11 +205,11 @@ def _bias(
         allowed.append(g.less_or_equal(g.sub(column, place), right))
     if count is not None:
         allowed.append(g.less(column, count))
-    for condition in allowed:
-        part = g.where(condition, g.const(0, kind), g.const(-math.inf, kind))
-        bias = part if bias is None else g.add(bias, part)
-    if bias is None:
+    biases += [g.where(condition, g.const(0, kind), g.const(-math.inf, kind))
+               for condition in allowed]
+    if not biases:
         return None
+    bias = reduce(g.add, biases)
     return g.reshape(bias, shape=(*(1,) * (4 - bias.type.rank), *bias.type.dims))
 
 

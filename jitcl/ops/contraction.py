@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -209,12 +211,8 @@ def einsum(s: KernelBuilder, ix: Index, *xs: Loader, equation: str) -> Expr:
 
     def term(*ks: Expr) -> Expr:
         at = {**outer, **dict(zip(summed, ks))}
-        value: Expr | None = None
-        for letters, x in zip(terms, xs):
-            read = x(*aligned(tuple(at[c] for c in letters), x.shape))
-            value = read if value is None else value * read
-        assert value is not None
-        return value
+        return reduce(mul, [x(*aligned(tuple(at[c] for c in letters), x.shape))
+                            for letters, x in zip(terms, xs)])
 
     return s.reduce("add", [sizes[c] for c in summed], term) if summed else term()
 

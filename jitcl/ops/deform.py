@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -93,14 +95,12 @@ def deform_columns(s: KernelBuilder, ix: Index, x: Loader, offset: Loader, *mask
         part = move - base
         first = whole + s.index(s.min(s.max(base, float(-FAR)), float(FAR)))
         beside.append([(first, 1.0 - part), (first + 1, part)])
-    total: Expr | None = None
+    found = []
     for corner in itertools.product(*beside):
         at = [place for place, _ in corner]
         value = x(b, c, *at, guard=all_inside(s, at, x.shape[2:]))
-        for _, weight in corner:
-            value = value * weight
-        total = value if total is None else total + value
-    assert total is not None
+        found.append(math.prod((weight for _, weight in corner), start=value))
+    total = reduce(add, found)
     return total * mask[0](b, number, *out) if mask else total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -161,9 +162,7 @@ def max_(s: KernelBuilder, x: Expr, y: Expr) -> Expr:
 @onnx_rule("Min", "Max", "Sum", "Mean")
 def _variadic(g: GraphBuilder, node: Any) -> Node:
     name = {"Min": "min", "Max": "max"}.get(node.op_type, "add")
-    total: Node = node.inputs[0]
-    for x in node.inputs[1:]:
-        total = g.op(name, total, x)
+    total: Node = reduce(partial(g.op, name), node.inputs)
     return g.div(total, len(node.inputs)) if node.op_type == "Mean" else total
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from itertools import combinations
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -98,14 +100,12 @@ def pairwise_coupling(s: KernelBuilder, ix: Index, r: Loader, classes: int) -> E
         wins[j, i] = 1.0 - wins[i, j]
     q = {(i, j): -(wins[j, i] * wins[i, j]) for i in n for j in n if i != j}
     for t in n:
-        q[t, t] = _total([wins[j, t] * wins[j, t] for j in n if j != t])
+        q[t, t] = reduce(add, [wins[j, t] * wins[j, t] for j in n if j != t])
 
     def sweep(k: Expr, *p: Expr) -> tuple[Expr, ...]:
-        qp = [_total([q[t, j] * p[j] for j in n]) for t in n]
-        whole = _total([p[t] * qp[t] for t in n])
-        error = s.abs(qp[0] - whole)
-        for t in n[1:]:
-            error = s.max(error, s.abs(qp[t] - whole))
+        qp = [reduce(add, [q[t, j] * p[j] for j in n]) for t in n]
+        whole = reduce(add, [p[t] * qp[t] for t in n])
+        error = reduce(s.max, [s.abs(qp[t] - whole) for t in n])
         new = list(p)
         for t in n:
             change = (whole - qp[t]) / q[t, t]
@@ -122,13 +122,6 @@ def pairwise_coupling(s: KernelBuilder, ix: Index, r: Loader, classes: int) -> E
     for t in n[1:]:
         found = s.select(s.eq(ix[1], t), p[t], found)
     return found
-
-
-def _total(terms: list[Expr]) -> Expr:
-    whole = terms[0]
-    for term in terms[1:]:
-        whole = whole + term
-    return whole
 
 
 # ---- kernels

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -140,8 +142,7 @@ def _indices_ref(
 @indexed(
     "window",
     ref=_indices_ref,
-    infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "column_major"}).with_(
-        dtype="i64"),
+    infer=lambda x, **attrs: _pool_type(x, **attrs).with_(dtype="i64"),
     samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), column_major=True, **_W2)],
 )
 def max_pool_indices(
@@ -197,7 +198,7 @@ def _average_ref(
 @indexed(
     "window",
     ref=_average_ref,
-    infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "count_pad"}),
+    infer=_pool_type,
     samples=[
         *_SAMPLES, sample(F32(1, 2, 6, 5), count_pad=True, **_W2),
         sample(F32(1, 2, 8), count_pad=True, **{**_W1, "ceil": True, "pads": (1, 1)})],
@@ -215,14 +216,13 @@ def average_pool(
         return x(n, c, *at, guard=all_inside(s, at, x.shape[2:]))
 
     total = s.reduce("add", kernel, term)
-    count: Expr | None = None
+    counts = []
     for d, o in enumerate(out):
         before, after = (pads[d], pads[len(out) + d]) if count_pad else (0, 0)
         start = o * strides[d] - pads[d] + before  # of the window, from the first counted element
-        taps = taps_inside(s, start, kernel[d], dilations[d], x.shape[2 + d] + before + after)
-        count = taps if count is None else count * taps
-    assert count is not None
-    return s.div(total, s.cast(count, total.dtype))
+        counts.append(
+            taps_inside(s, start, kernel[d], dilations[d], x.shape[2 + d] + before + after))
+    return s.div(total, s.cast(reduce(mul, counts), total.dtype))
 
 
 def taps_inside(s: KernelBuilder, start: Expr, taps: int, dilation: int, extent: int) -> Expr:
@@ -242,7 +242,7 @@ def _lp_ref(
 
 @indexed(
     "window", ref=_lp_ref,
-    infer=lambda x, **a: _pool_type(x, **{k: v for k, v in a.items() if k != "p"}),
+    infer=_pool_type,
     samples=[*_SAMPLES, sample(F32(1, 2, 6, 5), p=3, **_W2), sample(F32(1, 2, 6, 5), p=1, **_W2)])
 def lp_pool(
         s: KernelBuilder, ix: Index, x: Loader, kernel: Ints, strides: Ints, pads: Ints,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -131,10 +133,7 @@ def roi_align_grid(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, images
     def term(*ks: Expr) -> Expr:
         taps = [_taps(s, b, k, extent) for b, k, extent in zip(bins, ks, x.shape[2:])]
         found = [x(image, c, i, j) * (u * v) for i, u in taps[0] for j, v in taps[1]]
-        total = found[0]
-        for value in found[1:]:
-            total = total + value if mode == "avg" else s.max(total, value)
-        return total
+        return reduce(add if mode == "avg" else s.max, found)
     total = s.reduce("add" if mode == "avg" else "max", (ratio, ratio), term)
     return total / (ratio * ratio) if mode == "avg" else total
 
@@ -254,10 +253,7 @@ def roi_align_greatest(s: KernelBuilder, ix: Index, x: Loader, boxes: Loader, im
         counts = s.and_(*(n < b.count for n, b in zip(numbers, bins)))
         taps = [_taps(s, b, n, extent) for b, n, extent in zip(bins, numbers, extents)]
         found = [x(image, c, i, j) * (u * v) for i, u in taps[0] for j, v in taps[1]]
-        value = found[0]
-        for other in found[1:]:
-            value = s.max(value, other)
-        return s.select(counts, value, float("-inf"))
+        return s.select(counts, reduce(s.max, found), float("-inf"))
     greatest = s.reduce("max", [2 * d + 4 for d in extents], term)
     # samples left and right of the picture count as 0; those before it were passed over
     some = s.and_(*(s.cast(s.max(b.count, 0.0), zero.dtype) > 0.0 for b in bins))

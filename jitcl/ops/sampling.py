@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -123,15 +125,12 @@ def grid_sample(
         _taps(s, s.cast(grid(n, *out, len(dims) - 1 - d), x.dtype), size, mode, padding, align)
         for d, size in enumerate(dims)
     ]
-    total: Expr | None = None
+    found = []
     for chosen in itertools.product(*taps):
         at = [place for place, _ in chosen]
         value = x(n, c, *at, guard=all_inside(s, at, dims))
-        for _, weight in chosen:
-            value = value if weight is None else value * weight
-        total = value if total is None else total + value
-    assert total is not None
-    return total
+        found.append(math.prod((w for _, w in chosen if w is not None), start=value))
+    return reduce(add, found)
 
 
 def _taps(

@@ -9,6 +9,7 @@ of which all is -inf is NaN there, and here.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -83,12 +84,8 @@ def _padding(g: GraphBuilder, mask: Node, batch: int, queries: int, keys: int, l
 
 
 def _sum(g: GraphBuilder, found: list[Node | None], kind: str) -> Node | None:
-    total: Node | None = None
-    for bias in found:
-        if bias is not None:
-            bias = g.cast(bias, to=kind)
-            total = bias if total is None else g.add(total, bias)
-    return total
+    given = [g.cast(bias, to=kind) for bias in found if bias is not None]
+    return reduce(g.add, given) if given else None
 
 
 def _attended(g: GraphBuilder, node: Any, q: Node, k: Node, v: Node, mask: Node | None,

@@ -4,6 +4,7 @@ numerical ones. What belongs to a generation loop or to one device is refused, w
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -49,16 +50,15 @@ def _quantised_embed(g: GraphBuilder, node: Any) -> Any:
 def _embedded(g: GraphBuilder, node: Any, tables: list[tuple[Node | None, Node | None]], ids: Node,
               gamma: Node | None, beta: Node | None, mask: Node | None) -> Any:
     batch, length = ids.type.dims
-    total: Node | None = None
+    parts = []
     for i, (table, rows) in enumerate(tables):
         if table is None or (rows is None and i != 1):
             continue
         if rows is None:                                    # positions count from 0
             rows = g.reshape(g.arange(start=0, delta=1, count=length), shape=(1, length))
         rows = in_range(g, rows, 0, table.type.dims[0] - 1)
-        part = g.gather(table, rows, axis=0)
-        total = part if total is None else g.add(total, part)
-    assert total is not None
+        parts.append(g.gather(table, rows, axis=0))
+    total = reduce(g.add, parts)
     y = g.layer_norm(total, gamma, *([] if beta is None else [beta]), axis=-1,
                      epsilon=float(node.attrs.get("epsilon", 1e-12)))
     if mask is None:
@@ -250,18 +250,11 @@ def _rfft(g: GraphBuilder, node: Any) -> Node:
 @microsoft("IsAllFinite")
 def _is_all_finite(g: GraphBuilder, node: Any) -> Node:
     """Whether no element of any operand is infinite or no number."""
-    bad: Node | None = None
-    for x in node.inputs:
-        found = []
-        if not node.attrs.get("isnan_only", 0):
-            found.append(g.isinf(x))
-        if not node.attrs.get("isinf_only", 0):
-            found.append(g.isnan(x))
-        one = found[0] if len(found) == 1 else g.or_(*found)
-        one = g.reduce_max(one, keepdims=False)
-        bad = one if bad is None else g.or_(bad, one)
-    assert bad is not None
-    return g.not_(bad)
+    tests = [test for test, other in ((g.isinf, "isnan_only"), (g.isnan, "isinf_only"))
+             if not node.attrs.get(other, 0)]
+    bad = [g.reduce_max(reduce(g.or_, [test(x) for test in tests]), keepdims=False)
+           for x in node.inputs]
+    return g.not_(reduce(g.or_, bad))
 
 
 @microsoft("NGramRepeatBlock")
@@ -278,15 +271,12 @@ def _ngram_repeat_block(g: GraphBuilder, node: Any) -> Node:
 
     def window(first: int, count: int) -> Node:
         return g.slice(ids, starts=(first,), ends=(first + count,), axes=(1,))
-    repeats: Node | None = None
-    for i in range(size - 1):
-        last = window(length - size + 1 + i, 1)              # the n - 1 tokens so far
-        same = g.equal(window(i, starts), last)
-        repeats = same if repeats is None else g.and_(repeats, same)
+    # the n - 1 tokens so far
+    repeats = [g.equal(window(i, starts), window(starts + i, 1)) for i in range(size - 1)]
     after = g.reshape(window(size - 1, starts), shape=(batch, 1, starts))
     hit = g.equal(after, g.const(np.arange(words).reshape(words, 1), ids.type.dtype))
-    if repeats is not None:
-        hit = g.and_(hit, g.reshape(repeats, shape=(batch, 1, starts)))
+    if repeats:
+        hit = g.and_(hit, g.reshape(reduce(g.and_, repeats), shape=(batch, 1, starts)))
     return g.where(g.reduce_max(hit, axes=(2,), keepdims=False),
                    g.const(-math.inf, scores.type.dtype), scores)
 
