@@ -3,10 +3,10 @@ to fix it. What is checked: `checking`."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -276,42 +276,19 @@ def _sorted(proto: ModelProto, name: str) -> ModelProto:
     needs = [sorted({maker[v] for v in reads(node) if v in maker}) for node in nodes]
     if all(j < i for i, js in enumerate(needs) for j in js):
         return proto
-    waiting = [len(js) for js in needs]
-    readers: list[list[int]] = [[] for _ in nodes]
-    for i, js in enumerate(needs):
-        for j in js:
-            readers[j].append(i)
-    ready = [i for i, n in enumerate(waiting) if n == 0]
-    order: list[int] = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for j in readers[i]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                heapq.heappush(ready, j)
-    if len(order) < len(nodes):
+    try:
+        order = [*TopologicalSorter(dict(enumerate(needs))).static_order()]
+    except CycleError as error:
+        cycle = " -> ".join(f"'{label(nodes[i])}' ({nodes[i].op_type})" for i in error.args[1])
         raise ModelError(
-            f"{name}: its nodes form a cycle: {_cycle(proto, needs, set(order))}\n"
+            f"{name}: its nodes form a cycle: {cycle}\n"
             f"  A model must be acyclic; use Loop or Scan for recurrence."
-        )
+        ) from None
     result = ModelProto()
     result.CopyFrom(proto)
     del result.graph.node[:]
     result.graph.node.extend(nodes[i] for i in order)
     return result
-
-
-def _cycle(proto: ModelProto, needs: list[list[int]], done: set[int]) -> str:
-    """One cycle among the nodes that could not be ordered, in the direction of the data."""
-    at = next(i for i in range(len(needs)) if i not in done)
-    path: list[int] = []
-    while at not in path:
-        path.append(at)
-        at = next(j for j in needs[at] if j not in done)
-    loop = [*path[path.index(at) :], at][::-1]
-    return " -> ".join(
-        f"'{label(proto.graph.node[i])}' ({proto.graph.node[i].op_type})" for i in loop)
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
