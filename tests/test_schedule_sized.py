@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from jitcl.codegen.lower import lower
-from jitcl.codegen.schedule_sized import schedule_sized, sized_for_opencl, with_sizes
+from jitcl.codegen.schedule_sized import (
+    schedule_sized,
+    sized_for_cpu,
+    sized_for_opencl,
+    with_sizes,
+)
 from jitcl.ir.graph import Node, graph_input
 from jitcl.ir.group import Group
 from jitcl.ir.interpreter import run_kernel
@@ -148,3 +153,27 @@ def test_a_launch_covers_every_size(device: str, kind: str) -> None:
         assert all(a >= b for a, b in zip(launched, needed))
         assert all(a % b == 0 for a, b in zip(launched, done.local_size))
         assert len(launched) == max(len(groups), len(lanes))
+
+
+def joined_on_cpu(batch_now: int) -> str:
+    """The text for a concatenation of channels, of pictures of h rows and w columns."""
+    space = Space()
+    n, h, w = (space.symbol(name, now) for name, now in zip("nhw", (batch_now, 30, 40)))
+    parts = [graph_input(name, TensorType("f32", (n, channels, h, w)))
+             for name, channels in (("a", 3), ("b", 4))]
+    return sized_for_cpu(lower(Group(G.concat(*parts, axis=1), frozenset()), "k").kernel).body
+
+
+def test_loops_over_channels_are_cut_on_cpus():
+    """No element asks which operand it is of; and where the batch may be one, threads share each
+    picture's elements, not pictures."""
+    text = joined_on_cpu(16)
+    assert "select" not in text and " if " not in text
+    loops = [line.strip() for line in text.splitlines() if line.strip().startswith("for ")]
+    assert loops == [
+        "for i0 in range(size0):",
+        "for p3 in range(share((3 * size1 * size2), tid, nthreads), "
+        "share((3 * size1 * size2), tid + 1, nthreads)):",
+        "for i0 in range(size0):",
+        "for p6 in range(share((4 * size1 * size2), tid, nthreads), "
+        "share((4 * size1 * size2), tid + 1, nthreads)):"]

@@ -289,13 +289,19 @@ def distribute(body: Body, enough: int = 16) -> Body:
 
         for c < 2 { for p < 9 { y[..] = 0 }  for h < 400 { .. } }
         =>  for c < 2 { for p < 9 { y[..] = 0 } }   for c < 2 { for h < 400 { .. } }
+
+    An extent that is no number may be one.
     """
     out: list[Stmt] = []
     for stmt in body:
-        if not is_parallel(stmt) or stmt.extent >= enough:
+        if not is_parallel(stmt):
             out.append(stmt)
             continue
-        inner = distribute(stmt.body, -(-enough // max(stmt.extent, 1)))
+        extent = 1 if is_size(stmt.extent) else stmt.extent
+        if extent >= enough:
+            out.append(stmt)
+            continue
+        inner = distribute(stmt.body, -(-enough // max(extent, 1)))
         apart = len(inner) > 1 and all(isinstance(s, Store) or is_parallel(s) for s in inner)
         out.extend(For(stmt.var, stmt.kind, (s,)) for s in inner) if apart else out.append(
             For(stmt.var, stmt.kind, inner))

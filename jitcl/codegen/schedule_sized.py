@@ -130,9 +130,7 @@ def _flat(kernel: Kernel) -> Kernel:
 def _cut(kernel: Kernel) -> Kernel:
     """As `_flat`, but for cuts."""
     kernel, names = flatten(kernel), itertools.count()
-    body = split_at_conditions(inline_lets(kernel.body), names)
-    with judged_by_hint():
-        body = drop_unused(distribute(body))
+    body = drop_unused(distribute(split_at_conditions(inline_lets(kernel.body), names)))
     return replace(kernel, body=merge_loops(body, names))
 
 
