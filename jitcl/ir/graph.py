@@ -323,8 +323,6 @@ def rebuild(graph: Graph, change: Callable[[Node, tuple[Node, ...]], Node]) -> G
         origin = graph.origins.get(node)
         if origin is not None:
             spread_origin(result, origin, origins)
-    if all(node is result for node, result in new.items()):
-        return graph
     return Graph(graph.name, tuple(new[i] for i in graph.inputs),
                  tuple((name, new[n]) for name, n in graph.outputs), origins)
 
