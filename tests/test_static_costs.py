@@ -11,6 +11,7 @@ import os
 import pytest
 
 from benchmarks import static_cost
+from jitcl.codegen.plan import KernelSource
 from jitcl.ir.graph import Node
 from jitcl.ops.builder import GraphBuilder
 from jitcl.target.profiles import PROFILES
@@ -45,15 +46,28 @@ GRAPHS = {                                       # and the least share of multip
 }
 
 
-def test_products_keep_full_occupancy_and_multiply_most_of_the_time():
-    target = PROFILES["mali-g610"].target
+def costs(kernels: dict[str, KernelSource]) -> dict[str, static_cost.Numbers]:
+    """The numbers of kernels on a Mali-G610, by name."""
     reach, root = static_cost.compilers(argparse.Namespace(
         root=os.environ["REACH_ROOT"], reach=os.environ.get("REACH", static_cost.REACH)))
+    said = static_cost.compiled({n: k.body for n, k in kernels.items()}, "mali-g610", reach, root)
+    return {n: static_cost.numbers(said[n], k.body, False) for n, k in kernels.items()}
+
+
+def test_products_keep_full_occupancy_and_multiply_most_of_the_time():
+    target = PROFILES["mali-g610"].target
     kernels = {name: next(k for k in plan(make(), target).kernels
                           if k.template in ("gemm_opencl", "conv_opencl"))
                for name, (make, _) in GRAPHS.items()}
-    said = static_cost.compiled({n: k.body for n, k in kernels.items()}, "mali-g610", reach, root)
-    for name, kernel in kernels.items():
-        found = static_cost.numbers(said[name], kernel.body, False)
-        assert (found["occupancy"], found["spills"]) == (1, 0), (name, kernel.entry, found)
-        assert found["useful"] >= GRAPHS[name][1], (name, kernel.entry, found)
+    for name, found in costs(kernels).items():
+        assert (found["occupancy"], found["spills"]) == (1, 0), (name, found)
+        assert found["useful"] >= GRAPHS[name][1], (name, found)
+
+
+@pytest.mark.parametrize("keys", [300, 256])
+def test_attention_of_one_query_keeps_full_occupancy(keys):
+    q, k, v = (x(name, 1, 4, n, 64) for name, n in (("q", 1), ("k", keys), ("v", keys)))
+    scores = g.add(g.mul(g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2))), 0.125), x("mask", keys))
+    made = plan(g.matmul(g.softmax(scores, axis=-1), v), PROFILES["mali-g610"].target)
+    (found,) = costs({k.entry: k for k in made.kernels if k.entry.startswith("attention")}).values()
+    assert (found["occupancy"], found["spills"]) == (1, 0), found

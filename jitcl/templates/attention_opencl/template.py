@@ -21,7 +21,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import divisor, parameters, require
-from jitcl.ir.sizes import has_size, is_size
+from jitcl.ir.sizes import at_least_always, has_size, is_size
 from jitcl.target import Target
 from jitcl.templates.attention import Piece, pieces
 from jitcl.templates.attention_opencl.forms import (
@@ -247,35 +247,48 @@ class _Writer:
                             (t.items,))]
         return self.joined(stem, body, operands, size, (t.items,), sizes)
 
+    def lies(self, name: str, copied: list[Emitted], whole: bool = False) -> Lying | None:
+        """How the rows of queries, keys or values ("q", "k", "v") lie: see `pieces`."""
+        scores, result = self.a.scores, self.a.result
+        hooks, p, which = {"q": (self.before, scores, 0), "k": (self.before, scores, 1),
+                           "v": (self.after, result, 1)}[name]
+
+        def index(image: Expr, row: Expr, column: Expr) -> tuple[Expr, ...]:
+            if name == "v":
+                row, column = column, row
+            return tuple((p.a, p.b)[which](image, row, column)[0])
+
+        shape = p.batch, *((p.k, p.n) if name == "v" else ((p.m, p.n)[which], p.k))
+        return lying(name, hooks, pieces(hooks, p.nodes[which], counter("image", p.batch), shape,
+                                         index, name, copied, FLOATS, whole))
+
     def rows(self, score: Loader | None) -> list[Emitted] | None:
-        a, f = self.a, self.f
-        sides = self.sides(1, 1, QUAD, (QUAD, QUAD, 1), QUAD)
-        along = tuple(s.run == QUAD and s.by_k == by_k for s, by_k in zip(sides, (1, 1, 0)))
-        if not all(along):
+        a, f, copied = self.a, self.f, list[Emitted]()
+        found = [self.lies(name, copied, whole=True) for name in "qkv"]
+        sides = tuple(s for s in found if s is not None and s.run % QUAD == 0)
+        if copied or len(sides) < len(found):
             return None
         part = -(-self.part // f.columns) * f.columns
         if a.sized:
             part, self.room = keys_of_rows(a, self.hooks.target)
             self.splits = -(-a.n // part)
             require(MAX_INDEX - 1, self.room * a.result.n)
-        sizes = self.sizes(score, sides, None, part, self.splits)
+        k_row, v_row = (s.pieces[0][2] * (4 if s.ctype == "float" else 2) for s in sides[1:])
+        sizes = self.sizes(score, sides, None, part, self.splits) | dict(
+            head=a.scores.k, width=a.result.n, k_row=k_row, v_row=v_row, block=f.columns)
         body, operands = self.rendered(
             "rows", score, sides, None, R=f.rows, B=f.columns, PART=part, SPLITS=self.splits,
-            RAGGED=divisor(a.n) % f.columns > 0, sizes=sizes)
+            RAGGED=divisor(a.n) % f.columns > 0, SHORT=not at_least_always(a.n, f.columns),
+            sizes=sizes)
         size, local = spread(self.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
         return self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local, sizes)
 
     def few(self, score: Loader | None) -> list[Emitted] | None:
         a, t, emitted = self.a, self.f.columns, list[Emitted]()
-        several, image = is_size(a.n) or self.splits > 1, counter("image", a.batch)
+        several = is_size(a.n) or self.splits > 1
         require(MAX_INDEX - 1, self.splits * a.batch * a.m * a.result.n)
         query = side(a.scores, self.before, 0, a.m, 1, 1, 1)
-        keys = lying("k", self.before, pieces(
-            self.before, a.scores.nodes[1], image, (a.batch, a.n, a.scores.k),
-            lambda i, row, d: tuple(a.scores.b(i, row, d)[0]), "k", emitted, FLOATS))
-        values = lying("v", self.after, pieces(
-            self.after, a.result.nodes[1], image, (a.batch, a.n, a.result.n),
-            lambda i, row, d: tuple(a.result.b(i, d, row)[0]), "v", emitted, FLOATS))
+        keys, values = (self.lies(name, emitted) for name in "kv")
         epilogue = None if several else self.epilogue(1)
         if keys is None or values is None or not (several or epilogue):
             return None
