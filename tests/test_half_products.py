@@ -17,6 +17,7 @@ from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.runtime.cache import kernel_cache
 from jitcl.runtime.memory import laid_out
+from jitcl.target.profiles import find_profile
 from tests.compiling import compile_graph
 from tests.devices import device, present
 from tests.generated.kernels import TARGETS
@@ -95,6 +96,39 @@ def test_products_in_half_lie_in_their_enclosures(spec: str, kind: str, pose: st
     assert not halves or "c00 +=" in bodies or "v +=" in bodies           # .. and then in f32
     assert not trial.reason and not trial.wrong([y])
     assert trial.wrong([y + np.float16(0.1) * np.abs(y).max()])
+
+
+def masked() -> Graph:
+    """Scores of which some are replaced by a number that f16 does not hold."""
+    q, k = (g.relu(graph_input(n, TensorType("f32", shape)))
+            for n, shape in (("q", (2, 48, 64)), ("k", (2, 64, 80))))
+    keep = graph_input("keep", TensorType("bool", (48, 80)))
+    return graph_of(g.where(keep, g.matmul(q, k), float(np.finfo(np.float32).min)))
+
+
+@pytest.mark.parametrize("pose", ["in registers", "with images", "tiled"])
+@pytest.mark.parametrize("spec", HALF)
+def test_scores_are_products_in_half_where_programs_are_few_and_their_mask_f32(
+        spec: str, pose: str) -> None:
+    place = device(spec)
+    assert place is not None
+    trial, y = tried(place, pose, masked())[-1]
+    bodies = "".join(k.body for k in trial.plan.kernels if k.template)
+    assert ("h00 +=" in bodies) == (pose != "tiled") and "float *restrict y" in bodies
+    assert not trial.reason and not trial.wrong([y])
+    assert (y == np.finfo(np.float32).min).any() and np.isfinite(y).all()
+    assert trial.wrong([y + 0.1 * np.abs(y[y > -1e30]).max()])
+
+
+def test_a_first_layer_has_four_rows_of_sums_whatever_its_weights_are_stored_as():
+    """They are f16 below "high"; its sums are f32, and its input takes registers as such."""
+    data = graph_input("x", TensorType("f32", (1, 3, 112, 112)))
+    rng = np.random.default_rng(3)
+    w = g.const(rng.normal(size=(64, 3, 7, 7)).astype(np.float32) / 12)
+    graph = graph_of(conv(data, w, 2))
+    for precision in ("high", "normal", "low"):
+        made = compile_graph(graph, find_profile("mali-g610").target, precision).plan
+        assert [k.entry.rpartition("_")[0] for k in made.kernels] == ["patches", "gemm_4x1x4"]
 
 
 @pytest.mark.parametrize(("columns", "vectors"), [(56, True), (52, False)])

@@ -61,6 +61,9 @@ class Loads:
         found = self.memo.get(key)
         if found is None:
             found = self._compute(node, ix)
+            if found.dtype == "f16" and self.types(node).dtype == "f32" and (
+                    node is not self.group.root):            # of f16, behind which all is f32
+                found = E.cast(found, "f32")
             if node in self.stored:
                 found = self.s.cast(found, self.types(node).dtype)
             self.memo[key] = found

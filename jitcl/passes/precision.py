@@ -4,7 +4,8 @@
     normal   f32 tensors that kernels exchange, and constants, are stored as f16; arithmetic is f32
     low      the same, and groups of nodes whose values stay within f16 compute in f16 where the
              device has it; sums are f32, in templates of a few terms each that f16 adds. Where
-             programs are to be few, small weights of products are f16 as large ones are
+             programs are to be few, small weights of products are f16 as large ones are, and
+             products compute in f16 also where what is made of them stays f32
 
 A node's dtype then says how it is stored. What is inlined is never rounded: a kernel that computes
 in f32 converts what it loads and rounds what it stores. Inputs and outputs keep their dtypes.
@@ -27,7 +28,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.errors import UnsupportedError
-from jitcl.ir.graph import Data, Graph, Node, const, derived
+from jitcl.ir.graph import Data, Graph, Node, const, derived, toposort
 from jitcl.ir.group import Group, is_literal
 from jitcl.ir.sizes import at_least_always, same
 from jitcl.ir.types import ROW
@@ -238,19 +239,21 @@ class _Assigner:
         whole = wide or precision == "high"
         dtype = self._root_dtype(group, whole, wide)
         small = OF_LITTLE if self.survival.whys.get(root) in (LITTLE, SHARED) else SMALL
-        computes = precision == "low" and self.half and self._computes_in_half(group, dtype)
+        halves = self._halves(group, dtype) if precision == "low" and self.half else ()
+        whole_half = len(halves) == len(group.members)
         # what may be written into its place in a concatenation
         joined = root.inputs if root.op == "concat" and dtype == "f16" else ()
         new: dict[Node, Node] = {}
         for node in group.members:
             kept = dtype if node is root else node.type.dtype
-            if node is not root and kept == "f32" and (computes or node in joined):
+            inner = node in halves and (whole_half or node is not group.anchor)
+            if node is not root and kept == "f32" and (inner or node in joined):
                 kept = "f16"                   # not rounded for it
             if node is not root and kept == "f16" and wide:
                 kept = "f32"
             weighs = kind(node) == "contraction" and precision == "low"
             least = 0 if self.few and weighs else small
-            inputs = [new[i] if i in new else self._operand(i, computes, whole, least)
+            inputs = [new[i] if i in new else self._operand(i, node in halves, whole, least)
                       for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
             if node in self.graph.origins:
@@ -258,7 +261,7 @@ class _Assigner:
         self.stored[root] = new[root]
         made = replace(group, root=new[root], inlined=frozenset(new[n] for n in group.inlined),
                        anchor=None if group.anchor is None else new[group.anchor],
-                       compute="f16" if computes else "f32")
+                       compute="f16" if halves else "f32")
         if any(n.type.dtype == "f16" for n in (new[root], *made.operands)):
             return made
         return replace(made, kept="put into f32" if wide else "as asked" if whole
@@ -305,15 +308,28 @@ class _Assigner:
             self.halves[node] = node if kept else as_halves(node)
         return self.halves[node]
 
-    def _computes_in_half(self, group: Group, dtype: str) -> bool:
-        """Whether all that the group computes with is within f16, operands included."""
-        if not any(dtypes.is_float(n.type.dtype) for n in group.members):
+    def _halves(self, group: Group, dtype: str) -> Sequence[Node]:
+        """What the group computes in f16: all that is in it, or, where programs are to be few, its
+        product and what that is made of, behind which all is f32, as masked scores are."""
+        if self._half(group.members, group, dtype):
+            return group.members
+        anchor = group.anchor
+        if not self.few or anchor is None or kind(anchor) != "contraction":
+            return ()
+        product = toposort([anchor], group.inlined)
+        behind = {n.type.dtype for n in group.members if n not in product}
+        return product if "f16" not in behind | {dtype} and self._half(product, group, dtype) else ()
+
+    def _half(self, nodes: Sequence[Node], group: Group, dtype: str) -> bool:
+        """Whether all that these nodes of a group compute with is within f16, operands included."""
+        if not any(dtypes.is_float(n.type.dtype) for n in nodes):
             return False
-        for node in group.members:
+        for node in nodes:
             if dtypes.is_float(node.type.dtype) and not self._half_node(node, group, dtype):
                 return False
-        return all(self._operand(n, True).type.dtype == "f16" for n in group.operands
-                   if dtypes.is_float(n.type.dtype))
+        return all(self._operand(i, True).type.dtype == "f16" for n in nodes for i in n.inputs
+                   if i not in group.inlined and not is_literal(i)
+                   and dtypes.is_float(i.type.dtype))
 
     def _half_node(self, node: Node, group: Group, dtype: str) -> bool:
         if node.type.dtype not in ("f16", "f32"):

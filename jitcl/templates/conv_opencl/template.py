@@ -102,15 +102,16 @@ class ConvOpenCl(Template[Form, OpenClHooks]):
 
 
 def sparing(group: Group) -> bool:
-    """Whether a product needs few registers beside the sums: its floats are stored as such, and its
-    epilogue calls no long function and counts no columns, since it reads one element a channel, or
-    what lies as y does. Not of padded rows: with tiles of two rows a window reads them in place,
-    with four it would read copies of its taps.
+    """Whether a product needs few registers beside the sums: its floats are stored as such (or
+    weights as f16), and its epilogue calls no long function and counts no columns, since it reads
+    one element a channel, or what lies as y does. Not of padded rows: with tiles of two rows a
+    window reads them in place, with four it would read copies of its taps.
     """
     anchor, root = group.anchor, group.root.type
     read = [n.type for n in group.operands if anchor is None or n not in anchor.inputs]
     return (root.layout == ROW and not has_size(root.dims)
-            and all(n.type.dtype == "f32" for n in group.operands)
+            and all(n.type.dtype == "f32" for n in group.operands
+                    if anchor is None or n is not anchor.inputs[1])
             and all(t.dims == root.dims or set(t.dims[2 - root.rank:]) <= {1} for t in read)
             and all(element_cost(n) < FUNCTION for n in group.members
                     if lookup(n.op).kind == "elementwise"))
