@@ -20,6 +20,7 @@ PIXEL = 4                      # floats of an image's pixel
 SLICES = (2, 4, 8, 16)         # of a sum's terms
 LEAST_TERMS = 16               # of a slice
 LITTLE = 256                   # steps of a work-item, a fraction of what its launch takes
+LEAST_STEP = 6                 # of a GPU, where two rows take 8: a vector alone waits for memory
 JOIN = 12                      # writing and reading a vector of sums, in multiply-adds of vectors
 
 
@@ -107,7 +108,7 @@ def _cost(tiles: int, rows: int, vectors: int, target: Target, slices: int = 1, 
     step = max(rows * vectors / 2, (rows + vectors) / 2, 4)
     if target.device_type == "cpu":
         return -(-tiles // target.compute_units) * step
-    step = (rows * vectors + 2 * rows + 2 * vectors) / slices
+    step = max(rows * vectors + 2 * rows + 2 * vectors, LEAST_STEP) / slices
     if slices > 1:
         step += JOIN * rows * vectors / terms
     return max(tiles * slices, target.busy) * step
