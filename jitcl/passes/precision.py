@@ -317,8 +317,8 @@ class _Assigner:
         if not self.few or anchor is None or kind(anchor) != "contraction":
             return ()
         product = toposort([anchor], group.inlined)
-        behind = {n.type.dtype for n in group.members if n not in product}
-        return product if "f16" not in behind | {dtype} and self._half(product, group, dtype) else ()
+        behind = {dtype, *(n.type.dtype for n in group.members if n not in product)}
+        return product if "f16" not in behind and self._half(product, group, dtype) else ()
 
     def _half(self, nodes: Sequence[Node], group: Group, dtype: str) -> bool:
         """Whether all that these nodes of a group compute with is within f16, operands included."""
