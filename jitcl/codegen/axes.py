@@ -126,10 +126,8 @@ def merge(nest: list[For], body: Body) -> tuple[For, Body]:
     place = E.var(f"p_{nest[0].var.value}", extent=total)
     lets: list[Stmt] = []
     values: dict[str, Expr] = {}
-    rest = total
-    for f in nest:
-        rest //= f.extent
-        at = place // rest
+    for k, f in enumerate(nest):
+        at = place // math.prod(inner.extent for inner in nest[k + 1:])
         values[f.var.value] = E.var(f.var.value)
         lets.append(Let(values[f.var.value], at if f is nest[0] else at % f.extent))
     body = tuple(renamed(s, values) for s in body)

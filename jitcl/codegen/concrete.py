@@ -25,7 +25,7 @@ def concretes(generated: Generated, space: Space) -> list[Generated]:
     idle = {s.kernel for s in generated.plan.steps} - _launched(generated.plan, hints)
     for scale in SCALES:
         values = space.values({a.symbol: max(LOWEST, round(a.hint * scale))
-                               for a in space.atoms if a.symbol})
+                               for a in space.atoms if a.free})
         more = idle & _launched(generated.plan, values) if idle else None
         if more and space.holds(values):
             found.append(concrete(generated, values))

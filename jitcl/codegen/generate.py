@@ -26,10 +26,11 @@ from jitcl.codegen.writer import DIGEST, GroupKernels, Launch
 from jitcl.errors import JitclError
 from jitcl.ir.graph import Graph, Node, Origin
 from jitcl.ir.group import Group, Join, is_literal, with_sums_marked
-from jitcl.ir.sizes import hint
+from jitcl.ir.size_ranges import present
+from jitcl.ir.sizes import hint, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
-from jitcl.templates.base import FIRST, Argument, Chooser, Emitted, Packed, Scratch
+from jitcl.templates.base import FIRST, Argument, Chooser, Emitted, Packed, Scratch, launched
 
 COMMENT = {"numba": "#", "opencl": "//", "jitcl": "//"}
 
@@ -113,8 +114,8 @@ class _Generator:
             self.places[group.root] = self.buffer(self.name(group, number), group.root, kind)
             if isinstance(group, Join):
                 self.join(group)
-            elif group.root.type.size:                        # else nothing to launch
-                lowered[number] = self.write(group, number)
+            elif not same(when := present(group.root.type.size), 0):
+                lowered[number] = self.write(group, number, when)
         specs = tuple(self.output(name, node) for name, node in self.graph.outputs)
         plan = Plan(tuple(inputs), specs, tuple(self.kernels.values()), tuple(self.steps),
                     tuple(self.buffers), (), self.kept())
@@ -212,8 +213,10 @@ class _Generator:
 
     # ---- kernels
 
-    def write(self, group: Group, number: int) -> Lowered | None:
-        """All launches of a group, in the variant that its driver gets."""
+    def write(self, group: Group, number: int, when: int = 1) -> Lowered | None:
+        """All launches of a group, in the variant that its driver gets. when: 0 where it has no
+        elements, so that a run leaves them out (a size, where that depends on sizes).
+        """
         name = self.name(group, number)
         chosen = self.variants.choose(group, name, self.origin(group))
         if chosen.variant.name:
@@ -226,6 +229,10 @@ class _Generator:
         for part in chosen.parts:
             whole = group if len(chosen.parts) == 1 else part.group
             for launch in part.launches:
+                if not same(when, 1):
+                    (emitted,) = launched([launch.emitted], when)
+                    launch = replace(launch, emitted=replace(
+                        emitted, main=when * launch.emitted.main))
                 self.launch(launch, whole, part, chosen, number)
         self.inner = {}
         return None if before else last.lowered

@@ -247,12 +247,10 @@ class CpuGroupHooks(GroupHooks):
         lane.
         """
         *leading, columns = self.group.root.type.dims
-        rest = math.prod(leading)
-        row = E.var("row", extent=rest)
+        row = E.var("row", extent=math.prod(leading))
         ix: list[Expr] = []
-        for d in leading:
-            rest //= d
-            ix.append(E.index(0) if d == 1 else (row // rest) % d)
+        for k, d in enumerate(leading):
+            ix.append(E.index(0) if d == 1 else (row // math.prod(leading[k + 1:])) % d)
         return (*ix, E.index(0) if columns == 1 else E.var("nb") * width + lane)
 
     def cell_lines(self, stores: Sequence[Store], lane: Expr, width: int, wide: tuple[str, ...],

@@ -232,7 +232,7 @@ def merge_axes(group: Group) -> dict[Node, TensorType] | None:
             groups[-1].append(axis)
         elif any(not same(d[axis], 1) for d in full.values()):
             groups.append([axis])
-    if root.size == 0:
+    if same(root.size, 0):
         return None
     return {
         n: seen[n].with_(shape=tuple(math.prod(d[a] for a in g) for g in groups))

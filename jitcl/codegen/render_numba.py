@@ -225,10 +225,10 @@ class NumbaRenderer:
         """Split the collapsed iterations of all loops of the nest."""
         if len(nest) == 1:
             return self.split_one(nest, 0)
-        total = rest = math.prod(f.extent for f in nest)
+        total = math.prod(f.extent for f in nest)
         lines = [f"    for p in range({self.span(total)}):"]
         for depth, f in enumerate(nest):
-            rest //= f.extent
+            rest = math.prod(f.extent for f in nest[depth + 1:])
             at = "p" if same(rest, 1) else f"p // {self.sizes.write(rest)}"
             if depth > 0:
                 at = f"({at}) % {self.sizes.write(f.extent)}"

@@ -174,7 +174,7 @@ class KernelBuilder:
         if held == "f16" and combine in ("add", "mul") and not (self.flushed and combine == "add"):
             value = E.cast(value, "f32")         # a running sum in half loses its small terms
         start = E.const(identity(combine, value.dtype) if init is None else init, value.dtype)
-        if 0 in extents:
+        if any(same(extent, 0) for extent in extents):
             for _ in opened:
                 self.close()
             return E.cast(start, held)

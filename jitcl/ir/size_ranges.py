@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
+from jitcl.ir.size_bounds import low_of
 from jitcl.ir.sizes import (
-    LOWEST,
     Size,
     SizePinned,
     Space,
     at_least,
+    by_hint,
     hint,
     is_size,
     judged_by_hint,
@@ -58,6 +59,33 @@ def at_most(size: int, limit: int) -> int:
     return 1 // (1 + (size - 1) // limit)
 
 
+def least(a: Any, b: Any, general: bool = False) -> Any:
+    """min(a, b): where that isn't always the same, a guard says which; in a general space, or where
+    asked, an atom is what it is.
+    """
+    return _one_of("min", a, b, general)
+
+
+def largest(a: Any, b: Any, general: bool = False) -> Any:
+    """max(a, b), likewise."""
+    return _one_of("max", a, b, general)
+
+
+def _one_of(how: str, a: Any, b: Any, general: bool) -> Any:
+    for lesser, larger in ((a, b), (b, a)):
+        if low_of(larger - lesser) >= 0:
+            return lesser if how == "min" else larger
+    space = a.space if type(a) is Size else b.space
+    if (general or space.general) and not by_hint():
+        return space.one_of(how, a, b)
+    return min(a, b) if how == "min" else max(a, b)
+
+
+def present(size: int) -> int:
+    """1 where a size, which is 0 or more, is not 0, else 0: as a size."""
+    return cast(int, least(size, 1, general=True))
+
+
 def require(a: Any, b: Any) -> None:
     """From here on a >= b is taken for granted; SizePinned where it isn't so now."""
     with judged_by_hint(False):
@@ -67,11 +95,11 @@ def require(a: Any, b: Any) -> None:
 
 def halvings(n: int, spare: int = 0) -> int:
     """How often n places are halved until one is left. Of a size that isn't known: as often as
-    suits all up to 2**spare times what it is now, which is a guard.
+    suits all up to 2**spare times what it is now, which is a guard; in a general space, more.
     """
     steps = (hint(n) - 1).bit_length()
     if is_size(n):
-        steps += spare
+        steps = max(steps + spare, 4 * spare if n.space.general else 0)
         require(1 << steps, n)
     return steps
 
@@ -80,7 +108,9 @@ def named(line: str, space: Space) -> str:
     """A line of text with sizes by the names of their dimensions, quotients written out."""
     def name(found: re.Match[str]) -> str:
         atom = space.atoms[int(found[1])]
-        return atom.symbol or named(f"({atom.numerator} // {atom.denominator})", space)
+        a, b = atom.numerator, atom.denominator
+        both = f"({a} // {b})" if atom.how == "//" else f"{atom.how}({a}, {b})"
+        return atom.symbol if atom.free else named(atom.symbol or both, space)
     return NUMBERED.sub(name, line)
 
 
@@ -110,8 +140,9 @@ def grows(space: Space, size: Any) -> bool:
     if any(k < 0 for monomial, k in size.key if monomial):
         return False
     inside = (space.atoms[n] for monomial, _ in size.key for n in monomial)
-    return all(a.symbol or (type(a.denominator) is not Size and grows(space, a.numerator))
-               for a in inside)
+    return all(a.symbol or (grows(space, a.numerator) and (
+        grows(space, a.denominator) if a.how != "//" else type(a.denominator) is not Size))
+        for a in inside)
 
 
 def most(space: Space, size: Any, largest: Sequence[int]) -> int:
@@ -121,13 +152,17 @@ def most(space: Space, size: Any, largest: Sequence[int]) -> int:
     ranges: list[tuple[int, int]] = []
     for atom, value in zip(space.atoms, largest):
         if atom.symbol:
-            ranges.append((LOWEST, value))
+            ranges.append((int(atom.low), value))
             continue
         low, high = _range(atom.numerator, ranges)
-        least, greatest = _range(atom.denominator, ranges)
-        least = max(least, 1)               # a guard rules 0 out
-        greatest = max(greatest, least)
-        ends = [x // d for x in (low, high) for d in (least, greatest)]
+        lesser, greater = _range(atom.denominator, ranges)
+        if atom.how != "//":
+            pick = min if atom.how == "min" else max
+            ranges.append((pick(low, lesser), pick(high, greater)))
+            continue
+        lesser = max(lesser, 1)             # a guard rules 0 out
+        greater = max(greater, lesser)
+        ends = [x // d for x in (low, high) for d in (lesser, greater)]
         ranges.append((min(ends), max(ends)))
     found = _range(size, ranges)[1]
     if found < 0:
@@ -170,4 +205,5 @@ def everywhere(x: Any, change: Callable[[Size], Any]) -> Any:
 
 
 __all__ = ["alike", "at_most", "conditions", "divisor", "everywhere", "grows", "halvings", "hints",
-           "most", "named", "parameters", "require", "settled"]
+           "largest", "least",
+           "most", "named", "parameters", "present", "require", "settled"]

@@ -5,13 +5,13 @@
     (n + 3) * 8 // 4                    # 2*size0 + 6: arithmetic stays symbolic
     n == 1, n < 64                      # False without more ado; True, and a guard: size0 < 64
 
-A `Size` is a polynomial with integer coefficients over *atoms*: the symbols, and quotients that do
-not come out even. Beside its terms it has a *hint*, its value now. A comparison that holds for all
-values of the symbols is just answered. Any other is answered for the hint and becomes a *guard* of
-the space: what was derived holds wherever the guards do ("concolic" execution: Godefroid, Klarlund
-and Sen, 2005, "DART: Directed Automated Random Testing"). Where Python or NumPy want a number and
-nothing else (`range(n)`, `n & 7`, an array's element), SizePinned is raised, so that no size is
-ever taken for its hint silently.
+A `Size` is a polynomial with integer coefficients over *atoms*: the symbols, quotients that do not
+come out even, and, in a `general` space, the lesser or larger of two sizes. Beside its terms it has
+a *hint*, its value now. A comparison that holds for all values of the symbols is just answered. Any
+other is answered for the hint and becomes a *guard* of the space: what was derived holds wherever
+the guards do ("concolic" execution: Godefroid, Klarlund and Sen, 2005, "DART: Directed Automated
+Random Testing"). Where Python or NumPy want a number and nothing else (`range(n)`, `n & 7`, an
+array's element), SizePinned is raised, so that no size is ever taken for its hint silently.
 Sizes claim to be ints, with which all of the compiler computes; `type(n) is Size` tells.
 """
 
@@ -27,10 +27,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
-LOWEST = 1                      # symbols stand for values from here on: 0 is a shape apart
+from jitcl.ir.size_bounds import Monomial, Terms, low_of, lowest, without
+
+LOWEST = 1                      # symbols stand for values from here on; of a general space, from 0
 HIGHEST = (1 << 31) - 1
-Monomial = tuple[int, ...]      # numbers of atoms, sorted; () is 1
-Terms = dict[Monomial, int]     # without zeros
 
 _spaces = itertools.count()
 _judging = threading.local()
@@ -50,7 +50,9 @@ class SizeUnfit(Exception):
 
 @dataclass(frozen=True)
 class Atom:
-    """A symbol, by its name among the model's dimensions; or floor(numerator / denominator)."""
+    """A symbol, by its name among the model's dimensions, or what stands for the value of a formula
+    (ir/size_formulas.py); floor(numerator / denominator); or the "min" or "max" of the two.
+    """
 
     symbol: str = ""
     numerator: Any = None
@@ -58,6 +60,13 @@ class Atom:
     hint: int = 0
     low: float = LOWEST             # bounds of its values; infinite where none is known
     high: float = HIGHEST
+    how: str = "//"
+    formula: Any = None
+
+    @property
+    def free(self) -> bool:
+        """Whether it is a dimension."""
+        return bool(self.symbol) and self.formula is None
 
 
 @dataclass
@@ -69,37 +78,54 @@ class Space:
     sealed: bool = False            # no more guards: what holds is known
     pinned_at: tuple[Any, ...] = ()     # lines of code that last asked for a number
     now: dict[str, int] = field(default_factory=dict)   # what symbols are; hints may be others
+    general: bool = False           # for shapes that others' guards rule out: few guards of its own
 
     def __post_init__(self) -> None:
         self.number = next(_spaces)
-        self._quotients: dict[tuple[Any, Any], Size] = {}
+        self.lows: dict[Any, float] = {}                # bounds of sizes, by their keys
+        self._made: dict[tuple[str, Any, Any], Size] = {}
 
-    def symbol(self, name: str, hint: int, now: int | None = None) -> int:
-        """A size for a named dimension, LOWEST or more. now: what it is, if that isn't the hint."""
+    def symbol(self, name: str, hint: int, now: int | None = None, formula: Any = None) -> int:
+        """A size for a named dimension, or a formula. now: what it is, if that isn't the hint."""
         for number, atom in enumerate(self.atoms):
             if atom.symbol == name:
                 return self.atom(number)
         now = hint if now is None else now
-        if not LOWEST <= now <= HIGHEST:
+        low = 0 if self.general else LOWEST
+        if not low <= now <= HIGHEST:
             raise SizePinned(f"dimension '{name}' is {now}")
         self.now[name] = now
-        self.atoms.append(Atom(name, hint=hint))
+        self.atoms.append(Atom(name, hint=hint, low=low, formula=formula))
         return self.atom(len(self.atoms) - 1)
 
     def atom(self, number: int) -> int:
         """An atom as a size."""
         return Size(self, {(number,): 1}, self.atoms[number].hint)  # type: ignore[return-value]
 
+    def size(self, terms: Terms) -> Any:
+        """A polynomial of atoms; a number where nothing else is left."""
+        return _made(self, terms, _value(self, terms))
+
     def quotient(self, a: Size | int, b: Size | int) -> Size:
         """floor(a / b) as an atom, where no simpler form is known; b > 0."""
-        key = (a, b)
-        if key not in self._quotients:
-            low, high = -math.inf, math.inf
-            if _low(a) >= 0:
-                low, high = (0 if type(b) is Size else _low(a) // b), _high(a)
-            self.atoms.append(Atom("", a, b, hint(a) // hint(b), low, high))
-            self._quotients[key] = cast(Size, self.atom(len(self.atoms) - 1))
-        return self._quotients[key]
+        low, high = -math.inf, math.inf
+        if lowest(a) >= 0:
+            low, high = (0 if type(b) is Size else lowest(a) // b), -lowest(-a)
+        return self._derived("//", a, b, hint(a) // hint(b), low, high)
+
+    def one_of(self, how: str, a: Size | int, b: Size | int) -> Size:
+        """The "min" or "max" of two as an atom."""
+        pick = min if how == "min" else max
+        return self._derived(how, a, b, pick(hint(a), hint(b)), pick(lowest(a), lowest(b)),
+                             pick(-lowest(-a), -lowest(-b)))
+
+    def _derived(self, how: str, a: Size | int, b: Size | int, value: int, low: float, high: float
+                 ) -> Size:
+        key = how, a, b
+        if key not in self._made:
+            self.atoms.append(Atom("", a, b, value, low, high, how))
+            self._made[key] = cast(Size, self.atom(len(self.atoms) - 1))
+        return self._made[key]
 
     def guard(self, relation: str, size: Size) -> None:
         """Take `size relation 0` ("==", "!=", ">=") for granted; SizeUnfit if it isn't so now."""
@@ -109,26 +135,35 @@ class Space:
             raise SizePinned(f"'{size} {relation} 0' is asked of a finished compilation")
         *_, (monomial, _) = size.key
         if relation == "==" and len(monomial) == 1 and size.terms.keys() <= {(), monomial} and (
-                symbol := self.atoms[monomial[0]].symbol):
-            raise SizeFixed(symbol)
+                atom := self.atoms[monomial[0]]).free:
+            raise SizeFixed(atom.symbol)
         if not _holds(relation, self.actual(size)):
             raise SizeUnfit(f"'{size} {relation} 0' is not so now")
         self.guards[relation, size] = None
 
     def values(self, symbols: Mapping[str, int]) -> list[int]:
-        """Of all atoms, in order, for values of the symbols."""
+        """Of all atoms, in order, for values of the symbols. Those of formulas are computed; where
+        they have a value here, too, the larger is taken.
+        """
         found: list[int] = []
         for atom in self.atoms:
+            if atom.formula is not None:
+                value = atom.formula.size(found)
+                found.append(max(value, symbols.get(atom.symbol, value)))
+                continue
             if atom.symbol:
                 found.append(symbols[atom.symbol])
+                continue
+            a, b = at(atom.numerator, found), at(atom.denominator, found)
+            if atom.how == "//":
+                found.append(a // b if b else 0)            # 0 is what a guard rules out
             else:
-                divisor = at(atom.denominator, found)       # 0 is what a guard rules out
-                found.append(at(atom.numerator, found) // divisor if divisor else 0)
+                found.append(min(a, b) if atom.how == "min" else max(a, b))
         return found
 
     def holds(self, values: Sequence[int]) -> bool:
         """Whether what was derived holds where atoms have these values."""
-        if any(a.symbol and not LOWEST <= v <= HIGHEST for a, v in zip(self.atoms, values)):
+        if any(a.symbol and not a.low <= v <= a.high for a, v in zip(self.atoms, values)):
             return False
         return all(_holds(relation, at(size, values)) for relation, size in self.guards)
 
@@ -237,9 +272,9 @@ class Size:
         difference = self - other
         if type(difference) is not Size:
             return bool(difference == 0)
-        if _low(difference) > 0 or _high(difference) < 0:
+        if low_of(difference) > 0 or low_of(-difference) > 0:
             return False
-        if getattr(_judging, "by_hint", False):
+        if by_hint():
             return False
         equal = difference.hint == 0
         self.space.guard("==" if equal else "!=", _leading(difference))
@@ -335,10 +370,10 @@ def divided(a: Any, b: Any) -> tuple[Any, Any]:
     lead, coefficient = max(b.terms.items(), key=lambda t: (len(t[0]), t[0]))
     while type(rest) is Size:
         found = next((m for m, k in sorted(rest.terms.items(), key=lambda t: (-len(t[0]), t[0]))
-                      if k % coefficient == 0 and _without(m, lead) is not None), None)
+                      if k % coefficient == 0 and without(m, lead) is not None), None)
         if found is None:
             break
-        part = cast(Monomial, _without(found, lead))
+        part = cast(Monomial, without(found, lead))
         factor = {part: rest.terms[found] // coefficient}
         step = _made(space, factor, _value(space, factor))
         after = rest - step * b
@@ -348,67 +383,21 @@ def divided(a: Any, b: Any) -> tuple[Any, Any]:
     return quotient, rest
 
 
-def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
-    left = list(monomial)
-    for number in part:
-        if number not in left:
-            return None
-        left.remove(number)
-    return tuple(left)
-
-
 def _value(space: Space, terms: Terms) -> int:
     return sum(k * math.prod(space.atoms[n].hint for n in m) for m, k in terms.items())
 
 
 # ---- what is known of all values
 
-def _low(size: Any) -> float:
-    """A bound from below for all values of the symbols; -inf where none is known."""
-    if type(size) is not Size:
-        return cast(float, size)
-    atoms = size.space.atoms
-    shifted = _shifted(size)
-    if shifted is None:
-        return -math.inf
-    least: float = shifted.pop((), 0)
-    for monomial, k in shifted.items():
-        if k < 0:
-            least += k * math.prod(atoms[n].high - atoms[n].low for n in monomial)
-    return least
-
-
-def _high(size: Any) -> float:
-    return -_low(-size)
-
-
-def _shifted(size: Size) -> Terms | None:
-    """The polynomial over what each atom exceeds its least value by."""
-    total: Terms = {(): 0}
-    for monomial, k in size.terms.items():
-        product: Terms = {(): k}
-        for number in monomial:
-            low = cast(int, size.space.atoms[number].low)
-            if math.isinf(low):
-                return None
-            grown: Terms = {}
-            for m, c in product.items():
-                grown[m] = grown.get(m, 0) + c * low
-                longer = tuple(sorted((*m, number)))
-                grown[longer] = grown.get(longer, 0) + c
-            product = grown
-        for m, c in product.items():
-            total[m] = total.get(m, 0) + c
-    return total
-
-
 def at_least_always(a: Any, b: Any) -> bool:
-    """Whether a >= b for all values of the symbols (of numbers: whether it is so)."""
+    """Whether a >= b for all values of the symbols (of numbers: whether it is so). Quick: of what
+    atoms are made of, only `at_least`, `least` and `largest` know.
+    """
     if type(a) is not Size and type(b) is not Size:
         return bool(a >= b)
     if isinstance(a, float) or isinstance(b, float):
         return bool(a == math.inf or b == -math.inf)
-    return _low(a - b) >= 0
+    return lowest(a - b) >= 0
 
 
 def same(a: Any, b: Any) -> bool:
@@ -431,23 +420,28 @@ def at_least(a: Any, b: Any) -> bool:
     difference = a - b
     if type(difference) is not Size:
         return bool(difference >= 0)
-    if _low(difference) >= 0:
+    if low_of(difference) >= 0:
         return True
-    if _high(difference) < 0:
+    if low_of(-difference) > 0:
         return False
     holds = difference.hint >= 0
-    if not getattr(_judging, "by_hint", False):
+    if not by_hint():
         difference.space.guard(">=", difference if holds else -difference - 1)
     return holds
 
 
+def by_hint() -> bool:
+    """Whether what is larger is answered for the hints now."""
+    return bool(getattr(_judging, "by_hint", False))
+
+
 @contextmanager
-def judged_by_hint(by_hint: bool = True) -> Iterator[None]:
+def judged_by_hint(judged: bool = True) -> Iterator[None]:
     """What is larger is answered for the hints, and what is not always equal is not, without
     guards: where that decides how fast something is, and all answers are right.
     """
-    before = getattr(_judging, "by_hint", False)
-    _judging.by_hint = by_hint
+    before = by_hint()
+    _judging.by_hint = judged
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from jitcl.errors import ShapeError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import largest
 from jitcl.ir.sizes import has_size, whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, affordable
@@ -66,7 +67,7 @@ def _range(g: GraphBuilder, node: Any) -> Node:
     if object in (start.dtype, limit.dtype, delta.dtype):
         first, step = whole(start.item()), whole(delta.item())
         count = (whole(limit.item()) - first + step - (1 if step > 0 else -1)) // step
-        return g.cast(g.arange(start=first, delta=step, count=max(0, count)), to=dtype)
+        return g.cast(g.arange(start=first, delta=step, count=largest(0, count)), to=dtype)
     if not delta or not np.isfinite([start, limit, delta]).all():
         raise ShapeError(f"a range from {start} to {limit} by {delta} has no end: "
                          f"wanted finite numbers, delta not 0")

@@ -19,6 +19,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import least
 from jitcl.ir.sizes import whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -226,7 +227,7 @@ def _non_max_suppression(g: GraphBuilder, node: Any) -> Bounded | Node:
     if most is not None and np.size(most) > 1:
         raise ShapeError(f"max_output_boxes_per_class is one number, got {np.size(most)}")
     count = 0 if most is None or not np.size(most) else whole(np.reshape(most, -1)[0])
-    count = min(max(count, 0), boxes.type.dims[1] if boxes.type.rank == 3 else 0)
+    count = least(max(count, 0), boxes.type.dims[1] if boxes.type.rank == 3 else 0)
     limits = [g.reshape(v, shape=(1,)) if isinstance(v, Node) else g.const([v], "f32")
               for v in (_number(node, 3, 0.0), _number(node, 4, -math.inf))]
     chosen = _selection_type(boxes.type, scores.type, TensorType("f32", (2,)), count)

@@ -15,6 +15,8 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.indices import Bounds, outside, range_text
+from jitcl.ir.size_ranges import largest
+from jitcl.ir.sizes import same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -43,7 +45,7 @@ def position(s: KernelBuilder, raw: Expr, extent: int) -> Expr:
 def _check_indices(x: TensorType, indices: TensorType, extent: int, axis: int) -> None:
     if not dtypes.is_int(indices.dtype):
         raise TypeError_(f"indices are {indices}, wanted integers")
-    if extent == 0 and indices.size:
+    if not largest(extent, 1 - indices.size) > 0:
         raise ShapeError(f"axis {axis} of {x} is empty: there is nothing to index")
 
 
@@ -80,7 +82,7 @@ def in_range(g: GraphBuilder, x: Node, low: Any, high: Any) -> Node:
 
 def places(g: GraphBuilder, x: Node, *extents: int) -> Node:
     """x, marked as places on an axis, or in each column on one; negative ones from its end."""
-    if not extents or 0 in extents:
+    if not extents or any(same(e, 0) for e in extents):
         return x                                # the op says what is wrong
     return in_range(g, x, tuple(-e for e in extents), tuple(e - 1 for e in extents))
 

@@ -12,7 +12,7 @@ from jitcl.errors import ShapeError
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import judged_by_hint, whole
+from jitcl.ir.sizes import judged_by_hint, same, whole
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -61,7 +61,7 @@ def _reshape_type(x: TensorType, shape: Sequence[Dim]) -> TensorType:
     sample(F32(0, 3), shape=(3, 0)), sample(F16(4, 3, 2), shape=(2, 2, 6))])
 def reshape(ix: Index, source: Shape, target: Shape, shape: Sequence[Dim]) -> Index:
     """The same elements in row-major order under another shape; one dimension may be -1."""
-    if 0 in source:
+    if any(same(d, 0) for d in source):
         return tuple(E.index(0) for _ in source)
     found: list[Expr] = []
     with judged_by_hint():
@@ -70,10 +70,8 @@ def reshape(ix: Index, source: Shape, target: Shape, shape: Sequence[Dim]) -> In
         flat = E.index(0)
         for a in new:
             flat = flat * target[a] + ix[a]
-        stride = math.prod(source[a] for a in old)
-        for a in old:
-            stride //= source[a]
-            found.append(flat // stride % source[a])
+        for k, a in enumerate(old):
+            found.append(flat // math.prod(source[b] for b in old[k + 1:]) % source[a])
     return tuple(found)
 
 

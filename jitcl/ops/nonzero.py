@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitcl.ir.graph import Node, const
+from jitcl.ir.sizes import same
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import Bounded, composite, fixed, onnx_rule, sample
 from jitcl.ops.selection import total
@@ -38,7 +39,7 @@ def _nonzero(g: GraphBuilder, node: Any) -> Bounded | Node:
     """One column an element, in row-major order; a scalar counts as a vector of one."""
     x = node.inputs[0]
     dims = x.type.dims or (1,)
-    if x.type.size == 0:
+    if same(x.type.size, 0):
         return const(np.zeros((len(dims), 0), np.int64))
     flat = g.reshape(x, shape=(x.type.size,))
     kept = flat if x.type.dtype == "bool" else g.not_(g.equal(flat, 0))

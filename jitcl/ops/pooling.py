@@ -16,6 +16,7 @@ from jitcl.errors import ModelError, ShapeError
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import is_size
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.contraction import wide
@@ -288,7 +289,7 @@ def _attrs(node: Any, x: Node) -> dict[str, Any]:
 def _reaching(taps: int, extent: Any, before: int, after: int, stride: int, dilation: int) -> int:
     """Of the taps of an axis' only window, those that reach no farther than the padded input; all,
     where a second window would fit without the others."""
-    if not isinstance(extent, int):
+    if not isinstance(extent, int) or is_size(extent):
         return taps
     beyond = (taps - 1) * dilation + 1 - (before + extent + after)
     cut = -(-beyond // dilation)

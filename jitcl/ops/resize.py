@@ -23,6 +23,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
+from jitcl.ir.size_ranges import largest
 from jitcl.ir.sizes import SizePinned, has_size, same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -50,7 +51,7 @@ from jitcl.ops.resize_axes import (
     periodic_step,
     tap_tables,
 )
-from jitcl.ops.size_arithmetic import Ratio, product, quotient
+from jitcl.ops.size_arithmetic import Ratio, float_of, quotient, whole_of
 
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
@@ -163,7 +164,8 @@ def _axes_of(node: Any, x: Node) -> list[Axis]:
     if sizes is None:
         factors, outs = given, np.floor(lengths * given)
     else:
-        factors, outs = given / lengths, given
+        with np.errstate(divide="ignore"):
+            factors, outs = given / lengths, given
         if policy != "stretch":
             pick = {"not_larger": np.min, "not_smaller": np.max}.get(policy)
             if pick is None:
@@ -193,15 +195,15 @@ def _sized_axes(node: Any, x: Node) -> list[Axis]:
         raise SizePinned("a Resize that crops, or keeps the aspect ratio, needs numbers")
     found = [Axis(d, d, np.float32(1)) for d in x.type.dims]
     for i, a in enumerate(axes):
-        length = Ratio.of(x.type.dims[a])
+        length = x.type.dims[a]
         if scales:
             scale = Ratio.of(scales[i])
-            out = product(length, scale, "f32").floor()
+            out = whole_of(float_of("mul", "f32", length, scales[i]))
         else:
             out = sizes[i]
-            scale = quotient(Ratio.of(out), length, "f32")
-        if not out > 0:
-            raise SizePinned(f"axis {a} is resized to {out}")
+            scale = quotient(Ratio.of(out), Ratio.of(length), "f32")
+        if not largest(length, 1 - out) > 0:
+            raise SizePinned(f"axis {a} has {length} elements and is resized to {out}")
         known = not has_size((scale.num, scale.den))
         found[a] = Axis(x.type.dims[a], out,
                         np.float32(scale.num / scale.den) if known else scale)
@@ -220,8 +222,11 @@ def _resize(g: GraphBuilder, node: Any) -> Node:
         raise ModelError(
             f"mode '{mode}' with coordinate_transformation_mode '{coordinates}' is not defined")
     axes = _axes_of(node, x)
-    if 0 in x.type.dims:
-        raise ShapeError(f"can't resize {x.type}: it has no elements")
+    if any(same(d, 0) for d in x.type.dims):
+        outs = tuple(axis.out for axis in axes)
+        if not any(same(out, 0) for out in outs):
+            raise ShapeError(f"can't resize {x.type}: it has no elements")
+        return g.expand(g.const(0, x.type.dtype), shape=outs)
     if mode == "nearest":
         return _nearest(g, node, x, axes, coordinates)
     dtype = x.type.dtype

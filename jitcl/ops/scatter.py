@@ -20,7 +20,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.sizes import at_least_always
+from jitcl.ir.sizes import at_least_always, same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -249,7 +249,8 @@ def scatter_elements(g: GraphBuilder, x: Node, indices: Node, updates: Node, axi
     """x with y[indices[i, j], j] = updates[i, j], or combined by `reduction`."""
     axis = norm_axis(axis, x.type.rank)
     _scatter_elements_type(x.type, indices.type, updates.type, axis, reduction)
-    many = not at_least_always(FEW, indices.type.dims[axis]) and 0 not in indices.type.dims
+    many = not at_least_always(FEW, indices.type.dims[axis])
+    many = many and not any(same(d, 0) for d in indices.type.dims)
     form = g.elements_written if many else g.elements_sought
     return form(x, indices, updates, axis=axis, reduction=reduction)
 

@@ -17,6 +17,7 @@ from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.size_ranges import halvings
+from jitcl.ir.sizes import same
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
 from jitcl.ops.core import (
@@ -43,7 +44,7 @@ SPARE = 6                       # doublings that a search in a vector of unknown
 
 
 def _places_type(counts: TensorType, size: int) -> TensorType:
-    if counts.rank != 1 or counts.dtype != "i32" or counts.shape[0] == 0:
+    if counts.rank != 1 or counts.dtype != "i32" or same(counts.shape[0], 0):
         raise ShapeError(f"wanted running counts i32[n], got {counts}")
     return TensorType("i32", (size,))
 

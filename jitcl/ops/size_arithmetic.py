@@ -2,7 +2,8 @@
 
 Floats that are made of sizes (`Floor(Cast(Shape(x)) * 0.5)`) are `Ratio`s. A float that is rounded
 once from a quotient of numbers below 2**24 has the floor of that quotient, so that what becomes a
-size again is exact.
+size again is exact. Others (`Sqrt`, by 0.7, what is rounded twice) are `Formula`s, and what becomes
+a size again is computed for each shape.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node
-from jitcl.ir.size_ranges import require
-from jitcl.ir.sizes import Size, SizePinned, divided, has_size
+from jitcl.ir.size_formulas import DTYPES, Formula, computed, spaces
+from jitcl.ir.size_formulas import OPS as FORMULAS
+from jitcl.ir.size_ranges import largest, least, require
+from jitcl.ir.sizes import Size, SizePinned, divided, has_size, is_size
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +33,7 @@ def array_of(values: tuple[int, ...]) -> Array:
     return found
 
 
+GROWTH = 16                     # a Ratio is for sizes that are so many times what they are now
 MANTISSA = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}       # bits: integers up there are exact
 
 
@@ -47,6 +51,8 @@ class Ratio:
     def of(cls, x: Any) -> Ratio:
         if isinstance(x, Ratio):
             return x
+        if isinstance(x, Formula):
+            raise SizePinned(f"'{x}' is no quotient of sizes")
         if type(x) is Size:
             return cls(x, 1)
         if not np.isfinite(x):
@@ -89,7 +95,7 @@ def _difference(a: Ratio, b: Ratio, dtype: str) -> Ratio:
 
 def _rounded(num: Any, den: Any, dtype: str, exact: bool) -> Ratio:
     """num / den in lowest terms, where what they were made of was exact, and both are so small that
-    rounding passes no integer.
+    rounding passes no integer, with room to grow.
     """
     if not exact or not den > 0:
         raise SizePinned(f"'{num} / {den}' is rounded twice, or has no positive divisor")
@@ -100,6 +106,9 @@ def _rounded(num: Any, den: Any, dtype: str, exact: bool) -> Ratio:
         lowest = Fraction(num, den)
         num, den = lowest.numerator, lowest.denominator
     limit = 1 << MANTISSA[dtype]
+    if any(is_size(n) and GROWTH * max(abs(n.hint), abs(n.space.actual(n))) > limit
+           for n in (num, den)):
+        raise SizePinned(f"'{num} / {den}' is too long for {dtype}")
     for n in (num, den):
         require(limit, n)
         require(n, -limit)
@@ -117,14 +126,15 @@ def _divide(a: Any, b: Any) -> Any:
 
 _BY_ELEMENT: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _divide,
-    "neg": operator.neg, "abs": abs, "min": min, "max": max,
+    "neg": operator.neg, "abs": abs, "min": least, "max": largest,
     "mod": operator.mod, "equal": operator.eq, "less": operator.lt, "greater": operator.gt,
     "less_or_equal": operator.le, "greater_or_equal": operator.ge}
 _OF_FLOATS: dict[str, Callable[[Ratio, Ratio, str], Ratio]] = {
     "add": _sum, "sub": _difference, "mul": product, "div": quotient}
 _ROUNDED: dict[str, Callable[[Ratio], Any]] = {"floor": Ratio.floor, "ceil": Ratio.ceil}
-_TO_ONE: dict[str, Callable[..., Any]] = {
-    "reduce_prod": operator.mul, "reduce_sum": operator.add, "reduce_min": min, "reduce_max": max}
+_TO_ONE: dict[str, tuple[str, Callable[..., Any]]] = {
+    "reduce_prod": ("mul", operator.mul), "reduce_sum": ("add", operator.add),
+    "reduce_min": ("min", least), "reduce_max": ("max", largest)}
 _MOVEMENT = ("gather", "concat", "reshape", "transpose", "slice", "tile", "expand")
 
 
@@ -137,35 +147,59 @@ def arithmetic(node: Node, ref: Callable[..., Any], *arrays: Array) -> Array:
     if node.op == "sizes":
         found = array_of(node.attr("values"))
     elif node.op == "cast" and dtypes.is_int(dtype):
-        found = _each(lambda x: x if type(x) is Size else Ratio.of(x).towards_zero(), arrays[0])
-    elif node.op in ("cast", *_ROUNDED, *_OF_FLOATS) and dtype in MANTISSA:
-        found = _floats(node.op, dtype, *arrays)
+        found = _each(whole_of, arrays[0])
+    elif node.op in ("cast", *FORMULAS) and dtype in MANTISSA:
+        found = _each(lambda *xs: float_of(node.op, dtype, *xs), *arrays)
     elif node.op == "where":
         found = np.where(*(arrays[0].astype(bool), *arrays[1:]))
     elif node.op in _BY_ELEMENT and whole and not any(node.kwargs.values()):
         found = _each(_BY_ELEMENT[node.op], *arrays)
     elif node.op in _MOVEMENT and not has_size(tuple(node.kwargs.values())):
         found = np.asarray(ref(*arrays, **node.kwargs))
-    elif node.op in _TO_ONE and whole and node.type.size == 1 and arrays[0].size:
-        found = np.asarray(functools.reduce(_TO_ONE[node.op], arrays[0].reshape(-1)), object)
+    elif node.op in _TO_ONE and node.type.size == 1 and arrays[0].size and (
+            whole or dtype in MANTISSA):
+        of_floats, of_whole = _TO_ONE[node.op]
+        fold = of_whole if whole else functools.partial(float_of, of_floats, dtype)
+        found = np.asarray(functools.reduce(fold, arrays[0].reshape(-1)), object)
         found = found.reshape(node.type.dims)
     else:
         raise SizePinned(f"'{node.op}' of sizes is no shape arithmetic")
-    if found.dtype != object or any(type(v) in (Size, Ratio) for v in found.reshape(-1)):
+    if found.dtype != object or any(
+            type(v) in (Size, Ratio, Formula) for v in found.reshape(-1)):
         return found
     return found.astype(dtypes.to_numpy(dtype))
 
 
-def _floats(op: str, dtype: str, *arrays: Array) -> Array:
-    """An op that makes floats of sizes, or of such floats."""
-    def element(*elements: Any) -> Any:
-        ratios = [Ratio.of(x) for x in elements]
+def float_of(op: str, dtype: str, *operands: Any) -> Any:
+    """What an op makes of sizes, or of floats of sizes: a number where that is known."""
+    try:
+        ratios = [Ratio.of(x) for x in operands]
         if op in _OF_FLOATS:
             found = _OF_FLOATS[op](ratios[0], ratios[1], dtype)
+        elif op in _ROUNDED:
+            found = _rounded(_ROUNDED[op](ratios[0]), 1, dtype, True)
+        elif op == "cast":
+            found = _rounded(ratios[0].num, ratios[0].den, dtype, ratios[0].exact)
         else:
-            (x,) = ratios
-            found = _rounded(_ROUNDED[op](x), 1, dtype, True) if op in _ROUNDED else _rounded(
-                x.num, x.den, dtype, x.exact)
-        known = not has_size((found.num, found.den))
-        return dtypes.converted(np.asarray(found.num / found.den), dtype) if known else found
-    return _each(element, *arrays)
+            raise SizePinned(f"'{op}' makes no quotient")
+    except SizePinned:
+        return _formula(op, dtype, *operands)
+    known = not has_size((found.num, found.den))
+    return dtypes.converted(np.asarray(found.num / found.den), dtype) if known else found
+
+
+def _formula(op: str, dtype: str, *operands: Any) -> Any:
+    """An op as a formula; a number where all operands are."""
+    if dtype not in DTYPES or op not in FORMULAS:
+        raise SizePinned(f"'{op}' of {dtype} of sizes is no shape arithmetic")
+    found = Formula(op, dtype, tuple(
+        Formula("div", dtype, (x.num, x.den)) if isinstance(x, Ratio) else
+        x if isinstance(x, (Formula, Size)) else float(x) for x in operands))
+    return found if spaces(found) else found.at(())
+
+
+def whole_of(x: Any) -> Any:
+    """A float of sizes as a whole number, towards zero."""
+    if type(x) is Size:
+        return x
+    return computed(x) if isinstance(x, Formula) else Ratio.of(x).towards_zero()

@@ -14,7 +14,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.size_ranges import alike
+from jitcl.ir.size_ranges import alike, largest, least
 from jitcl.ir.sizes import has_size, is_size
 from jitcl.ir.types import Dim, TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -75,8 +75,8 @@ def _cut(start: int, end: int, step: int, dim: int) -> Cut:
     if not has_size((start, end, dim)) or step < 0:
         indices = range(*slice(start, end, step).indices(dim))
         return Cut(indices.start, indices.step, len(indices))
-    first, behind = (min(max(i + dim if i < 0 else i, 0), dim) for i in (start, end))
-    return Cut(first, step, max(0, (behind - first + step - 1) // step))
+    first, behind = (least(largest(i + dim if i < 0 else i, 0), dim) for i in (start, end))
+    return Cut(first, step, largest(0, (behind - first + step - 1) // step))
 
 
 def _slice_type(x: TensorType, starts: Ints, ends: Ints, axes: Ints | None = None,
@@ -213,7 +213,7 @@ def _pad_type(x: TensorType, *value: TensorType, pads: Sequence[int],
         same_dtype(x, *value)
     shape = tuple(d + b + e for d, b, e in zip(x.dims, pads, pads[x.rank:]))
     for a, (old, new) in enumerate(zip(x.dims, shape)):
-        if new < 0 or (old == 0 and new > 0 and mode != "constant"):
+        if new < 0 or (mode != "constant" and old == 0 and new > 0):
             raise ShapeError(f"pads {list(pads)} (mode {mode}) leave {new} of the {old} elements "
                              f"of axis {a} of {x}")
     return x.with_(shape=shape)

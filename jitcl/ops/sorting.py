@@ -19,7 +19,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.builder import KernelBuilder
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
-from jitcl.ir.size_ranges import halvings
+from jitcl.ir.size_ranges import halvings, least
 from jitcl.ir.sizes import whole
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
@@ -236,7 +236,7 @@ def sort_order(g: GraphBuilder, x: Node, largest: bool = False, first: int | Non
         raise ShapeError(f"wanted [rows, n, length], of a length of 1 if greatest first, got "
                          f"{x.type}")
     rows, n, length = x.type.dims
-    first = n if first is None else min(first, n)
+    first = n if first is None else least(first, n)
     if n < long:
         return _by_rank(g, x, largest, first)
     size = max(BLOCK, 1 << halvings(n))

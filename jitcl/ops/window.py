@@ -33,7 +33,7 @@ def window_extent(
     """Windows that fit along an axis. With `ceil` a last, partial one counts if it starts
     inside."""
     room = whole(size) + before + after - ((kernel - 1) * dilation + 1)
-    if room < 0 and not ceil:
+    if not ceil and room < 0:
         raise ShapeError(
             f"a window of {kernel} (dilation {dilation}) does not fit an axis of {size} "
             f"padded by {before} and {after}"
@@ -264,7 +264,7 @@ def _transpose_type(
         - pads[n + d]
         for d in range(n)
     )
-    if min(spatial) < 0:
+    if any(extent < 0 for extent in spatial):
         raise ShapeError(f"pads {list(pads)} leave nothing of the output: {spatial}")
     return TensorType(dtype, (x.shape[0], w.dims[1] * group, *spatial))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from jitcl.ir.graph import Graph, Node, rebuild
+from jitcl.ir.sizes import same
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
 from jitcl.passes.regions import decoded_weights
@@ -56,7 +57,7 @@ class _Blocks:
 
     def _possible(self, node: Node, blocked: set[Node]) -> bool:
         t = node.type
-        if t.rank not in (3, 4) or t.dtype not in STORED or t.size == 0:
+        if t.rank not in (3, 4) or t.dtype not in STORED or same(t.size, 0):
             return False
         if node.op in CONVOLUTIONS:
             return self._wide(node) and self._conv(node)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jitcl import dtypes
+from jitcl.errors import ShapeError
 from jitcl.ir.graph import Node, const
-from jitcl.ir.size_ranges import alike
+from jitcl.ir.size_ranges import alike, hints
 from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import Dim
 from jitcl.ops.core import broadcast, norm_axis
@@ -309,6 +310,11 @@ def _smaller(x: Node, others: list[Shape], node: Node) -> Node:
 
 
 def _still(shape: Shape, others: list[Shape], node: Node) -> bool:
+    try:
+        if broadcast(hints(shape), *hints(others)) != hints(node.type.shape):
+            return False                    # no guard: an expanded operand is right, too
+    except ShapeError:
+        return False
     return broadcast(shape, *others) == node.type.shape
 
 

@@ -12,12 +12,15 @@ is checked only where JITCL_CHECK_INDICES asks for it, by two more outputs a ten
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from functools import partial
 
 from jitcl import dtypes
 from jitcl.errors import IndexRangeError
 from jitcl.ir.graph import Graph, Node, Origin, rebuild
 from jitcl.ir.indices import IndexCheck, outside, range_text
+from jitcl.ir.size_ranges import largest, least
 from jitcl.ops.builder import GraphBuilder
 
 MOVED = ("reshape", "transpose", "expand", "tile")
@@ -57,7 +60,8 @@ def _check(node: Node, origin: Origin) -> IndexCheck | None:
     low, high = node.attr("low"), node.attr("high")
     source, added, moved = _traced(node.inputs[0])
     if moved and len(low) > 1:                  # whatever the column is, it lies between these
-        low, high = (min(low),), (max(high),)
+        low = (functools.reduce(partial(least, general=True), low),)
+        high = (functools.reduce(partial(largest, general=True), high),)
     if source.op not in ("input", "const"):
         return None
     low, high = (tuple(b - added for b in bounds) for bounds in (low, high))

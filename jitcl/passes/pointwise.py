@@ -17,6 +17,7 @@ import numpy as np
 
 from jitcl import dtypes
 from jitcl.ir.graph import Node, const
+from jitcl.ir.size_ranges import alike
 from jitcl.ir.sizes import hint
 from jitcl.passes.base import RewritePass, Rewriter
 from jitcl.passes.matching import per_axis, split_const
@@ -243,8 +244,8 @@ def _rows_of(node: Node) -> Node | None:
     if node.op != "reshape" or node.type.rank < 4 or node.inputs[0].op != "transpose":
         return None
     view = node.inputs[0]
-    alike = view.attr("perm") == (0, 2, 1) and node.type.dims[:2] == view.type.dims[:2]
-    return view.inputs[0] if alike else None
+    rows = view.attr("perm") == (0, 2, 1) and alike(node.type.dims[:2], view.type.dims[:2])
+    return view.inputs[0] if rows else None
 
 
 def _map_of(node: Node) -> Node | None:
@@ -257,7 +258,7 @@ def _map_of(node: Node) -> Node | None:
     if node.attr("perm") != (0, 2, 1) or view.op != "reshape" or view.inputs[0].type.rank < 4:
         return None
     x = view.inputs[0]
-    return x if x.type.dims[:2] == view.type.dims[:2] else None
+    return x if alike(x.type.dims[:2], view.type.dims[:2]) else None
 
 
 _CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}

@@ -5,6 +5,7 @@ where its address is a multiple of it.
 from __future__ import annotations
 
 from jitcl.ir.graph import Graph, Node, rebuild
+from jitcl.ir.sizes import same
 from jitcl.ir.types import Layout
 from jitcl.ops.builder import lookup
 
@@ -33,7 +34,7 @@ def pad_rows(graph: Graph) -> Graph:
 
 def _odd(node: Node) -> bool:
     dims = node.type.shape
-    if node.op in ("input", "const") or len(dims) != 4 or node.type.size == 0:
+    if node.op in ("input", "const") or len(dims) != 4 or same(node.type.size, 0):
         return False
     if not all(type(d) is int for d in dims):
         return False

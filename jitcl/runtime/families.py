@@ -23,7 +23,7 @@ import logging
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from jitcl.codegen.generate import Generated
 
 ATTEMPTS = 5                    # compilations, where a driver fails on kernels
-VARIANTS = 4                    # families of one pattern: each has met other guards
+VARIANTS = 8                    # families of one pattern: each has met other guards
 FEW = 16                        # elements of an input by value that may be symbols
 
 FAILED = (KernelFault, OutOfMemoryError, BuildError)        # where specialisations may do better
@@ -156,10 +156,11 @@ class Families:
     def _grow(self, key: Key, shapes: Mapping[str, Dims], patience: Patience, make: bool
               ) -> Member | None:
         """A new family that these shapes belong to; without `make`, from the cache."""
-        pattern, rows = "", [*self._keys(key, shapes)]
+        pattern, rows = "", self._keys(key, shapes)
         for now in (False, True)[:1 + make]:    # what the cache holds, before anything is made
             for manner, pattern, keys in rows:
-                if pattern in self._hopeless or (pattern, manner) in self._hopeless:
+                hopeless = pattern in self._hopeless or (pattern, manner) in self._hopeless
+                if hopeless or not keys:
                     continue
                 found = self._found(keys, manner, shapes, patience, now)
                 if found is not None:
@@ -170,21 +171,34 @@ class Families:
         return None
 
     def _keys(self, key: Key, shapes: Mapping[str, Dims]
-              ) -> Iterator[tuple[Manner, str, Sequence[Key]]]:
+              ) -> list[tuple[Manner, str, list[Key]]]:
         """Of the families that shapes may belong to, those that are to be preferred first: (manner,
         pattern, keys); `key`: of a plan for these shapes alone.
         """
-        for manner in Manner if self.free else (Manner.ALIKE, Manner.NOW):
+        rows: list[tuple[Manner, str, list[Key]]] = []
+        for manner in Manner if self.free else (Manner.ALIKE, Manner.NOW, Manner.ANY):
+            space = Space(general=manner is Manner.ANY)
             try:
-                sized = self._symbolic(space := Space(), shapes, manner)
+                sized = self._symbolic(space, shapes, manner)
             except SizePinned:                  # larger than a size may be
-                return
+                continue
             if space.atoms:
                 pattern, hints = pattern_of(sized), str([a.hint for a in space.atoms])
-                variants = map(str, range(VARIANTS)) if manner is Manner.NOW else (hints,)
-                yield manner, pattern, [
+                names = {Manner.NOW: [*map(str, range(VARIANTS))],
+                         Manner.ANY: [f"any {v}" for v in range(VARIANTS)]}.get(manner, [hints])
+                rows.append((manner, pattern, [
                     Key({**key.parts, "shapes": pattern, "values": "", "family": v}, key.subject)
-                    for v in variants]
+                    for v in names]))
+        if len(rows) > 1 and rows[-2][0] is Manner.NOW:
+            *others, now, general = rows
+            if now[1] == general[1]:            # a second one made for NOW would not be the last
+                return [*others, (*now[:2], now[2][:1]), general, (*now[:2], now[2][1:])]
+            if self.kept:                       # 0 and 1 are numbers in some of these
+                others.sort(key=lambda row: row[1] != general[1])
+                alike = sum(row[1] == general[1] for row in others)
+                return [*others[:alike], general, *others[alike:], now]
+            return [*others, general, now]
+        return rows
 
     def key(self, key: Key, shapes: Mapping[str, Dims], values: Mapping[str, np.ndarray]) -> Key:
         """Of what the cache is asked for at these shapes and values: of the family that it holds
@@ -230,7 +244,7 @@ class Families:
                 return None
             if found is not None:
                 return found
-        if manner is Manner.NOW:
+        if len(keys) > 1:
             self._refuse((keys[0].parts["shapes"], manner),
                          f"there are {VARIANTS} plans for many shapes, and these fit none of them")
         return None
@@ -280,7 +294,8 @@ class Families:
         specialiser, fixed, faults = self.specialiser, set[str](), 0
         before, entries = specialiser.known_faults(), set[str]()
         while faults < ATTEMPTS:
-            sized = self._symbolic(space := Space(), shapes, manner, fixed)
+            space = Space(general=manner is Manner.ANY)
+            sized = self._symbolic(space, shapes, manner, fixed)
             if not space.atoms:
                 return None                             # it is a plan for these shapes
             try:
@@ -369,7 +384,7 @@ class Families:
             return None
         executable = Resized(loaded.executable, family.at(values))
         sizes = tuple((a.symbol, v, room) for a, v, room in zip(
-            family.space.atoms, values, family.capacity) if a.symbol)
+            family.space.atoms, values, family.capacity) if a.free)
         fields = {**vars(loaded), "executable": executable, "sizes": sizes,
                   "from_cache": family.from_cache,
                   "guards": family.guards, "took": time.perf_counter() - self._asked}

@@ -163,8 +163,8 @@ class Family:
         now = {a.symbol: v for a, v in zip(atoms, values) if a.symbol}
         capacity = list(values)
         for least in (1, SMALLEST):
-            far = {s: max(least, 1 << (v - 1).bit_length()) - v if v > 1 else 0
-                   for s, v in now.items()}
+            far = {a.symbol: max(least, 1 << (v - 1).bit_length()) - v if v > 1 and a.free else 0
+                   for a, v in zip(atoms, values) if a.symbol}
             fits, over = 0, STEPS + 1               # of so many steps on the way there
             while over - fits > 1:
                 steps = STEPS if over > STEPS else (fits + over) // 2

@@ -26,6 +26,7 @@ from jitcl.codegen.plan import BufferSpec, KernelSource, Plan, Step, TensorSpec
 from jitcl.errors import CacheError
 from jitcl.ir.group import Watched
 from jitcl.ir.indices import IndexCheck
+from jitcl.ir.size_formulas import Formula
 from jitcl.ir.sizes import Atom, Size, Space
 
 MAGIC = b"JITCLPLN"
@@ -171,17 +172,32 @@ def size_of(row: Any, space: Space | None) -> Any:
 
 
 def space_rows(space: Space) -> dict[str, Any]:
-    atoms = [[a.symbol, size_row(a.numerator), size_row(a.denominator), a.hint, a.low, a.high]
-             for a in space.atoms]
+    atoms = [[a.symbol, size_row(a.numerator), size_row(a.denominator), a.hint, a.low, a.high,
+              a.how, _formula_row(a.formula)] for a in space.atoms]
     return {"atoms": atoms, "guards": [[how, size_row(size)] for how, size in space.guards]}
+
+
+def _formula_row(x: Any) -> Any:
+    """A formula as JSON; what else stands in one as it is."""
+    if isinstance(x, Formula):
+        return {"formula": [x.op, x.dtype, *map(_formula_row, x.operands)]}
+    return size_row(x)
+
+
+def _formula_of(row: Any, space: Space) -> Any:
+    """What `_formula_row` wrote."""
+    if isinstance(row, dict):
+        op, dtype, *operands = row["formula"]
+        return Formula(op, dtype, tuple(_formula_of(x, space) for x in operands))
+    return size_of(row, space)
 
 
 def space_of(rows: dict[str, Any]) -> Space:
     """A space that asks no more."""
     space = Space()
-    for symbol, numerator, denominator, *rest in rows["atoms"]:
+    for symbol, numerator, denominator, value, low, high, how, formula in rows["atoms"]:
         space.atoms.append(Atom(symbol, size_of(numerator, space), size_of(denominator, space),
-                                *rest))
+                                value, low, high, how, _formula_of(formula, space)))
     for how, row in rows["guards"]:
         space.guards[how, size_of(row, space)] = None
     space.sealed = True

@@ -41,11 +41,12 @@ class Manner(enum.Enum):
     APART = enum.auto()         # one of its own for each symbol; 1 is a symbol
     ALIKE = enum.auto()         # one for each number: what is equal now may have to be
     NOW = enum.auto()           # the number that it is now
+    ANY = enum.auto()           # the same, but 2 for less, in a general space: 0 and 1 are symbols
 
     def hint(self, space: Space, value: int, leading: bool) -> int:
         """Of the next symbol of a space."""
-        if self is Manner.NOW:
-            return value
+        if self in (Manner.NOW, Manner.ANY):
+            return max(value, 2)
         taken = {a.hint: space.now[a.symbol] for a in space.atoms if a.symbol}
         alike = [h for h, v in taken.items() if v == value and self is Manner.ALIKE]
         free = [h for h in (FIRST if leading else OTHERS) if h not in taken]
@@ -61,7 +62,9 @@ def symbolic(space: Space, inputs: Sequence[Tensor], shapes: Mapping[str, Dims],
     symbols of their own. fixed: symbols that are numbers.
     """
     def least(name: str) -> int:
-        return LOWEST if manner is Manner.APART and not name.endswith(VALUE) else LOWEST + 1
+        if name.endswith(VALUE):
+            return LOWEST + 1
+        return {Manner.APART: LOWEST, Manner.ANY: 0}.get(manner, LOWEST + 1)
 
     def size(symbol: str, value: int, name: str, axis: int, few: bool = False) -> int:
         if symbol in fixed:

@@ -43,8 +43,6 @@ def operand_index(node: Node, leading: Sequence[int], height: int, merged: bool,
 def decoded(position: Expr, dims: tuple[int, ...]) -> list[Expr]:
     """The index of a row-major position."""
     ix: list[Expr] = []
-    rest = math.prod(dims)
-    for d in dims:
-        rest //= d
-        ix.append(E.index(0) if same(d, 1) else (position // rest) % d)
+    for k, d in enumerate(dims):
+        ix.append(E.index(0) if same(d, 1) else (position // math.prod(dims[k + 1:])) % d)
     return ix

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -160,7 +160,7 @@ class CpuExecutable(Executable):
         """It is the plan in another layout from here on. Raises OutOfMemoryError."""
         nothing = list[np.ndarray]()                # nobody has a part of a slot any more
         self._memory, self._inputs, self._outputs = nothing, nothing, nothing
-        self._flags: dict[tuple[tuple[int, int], ...], tuple[list[int], bool]] = {}
+        self._flags: dict[Any, tuple[list[int], bool]] = {}
         self.plan = plan
         try:
             for slot, nbytes in zip(self._slots, plan.slots):
@@ -178,9 +178,9 @@ class CpuExecutable(Executable):
 
     def _share(self, sizes: Sequence[tuple[int, ...]], work: Sequence[tuple[int, int]]) -> None:
         """Which steps runs have from here on, and which of these threads share."""
-        self._works, key = np.array([0 not in size for size in sizes], bool), tuple(work)
-        if key not in self._flags:
-            of_now = at_work(self.plan, self._works.tolist(), work)
+        self._works = np.array(works := [0 not in size for size in sizes], bool)
+        if (key := (*works, *work)) not in self._flags:
+            of_now = at_work(self.plan, works, work)
             self._flags[key] = step_flags(of_now, self._lanes), is_short(of_now, self._lanes)
         flags, self._short = self._flags[key]
         self._steps = self._every[self._works]

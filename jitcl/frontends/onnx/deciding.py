@@ -11,7 +11,7 @@ from jitcl import dtypes
 from jitcl.errors import UnsupportedError
 from jitcl.frontends.onnx.problems import Cut
 from jitcl.ir.graph import Node, toposort
-from jitcl.ir.sizes import at_least_always
+from jitcl.ir.sizes import at_least_always, same
 from jitcl.ops.builder import lookup
 
 MOST_READ = 4096                        # elements of an input that a node's rule reads itself
@@ -52,7 +52,7 @@ def _shape_arithmetic(node: Node) -> bool:
     """
     kind = lookup(node.op).kind
     few = all(at_least_always(MOST_DERIVED[True], n.type.size) for n in (node, *node.inputs))
-    folds = kind == "reduction" and (node.op == "reduce_prod" or node.inputs[0].type.size == 1)
+    folds = kind == "reduction" and (node.op == "reduce_prod" or same(node.inputs[0].type.size, 1))
     return few and (kind in SHAPE_ARITHMETIC or folds)
 
 

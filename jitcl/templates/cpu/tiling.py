@@ -42,7 +42,9 @@ def lasting(extent: int) -> int:
     """The longest side of a tile along an extent: of one that is not known, so short that it fits
     extents down to an eighth of what that is now.
     """
-    return max(2, hint(extent) // 8) if is_size(extent) else extent
+    if not is_size(extent):
+        return extent
+    return max(1 if extent.space.general else 2, hint(extent) // 8)
 
 
 def choose_tile(

@@ -74,7 +74,7 @@ def product_of(group: Group, target: Target, columns: int = 0) -> Shape | None:
     """The product that the template computes; None where it is none of that kind. columns: fewer
     are no work for the template, by default less than half a vector."""
     node, root = group.anchor, group.root.type
-    if node is None or node.op != "matmul" or target.kind != "cpu" or node.type.size == 0:
+    if node is None or node.op != "matmul" or target.kind != "cpu" or same(node.type.size, 0):
         return None
     a, b = (i.type for i in node.inputs)
     if (

@@ -14,6 +14,7 @@ import numpy as np
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.group import Group
+from jitcl.ir.sizes import same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Argument, CpuHooks, Emitted, Match, Packed, Template
@@ -32,7 +33,7 @@ class GemmIntegerCpu(Template[Match, CpuHooks]):
         if node is None or node.op != "matmul_integer" or not target.byte_dot:
             return ()
         a, b, a_zero, b_zero = node.inputs
-        if (a.type.dtype, b.type.dtype, b.op) != ("u8", "i8", "const") or node.type.size == 0:
+        if (a.type.dtype, b.type.dtype, b.op) != ("u8", "i8", "const") or same(node.type.size, 0):
             return ()
         if any(z.op != "const" for z in (a_zero, b_zero)) or np.any(b_zero.data):
             return ()

@@ -12,7 +12,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import hints, require
-from jitcl.ir.sizes import has_size, is_size
+from jitcl.ir.sizes import has_size, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import Emitted, OpenClHooks, Packed, Template
@@ -40,7 +40,7 @@ class GemmOpenCl(Template[Tile, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Tile, ...]:
         node, root = group.anchor, group.root.type
-        if node is None or node.op != "matmul" or target.stages_tiles or node.type.size == 0:
+        if node is None or node.op != "matmul" or target.stages_tiles or same(node.type.size, 0):
             return ()
         a, b = (i.type for i in node.inputs)
         if node.type.dtype not in ("f32", "f16") or root.dims != node.type.dims:

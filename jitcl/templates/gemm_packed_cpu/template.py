@@ -13,6 +13,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
+from jitcl.ir.sizes import same
 from jitcl.ir.types import ROW
 from jitcl.passes.regions import VIEWS
 from jitcl.target import Target
@@ -50,7 +51,7 @@ class GemmPackedCpu(Template[Match, CpuHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Match, ...]:
         node, root = group.anchor, group.root.type
-        if node is None or node.op != "matmul" or not target.byte_dot or node.type.size == 0:
+        if node is None or node.op != "matmul" or not target.byte_dot or same(node.type.size, 0):
             return ()
         a, b = node.inputs
         if not group.decodes(b) or root.dims != node.type.dims or root.layout != ROW:

@@ -11,7 +11,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import at_most, hints, parameters
-from jitcl.ir.sizes import has_size, is_size
+from jitcl.ir.sizes import has_size, is_size, same
 from jitcl.ir.types import ROW
 from jitcl.passes.weight_rows import FEW_ROWS
 from jitcl.target import Target
@@ -53,7 +53,9 @@ class GemvOpenCl(Template[Slices, OpenClHooks]):
 
     def candidates(self, group: Group, target: Target) -> tuple[Slices, ...]:
         node = group.anchor
-        if node is None or node.op != "matmul" or not target.stages_tiles or node.type.size == 0:
+        if node is None or node.op != "matmul" or not target.stages_tiles:
+            return ()
+        if same(node.type.size, 0):
             return ()
         if any(n.type.layout != ROW for n in (*group.members, *group.operands)):
             return ()
