@@ -28,6 +28,14 @@ class NotOneGraph(UnsupportedError):
     """
 
 
+class StepsVary(NotOneGraph):
+    """A loop (`node`) makes as many steps as shapes say, so that no one graph of its steps serves
+    many.
+    """
+
+    node = ""
+
+
 class ShapeError(JitclError):
     """Shapes or ranks do not fit together."""
 

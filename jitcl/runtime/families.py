@@ -40,6 +40,7 @@ from jitcl.errors import (
     KernelFault,
     NeedsValue,
     OutOfMemoryError,
+    StepsVary,
 )
 from jitcl.ir.size_ranges import named
 from jitcl.ir.sizes import SizeFixed, SizePinned, SizeUnfit, Space
@@ -81,6 +82,7 @@ class Families:
     vary: set[str] = field(default_factory=set)     # inputs whose values change from run to run
     grows: set[tuple[str, int]] = field(default_factory=set)    # (input, axis): known to change
     free: frozenset[tuple[str, int]] = frozenset()              # that the model leaves open
+    steps_vary: StepsVary | None = None         # why the model is no one graph for many shapes
 
     def __post_init__(self) -> None:
         if self.specialiser.source.whole:
@@ -157,10 +159,12 @@ class Families:
               ) -> Member | None:
         """A new family that these shapes belong to; without `make`, from the cache."""
         pattern, rows = "", self._keys(key, shapes)
+        if self.steps_vary is not None and self._changed and make:
+            raise self.steps_vary
         for now in (False, True)[:1 + make]:    # what the cache holds, before anything is made
             for manner, pattern, keys in rows:
                 hopeless = pattern in self._hopeless or (pattern, manner) in self._hopeless
-                if hopeless or not keys:
+                if hopeless or not keys or self.steps_vary is not None:
                     continue
                 found = self._found(keys, manner, shapes, patience, now)
                 if found is not None:
@@ -312,6 +316,10 @@ class Families:
             except SizeFixed as error:
                 free_frames(error)
                 fixed.add(error.args[0])
+            except StepsVary as error:          # a program repeats the loop, where shapes change
+                free_frames(error)
+                self.steps_vary = error
+                return None
             except (DeviceLostError, NeedsValue):
                 raise
             except (SizePinned, SizeUnfit, JitclError, *DISGUISED) as error:

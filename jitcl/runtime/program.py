@@ -22,6 +22,7 @@ from jitcl.errors import (
     NeedsValue,
     NotOneGraph,
     OutOfMemoryError,
+    StepsVary,
     UnsupportedError,
     closed_error,
 )
@@ -139,7 +140,11 @@ class Program:
         while state is not None:
             level = self._level(where, state, env)
             try:
-                ran = self._run_part(where, level, env, computed)
+                try:
+                    ran = self._run_part(where, level, env, computed)
+                except StepsVary:               # a loop of it is better left to the device
+                    level = self._level(where, state, env, anew=True)
+                    ran = self._run_part(where, level, env, computed)
             except NotOneGraph:                 # found at other shapes, and not so at these
                 level = self._level(where, state, env, exact=True)
                 ran = self._run_part(where, level, env, computed)
@@ -292,9 +297,9 @@ class Program:
     # ---- levels
 
     def _level(self, where: Where, state: State, env: Env, fed: bool = True,
-               exact: bool = False) -> Level:
+               exact: bool = False, anew: bool = False) -> Level:
         """The next level of a scope for what is there; raises what strict=True rules out. `exact`:
-        found at these very shapes.
+        found at these very shapes. `anew`: in place of one that is known.
         """
         place = where.digest, state.digest
         with self._lock:
@@ -305,14 +310,14 @@ class Program:
                     raise NeedsValue(next(iter(values)), "its elements are not known yet")
                 key = (place, tuple((n, _seen(v)) for n, v in env.items()),
                        tuple((n, np.asarray(v).tobytes()) for n, v in values.items()))
-                level = self._levels.get(key)
+                level = None if anew else self._levels.get(key)
                 ranks = place, tuple((n, _rank(v)) for n, v in env.items())
-                if level is None and not exact:
+                if level is None and not exact and not anew:
                     level = self._at_any_shape.get(ranks)
                 if level is None:
-                    general = bool(values) or ranks in self._met
+                    general = bool(values) or anew or ranks in self._met
                     try:
-                        level = self._found(where, state, env, values, exact, general)
+                        level = self._found(where, state, env, values, exact, general, anew)
                     except NeedsValue as error:
                         by_value.append(error.input_name)
                         self._store(Key({**self._key(place), "of": "values"}, ""), by_value)
@@ -331,8 +336,8 @@ class Program:
         return level
 
     def _found(self, where: Where, state: State, env: Env, values: Mapping[str, np.ndarray],
-               exact: bool, general: bool) -> Level:
-        """A level from the cache, or by an import attempt. exact, general: as in `_level` and
+               exact: bool, general: bool, anew: bool) -> Level:
+        """A level from the cache, or by an import attempt. exact, general, anew: as in `_level` and
         `Partition.level`.
         """
         seen = {n: signature(v) for n, v in env.items()}
@@ -343,7 +348,7 @@ class Program:
         }, f"model {self.source.name}")
         ranks = [(n, s[0], len(s[1]) if plain(s) else None) for n, s in sorted(seen.items())]
         anywhere = Key({**place, "seen": digest(ranks), "values": "any"}, here.subject)
-        for key in (here,) if exact else (anywhere, here):
+        for key in () if anew else (here,) if exact else (anywhere, here):
             stored = self.cache.get("model", key)
             if stored is not None:
                 return Level.decode(bytes(stored))

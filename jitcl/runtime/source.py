@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitcl import dtypes
-from jitcl.errors import InputError, ModelError, OptionError, ParseError
+from jitcl.errors import InputError, ModelError, OptionError, ParseError, StepsVary
 from jitcl.frontends.values import ValueType
 from jitcl.ir.files import read_regular
 from jitcl.ir.graph import Graph, ModelNode
@@ -158,7 +158,11 @@ class OnnxSource:
     ) -> Graph:
         from jitcl.frontends.onnx import import_model
 
-        return import_model(self.model, dict(shapes), dict(values))
+        try:
+            return import_model(self.model, dict(shapes), dict(values))
+        except StepsVary as error:
+            self.partition.loops.add(error.node)
+            raise
 
     def nodes(self) -> Mapping[str, ModelNode]:
         from jitcl.frontends.onnx.layer_names import named_nodes

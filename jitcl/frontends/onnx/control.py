@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import GraphProto, NodeProto
 
-from jitcl.errors import ModelError, UnsupportedError
+from jitcl.errors import ModelError, StepsVary, UnsupportedError
 from jitcl.frontends.onnx.model import constant, unreadable
 from jitcl.frontends.onnx.scope import MISSING, Scope, Value, tensors_in
 from jitcl.ir.graph import Node, const
+from jitcl.ir.sizes import is_size
 from jitcl.ops.core import norm_axis
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def loop(
         count = im.known(_tensor(inputs[0], "its trip count"))
         if count is None:
             raise UnsupportedError("its trip count is known only when the model runs")
+        _unrollable(im, count.reshape(-1)[0], scope)
         trips = int(count.reshape(-1)[0])
     going = _condition(im, inputs[1] if len(inputs) > 1 else None)
     state: Values = list(inputs[2:])
@@ -86,6 +88,7 @@ def scan(
     axes = [norm_axis(a, x.type.rank) for a, x in zip(
         attrs.get("scan_input_axes") or (0,) * many, over)]
     steps = over[0].type.dims[axes[0]]
+    _unrollable(im, steps, scope)
     _bound(im, steps, body)
     if not steps:
         raise UnsupportedError("it makes no step, so that the shape of its results is not known")
@@ -154,6 +157,14 @@ def _condition(im: Importer, value: Value | None) -> bool:
     if known is None:
         raise UnsupportedError("its condition is known only when the model runs")
     return bool(known.reshape(-1)[0])
+
+
+def _unrollable(im: Importer, steps: Any, scope: Scope) -> None:
+    """Raise where each number of steps would be a graph of its own."""
+    if is_size(steps):
+        raise StepsVary(f"it makes {steps} steps, and each number of them has a plan of its own")
+    if im.repeated(scope):
+        raise UnsupportedError("how many steps it makes, shapes say")
 
 
 def _bound(im: Importer, steps: int, body: GraphProto) -> None:

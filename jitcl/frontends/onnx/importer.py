@@ -23,6 +23,7 @@ from jitcl.errors import (
     ModelError,
     NeedsValue,
     NotOneGraph,
+    StepsVary,
     UnsupportedError,
 )
 from jitcl.frontends.onnx import deciding, external, functions, integrity, opsets, tensors
@@ -208,6 +209,9 @@ class Importer:
                         raise UnsupportedError(f"its output {i} ('{out}') is not computed")
             elif not self.has_way(proto, domain, opset):
                 raise UnsupportedError("")
+        except StepsVary as error:
+            error.node = origin.name            # of the outermost, in the end
+            raise
         except UnsupportedError as error:
             results = None
             self.failed(proto, origin, error, scope, ready)
@@ -241,6 +245,10 @@ class Importer:
             else self.g.slice_(x, starts=(0,), ends=(size,), axes=(axis,))
             for x, axis in zip(found.padded, found.axes)
         ]
+
+    def repeated(self, scope: Scope) -> bool:
+        """Whether the node that is imported is a loop which had better not be unrolled."""
+        return False
 
     def bounded(self, found: Bounded) -> Sequence[Value | None]:
         """Results as long as data says."""

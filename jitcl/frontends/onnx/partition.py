@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from onnx import NodeProto
 
 from jitcl import forking
-from jitcl.errors import NotOneGraph, UnsupportedError
+from jitcl.errors import NotOneGraph, StepsVary, UnsupportedError
 from jitcl.frontends import levels
 from jitcl.frontends.levels import Form, HostStep, Level, Part, State, Where
 from jitcl.frontends.onnx import host, tensors
@@ -39,7 +39,7 @@ from jitcl.frontends.onnx.scope import (
 from jitcl.frontends.onnx.units import Body, Unit, Units, captured
 from jitcl.frontends.values import Signature, described, plain
 from jitcl.ir.graph import Graph, Node, Origin
-from jitcl.ir.sizes import has_size
+from jitcl.ir.sizes import SizePinned, has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops.core import Bounded
 
@@ -69,8 +69,9 @@ class _Attempt(Importer):
     """An import of some nodes of a scope that notes what fails instead of giving up."""
 
     def __init__(self, body: Body, units: Units, env: Mapping[str, Signature],
-                 values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+                 values: Mapping[str, np.ndarray[Any, Any]], loops: Collection[str] = ()) -> None:
         super().__init__(body.model, values)
+        self._loops = loops                 # names of those that are not to be unrolled
         self.failures: dict[str, Failure] = {}
         self.sized: list[str] = []
         self.plain: set[str] = set()        # names that constants alone decide
@@ -108,6 +109,10 @@ class _Attempt(Importer):
         assert self._unit is not None
         rows = [] if not ready else [_row(scope.find(n)[1]) if n else None for n in proto.input]
         self.failures[self._unit.place] = Failure(error, ready, rows)
+
+    def repeated(self, scope: Scope) -> bool:
+        assert self._unit is not None
+        return scope.depth == 0 and self._unit.shown.name in self._loops
 
     def bounded(self, found: Bounded) -> Sequence[Value | None]:
         if self._inside:
@@ -167,6 +172,10 @@ class Partition:
         self._graphs: OrderedDict[str, Graph] = OrderedDict()
         self._runs: dict[Any, host.Run] = {}
         self._constants: dict[Any, Any] = {}
+        # names of loops that are not unrolled, as shapes say how many steps they make, and of
+        # those that are all the same, as the host would have to drive them
+        self.loops: set[str] = set()
+        self._driven: set[str] = set()
         self._lock = forking.rlock()
 
     # ---- what runs ask for
@@ -184,12 +193,19 @@ class Partition:
                 units = body.units(state)
                 kept = units.nodes if state.left is None else set(state.left)
                 left = [u for u in units.nodes.values() if u.place in kept]
-                attempt = _Attempt(body, units, env, values)
+                attempt = _Attempt(body, units, env, values, self.loops)
                 needed = attempt.import_units(left, body.outputs)
                 expanded = self._expansions(body, attempt, needed, state)
-                if not expanded:
-                    return self._level(body, state, units, attempt, needed, env, values, general)
-                state = expanded
+                if expanded:
+                    state = expanded
+                    continue
+                level = self._level(body, state, units, attempt, needed, env, values,
+                                    general or bool(self.loops))
+                driven = {s.name for s in level.steps if s.repeats is None} & self.loops
+                if not driven:
+                    return level
+                self.loops -= driven
+                self._driven |= driven
 
     def graph(self, where: Where, state: State, part: Part, shapes: Mapping[str, Any],
               values: Mapping[str, np.ndarray[Any, Any]]) -> Graph:
@@ -205,7 +221,13 @@ class Partition:
                 n: [dtype, list(shapes[n])] for n, dtype, _ in part.inputs}
             attempt = _Attempt(body, units, env, values)
             names = [name for name, _ in part.outputs]
-            attempt.import_units([units.nodes[p] for p in part.nodes], names)
+            try:
+                attempt.import_units([units.nodes[p] for p in part.nodes], names)
+            except StepsVary as error:
+                if error.node in self.loops | self._driven:
+                    raise SizePinned(str(error)) from None
+                self.loops.add(error.node)
+                raise
             for place, failure in attempt.failures.items():
                 origin = units.nodes[place].shown
                 raise NotOneGraph(f"node '{origin.name}' ({origin.op_type}): {failure.error}")
