@@ -164,7 +164,7 @@ class Families:
         for now in (False, True)[:1 + make]:    # what the cache holds, before anything is made
             for manner, pattern, keys in rows:
                 hopeless = pattern in self._hopeless or (pattern, manner) in self._hopeless
-                if hopeless or not keys or self.steps_vary is not None:
+                if hopeless or self.steps_vary is not None:
                     continue
                 found = self._found(keys, manner, shapes, patience, now)
                 if found is not None:

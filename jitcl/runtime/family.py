@@ -150,9 +150,12 @@ class Family:
         the next power of two, and towards SMALLEST, as guards hold and the memory that it takes is
         little, or little beside the rest; what is 1 stays 1. These alone, with none to `spare`.
         """
+        atoms = self.space.atoms
+        if 0 in values:                 # memory of no bytes is none
+            values = self.space.values({
+                a.symbol: max(v, 1) for a, v in zip(atoms, values) if a.symbol})
         if not self.spare:
             return list(values)
-        atoms = self.space.atoms
         held = self.nbytes(values)
         if self.capacity:               # two shapes in turns, each larger in one way, are as one
             both = self.space.values({a.symbol: max(v, c) for a, v, c in zip(
