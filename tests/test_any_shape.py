@@ -114,7 +114,8 @@ PICTURES: dict[str, onnx.ModelProto] = {
          node("Concat", "one side side four", "to", axis=0), node("Reshape", "x to", "p"),
          node("Transpose", "p", "t", perm=[0, 3, 1, 2]), node("Add", "t v", "y")],
         {"x": [1, "n * n", 4]}, one=np.array([1]), four=np.array([4]), v=weights(4, 1, 1))}
-WITH_ZEROS = ((40, 37), (3, 2), (0, 5), (1, 1), (5, 0), (0, 0), (64, 9), (2, 300), (17, 1), (30, 30))
+WITH_ZEROS = (
+    (40, 37), (3, 2), (0, 5), (1, 1), (5, 0), (0, 0), (64, 9), (2, 300), (17, 1), (30, 30))
 WITHOUT = ((40, 37), (3, 2), (1, 1), (2, 5), (1, 64), (64, 1), (9, 200), (128, 3), (33, 33))
 QUICK = ("the best 20 at most", "halves", "what is positive", "by 2.3, linear", "by half, padded",
          "the shorter side to 32, the longer to 50 at most", "places of square pictures")
