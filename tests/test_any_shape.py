@@ -128,7 +128,7 @@ QUICK = ("the best 20 at most", "halves", "what is positive", "by 2.3, linear", 
     pytest.param(d, n, marks=() if d == "cpu" and n in QUICK else (pytest.mark.slow,))
     for d in DEVICES for n in (*LENGTHS, *PICTURES)])
 def test_nothing_is_compiled_after_the_third_shape(device: str, name: str, tmp_path: Path) -> None:
-    """On OpenCL devices some forms are compiled for later shapes, too: their kernels ask for more."""
+    """On OpenCL devices some forms are compiled for later shapes, too."""
     proto = {**LENGTHS, **PICTURES}[name]
     check(proto, device, WITH_ZEROS if name in LENGTHS else WITHOUT, tmp_path,
           settled=device == "cpu" or name not in LATER_ON_OPENCL)
