@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from jitcl.codegen.flags import buffers_of, flag_names, flag_params, flagging_of
 from jitcl.codegen.hooks import GroupHooks
 from jitcl.codegen.language import OPENCL_C
+from jitcl.codegen.lift import Numbers
 from jitcl.codegen.loops import flatten
 from jitcl.codegen.lower import Loads, NodeLoader, lower
 from jitcl.codegen.opencl_helpers import Calls, helper
@@ -28,6 +30,7 @@ from jitcl.ir.group import Group, is_literal
 from jitcl.ir.kernel import Buffer, Kernel, Store
 from jitcl.ir.scalar import SCALARS
 from jitcl.ir.size_ranges import divisor
+from jitcl.ir.sizes import has_size
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import lookup
 from jitcl.templates.base import GROUP, Argument, Emitted, Epilogue, Loader, Place, Scratch
@@ -41,6 +44,22 @@ FUNCTION = 8                                     # cost of a scalar operation: i
 
 class OpenClGroupHooks(GroupHooks):
     """Names the group's operands and writes their loads and the epilogue as OpenCL C."""
+
+    numbers: Numbers | None = None
+
+    def lifting(self) -> OpenClGroupHooks:
+        """For one kernel whose numbers are parameters, where all sizes are numbers."""
+        found = copy.copy(self)
+        sized = any(has_size(n.type.physical) for n in (*self.group.members, *self.group.operands))
+        found.numbers = None if sized else Numbers()
+        return found
+
+    def number(self, n: int) -> int:
+        """A number of a kernel's text, as its parameter where such are lifted."""
+        return n if self.numbers is None else self.numbers.parameter(n)
+
+    def lifted(self, kernel: Kernel, lanes: int = 1) -> Kernel:
+        return kernel if self.numbers is None else self.numbers.lifted(kernel, lanes)
 
     @property
     def half(self) -> bool:
@@ -93,7 +112,7 @@ class OpenClGroupHooks(GroupHooks):
         nodes, flag = self._outside(), flag_names(self.group)
         buffers = (*(Buffer(self.names[n], n.type.dtype, seen(n).physical) for n in nodes),
                    *buffers_of(flag), Buffer("y", root.type.dtype, seen(root).physical, "out"))
-        kernel = share(at_place(buffers, ix, value, lane), addresses=False)
+        kernel = self.lifted(share(at_place(buffers, ix, value, lane), addresses=False), width)
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half)
         try:
             if width > 1:
@@ -161,7 +180,7 @@ class OpenClGroupHooks(GroupHooks):
         dtype = "f16" if half else "f32"
         store = Store("y", (E.index(0),), E.cast(value, dtype))
         buffers = (*buffers, Buffer("y", dtype, (1,), "out"))
-        kernel = share(Kernel("load", buffers, (store,)), addresses=False)
+        kernel = self.lifted(share(Kernel("load", buffers, (store,)), addresses=False))
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half,
                                   half_builtins=self.target.half_builtins)
         renderer.half = half
@@ -190,8 +209,8 @@ class OpenClGroupHooks(GroupHooks):
             return None
         source, at = found
         store = Store("y", (E.index(0),), E.cast(at, "i32"))
-        kernel = share(Kernel("place", (Buffer("y", "i32", (1,), "out"),), (store,)),
-                       addresses=False)
+        kernel = self.lifted(share(Kernel("place", (Buffer("y", "i32", (1,), "out"),), (store,)),
+                                   addresses=False))
         renderer = OpenClRenderer(kernel, fp64=False)
         return Place(returned(renderer), tuple(renderer.helpers), source, _runs(at),
                      renderer.sizes.params())

@@ -24,6 +24,7 @@ from jitcl.ir.expr import Expr, flat
 from jitcl.ir.kernel import Buffer, For, Kernel, Let, Stmt, Store, mutated, statements
 from jitcl.ir.sizes import Space
 
+STEP = 3                        # a template's numbers up to here stay: steps, small windows
 SMALL = 8                       # numbers up to here stay: steps, windows, loops that are unrolled
 LEAST = 4                       # up to here, a divisor has no reciprocal
 LIMIT = 1 << 30                 # of what a reciprocal divides
@@ -44,6 +45,27 @@ def lifted(kernel: Kernel, few: bool = False) -> Kernel:
     buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
     body = tuple(map(lift.statement, kernel.body))
     return replace(kernel, buffers=buffers, body=body)
+
+
+class Numbers:
+    """The numbers of a template's kernel as its parameters: those of the functions that it reads
+    operands and stores results through, and its own."""
+
+    def __init__(self) -> None:
+        self.space = Space()
+
+    def parameter(self, number: int) -> int:
+        """A size of its own for a number that is 1 or more."""
+        return self.space.symbol(str(len(self.space.atoms)), number)
+
+    def lifted(self, kernel: Kernel, lanes: int = 1) -> Kernel:
+        """A function's kernel with sizes for its numbers. Those that are multiples of its `lanes`
+        still are."""
+        lift = _Lift(kernel, False)
+        lift.names, lift.space = {b: b for b in lift.names}, self.space
+        lift.small, lift.lanes = STEP, lanes
+        buffers = tuple(replace(b, shape=(1,)) for b in kernel.buffers)
+        return replace(kernel, buffers=buffers, body=tuple(map(lift.statement, kernel.body)))
 
 
 def spelled(body: Body) -> Body:
@@ -103,7 +125,7 @@ class _Lift:
                     taken = sum(n[0] == stem for n in self.variables.values())
                     self.variables[name] = f"{stem}{taken}"
         self.sizes: dict[Hashable, int] = {}
-        self.space = Space()
+        self.space, self.lanes, self.small = Space(), 1, 0 if self.steps else SMALL
         self.memo: dict[Expr, Expr] = {}
         self.known: dict[str, Expr] = {}     # named values, as variables of their range
         self.fixed: set[str] = set()         # variables whose quotients stay: lanes of vectors
@@ -114,13 +136,13 @@ class _Lift:
 
     def size(self, number: int, *place: Hashable) -> int:
         """The parameter for a number at a place; small numbers themselves."""
-        small = 0 if self.steps else SMALL
-        return number if abs(number) <= small else self.parameter(number, *place)
+        return number if abs(number) <= self.small else self.parameter(number, *place)
 
     def parameter(self, number: int, *place: Hashable) -> int:
         key = (number, *place)
         if key not in self.sizes:
-            found = self.space.symbol(str(len(self.sizes)), abs(number))
+            lanes = 1 if number % self.lanes else self.lanes
+            found = lanes * self.space.symbol(str(len(self.space.atoms)), abs(number) // lanes)
             self.sizes[key] = found if number > 0 else -found
         return self.sizes[key]
 
@@ -220,7 +242,7 @@ class _Lift:
         if not e.args[1].is_const or low < 0 or high >= LIMIT:
             return E.make(e.op, (x, divisor), e.dtype)
         d = e.args[1].value
-        if d <= (LEAST if self.steps else SMALL) or e.free & self.fixed:
+        if d <= max(LEAST, self.small) or e.free & self.fixed:
             return E.make("div" if e.op == "floordiv" else "fmod", (x, divisor), e.dtype)
         factor, shift = reciprocal(d)
         found = E.make("quotient", (x, E.index(self.parameter(factor, "factor", d)),

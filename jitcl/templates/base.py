@@ -232,6 +232,14 @@ class OpenClHooks(Hooks, Protocol):
         too, of at most FLUSHED terms, before they are added in f32; epilogues are f32.
         """
 
+    def lifting(self) -> OpenClHooks:
+        """For one kernel whose numbers are parameters, where all sizes are numbers: those of lines,
+        and those that `number` is told."""
+
+    def number(self, n: int) -> int:
+        """A number of a kernel's text, 1 or more: a size that is its parameter where such are
+        lifted."""
+
     def part(self, group: Group, prefix: str) -> OpenClHooks:
         """The hooks of a part of a chain, whose operands have names of their own."""
 

@@ -31,9 +31,11 @@ from jitcl.templates.gemm_tiled_opencl.sized import bands, by_size
 from jitcl.templates.gemm_tiled_opencl.template import (
     Blocks,
     GemmTiledOpenCl,
+    arguments,
     full,
     indexed,
     joined,
+    numbers,
     side,
     terms,
     tiles,
@@ -163,32 +165,31 @@ class _Writer:
         self.p, self.t, self.hooks, self.room = product, match, hooks, room
 
     def emit(self) -> list[Emitted]:
-        p, t, hooks = self.p, self.t, self.hooks
+        p, t, hooks = self.p, self.t, self.hooks.lifting()
         whole, pair = t.splits == 1, 1 + (divisor(p.n) % 2 == 0)
         epilogue = hooks.epilogue_lines(p.c(*places(p)), pair if whole else 1, None,
                                         {"n": pair, "at": pair})
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(t, alone).emit())
-        a, b = (side(p, hooks, which, tile, t.bk, RUN, t.items)
+        a, b = (side(p, hooks, which, tile, t.bk, RUN, t.items, edges=True)
                 for which, tile in enumerate((t.bm, t.bn)))
         nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
         helpers = dict.fromkeys((*a.helpers, *b.helpers))
         part = terms(t, p, t.splits)
-        m_tiles, n_tiles = -(-p.m // t.bm), -(-p.n // t.bn)
+        sizes = numbers(p, t, hooks, part)
         read = (epilogue.sizes if whole else {}, a.sizes, b.sizes)
-        sizes = parameters(*p.numbers, part, m_tiles, n_tiles,
-                           *(v for found in read for v in found.values())) | read[0]
+        taken = parameters(*sizes.values(), *(v for found in read for v in found.values())
+                           ) | read[0]
         body = hooks.render(
             "gemm_tensor_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
-            helpers=list(helpers), a=a, b=b, K=p.k, K_PART=part, PAIR=pair, BM=t.bm, BN=t.bn,
-            BK=t.bk, WM=t.wm, WN=t.wn, STAGES=t.stages, T=t.items, HALF=hooks.half,
-            M_TILES=m_tiles, N_TILES=n_tiles, BATCH=p.batch, M=p.m, N=p.n, SPLITS=t.splits,
-            sizes=sizes)
+            helpers=list(helpers), a=a, b=b, WHOLE=whole, PAIR=pair, BM=t.bm, BN=t.bn, BK=t.bk,
+            WM=t.wm, WN=t.wn, STAGES=t.stages, T=t.items, HALF=hooks.half, sizes=taken, **sizes)
         y: Argument = hooks.group.root
         if not whole:
             y = Scratch(f"parts of {hooks.group.root.type}", "f32",
                         (self.room,) if self.room else (t.splits, p.elements))
-        product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,), sizes,
-                          (t.splits * tiles(t, p) * t.items,), (t.items,), main=1)
-        return [product] if whole else [product, joined(hooks, epilogue, y, p, t.splits)]
+        product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,),
+                          arguments(taken, p), (t.splits * tiles(t, p) * t.items,), (t.items,),
+                          main=1)
+        return [product] if whole else [product, joined(hooks, y, p, t.splits)]

@@ -15,7 +15,7 @@ from jitcl.ir.enclosure import FLUSHED
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import divisor, hints, parameters, require
-from jitcl.ir.sizes import has_size
+from jitcl.ir.sizes import has_size, same
 from jitcl.ir.types import ROW
 from jitcl.target import Target
 from jitcl.templates.base import (
@@ -241,29 +241,30 @@ class _Writer:
             self.splits = -(-product.k // self.part)
 
     def emit(self) -> list[Emitted]:
-        p, t, hooks = self.p, self.tiling, self.hooks
+        p, t, hooks = self.p, self.tiling, self.hooks.lifting()
         root, whole = hooks.group.root, self.splits == 1
         rows = root.type.dims[-1] if whole else p.n
-        found = [self.epilogue(v) for v in ((QUAD, 1) if divisor(rows) % QUAD == 0 else (1,))]
+        widths = (QUAD, 1) if divisor(rows) % QUAD == 0 else (1,)
+        found = [epilogue_of(p, hooks, v) for v in widths]
         epilogue, v = next((pair for pair in found if pair[0] is not None), (None, 1))
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
-        a, b = (side(p, hooks, which, tile, t.bk, QUAD, t.items)
+        edges = any(divisor(n) % step for n, step in ((p.m, t.bm), (p.n, t.bn), (p.k, t.bk)))
+        a, b = (side(p, hooks, which, tile, t.bk, QUAD, t.items, edges)
                 for which, tile in enumerate((t.bm, t.bn)))
         nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
         helpers = dict.fromkeys((*a.helpers, *b.helpers))
-        sizes = dict(BATCH=p.batch, M=p.m, N=p.n, SPLITS=self.splits)
-        m_tiles, n_tiles = -(-p.m // t.bm), -(-p.n // t.bn)
+        sizes = numbers(p, t, hooks, self.part)
         read = (epilogue.sizes if whole else {}, a.sizes, b.sizes)
-        taken = parameters(*sizes.values(), p.k, self.part, m_tiles, n_tiles,
-                           *(v for found in read for v in found.values())) | read[0]
+        taken = parameters(*sizes.values(), *(v for found in read for v in found.values())
+                           ) | read[0]
         body = hooks.render(
             "gemm_tiled_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
-            helpers=list(helpers), a=a, b=b, K=p.k, K_PART=self.part, V=v, SLICES=t.slices,
+            helpers=list(helpers), a=a, b=b, V=v, WHOLE=whole, SLICES=t.slices,
             HALF=hooks.half, FLUSHED=min(FLUSHED, t.bk // t.slices), BM=t.bm, BN=t.bn, BK=t.bk,
-            TM=t.tm, TN=t.tn, BUFFERS=buffers(t, hooks.target), M_TILES=m_tiles, N_TILES=n_tiles,
-            K_EDGES=divisor(p.k) % t.bk != 0, LIMITED=bool(hooks.target.register_limit),
+            TM=t.tm, TN=t.tn, BUFFERS=buffers(t, hooks.target),
+            LIMITED=bool(hooks.target.register_limit),
             sizes=taken, **sizes)
         total = p.batch * p.m * p.n
         y: Argument = root
@@ -271,19 +272,31 @@ class _Writer:
             y = (Scratch("parts of sums", "f32", (self.room,)) if has_size(self.splits) else
                  Scratch(f"parts of {root.type}", "f32", (self.splits, total)))
         stem = f"gemm_tiled_{t.bm}x{t.bn}"
-        product = Emitted(stem, body, (*nodes, y), (y,), taken,
+        product = Emitted(stem, body, (*nodes, y), (y,), arguments(taken, p),
                           (self.splits * self.groups * t.items,), (t.items,), limit(hooks.target),
                           main=1)
         if whole:
             return [product]
-        joins = hooks.epilogue_lines(p.c(*places(p)), 1)
-        assert joins is not None
-        return [product, joined(hooks, joins, y, p, self.splits)]
+        return [product, joined(hooks, y, p, self.splits)]
 
-    def epilogue(self, width: int) -> tuple[Epilogue | None, int]:
-        """(what stores so many elements of a row, or None; how many)"""
-        aligned = {"n": width, "at": math.gcd(divisor(self.p.n), width)}
-        return self.hooks.epilogue_lines(self.p.c(*places(self.p)), width, None, aligned), width
+
+def epilogue_of(p: Product, hooks: OpenClHooks, width: int) -> tuple[Epilogue | None, int]:
+    """(what stores so many elements of a row, or None; how many)"""
+    aligned = {"n": width, "at": math.gcd(divisor(p.n), width)}
+    return hooks.epilogue_lines(p.c(*places(p)), width, None, aligned), width
+
+
+def numbers(p: Product, t: Blocks, hooks: OpenClHooks, part: int) -> dict[str, int]:
+    """What a product's text has of its sizes."""
+    found = dict(M=p.m, N=p.n, K=p.k, K_PART=part, M_TILES=-(-p.m // t.bm),
+                 N_TILES=-(-p.n // t.bn))
+    batch = p.batch if same(p.batch, 1) else hooks.number(p.batch)
+    return {name: hooks.number(n) for name, n in found.items()} | {"BATCH": batch}
+
+
+def arguments(taken: dict[str, int], p: Product) -> dict[str, int]:
+    """Values of parameters: numbers, where the product's sizes are."""
+    return taken if has_size(p.numbers) else hints(taken)
 
 
 @dataclass(frozen=True)
@@ -295,6 +308,7 @@ class Side:
 
     name: str                                    # "m" or "n"
     count: int
+    edges: bool                                  # whether tiles may go beyond the operand
     tile: int
     by_k: bool
     run: int
@@ -304,14 +318,9 @@ class Side:
     load: Loader | None
 
     @property
-    def edges(self) -> bool:
-        """Whether a tile may go beyond the operand."""
-        return divisor(self.count) % self.tile != 0
-
-    @property
     def sizes(self) -> Mapping[str, int]:
         read = self.place or self.load
-        return read.sizes if read else {}
+        return parameters(self.count) | dict(read.sizes if read else {})
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -323,13 +332,14 @@ class Side:
         return read.helpers if read else ()
 
 
-def side(p: Product, hooks: OpenClHooks, which: int, tile: int, step: int, most: int, items: int
-         ) -> Side:
+def side(p: Product, hooks: OpenClHooks, which: int, tile: int, step: int, most: int, items: int,
+         edges: bool = False) -> Side:
     """How `items` work-items bring tiles of A (which = 0) or B, `step` terms each: up to `most`
-    neighbours at a time."""
+    neighbours at a time. edges: tiles may go beyond the operand, also where this one's don't."""
     name, count = ("m", p.m) if which == 0 else ("n", p.n)
-    k = E.var("k", extent=-(-p.k // step) * step)
-    at = counter("image", p.batch), E.var(name, extent=-(-count // tile) * tile), k
+    edges = edges or divisor(count) % tile != 0 or divisor(p.k) % step != 0
+    k = E.var("k", extent=p.k)
+    at = counter("image", p.batch), E.var(name, extent=count), k
     ix, inside = (p.a, p.b)[which](*at)
     node, shape = p.nodes[which], p.shapes[which]
     place = hooks.place_lines(node, shape, ix) if inside.is_const else None
@@ -338,10 +348,13 @@ def side(p: Product, hooks: OpenClHooks, which: int, tile: int, step: int, most:
                 for v, extent in (("k", p.k), (name, count))}
         along = max(runs, key=lambda v: runs[v])
         if runs[along] > 1 and tile * step // runs[along] % items == 0:
-            return Side(name, count, tile, along == "k", runs[along], hooks.names[place.node],
-                        hooks.ctype(place.node.type.dtype), place, None)
-    load = hooks.load_lines(node, shape, ix, inside, (at[1] < count) & (k < p.k))
-    return Side(name, count, tile, load.fast_k, 1, "", "", None, load)
+            return Side(name, hooks.number(count), edges, tile, along == "k", runs[along],
+                        hooks.names[place.node], hooks.ctype(place.node.type.dtype), place, None)
+    beyond = edges * max(tile, step)            # what lies there is not read
+    for n, extent in ((name, count), ("k", p.k)):
+        inside = inside & (E.var(n, extent=extent + beyond) < extent)
+    load = hooks.load_lines(node, shape, ix, inside)
+    return Side(name, hooks.number(count), edges, tile, load.fast_k, 1, "", "", None, load)
 
 
 def limit(target: Target) -> tuple[str, ...]:
@@ -354,12 +367,18 @@ def buffers(t: Tiling, target: Target) -> int:
     return 2 if 2 * t.step + t.sums <= target.local_memory else 1
 
 
-def joined(hooks: OpenClHooks, epilogue: Epilogue, part: Argument, p: Product, splits: int
-           ) -> Emitted:
+def joined(hooks: OpenClHooks, part: Argument, p: Product, splits: int) -> Emitted:
     """The kernel that adds the parts of sums, and writes the epilogue (of one element)."""
-    sizes = parameters(p.batch, p.m, p.n, splits, *epilogue.sizes.values()) | epilogue.sizes
+    hooks = hooks.lifting()
+    epilogue = hooks.epilogue_lines(p.c(*places(p)), 1)
+    assert epilogue is not None
+    total = p.batch * p.m * p.n
+    numbers = dict(TOTAL=hooks.number(total), M=hooks.number(p.m), N=hooks.number(p.n),
+                   SPLITS=hooks.number(splits))
+    sizes = parameters(*numbers.values(), *epilogue.sizes.values()) | epilogue.sizes
     body = hooks.render("gemm_tiled_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
-                        BATCH=p.batch, M=p.m, N=p.n, SPLITS=splits, sizes=sizes)
+                        sizes=sizes, **numbers)
     group, root = min(JOIN, hooks.target.max_work_group), hooks.group.root
-    items = -(-p.batch * p.m * p.n // group) * group
-    return Emitted("join", body, (part, *epilogue.nodes, root), (root,), sizes, (items,), (group,))
+    items = -(-total // group) * group
+    return Emitted("join", body, (part, *epilogue.nodes, root), (root,), arguments(sizes, p),
+                   (items,), (group,))
