@@ -48,8 +48,13 @@ class OpenClGroupHooks(GroupHooks):
     numbers: Numbers | None = None
 
     def lifting(self) -> OpenClGroupHooks:
-        """For one kernel whose numbers are parameters, where all sizes are numbers."""
-        found = copy.copy(self)
+        """For one kernel whose numbers are parameters, where all sizes are numbers. The anchor's
+        operands come first: the others' order depends on which of a sum's terms it is."""
+        found, outside = copy.copy(self), self._outside()
+        names = sorted(self.group.operands, key=lambda n: n in outside)
+        found.names = {n: f"x{k}" for k, n in enumerate(names)} | flag_names(self.group)
+        found.builder = KernelBuilder()
+        found.loads = Loads(found.builder, self.group, found.names)
         sized = any(has_size(n.type.physical) for n in (*self.group.members, *self.group.operands))
         found.numbers = None if sized else Numbers()
         return found

@@ -249,7 +249,8 @@ class _Writer:
         epilogue, v = next((pair for pair in found if pair[0] is not None), (None, 1))
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
-        edges = any(divisor(n) % step for n, step in ((p.m, t.bm), (p.n, t.bn), (p.k, t.bk)))
+        whole_tiles = all(divisor(n) % s == 0 for n, s in ((p.m, t.bm), (p.n, t.bn), (p.k, t.bk)))
+        edges = t is not LARGE or not whole_tiles
         a, b = (side(p, hooks, which, tile, t.bk, QUAD, t.items, edges)
                 for which, tile in enumerate((t.bm, t.bn)))
         nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
