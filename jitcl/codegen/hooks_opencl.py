@@ -50,11 +50,11 @@ class OpenClGroupHooks(GroupHooks):
     def lifting(self) -> OpenClGroupHooks:
         """For one kernel whose numbers are parameters, where all sizes are numbers. The anchor's
         operands come first: the others' order depends on which of a sum's terms it is."""
-        found, outside = copy.copy(self), self._outside()
-        names = sorted(self.group.operands, key=lambda n: n in outside)
-        found.names = {n: f"x{k}" for k, n in enumerate(names)} | flag_names(self.group)
-        found.builder = KernelBuilder()
-        found.loads = Loads(found.builder, self.group, found.names)
+        found = copy.copy(self)
+        if not self.group.parts:
+            outside = self._outside()
+            names = sorted(self.group.operands, key=lambda n: n in outside)
+            found.names = {n: f"x{k}" for k, n in enumerate(names)} | flag_names(self.group)
         sized = any(has_size(n.type.physical) for n in (*self.group.members, *self.group.operands))
         found.numbers = None if sized else Numbers()
         return found
@@ -73,7 +73,9 @@ class OpenClGroupHooks(GroupHooks):
 
     def part(self, group: Group, prefix: str) -> OpenClGroupHooks:
         """The hooks of a part of a chain, whose operands have names of their own."""
-        return OpenClGroupHooks(group, self.target, prefix)
+        part = OpenClGroupHooks(group, self.target, prefix)
+        part.numbers = self.numbers
+        return part
 
     def ctype(self, dtype: str) -> str:
         """The C type of a buffer's elements."""

@@ -20,7 +20,7 @@ from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
-from jitcl.ir.size_ranges import divisor, parameters, require
+from jitcl.ir.size_ranges import divisor, hints, parameters, require
 from jitcl.ir.sizes import at_least_always, has_size, is_size
 from jitcl.target import Target
 from jitcl.templates.attention import Piece, pieces
@@ -143,9 +143,10 @@ class _Writer:
     """room: parts times rows, where their number is not known."""
 
     def __init__(self, a: Heads, form: Form, hooks: OpenClHooks, room: int = 0) -> None:
-        self.a, self.f, self.hooks, self.root = a, form, hooks, hooks.group.root
+        self.a, self.f, self.root = a, form, hooks.group.root
+        self.hooks = self.lifting(hooks)
         first, _, last = (dataclasses.replace(part, compute="f32") for part in hooks.group.parts)
-        self.before, self.after = hooks.part(first, "x"), hooks.part(last, "z")
+        self.before, self.after = self.hooks.part(first, "x"), self.hooks.part(last, "z")
         self.splits = -(-a.n // form.columns) if form.form == "few" else form.splits
         self.part = a.n if form.splits == 1 else -(-a.n // form.splits)
         self.room = room
@@ -159,13 +160,22 @@ class _Writer:
         return {"tensor": self.tensor, "tiles": self.tiles, "rows": self.rows,
                 "few": self.few}[self.f.form](score)
 
+    def lifting(self, hooks: OpenClHooks) -> OpenClHooks:
+        """Of kernels of tiles numbers are parameters, but those of a head."""
+        return hooks.lifting() if self.f.form in ("tensor", "tiles") else hooks
+
+    def numbers(self, **more: int) -> dict[str, int]:
+        """The numbers of a kernel of tiles."""
+        found = dict(BATCH=self.a.batch, M=self.a.m, N=self.a.n, **more)
+        return {name: self.hooks.number(n) for name, n in found.items()}
+
     def places(self, p: Product) -> tuple[Expr, Expr, Expr]:
         return counter("image", p.batch), counter("m", p.m), counter("n", p.n)
 
-    def epilogue(self, width: int) -> Epilogue | None:
+    def epilogue(self, width: int, hooks: OpenClHooks | None = None) -> Epilogue | None:
         p = self.a.result
         aligned = {"n": width, "at": width}
-        return self.after.epilogue_lines(p.c(*self.places(p)), width, None, aligned)
+        return (hooks or self.after).epilogue_lines(p.c(*self.places(p)), width, None, aligned)
 
     def sides(self, rows: int, columns: int, width: int, steps: tuple[int, int, int], run: int
               ) -> tuple[Side, Side, Side]:
@@ -177,13 +187,13 @@ class _Writer:
 
     def sizes(self, score: Loader | None, sides: Iterable[Side | Lying], epilogue: Epilogue | None,
               *counts: int) -> dict[str, int]:
-        """What a kernel takes for sizes that are not known, `counts` among them."""
+        """What a kernel takes for sizes, `counts` among them."""
         for node in (self.root, *self.hooks.group.operands):
             require(MAX_INDEX - 1, node.type.size)
         stored: Mapping[str, int] = epilogue.sizes if epilogue else {}
         read = (*(s.sizes for s in sides), score.sizes if score else {}, stored)
-        return parameters(self.a.batch, self.a.m, self.a.n, *counts, *(
-            v for found in read for v in found.values())) | dict(stored)
+        found = parameters(*counts, *(v for found in read for v in found.values())) | dict(stored)
+        return found if self.a.sized else hints(found)
 
     def rendered(self, file: str, score: Loader | None, sides: tuple[Side | Lying, ...],
                  epilogue: Epilogue | None, **numbers: object) -> tuple[str, tuple[Argument, ...]]:
@@ -200,7 +210,7 @@ class _Writer:
         text = self.hooks.render(
             f"attention_opencl/{file}.cl.j2", entry=ENTRY, HALF=False, q=q, k=k, v=v, score=score,
             epilogue=epilogue, sources=sources, helpers=list(helpers), GUARDED=a.guarded,
-            BATCH=a.batch, M=a.m, N=a.n, D=a.scores.k, E=a.result.n, **numbers)
+            D=a.scores.k, E=a.result.n, **dict(BATCH=a.batch, M=a.m, N=a.n) | numbers)
         return text, (*(n for nodes in read for n in nodes), *copies)
 
     def tensor(self, score: Loader | None) -> list[Emitted] | None:
@@ -214,12 +224,13 @@ class _Writer:
         q, k, v = sides
         local, stage, of_keys = tensor_bytes(a, f, (q.by_k, k.by_k, v.by_k))
         items, tiles, steps = WARP * f.warps, -(-a.m // rows), -(-a.n // f.columns)
-        sizes = self.sizes(score, sides, epilogue, tiles, steps)
+        numbers = self.numbers(M_TILES=tiles, STEPS=steps)
+        sizes = self.sizes(score, sides, epilogue, *numbers.values())
         body, operands = self.rendered(
             "tensor", score, sides, epilogue, T=items, MT=f.rows, BM=rows, BN=f.columns, DP=depth,
-            EP=width, STAGES=f.stages, LOCAL=local, STAGE=stage, K_BYTES=of_keys, M_TILES=tiles,
-            PAIR=pair, STEPS=steps, RAGGED=divisor(a.n) % f.columns > 0,
-            CLAMPED=divisor(a.m) % rows > 0, sizes=sizes)
+            EP=width, STAGES=f.stages, LOCAL=local, STAGE=stage, K_BYTES=of_keys,
+            PAIR=pair, RAGGED=divisor(a.n) % f.columns > 0,
+            CLAMPED=divisor(a.m) % rows > 0, sizes=sizes, **numbers)
         return [Emitted(f"attention_tensor_{rows}x{f.columns}", body, (*operands, self.root),
                         (self.root,), sizes, (a.batch * tiles * items,), (items,))]
 
@@ -235,12 +246,13 @@ class _Writer:
         tiles, part = -(-a.m // rows), -(-self.part // t.keys) * t.keys
         if is_size(self.splits):
             self.splits = -(-a.n // part)
-        sizes = self.sizes(score, sides, epilogue, tiles, part)
+        numbers = self.numbers(M_TILES=tiles, PART=part)
+        sizes = self.sizes(score, sides, epilogue, *numbers.values())
         body, operands = self.rendered(
             "tiles", score, sides, epilogue, T=t.items, TM=t.rows, W=t.vector, C=t.columns,
-            BN=t.keys, DK=t.depth, VK=t.values, EP=t.width, TILE=t.tile, PART=part, M_TILES=tiles,
+            BN=t.keys, DK=t.depth, VK=t.values, EP=t.width, TILE=t.tile,
             SEVERAL=not whole, V=v, RAGGED=divisor(a.n) % t.keys > 0,
-            CLAMPED=divisor(a.m) % rows > 0, sizes=sizes)
+            CLAMPED=divisor(a.m) % rows > 0, sizes=sizes, **numbers)
         stem, size = f"attention_{rows}x{t.keys}", (a.batch * tiles * self.splits * t.items,)
         if whole:
             return [Emitted(stem, body, (*operands, self.root), (self.root,), sizes, size,
@@ -274,7 +286,7 @@ class _Writer:
             self.splits = -(-a.n // part)
             require(MAX_INDEX - 1, self.room * a.result.n)
         k_row, v_row = (s.pieces[0][2] * (4 if s.ctype == "float" else 2) for s in sides[1:])
-        sizes = self.sizes(score, sides, None, part, self.splits) | dict(
+        sizes = self.sizes(score, sides, None, a.batch, a.m, a.n, part, self.splits) | dict(
             head=a.scores.k, width=a.result.n, k_row=k_row, v_row=v_row, block=f.columns)
         body, operands = self.rendered(
             "rows", score, sides, None, R=f.rows, B=f.columns, PART=part, SPLITS=self.splits,
@@ -296,7 +308,8 @@ class _Writer:
         k_run = math.gcd(halves.get(keys.ctype, QUAD), keys.run, a.scores.k)
         v_run = math.gcd(halves.get(values.ctype, QUAD) if a.m <= QUAD else QUAD, values.run,
                          a.result.n)
-        sizes = self.sizes(score, (query, keys, values), epilogue, self.splits)
+        sizes = self.sizes(score, (query, keys, values), epilogue, a.batch, a.m, a.n,
+                           self.splits)
         columns, maxima = max(v_run, QUAD), 16 if 16 * a.m <= t else 8
         slices = t // (a.result.n // columns)
         body, operands = self.rendered(
@@ -316,17 +329,18 @@ class _Writer:
                ) -> list[Emitted] | None:
         """The kernel of parts, and that which joins them."""
         a, splits = self.a, self.splits
-        epilogue = self.epilogue(1)
+        hooks = self.lifting(self.after)
+        epilogue = self.epilogue(1, hooks)
         if epilogue is None:
             return None
         rows = a.batch * a.m
         room = self.room or splits * rows
         sums = Scratch(f"parts of {self.root.type}", "f32", (room * a.result.n,))
         totals = Scratch(f"totals of {self.root.type}", "f32", (room * 2,))
-        joins = parameters(a.batch, a.m, splits, *epilogue.sizes.values()) | epilogue.sizes
-        join = self.after.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
-                                 BATCH=a.batch, M=a.m, E=a.result.n, SPLITS=splits,
-                                 GUARDED=a.guarded, sizes=joins)
+        numbers = dict(ROWS=hooks.number(rows), M=hooks.number(a.m), SPLITS=hooks.number(splits))
+        joins = self.sizes(None, (), epilogue, *numbers.values())
+        join = hooks.render("attention_opencl/join.cl.j2", entry=ENTRY, epilogue=epilogue,
+                            E=a.result.n, GUARDED=a.guarded, sizes=joins, **numbers)
         group = min(JOIN, self.hooks.target.max_work_group)
         items = -(-rows * a.result.n // group) * group
         return [Emitted(stem, body, (*operands, totals, sums), (totals, sums), sizes, size, local,
