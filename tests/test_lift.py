@@ -23,6 +23,7 @@ from jitcl.target import Target
 from jitcl.target.profiles import find_profile
 from tests.compiling import compile_graph
 from tests.real_models import MODELS, needs_models
+from tests.test_tensor_cores import TARGET
 
 G = GraphBuilder()
 GPU = Target("opencl", "a GPU", device_type="gpu", compute_units=4, max_work_group=256,
@@ -45,6 +46,62 @@ FORMS = {
     "mean": (lambda n, c: G.reduce_mean(x(n, c), axes=(1,)), (24, 4000), (48, 5000)),
     "tail": (lambda c, n: G.mul(x(c, n), x(c, 1, name="s")), (301, 19), (257, 21)),
 }
+
+
+def products(*sizes: tuple[int, ...], dtype: str = "f32") -> Graph:
+    """A product with a sum behind it for each (m, k, n)."""
+    feeds, results = list[Node](), list[Node]()
+    for i, (m, k, n) in enumerate(sizes):
+        a, w, c = (graph_input(f"{name}{i}", TensorType(dtype, dims)) for name, dims in (
+            ("a", (m, k)), ("w", (k, n)), ("c", (m, n))))
+        feeds += (a, w, c)
+        results.append(G.add(G.matmul(a, w), c))
+    return Graph("t", tuple(feeds), tuple((f"y{i}", y) for i, y in enumerate(results)))
+
+
+def convolutions(*sizes: tuple[int, int, int]) -> Graph:
+    """3x3 of (channels, results, side)."""
+    feeds, results = list[Node](), list[Node]()
+    for i, (c, k, side) in enumerate(sizes):
+        feeds += (x(1, c, side, side, name=f"x{i}"), x(k, c, 3, 3, name=f"w{i}"))
+        results.append(G.relu(G.conv(*feeds[-2:], strides=(1, 1), pads=(1,) * 4,
+                                     dilations=(1, 1), group=1)))
+    return Graph("t", tuple(feeds), tuple((f"y{i}", y) for i, y in enumerate(results)))
+
+
+def attentions(*rows: int) -> Graph:
+    """Four heads of 32 over so many rows each."""
+    feeds, results = list[Node](), list[Node]()
+    for i, n in enumerate(rows):
+        q, k, v = (x(1, 4, n, 32, name=f"{name}{i}") for name in "qkv")
+        feeds += (q, k, v)
+        scores = G.softmax(G.matmul(q, G.transpose(k, perm=(0, 1, 3, 2))), axis=-1)
+        results.append(G.matmul(scores, v))
+    return Graph("t", tuple(feeds), tuple((f"y{i}", y) for i, y in enumerate(results)))
+
+
+TILED = {
+    "products": (lambda: products((512, 256, 512), (640, 768, 1024)), "gemm_tiled_opencl"),
+    "edges": (lambda: products((500, 300, 516), (612, 700, 1020)), "gemm_tiled_opencl"),
+    "parts of sums": (lambda: products((64, 4096, 64), (96, 2048, 64)), "gemm_tiled_opencl"),
+    "halves": (lambda: products((512, 256, 512), (640, 768, 1024), dtype="f16"),
+               "gemm_tensor_opencl"),
+    "convolutions": (lambda: convolutions((64, 64, 56), (128, 96, 40)), "gemm_tiled_opencl"),
+    "attention": (lambda: attentions(1024, 2048), "attention_opencl"),
+}
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_products_and_attentions_of_a_form_are_one_program(name: str) -> None:
+    """Where tiles are staged, with numbers that are arguments: those of a layer each."""
+    build, template = TILED[name]
+    plan = compile_graph(build(), TARGET).plan
+    found = {k.entry for k in plan.kernels if k.template == template}
+    heads = {entry for entry in found if "join" not in entry}
+    assert len(heads) == 1 and len(found) <= 2, found
+    first, second = (s for s in plan.steps if s.kernel in heads)
+    assert first.params != second.params
+    assert all(type(n) is int for n in (*first.params, *second.params))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -70,7 +70,7 @@ kernel @k(in x: f32[4,9,17], out y: f32[4,8,16]) {
   }
 }""")
     assert """\
-      for p_j < 128 @loop from lane by 128 {
+      for p_j < 128 @loop from lane by 64 {
         let j: index = floordiv(p_j, 16)
         let k: index = p_j % 16
         let t0: index = j + 1

@@ -33,15 +33,15 @@ PLACED = ("item", "group", "lane")
 COMPARED = ("lt", "le", "gt", "ge", "eq", "ne", "min", "max")
 
 
-def lifted(kernel: Kernel, few: bool = False) -> Kernel:
+def lifted(kernel: Kernel) -> Kernel:
     """The kernel with sizes in the place of its larger numbers, whose hints they are. The kernel
-    itself where its indices need 64 bits. `few`: where compilers are slow, programs are to be few:
-    lanes take a row in turns also where one is enough, so that rows shorter and longer than they
-    are many are one program; all steps of a copy are parameters, also that of 1."""
+    itself where its indices need 64 bits. Lanes take a row in turns also where one is enough, so
+    that rows shorter and longer than they are many are one program; all steps of a copy are
+    parameters, also that of 1."""
     if any(b.size > LIMIT for b in kernel.buffers):
         return kernel
     kernel = replace(kernel, body=spelled(kernel.body))
-    lift = _Lift(kernel, few)
+    lift = _Lift(kernel, copies(kernel))
     buffers = tuple(Buffer(lift.names[b.name], b.dtype, (1,), b.role) for b in kernel.buffers)
     body = tuple(map(lift.statement, kernel.body))
     return replace(kernel, buffers=buffers, body=body)
@@ -106,9 +106,8 @@ class _Lift:
     """One kernel's numbers. A number is a parameter for each place that it has among operands, so
     that numbers which happen to be equal in one layer make no other program."""
 
-    def __init__(self, kernel: Kernel, few: bool) -> None:
-        self.turns = few
-        self.steps = few and copies(kernel)      # all of them are parameters
+    def __init__(self, kernel: Kernel, steps: bool) -> None:
+        self.steps = steps                       # all of them are parameters
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
@@ -167,7 +166,7 @@ class _Lift:
 
     def loop(self, s: For) -> For:
         extent, once = s.extent, s.first is not None and s.extent <= s.step
-        if self.turns and all(b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
+        if all(b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
             once = False
         if s.kind == "vec":
             self.fixed.add(str(s.var.value))

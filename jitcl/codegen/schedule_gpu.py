@@ -85,7 +85,7 @@ SMALL_GROUP = 64       # where local memory is emulated (Mali): reductions in sm
 FEWEST = 32            # lanes: less than a GPU runs in step anyway
 FEWEST_SMALL = 16      # lanes where local memory is emulated: what they share is dear
 WAVE = 64              # lanes that an Adreno runs in step
-TERMS = 8              # that each lane takes, at least, of many rows where programs are to be few
+TERMS = 8              # that each lane takes, at least, of many rows
 RADIX = 4              # partial results that are combined at a time: fewer barriers than by twos
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
 VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
@@ -218,9 +218,8 @@ def in_turn(body: Body) -> Body:
 
 
 def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> int:
-    """How many lanes share a row's work; 0 where they can't, or gain nothing by it. A power of
-    two, lower for short rows; where compilers are slow or local memory is emulated one of two
-    numbers, the lower one for many rows.
+    """How many lanes share a row's work; 0 where they can't, or gain nothing by it. One of two
+    powers of two, so that programs are few, the lower one for short rows and for many.
     """
     loops = [s for s in inner if isinstance(s, For)]
     shared = [s for s in loops if s.kind != "parallel"]

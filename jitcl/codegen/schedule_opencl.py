@@ -72,7 +72,7 @@ def rendered(kernel: Kernel, target: Target, lift: bool = False) -> Scheduled:
         local = group_of_items(tuple(max(hint(n), STEP) if is_size(n) else n for n in extents),
                                target)
         sizes = tuple((n + m - 1) // m * m for n, m in zip(extents, local))
-    kept = lifted(kernel, True) if lift else kernel
+    kept = lifted(kernel) if lift else kernel
     r = OpenClRenderer(kept, target.fp64, target.soft_half, target.half_builtins)
     r.aligned, r.lifted = target.device_type != "cpu", lift
     body, params = r.scheduled(local), r.sizes.params()

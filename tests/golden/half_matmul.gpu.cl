@@ -2,7 +2,7 @@
 // from the graph
 // x0 f16[64,96], x1 f16[96,40] -> y f16[64,40]
 // 494 kFLOP, 25.1 kB; template gemm_tiled_opencl
-// launch: 512 by 128
+// launch: 512 by 128; size0 96, size1 64, size2 40, size3 40, size4 64, size5 40, size6 96, size7 96, size8 2, size9 2
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #ifndef JITCL_MAX_F32X4
@@ -22,40 +22,40 @@ half4 jitcl_to_halfx4(float4 a)
 }
 #endif
 
-void gemm_tiled_32x32_7ce9d443b0_store(float4 v, int image, int m, int n, int at,
+void gemm_tiled_32x32_0b3633a04e_store(float4 v, int image, int m, int n, int at,
     __global half *restrict y)
 {
     *(__global half4 *)(y + at) = jitcl_to_halfx4(jitcl_max_f32x4(v, (float4)(0.0f)));
 }
 
-void gemm_tiled_32x32_7ce9d443b0_put(float4 v, int image, int m, int n, __global half *restrict y)
+void gemm_tiled_32x32_0b3633a04e_put(float4 v, int image, int m, int n, __global half *restrict y, int size0, int size1, int size2, int size3, int size4, int size5, int size6, int size7, int size8, int size9)
 {
-    if (m < 64 && n < 40)
-        gemm_tiled_32x32_7ce9d443b0_store(v, image, m, n, (image * 64 + m) * 40 + n, y);
+    if (m < size4 && n < size5)
+        gemm_tiled_32x32_0b3633a04e_store(v, image, m, n, (image * size4 + m) * size5 + n, y);
 }
-int gemm_tiled_32x32_7ce9d443b0_a(int image, int m, int k)
+int gemm_tiled_32x32_0b3633a04e_a(int image, int m, int k, int size0)
 {
-    return m * 96 + k;
-}
-
-int gemm_tiled_32x32_7ce9d443b0_b(int image, int n, int k)
-{
-    return k * 40 + n;
+    return m * size0 + k;
 }
 
-__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_7ce9d443b0(
+int gemm_tiled_32x32_0b3633a04e_b(int image, int n, int k, int size2)
+{
+    return k * size2 + n;
+}
+
+__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_0b3633a04e(
     __global const half *restrict x0,
     __global const half *restrict x1,
-    __global half *restrict y)
+    __global half *restrict y, int size0, int size1, int size2, int size3, int size4, int size5, int size6, int size7, int size8, int size9)
 {
     __local half4 a_quads[576], b_quads[576];
     __local half *a_tile = (__local half *)a_quads, *b_tile = (__local half *)b_quads;
     __local float sums[256];
     int lid = get_local_id(0), rest = get_group_id(0);
-    int n0 = rest % 2 * 32;
-    rest /= 2;
-    int m0 = rest % 2 * 32;
-    rest /= 2;
+    int n0 = rest % size9 * 32;
+    rest /= size9;
+    int m0 = rest % size8 * 32;
+    rest /= size8;
     int image = rest % 1, split = rest / 1;
     int place = lid % 64, slice = lid / 64;
     int tn = place % 8, tm = place / 8;       // in quads
@@ -64,14 +64,14 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_
     float c20 = 0.0f, c21 = 0.0f, c22 = 0.0f, c23 = 0.0f;
     float c30 = 0.0f, c31 = 0.0f, c32 = 0.0f, c33 = 0.0f;
     int a_step = 0, b_step = 0;      // where the step begins that is in use
-    int end = min((split + 1) * 96, 96);
-    int k0 = split * 96;
+    int end = min((split + 1) * size7, size6);
+    int k0 = split * size7;
     half4 a0, a1;
     half4 b0, b1;
-        a0 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4));
-        a1 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4));
-        b0 = n0 + (lid + 0) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 0) % 8 * 4, k0 + (lid + 0) / 8)) : (half4)(0.0f);
-        b1 = n0 + (lid + 128) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 128) % 8 * 4, k0 + (lid + 128) / 8)) : (half4)(0.0f);
+        a0 = m0 + (lid + 0) / 8 < size1 && k0 + (lid + 0) % 8 * 4 < size6 ? *(__global const half4 *)(x0 + gemm_tiled_32x32_0b3633a04e_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4, size0)) : (half4)(0.0f);
+        a1 = m0 + (lid + 128) / 8 < size1 && k0 + (lid + 128) % 8 * 4 < size6 ? *(__global const half4 *)(x0 + gemm_tiled_32x32_0b3633a04e_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4, size0)) : (half4)(0.0f);
+        b0 = n0 + (lid + 0) % 8 * 4 < size3 && k0 + (lid + 0) / 8 < size6 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_0b3633a04e_b(image, n0 + (lid + 0) % 8 * 4, k0 + (lid + 0) / 8, size2)) : (half4)(0.0f);
+        b1 = n0 + (lid + 128) % 8 * 4 < size3 && k0 + (lid + 128) / 8 < size6 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_0b3633a04e_b(image, n0 + (lid + 128) % 8 * 4, k0 + (lid + 128) / 8, size2)) : (half4)(0.0f);
         a_tile[a_step * 4 + ((lid + 0) % 8 * 4) * 36 + (lid + 0) / 8] = a0.s0;
         a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 1) * 36 + (lid + 0) / 8] = a0.s1;
         a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 2) * 36 + (lid + 0) / 8] = a0.s2;
@@ -85,10 +85,10 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_
 
     barrier(CLK_LOCAL_MEM_FENCE);
     for (k0 += 32; k0 < end; k0 += 32) {
-        a0 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4));
-        a1 = *(__global const half4 *)(x0 + gemm_tiled_32x32_7ce9d443b0_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4));
-        b0 = n0 + (lid + 0) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 0) % 8 * 4, k0 + (lid + 0) / 8)) : (half4)(0.0f);
-        b1 = n0 + (lid + 128) % 8 * 4 < 40 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_7ce9d443b0_b(image, n0 + (lid + 128) % 8 * 4, k0 + (lid + 128) / 8)) : (half4)(0.0f);
+        a0 = m0 + (lid + 0) / 8 < size1 && k0 + (lid + 0) % 8 * 4 < size6 ? *(__global const half4 *)(x0 + gemm_tiled_32x32_0b3633a04e_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4, size0)) : (half4)(0.0f);
+        a1 = m0 + (lid + 128) / 8 < size1 && k0 + (lid + 128) % 8 * 4 < size6 ? *(__global const half4 *)(x0 + gemm_tiled_32x32_0b3633a04e_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4, size0)) : (half4)(0.0f);
+        b0 = n0 + (lid + 0) % 8 * 4 < size3 && k0 + (lid + 0) / 8 < size6 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_0b3633a04e_b(image, n0 + (lid + 0) % 8 * 4, k0 + (lid + 0) / 8, size2)) : (half4)(0.0f);
+        b1 = n0 + (lid + 128) % 8 * 4 < size3 && k0 + (lid + 128) / 8 < size6 ? *(__global const half4 *)(x1 + gemm_tiled_32x32_0b3633a04e_b(image, n0 + (lid + 128) % 8 * 4, k0 + (lid + 128) / 8, size2)) : (half4)(0.0f);
         for (int kk = slice * 16; kk < slice * 16 + 16; kk += 16) {
             half4 h00 = (half4)((half)0.0f);
             half4 h10 = (half4)((half)0.0f);
@@ -223,8 +223,8 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_
     if (slice > 0) return;
     m0 += tm * 4;
     n0 += tn * 4;
-    gemm_tiled_32x32_7ce9d443b0_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, y);
-    gemm_tiled_32x32_7ce9d443b0_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, y);
-    gemm_tiled_32x32_7ce9d443b0_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, y);
-    gemm_tiled_32x32_7ce9d443b0_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, y);
+    gemm_tiled_32x32_0b3633a04e_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9);
+    gemm_tiled_32x32_0b3633a04e_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9);
+    gemm_tiled_32x32_0b3633a04e_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9);
+    gemm_tiled_32x32_0b3633a04e_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9);
 }

@@ -2,44 +2,47 @@
 // from the graph
 // x0 f32[8,96], x1 f32[96], x2 f32[96] -> y f32[8,96]
 // 10.8 kFLOP, 6.91 kB; generated loops
-// launch: 1024 by 128; size0 96, size1 96
+// launch: 512 by 64; size0 96, size1 96, size2 96, size3 96, size4 96
 
-__kernel void reduce_mean_sub_mul_add_sqrt_reciprocal_d1ad935727(
+__kernel void reduce_mean_sub_mul_add_sqrt_reciprocal_f43da997d2(
     __global const float *restrict x0,    // f32
     __global const float *restrict x1,    // f32
     __global const float *restrict x2,    // f32
     __global float *restrict y,    // f32
     const int size0,
-    const int size1)
+    const int size1,
+    const int size2,
+    const int size3,
+    const int size4)
 {
-    __local float part_acc0[128];
-    __local float part_acc1[128];
+    __local float part_acc0[64];
+    __local float part_acc1[64];
     int i0 = get_group_id(0);
     int lane = get_local_id(0);
     float acc0 = 0.0f;
-    if (lane < 96) acc0 += x0[i0 * size0 + lane];
+    for (int r0 = lane; r0 < size0; r0 += 64) {
+        acc0 += x0[i0 * size1 + r0];
+    }
     part_acc0[lane] = acc0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 32] + (part_acc0[lane + 64] + part_acc0[lane + 96]);
+    if (lane < 16) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 16] + (part_acc0[lane + 32] + part_acc0[lane + 48]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 8] + (part_acc0[lane + 16] + part_acc0[lane + 24]);
+    if (lane < 4) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 4] + (part_acc0[lane + 8] + part_acc0[lane + 12]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc0[lane] = part_acc0[lane] + part_acc0[lane + 2] + (part_acc0[lane + 4] + part_acc0[lane + 6]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc0_all = part_acc0[0] + part_acc0[1];
+    float acc0_all = part_acc0[0] + part_acc0[1] + (part_acc0[2] + part_acc0[3]);
     float acc1 = 0.0f;
-    if (lane < 96) {
-        float t0 = x0[i0 * size0 + lane] - acc0_all / convert_float(size1);
+    for (int r3 = lane; r3 < size2; r3 += 64) {
+        float t0 = x0[i0 * size1 + r3] - acc0_all / convert_float(size3);
         acc1 += t0 * t0;
     }
     part_acc1[lane] = acc1;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32] + (part_acc1[lane + 64] + part_acc1[lane + 96]);
+    if (lane < 16) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 16] + (part_acc1[lane + 32] + part_acc1[lane + 48]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8] + (part_acc1[lane + 16] + part_acc1[lane + 24]);
+    if (lane < 4) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 4] + (part_acc1[lane + 8] + part_acc1[lane + 12]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2] + (part_acc1[lane + 4] + part_acc1[lane + 6]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc1_all = part_acc1[0] + part_acc1[1];
-    if (lane < 96) y[i0 * size0 + lane] = (x0[i0 * size0 + lane] - acc0_all / convert_float(size1)) * (1.0f / sqrt(acc1_all / convert_float(size1) + 1e-05f)) * x1[lane] + x2[lane];
+    float acc1_all = part_acc1[0] + part_acc1[1] + (part_acc1[2] + part_acc1[3]);
+    for (int r6 = lane; r6 < size4; r6 += 64) {
+        y[i0 * size1 + r6] = (x0[i0 * size1 + r6] - acc0_all / convert_float(size3)) * (1.0f / sqrt(acc1_all / convert_float(size3) + 1e-05f)) * x1[r6] + x2[r6];
+    }
 }

@@ -2,7 +2,7 @@
 // from the graph
 // x0 f32[8,100] -> y f32[8,100]
 // 17.6 kFLOP, 6.4 kB; generated loops
-// launch: 1024 by 128; size0 100
+// launch: 512 by 64; size0 100, size1 100, size2 100, size3 100
 
 #ifndef JITCL_MAX_F32
 #define JITCL_MAX_F32
@@ -12,36 +12,41 @@ float jitcl_max_f32(float a, float b)
 }
 #endif
 
-__kernel void reduce_max_sub_exp_reduce_sum_37c4c9599d(
+__kernel void reduce_max_sub_exp_reduce_sum_32bdab0b67(
     __global const float *restrict x0,    // f32
     __global float *restrict y,    // f32
-    const int size0)
+    const int size0,
+    const int size1,
+    const int size2,
+    const int size3)
 {
-    __local float part_acc0[128];
-    __local float part_acc1[128];
+    __local float part_acc0[64];
+    __local float part_acc1[64];
     int i0 = get_group_id(0);
     int lane = get_local_id(0);
     float acc0 = -INFINITY;
-    if (lane < 100) acc0 = jitcl_max_f32(acc0, x0[i0 * size0 + lane]);
+    for (int r0 = lane; r0 < size0; r0 += 64) {
+        acc0 = jitcl_max_f32(acc0, x0[i0 * size1 + r0]);
+    }
     part_acc0[lane] = acc0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 32]), jitcl_max_f32(part_acc0[lane + 64], part_acc0[lane + 96]));
+    if (lane < 16) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 16]), jitcl_max_f32(part_acc0[lane + 32], part_acc0[lane + 48]));
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 8]), jitcl_max_f32(part_acc0[lane + 16], part_acc0[lane + 24]));
+    if (lane < 4) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 4]), jitcl_max_f32(part_acc0[lane + 8], part_acc0[lane + 12]));
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc0[lane] = jitcl_max_f32(jitcl_max_f32(part_acc0[lane], part_acc0[lane + 2]), jitcl_max_f32(part_acc0[lane + 4], part_acc0[lane + 6]));
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc0_all = jitcl_max_f32(part_acc0[0], part_acc0[1]);
+    float acc0_all = jitcl_max_f32(jitcl_max_f32(part_acc0[0], part_acc0[1]), jitcl_max_f32(part_acc0[2], part_acc0[3]));
     float acc1 = 0.0f;
-    if (lane < 100) acc1 += exp(x0[i0 * size0 + lane] - acc0_all);
+    for (int r3 = lane; r3 < size2; r3 += 64) {
+        acc1 += exp(x0[i0 * size1 + r3] - acc0_all);
+    }
     part_acc1[lane] = acc1;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 32) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 32] + (part_acc1[lane + 64] + part_acc1[lane + 96]);
+    if (lane < 16) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 16] + (part_acc1[lane + 32] + part_acc1[lane + 48]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 8) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 8] + (part_acc1[lane + 16] + part_acc1[lane + 24]);
+    if (lane < 4) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 4] + (part_acc1[lane + 8] + part_acc1[lane + 12]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < 2) part_acc1[lane] = part_acc1[lane] + part_acc1[lane + 2] + (part_acc1[lane + 4] + part_acc1[lane + 6]);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float acc1_all = part_acc1[0] + part_acc1[1];
-    if (lane < 100) y[i0 * size0 + lane] = exp(x0[i0 * size0 + lane] - acc0_all) * (1.0f / acc1_all);
+    float acc1_all = part_acc1[0] + part_acc1[1] + (part_acc1[2] + part_acc1[3]);
+    for (int r6 = lane; r6 < size3; r6 += 64) {
+        y[i0 * size1 + r6] = exp(x0[i0 * size1 + r6] - acc0_all) * (1.0f / acc1_all);
+    }
 }
