@@ -59,6 +59,14 @@ def products(*sizes: tuple[int, ...], dtype: str = "f32") -> Graph:
     return Graph("t", tuple(feeds), tuple((f"y{i}", y) for i, y in enumerate(results)))
 
 
+def of_pixels(m: int, k: int, n: int, side: int) -> Graph:
+    """A product, and a convolution of single pixels: a product, too, whose weights come second."""
+    a, w = x(m, k, name="a"), x(k, n, name="w")
+    image, taps = x(1, k, side, side, name="image"), x(m, k, 1, 1, name="taps")
+    y = G.conv(image, taps, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1)
+    return Graph("t", (a, w, image, taps), (("y0", G.matmul(a, w)), ("y1", y)))
+
+
 def convolutions(*sizes: tuple[int, int, int]) -> Graph:
     """3x3 of (channels, results, side)."""
     feeds, results = list[Node](), list[Node]()
@@ -86,6 +94,7 @@ TILED = {
     "parts of sums": (lambda: products((64, 4096, 64), (96, 2048, 64)), "gemm_tiled_opencl"),
     "halves": (lambda: products((512, 256, 512), (640, 768, 1024), dtype="f16"),
                "gemm_tensor_opencl"),
+    "pixels": (lambda: of_pixels(256, 128, 1024, 36), "gemm_tiled_opencl"),
     "convolutions": (lambda: convolutions((64, 64, 56), (128, 96, 40)), "gemm_tiled_opencl"),
     "attention": (lambda: attentions(1024, 2048), "attention_opencl"),
 }

@@ -47,13 +47,13 @@ class OpenClGroupHooks(GroupHooks):
 
     numbers: Numbers | None = None
 
-    def lifting(self) -> OpenClGroupHooks:
-        """For one kernel whose numbers are parameters, where all sizes are numbers. The anchor's
-        operands come first: the others' order depends on which of a sum's terms it is."""
+    def lifting(self, first: Node | None = None) -> OpenClGroupHooks:
+        """For one kernel whose numbers are parameters, where all sizes are numbers. The `first` of
+        the operands has the first name, then come the anchor's, then others."""
         found = copy.copy(self)
-        if not self.group.parts:
+        if len(self.group.parts) < 2:
             outside = self._outside()
-            names = sorted(self.group.operands, key=lambda n: n in outside)
+            names = sorted(self.group.operands, key=lambda n: (n is not first, n in outside))
             found.names = {n: f"x{k}" for k, n in enumerate(names)} | flag_names(self.group)
         sized = any(has_size(n.type.physical) for n in (*self.group.members, *self.group.operands))
         found.numbers = None if sized else Numbers()

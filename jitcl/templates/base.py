@@ -232,9 +232,9 @@ class OpenClHooks(Hooks, Protocol):
         too, of at most FLUSHED terms, before they are added in f32; epilogues are f32.
         """
 
-    def lifting(self) -> OpenClHooks:
+    def lifting(self, first: Node | None = None) -> OpenClHooks:
         """For one kernel whose numbers are parameters, where all sizes are numbers: those of lines,
-        and those that `number` is told."""
+        and those that `number` is told. Its first operand is `first`, if it is one."""
 
     def number(self, n: int) -> int:
         """A number of a kernel's text, 1 or more: a size that is its parameter where such are

@@ -165,7 +165,7 @@ class _Writer:
         self.p, self.t, self.hooks, self.room = product, match, hooks, room
 
     def emit(self) -> list[Emitted]:
-        p, t, hooks = self.p, self.t, self.hooks.lifting()
+        p, t, hooks = self.p, self.t, self.hooks.lifting(self.p.nodes[0])
         whole, pair = t.splits == 1, 1 + (divisor(p.n) % 2 == 0)
         epilogue = hooks.epilogue_lines(p.c(*places(p)), pair if whole else 1, None,
                                         {"n": pair, "at": pair})

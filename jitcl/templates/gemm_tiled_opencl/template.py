@@ -247,7 +247,7 @@ class _Writer:
             self.splits = -(-product.k // self.part)
 
     def emit(self) -> list[Emitted]:
-        p, t, hooks = self.p, self.tiling, self.hooks.lifting()
+        p, t, hooks = self.p, self.tiling, self.hooks.lifting(self.p.nodes[0])
         root, whole = hooks.group.root, self.splits == 1
         rows = root.type.dims[-1] if whole else p.n
         widths = (QUAD, 1) if divisor(rows) % QUAD == 0 else (1,)
