@@ -375,26 +375,35 @@ def _key_in(path: Path) -> bytes:
         if distrusted(path.parent):
             return b""
         for _ in range(2):
+            before = _inode(path)
             with suppress(FileNotFoundError, PermissionError):
                 with opened(path) as file:
                     secret = not os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
                     found = file.read(KEY_BYTES + 1)
                 if secret and len(found) == KEY_BYTES:
                     return found
-            _write_key(path)
+            _write_key(path, before)
     except OSError as error:
         log.debug("no key for the kernel cache can be kept in %s: %s", path, error)
     return b""
 
 
-def _write_key(path: Path) -> None:
-    """A new key; one that another process is quicker with stays. One that others may read goes."""
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _write_key(path: Path, bad: int | None) -> None:
+    """A new key; one that another process was quicker with stays. What was there before, the inode
+    `bad`, goes: others may read it."""
     _make(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(os.urandom(KEY_BYTES))
-        if os.path.lexists(path):
+        if bad is not None and _inode(path) == bad:
             os.replace(temporary, path)
         else:
             with suppress(FileExistsError):

@@ -357,6 +357,30 @@ def test_only_a_cache_away_from_home_has_a_key(tmp_path, monkeypatch):
     assert ownership.key(tmp_path / "cache") not in (secret, b"")
 
 
+@pytest.mark.parametrize("before", ["nothing", "a key that others may read"])
+def test_the_key_of_a_process_that_was_quicker_stays(tmp_path, monkeypatch, before):
+    """It appears after this process looked, and before it writes: entries are made with it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    path, theirs = tmp_path / ".local" / "share" / "jitcl" / "cache-key", bytes(range(32))
+    if before != "nothing":
+        path.parent.mkdir(parents=True, mode=0o700)
+        path.write_bytes(bytes(32))
+    ours, asked = os.urandom, []
+
+    def quicker(count):
+        asked.append(count)
+        (path.parent / "new").write_bytes(theirs)
+        (path.parent / "new").chmod(0o600)
+        os.replace(path.parent / "new", path)
+        return ours(count)
+
+    monkeypatch.setattr(ownership.os, "urandom", quicker)
+    ownership._key_in.cache_clear()
+    assert ownership.key(tmp_path.parent / "cache") == theirs and asked == [32]
+    assert path.read_bytes() == theirs
+
+
 @pytest.mark.parametrize("nbytes", [100, 3 << 20])
 def test_an_entry_made_with_another_key_is_built_anew(tmp_path, monkeypatch, caplog, nbytes):
     """As one that was unpacked from somebody's archive: it belongs to this user."""
