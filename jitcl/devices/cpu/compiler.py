@@ -18,13 +18,11 @@ import llvmlite.binding as llvm
 from numba.core import callconv, codegen
 
 from jitcl.devices.cpu import host, vector  # noqa: F401  (registers the types that kernels use)
-from jitcl.devices.cpu.front_end import FrontEnd
+from jitcl.devices.cpu.front_end import TILES, FrontEnd
 from jitcl.devices.cpu.numba_parts import Lowering, Typing
 from jitcl.errors import BuildError
 from jitcl.ir.scalar import SCALARS
 
-#: modules whose functions are whole loops
-TILES = ("jitcl.devices.cpu.tiles", "jitcl.devices.cpu.packed_tile")
 #: what an object may leave undefined (the C math library, and memset/memcpy that LLVM puts in for
 #: loops)
 LIBC = frozenset(
@@ -89,11 +87,12 @@ def load() -> None:
     _front_end()
 
 
-def _read(entry: str, text: str, front_end: FrontEnd) -> tuple[Any, bool]:
-    """(the kernel's module as LLVM reads it, unoptimised; whether its loops are tiles)."""
+def _read(entry: str, text: str, front_end: FrontEnd) -> tuple[Any, bool, bool]:
+    """(the kernel's module as LLVM reads it, unoptimised; whether its loops are tiles; whether
+    there are loops of numbers)."""
     try:
         tree = ast.parse(text)
-        module = front_end.module(entry, tree)
+        module, scalar = front_end.module(entry, tree)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
     except Exception as error:  # whatever Numba or LLVM raises becomes one BuildError
@@ -101,19 +100,24 @@ def _read(entry: str, text: str, front_end: FrontEnd) -> tuple[Any, bool]:
             f"kernel '{entry}': the CPU compiler rejected the generated text\n  {error}\n"
             f"  This is a defect of jitcl; please report it with the output of `jitcl dump`."
         ) from error
-    return parsed, any(isinstance(s, ast.ImportFrom) and s.module in TILES for s in tree.body)
+    tiled = any(isinstance(s, ast.ImportFrom) and s.module in TILES for s in tree.body)
+    return parsed, tiled, scalar
 
 
-def _optimise(module: Any, tiled: bool, machine: Any) -> None:
-    """LLVM's passes with loop vectorisation. -O3 differs by the conditions that it takes out of
-    loops, which are many in generated loops, and none in tiles: these take it half as long again.
+def _optimise(module: Any, tiled: bool, scalar: bool, machine: Any) -> None:
+    """LLVM's passes with loop vectorisation; of a kernel whose loops are vectors already, only
+    those that simplify a function. -O3 differs by the conditions that it takes out of loops, which
+    are many in generated loops, and none in tiles: these take it half as long again.
     """
     options = llvm.create_pipeline_tuning_options(speed_level=2 if tiled else 3)
     options.loop_vectorization = True
     options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
-    passes = builder.getModulePassManager()
-    passes.run(module, builder)
+    functions = [f for f in module.functions if not f.is_declaration]
+    if scalar or len(functions) > 1:            # what Numba calls is to be inlined
+        builder.getModulePassManager().run(module, builder)
+    else:
+        builder.getFunctionPassManager().run(functions[0], builder)
 
 
 def compile_kernel(entry: str, text: str, absent: str = "") -> bytes:
@@ -145,7 +149,7 @@ def _optimised(entry: str, text: str, absent: str) -> tuple[Any, Any]:
     with host.without(absent):
         front_end = _front_end(absent)
         machine = front_end.context.codegen()._tm
-        module, tiled = _read(entry, text, front_end)
-    _optimise(module, tiled, machine)
+        module, tiled, scalar = _read(entry, text, front_end)
+    _optimise(module, tiled, scalar, machine)
     return module, machine
 

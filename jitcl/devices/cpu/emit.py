@@ -16,6 +16,7 @@ from jitcl.devices.cpu.host import features
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+POINTER = ir.PointerType()
 AS_THE_THREAD = 4               # how an instruction rounds: as the thread's control word says
 _SUFFIX = {str(F16): "f16", str(F32): "f32", str(F64): "f64"}
 
@@ -38,6 +39,14 @@ def splat(builder: ir.IRBuilder, x: ir.Value, lanes: int) -> ir.Value:
     first = builder.insert_element(ir.Constant(ty, ir.Undefined), x, ir.Constant(I32, 0))
     mask = ir.Constant(ir.VectorType(I32, lanes), None)
     return builder.shuffle_vector(first, ir.Constant(ty, ir.Undefined), mask)
+
+
+def room(b: ir.IRBuilder, ty: ir.Type) -> ir.Value:
+    """Memory on the thread's stack, aligned to 64 bytes, uninitialised."""
+    with b.goto_entry_block():
+        memory = b.alloca(ty)
+    memory.align, memory.type = 64, POINTER     # of elements of any type
+    return memory
 
 
 def mangle(ty: ir.Type) -> str:

@@ -28,6 +28,7 @@ from numba.core.typeconv.castgraph import Conversion
 
 from jitcl.devices.cpu.emit import I1, I64, constant
 from jitcl.devices.cpu.vector import tell_scopes
+from jitcl.devices.cpu.vtypes import Vector
 
 _BINARY: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -40,6 +41,8 @@ _UNARY: dict[type[ast.unaryop], Callable[..., Any]] = {
 _COMPARED: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
+#: modules whose functions are whole loops of vectors
+TILES = ("jitcl.devices.cpu.tiles", "jitcl.devices.cpu.packed_tile")
 ARGUMENTS = 3                   # a kernel's: the table's address, this thread, how many there are
 
 
@@ -77,8 +80,9 @@ class FrontEnd:
         self.triple, self.data_layout = codegen._tm.triple, str(codegen._data_layout)
         self._found: dict[Any, tuple[Any, Any]] = {}
 
-    def module(self, entry: str, tree: ast.Module) -> ir.Module:
-        """A module with the function `entry` of a kernel's text. Raises Unknown."""
+    def module(self, entry: str, tree: ast.Module) -> tuple[ir.Module, bool]:
+        """(a module with the function `entry` of a kernel's text, whether it has loops of numbers
+        that LLVM may make vectors of). Raises Unknown."""
         names: dict[str, Any] = {"__name__": f"jitcl_kernel_{entry}"}
         functions = [s for s in tree.body if isinstance(s, ast.FunctionDef)]
         imports = [s for s in tree.body if s not in functions]
@@ -101,7 +105,7 @@ class FrontEnd:
             except Exception as error:                # Numba's, too
                 raise Unknown(f"line {walk.line}: {error}") from error
             tell_scopes(module)
-            return module
+            return module, walk.scalar_loops
 
     def function(self, called: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
         """(the signature, what emits it) of a function or operator on values of these types."""
@@ -154,6 +158,7 @@ class _Walk:
         self.loops: list[tuple[ir.Block, ir.Block]] = []   # to go on, to leave
         self.place: tuple[int, ...] = ()
         self.blocks = self.line = 0
+        self.vectors = self.scalar_loops = False      # what the innermost loop has; one without
         times = Counter((*(a.arg for a in text.args.args), *_given(text.body)))
         self.once = {name for name, count in times.items() if count == 1} - remembered
 
@@ -234,7 +239,10 @@ class _Walk:
              *given: tuple[str, Value]) -> None:
         """A loop's body, in which these variables have these values at first."""
         self.loops.append((on, end))
+        self.vectors = False
         self.block(statements, body, on, *given)
+        self.scalar_loops |= not self.vectors
+        self.vectors = True                           # what is around has a loop, and stays one
         self.loops.pop()
         self.b.position_at_end(end)
 
@@ -399,6 +407,8 @@ class _Walk:
 
     def call(self, called: Any, *values: Value) -> Value:
         signature, emit = self.front.function(called, tuple(v.type for v in values))
+        self.vectors |= called.__module__ in TILES or any(
+            isinstance(t, Vector) for t in (signature.return_type, *signature.args))
         given = [self.cast(v, t) for v, t in zip(values, signature.args)]
         return Value(signature.return_type, emit(self.b, given))
 

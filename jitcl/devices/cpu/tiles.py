@@ -19,7 +19,20 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jitcl.devices.cpu.emit import F32, I8, I16, I32, I64, Emit, constant, declare, mangle, splat
+from jitcl.devices.cpu.emit import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    POINTER,
+    Emit,
+    constant,
+    declare,
+    mangle,
+    room,
+    splat,
+)
 from jitcl.devices.cpu.host import features
 from jitcl.devices.cpu.numba_parts import intrinsic
 from jitcl.devices.cpu.vector import SCRATCH_SCOPE, load_at, store_at
@@ -237,10 +250,8 @@ class _Tile:
         which the first may wait for the one before: x86 puts a half into a register that keeps what
         else was in it."""
         b, x = self.b, self.inputs
-        with b.goto_entry_block():
-            room = b.alloca(ir.ArrayType(F32, len(self.pixels) * CONVERTED))
-        room.align = 64
-        y = _Inputs(Pointer("f32", SCRATCH_SCOPE), room, 1, CONVERTED,
+        memory = room(b, ir.ArrayType(F32, len(self.pixels) * CONVERTED))
+        y = _Inputs(Pointer("f32", SCRATCH_SCOPE), memory, 1, CONVERTED,
                     constant(I64, self.columns * CONVERTED))
         with cgutils.for_range_slice(b, constant(I64, 0), count, constant(I64, self.lanes), I64
                                      ) as (z, _):
@@ -285,7 +296,7 @@ def _group(b: ir.IRBuilder, value: ir.Value, kind: Any) -> _Group:
 def prefetch(b: ir.IRBuilder, address: ir.Value, written: int = 0) -> None:
     """Begins to fetch a cache line, to be this core's own if `written`: a store would have to ask
     the core that has it a second time. No access: nothing may be mapped there."""
-    where = b.inttoptr(address, ir.IntType(8).as_pointer())
+    where = b.inttoptr(address, POINTER)
     kinds = [where.type, I32, I32, I32]                  # to write, locality 2 of 3, data
     f = declare(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
     b.call(f, [where, constant(I32, written), constant(I32, 2), constant(I32, 1)])

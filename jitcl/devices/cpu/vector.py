@@ -33,9 +33,11 @@ from jitcl.devices.cpu.convert import cast_value, from_storage, to_storage
 from jitcl.devices.cpu.emit import (
     I32,
     I64,
+    POINTER,
     constant,
     declare,
     mangle,
+    room,
     vector_of,
 )
 from jitcl.devices.cpu.emit import (
@@ -64,8 +66,8 @@ SCRATCH_SCOPE = SCOPES - 1
 
 # ---------------------------------------------------------------------------------------- arguments
 def _table(b: ir.IRBuilder, args: ir.Value, k: int) -> ir.Value:
-    table = b.inttoptr(args, I64.as_pointer())
-    value = b.load(b.gep(table, [constant(I64, k)]))
+    table = b.inttoptr(args, POINTER)
+    value = b.load(b.gep(table, [constant(I64, k)], source_etype=I64), typ=I64)
     value.set_metadata("invariant.load", b.module.add_metadata([]))
     return value
 
@@ -76,7 +78,7 @@ def ptr(typingctx, args, k, dtype):
     number = k.literal_value
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        return b.inttoptr(_table(b, values[0], number), ir.IntType(8).as_pointer())
+        return b.inttoptr(_table(b, values[0], number), POINTER)
 
     return Pointer(dtype.literal_value, min(number, SCOPES - 2))(args, k, dtype), codegen
 
@@ -95,10 +97,7 @@ def scratch(typingctx, count, dtype):
     memory_type = ir.ArrayType(STORAGE[dtype.literal_value], count.literal_value)
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        with b.goto_entry_block():
-            memory = b.alloca(memory_type)
-        memory.align = 64
-        return b.bitcast(memory, ir.IntType(8).as_pointer())
+        return room(b, memory_type)
 
     return Pointer(dtype.literal_value, SCRATCH_SCOPE)(count, dtype), codegen
 
@@ -120,10 +119,7 @@ def share(typingctx, n, k, parts):
 def offset(typingctx, p, i):
     """The pointer `i` elements further."""
 
-    def codegen(context: Any, b: ir.IRBuilder, sig: Any, values: Any) -> ir.Value:
-        return b.bitcast(_address(b, sig.args[0], *values), ir.IntType(8).as_pointer())
-
-    return p(p, i64), codegen
+    return p(p, i64), lambda context, b, sig, values: _address(b, sig.args[0], *values)
 
 
 @intrinsic
@@ -139,7 +135,7 @@ def place_of(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value
 
 
 def _address(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value) -> ir.Value:
-    return b.gep(b.bitcast(p, STORAGE[ty.dtype].as_pointer()), [i], inbounds=True)
+    return b.gep(p, [i], inbounds=True, source_etype=STORAGE[ty.dtype])
 
 
 def _mark(b: ir.IRBuilder, access: ir.Value, ty: Pointer) -> None:
@@ -165,10 +161,7 @@ def tell_scopes(module: ir.Module) -> None:
 
 def load_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, lanes: int = 0) -> ir.Value:
     """Emits a load of one element or `lanes` of them, as values of the compute type."""
-    address = _address(b, ty, p, i)
-    if lanes:
-        address = b.bitcast(address, vector_of(STORAGE[ty.dtype], lanes).as_pointer())
-    value = b.load(address)
+    value = b.load(_address(b, ty, p, i), typ=vector_of(STORAGE[ty.dtype], lanes))
     value.align = dtypes.itemsize(ty.dtype)
     _mark(b, value, ty)
     return from_storage(b, value, ty.dtype)
@@ -177,8 +170,7 @@ def load_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, lanes: int =
 def store_at(b: ir.IRBuilder, ty: Pointer, p: ir.Value, i: ir.Value, value: ir.Value) -> None:
     """Emits a store of a value of the compute type, scalar or vector."""
     value = to_storage(b, value, ty.dtype)
-    address = b.bitcast(_address(b, ty, p, i), value.type.as_pointer())
-    done = b.store(value, address)
+    done = b.store(value, _address(b, ty, p, i))
     done.align = dtypes.itemsize(ty.dtype)
     _mark(b, done, ty)
 
@@ -225,11 +217,11 @@ def vload_part(typingctx, p, i, count, lanes):
 
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
         memory = vector_of(STORAGE[p.dtype], n)
-        address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), memory.as_pointer())
+        address = _address(b, sig.args[0], v[0], v[1])
         mask = _lane_mask(b, v[2], n)
         fn = declare(
             b, f"llvm.masked.load.{mangle(memory)}.p0", memory,
-            [memory.as_pointer(), I32, mask.type, memory])
+            [POINTER, I32, mask.type, memory])
         align = constant(I32, dtypes.itemsize(p.dtype))
         value = b.call(fn, [address, align, mask, ir.Constant(memory, None)])
         _mark(b, value, p)
@@ -245,11 +237,11 @@ def vstore_part(typingctx, p, i, value, count):
     def codegen(context: Any, b: ir.IRBuilder, sig: Any, v: Any) -> ir.Value:
         x = cast_value(b, v[2], value.dtype, DTYPES[p.dtype])
         x = to_storage(b, x, p.dtype)
-        address = b.bitcast(_address(b, sig.args[0], v[0], v[1]), x.type.as_pointer())
+        address = _address(b, sig.args[0], v[0], v[1])
         mask = _lane_mask(b, v[3], value.lanes)
         fn = declare(
             b, f"llvm.masked.store.{mangle(x.type)}.p0", ir.VoidType(),
-            [x.type, x.type.as_pointer(), I32, mask.type])
+            [x.type, POINTER, I32, mask.type])
         align = constant(I32, dtypes.itemsize(p.dtype))
         _mark(b, b.call(fn, [x, address, align, mask]), p)
         return context.get_dummy_value()

@@ -9,7 +9,7 @@ from numba.core import types
 from numba.extending import models, register_model
 
 from jitcl import dtypes
-from jitcl.devices.cpu.emit import F16, F32, F64, I1, I8, I16, I64, vector_of
+from jitcl.devices.cpu.emit import F16, F32, F64, I1, I8, I16, I64, POINTER, vector_of
 
 #: jitcl dtype -> Numba type of a value in a kernel (16-bit and low types are read as f32 or i32)
 DTYPES = {
@@ -79,4 +79,4 @@ class _VectorModel(models.PrimitiveModel):
 @register_model(Pointer)
 class _PointerModel(models.PrimitiveModel):
     def __init__(self, manager: Any, ty: Pointer) -> None:
-        super().__init__(manager, ty, I8.as_pointer())
+        super().__init__(manager, ty, POINTER)
