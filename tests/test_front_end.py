@@ -252,6 +252,28 @@ def test_what_emits_knows_the_machine() -> None:
     assert told[platform.machine().lower()] in done.stdout, done.stdout + done.stderr
 
 
+LOOPS = {                       # whether LLVM may make vectors of one
+    "store(y, 0, n)": False,
+    "for i in range(n):\n    store(y, i, load(y, i) + 1)": True,
+    "for i in range(n):\n    store(y, i * 4, vload(y, i * 4, 4))": False,
+    "for i in range(n):\n    store(y, i, lanes_max(vload(y, i * 4, 4)))": False,
+    "for i in range(n):\n    x = load(y, i)\n    for j in range(n):\n"
+    "        store(y, j * 4, splat(x, 4))\n    store(y, i, x)": False,
+    "x = vload(y, 0, 4)\nfor i in range(n):\n    for j in range(n):\n        store(y, j, i)\n"
+    "    store(y, 0, x)": True,
+    "i = 0\nwhile i < n:\n    i += 1": True,
+}
+
+
+def test_loops_of_numbers_are_told_from_loops_of_vectors() -> None:
+    texts = {text_of(body): want for body, want in LOOPS.items()}
+    code = ("from jitcl.devices.cpu import compiler\n"
+            "compiler.load()\nfront_end = compiler._front_end()\n"
+            f"for text, want in {texts!r}.items():\n"
+            "    assert compiler._read('k', text, front_end)[2] == want, text\n")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("forks", [True, False])
 def test_build_processes_with_and_without_forks(forks: bool, monkeypatch) -> None:
     monkeypatch.setattr(objects._Loaded, "forks", forks)
