@@ -353,6 +353,26 @@ def test_a_family_grows_where_it_is(
 
 
 @pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
+def test_what_stays_as_large_keeps_its_memory_where_a_family_grows(
+        device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, room = list[str](), Memory.room
+
+    def counted(memory: Memory, nbytes: int, what: str) -> Any:
+        made.append(what)
+        return room(memory, nbytes, what)
+
+    model = jitcl.compile(onnx.parser.parse_model(MATMUL), device=device, cache_dir=tmp_path)
+    rng, exact = np.random.default_rng(9), reference("matmul")
+    monkeypatch.setattr(Memory, "room", counted)
+    for n, m, grown in ((3, 3, {"a", "b"}), (700, 5, {"a"}), (4, 900, {"b"})):
+        fed = {"a": rng.uniform(-1, 1, (n, 8)).astype(np.float32),
+               "b": rng.uniform(-1, 1, (8, m)).astype(np.float32)}
+        made.clear()
+        check(model.run(fed), exact.run(fed))
+        assert {name for name in "ab" if any(f"buffer '{name}'" in w for w in made)} == grown
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES if d != "cpu"])
 def test_a_device_of_little_memory_keeps_one_plan_for_many(
         device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for what is fed alone, where there is none to spare."""
