@@ -79,6 +79,7 @@ class FrontEnd:
         self.typing, self.context, codegen = typing, context, context.codegen()
         self.triple, self.data_layout = codegen._tm.triple, str(codegen._data_layout)
         self._found: dict[Any, tuple[Any, Any]] = {}
+        self._constants: dict[Any, Value] = {}
 
     def module(self, entry: str, tree: ast.Module) -> tuple[ir.Module, bool]:
         """(a module with the function `entry` of a kernel's text, whether it has loops of numbers
@@ -117,6 +118,17 @@ class FrontEnd:
                 raise Unknown(f"{getattr(called, '__name__', called)} takes no "
                               f"{', '.join(map(str, given))}")
             found = self._found[key] = signature, self.context.get_function(kind, signature)
+        return found
+
+
+    def constant(self, x: Any) -> Value:
+        """A literal's value. 1, 1.0 and True are equal, and 0.0 and -0.0."""
+        key = type(x), repr(x)
+        if (found := self._constants.get(key)) is None:
+            kind = types.float64 if isinstance(x, float) else types.literal(x)
+            of = None if isinstance(x, str) else self.context.get_constant(
+                types.unliteral(kind), x)
+            found = self._constants[key] = Value(kind, of)
         return found
 
 
@@ -369,12 +381,12 @@ class _Walk:
 
     def value(self, x: ast.expr) -> Value:
         if isinstance(x, ast.Constant):
-            return self.constant(x.value)
+            return self.front.constant(x.value)
         if isinstance(x, ast.Name):
             if x.id in self.variables:
                 return self.read(x.id)
             if isinstance(self.names.get(x.id), (int, float)):
-                return self.constant(self.names[x.id])
+                return self.front.constant(self.names[x.id])
             raise Unknown(f"`{x.id}` is not given a value before")
         if isinstance(x, ast.Tuple):
             values = tuple(map(self.value, x.elts))
@@ -384,7 +396,7 @@ class _Walk:
         if isinstance(x, ast.UnaryOp):
             of = x.operand
             if isinstance(of, ast.Constant) and isinstance(x.op, ast.USub):
-                return self.constant(-of.value)          # type: ignore[operator]
+                return self.front.constant(-of.value)          # type: ignore[operator]
             return self.call(_UNARY[type(x.op)], self.value(of))
         if isinstance(x, ast.Compare):
             return self.compared(x)
@@ -396,14 +408,6 @@ class _Walk:
                 and (called := self.names.get(x.func.id)) is not None):
             return self.call(called, *map(self.value, x.args))
         raise Unknown(f"a kernel can't say `{ast.unparse(x)}`")
-
-    def constant(self, x: Any) -> Value:
-        if isinstance(x, str):
-            return Value(types.literal(x), None)
-        if isinstance(x, float):
-            return Value(types.float64, self.context.get_constant(types.float64, x))
-        kind = types.literal(x)
-        return Value(kind, self.context.get_constant(types.unliteral(kind), x))
 
     def call(self, called: Any, *values: Value) -> Value:
         signature, emit = self.front.function(called, tuple(v.type for v in values))
