@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jitcl import config
@@ -20,7 +21,7 @@ from jitcl.runtime.cache import KernelCache, Key, code_version, device_directory
 from jitcl.target import Target
 from tests.caches import INTEL, POCL, fresh, get_or_build, key
 
-BIG = bytes(range(256)) * 8192                    # 2 MiB: the CRC path
+BIG = bytes(range(256)) * 8192                    # 2 MiB: the sums of pages
 
 
 @pytest.fixture
@@ -91,7 +92,6 @@ def test_pieces_are_stored_as_one_and_the_last_put_wins(root, pocl):
 
 
 def test_a_large_payload_is_mapped_on_a_page_and_outlives_its_file(root, pocl):
-    import numpy as np
     pocl.put("plan", key(), BIG)
     view = fresh(root).get_mmap("plan", key())
     assert np.frombuffer(view, np.uint8).ctypes.data % entry.PAGE == 0
@@ -108,6 +108,32 @@ def test_what_was_just_written_is_mapped_without_being_summed_again(root, pocl, 
     assert len(sums) == 1
     assert fresh(root).get_mmap("plan", key()) == BIG
     assert len(sums) == 2
+
+
+@pytest.mark.parametrize("size", [entry.SMALL + 1, entry.SMALL + entry.PAGE])
+def test_large_payloads_are_summed_alike_however_they_come_in_chunks(size):
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
+    whole = entry._checksum([data], size, False)
+    for cuts in ([1], [entry.PAGE], [100, 200, entry.PAGE + 300], [5000, 5000, size - 1]):
+        ends = [0, *cuts, size]
+        chunks = [memoryview(data)[a:b] for a, b in zip(ends, ends[1:])]
+        assert entry._checksum(chunks, size, False) == whole
+
+
+def test_sums_notice_what_disks_do():
+    page, size = entry.PAGE, entry.SMALL + 5
+    data = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+    sums = {entry._checksum([data.tobytes()], size, False)}
+    for at in (0, 7, page - 3, size - 1):       # a bit, of the last part page, too
+        wrong = data.copy()
+        wrong[at] ^= 128
+        sums.add(entry._checksum([wrong.tobytes()], size, False))
+    swapped, lost, moved = data.copy(), data.copy(), data.copy()
+    swapped[:page], swapped[page:2 * page] = data[page:2 * page], data[:page]
+    lost[page:2 * page] = 0
+    moved[8:page] = data[:page - 8]
+    sums |= {entry._checksum([x.tobytes()], size, False) for x in (swapped, lost, moved)}
+    assert len(sums) == 8
 
 
 def test_get_or_build_builds_once(root, pocl):
