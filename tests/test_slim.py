@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_he
 import jitcl
 from jitcl import dtypes
 from jitcl.errors import ModelError
-from jitcl.frontends.onnx import slim
+from jitcl.frontends.onnx import external, slim
 from jitcl.frontends.onnx.model import load
 from jitcl.ir.graph import Data, const
 from jitcl.passes.simplify import times
@@ -120,6 +120,19 @@ def test_equal_elements_are_one_constant(tmp_path):
     found = load(saved(tmp_path, model(a=LARGE, b=LARGE.copy(), c=LARGE + 1)))
     assert found.constant("a") is found.constant("b")
     assert found.constant("a") is not found.constant("c")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, np.int8, np.bool_])
+@pytest.mark.parametrize("size", [LARGE.size, 65_537 * 2])
+def test_loading_reads_the_elements_that_tell_constants_apart(tmp_path, monkeypatch, dtype, size):
+    array, read = np.random.default_rng(size).integers(0, 100, (2, size)).astype(dtype), []
+    path = saved(tmp_path, model(w=array))
+    monkeypatch.setattr(external.File, "_read", lambda *a, real=external.File._read: (
+        read.append(real(*a)), read[-1])[1])
+    node = load(path).constant("w")
+    assert len(read) == 1 and read[0].nbytes <= 65 * array.itemsize
+    assert node is const(array)
+    assert read[-1].nbytes == array.nbytes
 
 
 def test_int4_stays_in_the_proto(tmp_path):

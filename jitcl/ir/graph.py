@@ -46,8 +46,7 @@ class Data:
                 array = np.array(array, order="C")      # a copy: the caller may change his
             array.flags.writeable = False
         self.dtype, self.shape = array.dtype, array.shape
-        some = array.flat[::array.size // SOME | 1].tobytes()
-        self._some = f"{array.dtype.name}{array.shape}".encode() + some
+        self._some = _said(array.dtype, array.shape, array.flat[::apart(array.size)])
         self._of: tuple[Data, ...] = ()
         self._digest = None if array.size > SOME else _digest(array)
         self._reload = reload
@@ -62,9 +61,22 @@ class Data:
                 make: Callable[[], np.ndarray], halves: Data | None = None) -> Data:
         """What is computed of other constants when it is asked for, and not looked at before:
         `said` names the way, so that equal texts of equal constants are equal elements."""
+        return cls._without(dtype, shape, said.encode(), tuple(of), make, halves)
+
+    @classmethod
+    def later(cls, dtype: np.dtype[Any], shape: tuple[int, ...], few: np.ndarray,
+              reload: Callable[[], np.ndarray]) -> Data:
+        """More than SOME elements, of which only those have been read that tell constants apart."""
+        return cls._without(dtype, shape, _said(dtype, shape, few), (), reload)
+
+    @classmethod
+    def _without(cls, dtype: np.dtype[Any], shape: tuple[int, ...], some: bytes,
+                 of: tuple[Data, ...], make: Callable[[], np.ndarray], halves: Data | None = None
+                 ) -> Data:
+        """Elements that nobody has yet."""
         data = cls.__new__(cls)
         data.dtype, data.shape = dtype, shape
-        data._some, data._of, data._digest = said.encode(), tuple(of), None
+        data._some, data._of, data._digest = some, of, None
         data._reload, data._held, data._lent, data._largest = make, None, None, None
         data.halves, data.turned = halves, None
         return data
@@ -123,6 +135,15 @@ class Data:
 
     def __reduce__(self) -> Any:
         return Data, (self.array,)
+
+
+def apart(size: int) -> int:
+    """Of so many elements, each so many-th tells constants apart."""
+    return size // SOME | 1
+
+
+def _said(dtype: np.dtype[Any], shape: tuple[int, ...], few: np.ndarray) -> bytes:
+    return f"{dtype.name}{shape}".encode() + few.tobytes()
 
 
 def _digest(array: np.ndarray) -> str:
@@ -223,6 +244,13 @@ def const(array: Any, dtype: str | None = None,
     assert name is not None, f"no jitcl type for {array.dtype}"
     type = TensorType(name, array.shape)
     return Node.make("const", attrs={"data": Data(array, reload)}, type=type)
+
+
+def later(dtype: str, shape: tuple[int, ...], few: np.ndarray,
+          reload: Callable[[], np.ndarray]) -> Node:
+    """A constant of a jitcl dtype that is read when it is asked for: see Data.later."""
+    data = Data.later(dtypes.to_numpy(dtype), shape, few, reload)
+    return Node.make("const", attrs={"data": data}, type=TensorType(dtype, shape))
 
 
 def derived(type: TensorType, said: str, of: Iterable[Data], make: Callable[[], np.ndarray],

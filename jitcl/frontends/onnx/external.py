@@ -60,30 +60,37 @@ class File:
         self._lock = forking.lock()
         self.size, self._changed = self._state(self._file)
 
-    def read(self, start: int, count: int, what: str) -> np.ndarray[Any, Any]:
-        """`count` bytes; ModelError naming what they are of where the file was written to."""
+    def read(self, start: int, count: int, what: str, some: tuple[int, int] | None = None
+             ) -> np.ndarray[Any, Any]:
+        """`count` bytes, or of each so many `some`: (2, 10) the first two of each ten. ModelError
+        naming what they are of where the file was written to."""
         if self._file is None:
             with open_regular(self.path, None) as file:
-                return self._read(file, start, count, what)
+                return self._read(file, start, count, what, some)
         with self._lock:
-            return self._read(self._file, start, count, what)
+            return self._read(self._file, start, count, what, some)
 
     def protocol_buffer(self) -> bytes:
         """The model that an open file is, its large initialisers left in it (slim)."""
         assert self._file is not None
         return slim.read(self.path, self._file)
 
-    def _read(self, file: BinaryIO, start: int, count: int, what: str) -> np.ndarray[Any, Any]:
-        out = np.empty(count, np.uint8)
-        file.seek(start)
-        got = file.readinto(out.data)        # type: ignore[attr-defined]
-        if got != count or self._state(file) != (self.size, self._changed):
+    def _read(self, file: BinaryIO, start: int, count: int, what: str,
+              some: tuple[int, int] | None) -> np.ndarray[Any, Any]:
+        first, each = some or (count, max(count, 1))
+        out = np.empty((-(-count // each), first), np.uint8)
+        got = 0
+        for row in out:
+            file.seek(start)
+            got += file.readinto(row.data)       # type: ignore[attr-defined]
+            start += each
+        if got != out.size or self._state(file) != (self.size, self._changed):
             raise ModelError(
                 f"{what}: '{self.path}' holds its elements, and has changed since it was opened\n"
                 f"  Load the model again. A new version is best written to another file that then "
                 f"takes this one's name."
             )
-        return out
+        return out.reshape(-1)
 
     def _state(self, file: BinaryIO | None) -> tuple[int, int]:
         """Size, and time of the last change in nanoseconds."""
@@ -97,9 +104,10 @@ class File:
 
 
 def read(tensor: TensorProto, count: int, base: Folder | None, what: str,
-         file: File | None = None) -> np.ndarray[Any, Any]:
-    """The `count` bytes (u8) of a tensor; ModelError naming it where its file does not hold them.
-    `file`: as opened before, for a second look.
+         file: File | None = None, some: tuple[int, int] | None = None
+         ) -> np.ndarray[Any, Any]:
+    """The `count` bytes (u8) of a tensor, or `some` of them; ModelError naming it where its file
+    does not hold them. `file`: as opened before, for a second look.
     """
     place = location(tensor)
     path = checked_path(tensor, base, what) if file is None else file.path
@@ -118,7 +126,7 @@ def read(tensor: TensorProto, count: int, base: Folder | None, what: str,
                 f"has {file.size}\n  The file was cut off, or belongs to another model; fetch it "
                 f"again."
             )
-        return file.read(start, count, what)
+        return file.read(start, count, what, some)
     except OSError as error:
         raise ModelError(f"{what}: its elements in '{path}' can't be read: {error}") from error
 

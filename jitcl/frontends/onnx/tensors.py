@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from jitcl import dtypes
 from jitcl.errors import ModelError, UnsupportedError
 from jitcl.frontends.onnx import external
-from jitcl.ir.graph import Node, const
+from jitcl.ir.graph import Node, apart, const, later
 from jitcl.ops.builder import GraphBuilder
 
 FEW = 1 << 10  # elements of less than a byte that are taken apart at once: zero points and the like
@@ -37,8 +37,7 @@ def to_node(tensor: TensorProto, base: external.Folder | None, what: str,
             file: external.File | None = None) -> Node:
     """A tensor as a constant; weights of 4 and 2 bits as their bytes, which kernels take apart.
 
-    Large ones in a file (`file`: which, if it is the model's own) are read again when they are
-    wanted again.
+    Large ones in a file (`file`: which, if it is the model's own) are read when they are wanted.
     """
     shape, dtype = tuple(tensor.dims), dtype_of(tensor.data_type)
     outside = external.is_external(tensor)
@@ -49,6 +48,13 @@ def to_node(tensor: TensorProto, base: external.Folder | None, what: str,
         packed, read = False, partial(to_array, tensor, base, what, file)
     else:
         packed, read = True, partial(_packed, tensor, dtypes.bits(dtype), base, what, file)
+    if outside and dtype is not None and not packed:
+        count, element = math.prod(shape), dtypes.to_numpy(dtype)
+        if count * element.itemsize > KEPT:
+            step = apart(count) * element.itemsize
+            few = external.read(tensor, count * element.itemsize, base, what, file,
+                                (element.itemsize, step))
+            return later(dtype, shape, few.view(element), read)
     array = read()
     node = const(array, reload=read if outside and array.nbytes > KEPT else None)
     return GraphBuilder().unpack(node, to=dtype, shape=shape) if packed else node
