@@ -21,7 +21,7 @@ from jitcl.runtime.cache import KernelCache, Key, code_version, device_directory
 from jitcl.target import Target
 from tests.caches import INTEL, POCL, fresh, get_or_build, key
 
-BIG = bytes(range(256)) * 8192                    # 2 MiB: the sums of pages
+BIG = bytes(range(256)) * 8192                    # 2 MiB: no SHA-256
 
 
 @pytest.fixture

@@ -410,7 +410,7 @@ def test_a_payload_is_authenticated_with_its_head(tmp_path):
             entry.check(memoryview(unkeyed), identity, secret)
         assert entry.check(memoryview(whole), identity) == bytes(nbytes)    # root's, by another
         weak = entry.pack_head({**identity, "kind": "weights"}, [bytes(nbytes)], secret)
-        assert ("pages:" in str(weak)) == (nbytes > entry.SMALL)            # of numbers: 7 ms
+        assert ("xxh3:" in str(weak)) == (nbytes > entry.SMALL)            # of numbers: 6 ms
         forged = bytearray(whole)
         forged[-1] ^= 1
         with pytest.raises(entry.DamagedEntry, match="payload does not match"):
