@@ -138,12 +138,14 @@ class ResidentMemory(Memory):
         return len(self._buffers) < len(self.used)
 
     def move(self, plan: Plan) -> None:
-        """Give back all but constants, and inputs and results that stay as large: an allocation of
-        a GPU's takes up to a millisecond. What is allocated next is for another layout of the plan.
+        """Give back all but constants, and inputs and results that are as large as they will be: an
+        allocation of a GPU's takes up to a millisecond. What is allocated next is for another
+        layout of the plan, which may be what an interrupt left in the midst of.
         """
-        before, self.plan = self.plan, plan
-        self._give_back(n for n in self.used if n not in plan.constants and (
-            plan.buffers[n].kind == "temp" or plan.buffers[n].nbytes != before.buffers[n].nbytes))
+        self.plan = plan
+        self._give_back(n for n in self.used if n not in plan.constants and not (
+            plan.buffers[n].kind != "temp" and n in self._buffers
+            and self._buffers[n].size == max(plan.buffers[n].nbytes, SMALLEST)))
 
     def allocate(self) -> None:
         """Allocate what is not, upload constants. What there is when it fails is for `release`."""
