@@ -15,7 +15,7 @@ from jitcl.frontends.onnx.rules.quantised import dynamically_quantised
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Graph, Node, graph_input
-from jitcl.ir.kernel import Buffer, Kernel, Store
+from jitcl.ir.kernel import Buffer, Kernel, Let, Store
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from tests.devices import present
@@ -150,6 +150,19 @@ def test_an_element_that_only_a_guard_keeps_inside_is_not_read_without_it() -> N
     load = E.load("s", (BLOCK,), "f32", BLOCK * 16 + LANE < 16, E.const(0, "f32"))
     with pytest.raises(NotVectorisable, match="a guard depends on the lane"):
         rendered(load, Buffer("s", "f32", (1,)))
+
+
+def test_what_keeps_a_block_inside_its_buffer_is_asked_first_also_where_it_has_a_name() -> None:
+    """Of a padded tensor whose last block has channels that are none: the row may be no row."""
+    row, named = E.var("i", extent=5) - 1, E.var("t", "bool")
+    guard = (BLOCK * 16 + LANE < 24) & (row >= 0) & (row < 3)
+    load = E.load("x", (BLOCK, row, LANE), "f32", named, E.const(0, "f32"))
+    body = Let(named, guard), Store("y", (BLOCK, row + 1, LANE), load)
+    kernel = Kernel("k", (Buffer("x", "f32", (2, 3, 16)), Buffer("y", "f32", (2, 5, 16), "out")),
+                    body)
+    store = VectorRenderer(kernel, LANE, 16).block(body, 0)[-1]
+    read, asked = store.split("(select(")[1].split(" if ")
+    assert "vload(x, " in read and ">= 0" in asked and "< 3" in asked.split(" else ")[0]
 
 
 def test_no_vector_reaches_behind_a_row_that_is_as_long_as_a_vector() -> None:

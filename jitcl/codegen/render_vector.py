@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from itertools import takewhile
+from typing import Any
 
 from jitcl import dtypes
 from jitcl.codegen.flags import flagging_of, text_params
@@ -46,6 +47,7 @@ class VectorRenderer(NumbaRenderer):
         super().__init__(kernel, sizes=sizes)
         self.lane, self.width = lane, width
         self.wide: set[str] = {lane.value, *wide}  # variables whose values are vectors
+        self.named: dict[Any, Expr] = {}           # .. and what those so far are
         changed = True
         while changed:
             before = len(self.wide)
@@ -93,9 +95,10 @@ class VectorRenderer(NumbaRenderer):
         if x.guard is None:
             return self.along(x.value, x.indices)
         assert x.other is not None
-        wide, narrow = self.split_guard(x.guard)
+        inside = self.always_inside(x)
+        wide, narrow = self.split_guard(x.guard if inside else self.spelled(x.guard))
         one = not any(self.is_wide(i) for i in x.indices)       # element for all lanes
-        readable = self.always_inside(x) if one else self.whole_block(x)
+        readable = inside if one else self.whole_block(x)
         if wide and not readable:
             raise NotVectorisable("a guard depends on the lane")
         text = self.splat(E.load(x.value, x.indices, x.dtype)) if one else self.along(
@@ -132,6 +135,13 @@ class VectorRenderer(NumbaRenderer):
         text = self.operand(guard)
         return ([text], []) if self.is_wide(guard) else ([], [f"({text})"])
 
+    def spelled(self, guard: Expr) -> Expr:
+        """A guard whose parts have no names: what keeps a block inside its buffer is seen."""
+        if guard.op == "and":
+            return E.remade(guard, [self.spelled(a) for a in guard.args])
+        found = self.named.get(guard.value) if guard.op == "var" else None
+        return guard if found is None else self.spelled(found)
+
     def along(self, buffer: str, indices: tuple[Expr, ...]) -> str:
         """A vector load of the lanes at these indices."""
         base = self.base(flat(self.shapes[buffer], indices))
@@ -155,6 +165,7 @@ class VectorRenderer(NumbaRenderer):
         if isinstance(s, For) and s.var is self.lane:
             return self.block(s.body, indent)
         if isinstance(s, Let) and s.var.value in self.wide:
+            self.named[s.var.value] = s.value
             return [f"{pad}{s.var.value} = {self.splat(s.value)}"]
         if isinstance(s, Assign) and any(self.is_wide(e) for e in (*s.vars, *s.values)):
             raise NotVectorisable("a loop carries values that differ from lane to lane")
