@@ -65,16 +65,21 @@ def compiler_cpu(device: Any) -> str:
     return found[1] if found else ""
 
 
+def can_be_named(device: Any) -> bool:
+    """Whether `name_cpu` knows this driver's device record: that of PoCL before 3.2 on Linux."""
+    return (bool(compiler_cpu(device)) and sys.platform.startswith("linux")
+            and (3,) <= version_key(device.driver_version) < (3, 2))
+
+
 def name_cpu(device: Any) -> str:
     """Make PoCL's compiler and built-in library agree on a CPU; returns the CPU now compiled for,
     '' for a device of another driver. JITCL_POCL_CPU names one that is taken in any case.
 
-    Leaves a device alone that needs no help, that is not a PoCL before 3.2, or whose record looks
+    Leaves a device alone that needs no help, that is not `can_be_named`, or whose record looks
     different.
     """
     current = compiler_cpu(device)
-    known = (3,) <= version_key(device.driver_version) < (3, 2)
-    if not current or not known or not sys.platform.startswith("linux"):
+    if not can_be_named(device):
         return current
     asked = config.get("pocl_cpu")
     wanted = asked or wanted_cpu(current, host_features())
