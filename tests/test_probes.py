@@ -18,7 +18,7 @@ from jitcl.devices.opencl import isolation, list_devices, pocl, probe
 from jitcl.devices.opencl import probes as asking
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probe import fields_of, probe_target
-from jitcl.devices.opencl.probes import PROBES, run_probe, survey
+from jitcl.devices.opencl.probes import PROBES, launching, run_probe, survey
 from jitcl.devices.opencl.probes.bench import Bench, Out, Refused, first_wrong, ulps
 from jitcl.devices.opencl.probes.halves import BUILTIN_ULPS, BUILTINS
 from jitcl.devices.opencl.probes.record import (
@@ -156,6 +156,18 @@ def test_a_wrong_value_is_a_missing_feature(name, monkeypatch):
     (row,) = run_probe(found, name)["answers"]
     assert row["kind"] == WRONG and row["evidence"]
     assert not fields_of([Answer.from_dict(row)])["proven"]
+
+
+@pytest.mark.parametrize(("launch", "loop", "events_see"), [
+    (100e-6, 16e-9, 45e-6),         # PoCL on 16 cores: most of a launch is in the event's time
+    (9e-6, 2e-9, 2e-6),             # a large GPU
+    (300e-6, 50e-9, 10e-6),         # a Mali of 2 cores
+    (2e-6, 300e-9, 1e-6),           # one core
+])
+def test_a_spinning_kernels_work_shows_beside_a_launch(launch, loop, events_see):
+    loops = launching.loops_that_show(lambda loops: launch + loop * loops)
+    short, long = (events_see + loop * loops * work for work in (1, 4))
+    assert 1.5 * short < long < 0.01
 
 
 def test_distances_of_halves():

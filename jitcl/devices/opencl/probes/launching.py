@@ -5,6 +5,7 @@ buffers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ ITEMS = 256
 GROUP = 64
 SPINNING = 64                       # work-items
 LATER = ("-cl-std=CL3.0", "-cl-std=CL2.0")
-SPIN_LOOPS = 50                     # at least, and so many times more that a launch takes
-SPIN_MOST = 16_000                  # SPIN_SECONDS or these
-SPIN_SECONDS = 0.001
+SPIN_LOOPS = 50                     # of next to no time: what is left is a launch
+SPIN_MOST = 16_000                  # within a millisecond on the slowest GPUs
+SPIN_LAUNCHES = 3                   # launches' time that a kernel takes, for its work to show
 COSTLY = 3.0                        # a binary that takes longer than so many builds isn't worth it
 
 SUBGROUPS = """
@@ -138,8 +139,8 @@ def _events(bench: Bench, program: Any) -> Verdict:
     to do, never longer than by the clock.
     """
     memory, kernel = bench.buffer(np.zeros(SPINNING, np.float32)), cl.Kernel(program, "spin")
-    least = bench.seconds(program, "spin", SPINNING, 1, memory, np.int32(SPIN_LOOPS), launches=2)
-    loops = max(SPIN_LOOPS, min(SPIN_MOST, int(SPIN_LOOPS * SPIN_SECONDS / least)))
+    loops = loops_that_show(lambda loops: bench.seconds(
+        program, "spin", SPINNING, 1, memory, np.int32(loops), launches=2))
     times: dict[int, list[float]] = {1: [], 4: []}      # in ms, by how much work
     wall = 0.0
     try:
@@ -158,6 +159,16 @@ def _events(bench: Bench, program: Any) -> Verdict:
     return Verdict(0 < 1.3 * short < long,
                    f"a kernel takes {short:.3f} ms, and with four times the work {long:.3f} ms "
                    f"({wall:.3f} by the clock)")
+
+
+def loops_that_show(seconds: Callable[[int], float]) -> int:
+    """How many loops take some times what a launch does, which is all that events see of less: a
+    CPU of 16 cores takes 50 us to wake them, and the time of 500 loops to run 64 of these.
+    """
+    least, loops = seconds(SPIN_LOOPS), SPIN_LOOPS
+    while loops < SPIN_MOST and seconds(loops) < SPIN_LAUNCHES * least:
+        loops = min(SPIN_MOST, 4 * loops)
+    return loops
 
 
 def _event_time(queue: Any, kernel: Any) -> tuple[float, float, str]:
