@@ -140,7 +140,7 @@ def _events(bench: Bench, program: Any) -> Verdict:
     """
     memory, kernel = bench.buffer(np.zeros(SPINNING, np.float32)), cl.Kernel(program, "spin")
     loops = loops_that_show(lambda loops: bench.seconds(
-        program, "spin", SPINNING, 1, memory, np.int32(loops), launches=2))
+        program, "spin", SPINNING, 1, memory, np.int32(loops)))
     times: dict[int, list[float]] = {1: [], 4: []}      # in ms, by how much work
     wall = 0.0
     try:
