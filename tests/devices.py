@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jitcl.devices.base import Device
-from jitcl.devices.opencl import list_devices
+from jitcl.devices.opencl import list_devices, pocl
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.select import open_device
 from jitcl.errors import DeviceError
@@ -59,6 +59,15 @@ def needs(spec: str) -> pytest.MarkDecorator:
 def needs_driver() -> pytest.MarkDecorator:
     """The mark of tests that run on any OpenCL driver."""
     return unless(OTHERS or any(map(found, DRIVERS)), "there is no OpenCL driver")
+
+
+def needs_a_real_crash() -> pytest.MarkDecorator:
+    """The mark of tests that have PoCL compile for a CPU which its library was not made for: it
+    dies of 16-wide arithmetic where the library has AVX-512."""
+    there = next((f for f in list_devices() if f.compiler_cpu), None)
+    if there is None or not pocl.can_be_named(there.handle):
+        return unless(False, "there is no PoCL whose CPU can be named")
+    return unless("avx512f" in pocl.host_features(), "the CPU has no AVX-512")
 
 
 def opened(spec: str) -> Device:

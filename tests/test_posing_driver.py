@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices import opened
+from jitcl.devices.opencl import pocl
+from tests.devices import needs_a_real_crash, opened
 from tests.drivers import posing
 from tests.drivers.posing import (
     ACTIONS,
@@ -391,19 +392,10 @@ print('"' + found.compiler_cpu + '"')
 
 
 @pytest.mark.slow
+@needs_a_real_crash()
 def test_pocl_dies_of_wide_vectors_where_its_library_is_for_another_cpu(tmp_path):
     """It aborts ("Do not know how to scalarize this operator's operand!"), crashes or hangs."""
-    pytest.importorskip("pyopencl")
-    from jitcl.devices.opencl import pocl
-    from jitcl.devices.opencl.platform import find_devices
     healthy = run_python(WIDE, cache=tmp_path)
-    if healthy.returncode and "StopIteration" in healthy.stderr:
-        opened("opencl:pocl")
-    if "avx512f" not in pocl.host_features():
-        pytest.skip("the CPU has no AVX-512")
-    found = next(f for f in find_devices() if f.compiler_cpu)
-    if not pocl.can_be_named(found.handle):
-        pytest.skip(f"this PoCL compiles for '{healthy.value}', whatever it is told")
     assert pocl.INLINES_AVX512.search(healthy.value), healthy.value
     sick = run_python(WIDE, cache=tmp_path, variables={"JITCL_POCL_CPU": "znver3"},
                       timeout=8 + 4 * healthy.seconds)

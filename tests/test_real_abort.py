@@ -24,7 +24,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from jitcl.devices.opencl import pocl
-from jitcl.devices.opencl.platform import find_devices
+from tests.devices import needs_a_real_crash
 from tests.real_models import MODELS, absent, goldens
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,18 +80,7 @@ print(json.dumps({
 """
 
 
-def _reason() -> str:
-    """Why the crash can't be had here; "" where it can."""
-    found = next((f for f in find_devices() if pocl.compiler_cpu(f.handle)), None)
-    if found is None or not found.handle.driver_version.startswith("3.0"):
-        return "PoCL 3.0 is not installed"
-    if "avx512f" not in pocl.host_features():
-        return "the CPU has no AVX-512"
-    return ""
-
-
-pytestmark = [pytest.mark.skipif(bool(_reason()), reason=_reason() or "it can be had"),
-              pytest.mark.timeout(900)]
+pytestmark = [needs_a_real_crash(), pytest.mark.timeout(900)]
 
 
 @dataclass

@@ -27,7 +27,7 @@ GROUP = 64
 SPINNING = 64                       # work-items
 LATER = ("-cl-std=CL3.0", "-cl-std=CL2.0")
 SPIN_LOOPS = 50                     # of next to no time: what is left is a launch
-SPIN_MOST = 16_000                  # within a millisecond on the slowest GPUs
+SPIN_MOST = 16_000                  # at most, also where a launch takes long
 SPIN_LAUNCHES = 3                   # launches' time that a kernel takes, for its work to show
 COSTLY = 3.0                        # a binary that takes longer than so many builds isn't worth it
 
