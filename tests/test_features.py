@@ -47,6 +47,7 @@ LINES = [
     ("y[0] = jitcl_pow_f32(a, b);", set()),
     ("x += 1;    // half float16 barrier( __local uchar exp(", set()),
     ("/* half\n double */ int i;", set()),
+    ('asm volatile("//sm_90a wgmma.fence;");   // half', {"assembly", "warpgroups"}),
 ]
 
 

@@ -19,11 +19,13 @@ from jitcl.ir.graph import Graph, const, graph_input
 from jitcl.ir.sizes import Space
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder
+from jitcl.target import ptx
 from jitcl.target.profiles import PROFILES
 from jitcl.templates.gemm_tensor_opencl.template import GemmTensorOpenCl, Tiling
 from tests.compiling import compile_graph
 from tests.generated.clang import CLANG, needed
 from tests.test_candidates import Take, group_of
+from tests.variants import BY_NAME
 
 b = GraphBuilder()
 TARGET = dataclasses.replace(
@@ -77,10 +79,60 @@ def test_each_candidate_becomes_ptx(name):
         if kernel.entry in seen:
             continue
         seen.add(kernel.entry)
-        ptx = ptx_of(kernel)
+        text = ptx_of(kernel)
         # Each warp multiplies its share of the tile, 16 x 8 x 16 at a time.
-        assert len(re.findall(r"mma\.sync", ptx)) == products(tiling)
-        assert "ldmatrix" in ptx and "cp.async.commit_group" in ptx
+        assert len(re.findall(r"mma\.sync", text)) == products(tiling)
+        assert "ldmatrix" in text and "cp.async.commit_group" in text
+
+
+GROUPS = dataclasses.replace(TARGET, warpgroup_memory=192 << 10)
+
+
+@needed
+@pytest.mark.parametrize("transposed", [False, True])
+def test_groups_of_warps_multiply_in_what_a_compiler_takes_for_comments(transposed):
+    """Of a large product, which comes first; without the signs there is one wgmma for 16 terms."""
+    graph = product(1024, 2048, 5632, transposed=transposed)
+    best = GemmTensorOpenCl().candidates(group_of(graph), GROUPS)[0]
+    assert best.warpgroups and (best.bm, best.bn) == (128, 256)
+    (kernel,) = compile_graph(graph, GROUPS, passes=False).plan.kernels
+    assert ptx.OPTION in kernel.options
+    written = ptx_of(kernel)
+    assert not re.search(r"^\s*wgmma", written, re.M) and "mma.sync" not in written
+    built = ptx.uncommented(written.encode()).decode()
+    assert re.findall(r"^\.target (\w+)", built, re.M) == ["sm_90a"]
+    products = re.findall(r"^\s*wgmma\.mma_async.*m64n256k16.* 1, 1, 1, 0, (\d);", built, re.M)
+    assert products == ["0" if transposed else "1"] * 4
+    assert ptx.COMMENT not in built
+    reduced = BY_NAME["no-warpgroups"].apply(GROUPS)
+    (other,) = compile_graph(graph, reduced, passes=False).plan.kernels
+    assert kernel.features - other.features >= {"warpgroups"} and "assembly" in other.features
+
+
+@pytest.mark.parametrize("graph", [
+    lambda: product(1024, 2048, 5633), lambda: product(1024, 2045, 5632),
+    lambda: convolution(64, 512, 56)])
+def test_operands_that_do_not_come_by_sixteen_bytes_are_none_for_groups_of_warps(graph):
+    found = GemmTensorOpenCl().candidates(group_of(graph()), GROUPS)
+    assert found and not any(t.warpgroups for t in found)
+
+
+def test_products_of_few_tiles_are_left_to_single_warps():
+    for graph in (product(64, 768, 768), product(128, 768, 3072), product(512, 768, 768)):
+        assert not GemmTensorOpenCl().candidates(group_of(graph), GROUPS)[0].warpgroups
+
+
+def test_what_is_left_over_takes_a_turn_of_its_own():
+    """288 tiles of 128 x 128 on 132 cores that have two at once take as long as 528 do."""
+    best = GemmTensorOpenCl().candidates(group_of(product(2048, 768, 2304)), TARGET)[0]
+    assert (best.bm, best.bn) != (128, 128)
+    best = GemmTensorOpenCl().candidates(group_of(product(2816, 768, 3072)), TARGET)[0]
+    assert (best.bm, best.bn) == (128, 128)
+
+
+def test_a_program_that_is_no_ptx_is_no_program_for_groups_of_warps():
+    with pytest.raises(ValueError, match="no PTX"):
+        ptx.uncommented(b"\x7fELF.target")
 
 
 def ptx_of(kernel: KernelSource) -> str:
@@ -102,8 +154,8 @@ def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtyp
     for kernel in plan.kernels:
         ptx_of(kernel)
     stems = {s.kernel.rpartition("_")[0] for s in plan.steps} - {"join"}
-    many = ({"gemm_tensor_32x64", "gemm_tensor_64x64", "gemm_tensor_128x128"} if dtype == "f16"
-            else {"gemm_tiled_32x32", "gemm_tiled_64x64", "gemm_tiled_128x128"})
+    many = ({"gemm_tensor_64x64", "gemm_tensor_128x128"} if dtype == "f16" else
+            {"gemm_tiled_32x32", "gemm_tiled_64x64", "gemm_tiled_128x128"})
     columns = 8 if dtype == "f16" else 4        # of a group: those of one vector
     assert stems == {f"gemv_1x{columns}", f"gemv_8x{columns}", *many}
     for n in (1, 2, 8, 9, 4000, 40000):
@@ -113,6 +165,17 @@ def test_rows_of_any_number_have_a_kernel_each_for_one_for_few_and_for_many(dtyp
         assert step.kernel.startswith("gemv_1x" if n == 1 else "gemv_8x" if n < 9 else "gemm_t")
         assert step.global_size[0] % step.local_size[0] == 0
         assert [s.kernel.partition("_")[0] for s in launched[1:]] in ([], ["join"])
+
+
+@needed
+def test_many_rows_of_any_number_are_for_groups_of_warps():
+    rows = Space().symbol("rows", 211)
+    graph = Graph("t", (a := halves("a", rows, 768), w := halves("w", 768, 3072)),
+                  (("y", b.relu(b.matmul(a, w))),))
+    kernels = {k.entry.rpartition("_")[0]: k
+               for k in compile_graph(graph, GROUPS, passes=False).plan.kernels}
+    assert ptx.OPTION in kernels["gemm_tensor_128x256"].options
+    assert "wgmma.mma_async" in ptx_of(kernels["gemm_tensor_128x256"])
 
 
 @pytest.mark.parametrize("k, n", [(768, 96), (768, 3072), (3072, 768)])

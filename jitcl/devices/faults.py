@@ -43,7 +43,8 @@ FAULTS_KEPT = 2000
 LOCK_SECONDS = 10.0
 # features that a variant can take out of a kernel; of others only the kernel is blamed
 REMOVABLE = frozenset(("half", "half_cast", "half_storage", "local", "barrier", "image", "vec16",
-                       "vec8", "vec4", "int4", "int8", "subgroup", "assembly"))
+                       "vec8", "vec4", "int4", "int8", "subgroup", "assembly",
+                       "warpgroups"))
 # kinds that say something of this kernel's size or of that moment, and nothing of its features
 KERNEL_ONLY = frozenset(("resources", "lost"))
 # kinds that a lack of disk, memory or files may look like

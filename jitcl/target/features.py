@@ -45,14 +45,15 @@ PATTERNS: dict[str, re.Pattern[str]] = {name: re.compile(pattern) for name, patt
     "int64": r"\bu?long(?:2|3|4|8|16)?\b|\bconvert_u?long",
     "subgroup": r"\bsub_group_\w+\s*\(",
     "assembly": r"\basm\b",
+    "warpgroups": r"\bwgmma\b",
 }.items()}
 
 # features that only a probe (or a build in another process) shows to work; the rest is C
 GATED = frozenset(("half", "half_cast", "half_storage", "fp64", "local", "barrier", "image",
-                   "vec16", "vec8", "int4", "subgroup", "assembly"))
+                   "vec16", "vec8", "int4", "subgroup", "assembly", "warpgroups"))
 
 _CALL = re.compile(r"\b(" + "|".join(_MATH) + r")\s*\(")
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_COMMENT = re.compile(r"(\"[^\"\n]*\")|//[^\n]*|/\*.*?\*/", re.S)   # strings are none
 # the helpers of "half_cast", which name the type half: alone they are no arithmetic in it
 _CASTS = re.compile(r"^#ifndef JITCL_(?:TO|FROM)_HALFX\d+\n.*?^#endif\n", re.M | re.S)
 
@@ -62,7 +63,7 @@ def features_of(body: str, options: tuple[str, ...] = (), template: str = "") ->
     """The features of a kernel's text: names of PATTERNS, "call:exp" for each builtin called,
     "option:-cl..." for its own build options, "template:gemm_opencl" for who wrote it.
     """
-    text = _COMMENT.sub(" ", body)
+    text = _COMMENT.sub(lambda found: found[1] or " ", body)
     computed = _CASTS.sub("", text)
     found = {name for name, pattern in PATTERNS.items()
              if pattern.search(computed if name == "half" else text)}

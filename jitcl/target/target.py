@@ -85,6 +85,7 @@ class Target:
     images: bool = False                   # weights are read faster through image1d_buffer
     image_pixels: int = 0                  # of the largest image1d_buffer
     tensor_cores: bool = False             # mma.sync, ldmatrix and cp.async in inline PTX
+    warpgroup_memory: int = 0              # bytes that wgmma takes operands from; 0 = none
     packed_weights: bool = True            # int4 and int8 weights are unpacked in kernels
     cpu_templates: bool = True             # those of the CPU path write for OpenCL on CPUs, too
     half_builtins: bool = True             # exp(half) and its like; else by way of a float

@@ -45,6 +45,7 @@ NO_HALF = {**F32, "soft_half": True}
 VARIANTS: tuple[Variant, ...] = (
     Variant("", "as scheduled"),
     Variant("no-images", "without images", {"images": False}),
+    Variant("no-warpgroups", "without products by groups of warps", {"warpgroup_memory": 0}),
     Variant("no-assembly", "without inline assembly", {"tensor_cores": False}),
     Variant("no-local", "without local memory", {"local_works": False}),
     Variant("vectors-8", "with vectors of at most 8", caps={"max_vector_width": 8}),

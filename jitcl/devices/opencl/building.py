@@ -17,6 +17,7 @@ from jitcl.codegen.plan import KernelSource
 from jitcl.devices.opencl.errors import build_error, out_of_memory
 from jitcl.errors import BuildError
 from jitcl.forking import OPENCL
+from jitcl.target import ptx
 from jitcl.target.target import Target
 
 RESOURCE_CODES = frozenset((cl.status_code.OUT_OF_RESOURCES, cl.status_code.OUT_OF_HOST_MEMORY,
@@ -50,7 +51,10 @@ def from_source(context: Any, device: Any, sources: Sequence[KernelSource],
     try:
         with OPENCL:
             program._build(flags, [device])
-    except (cl.Error, RuntimeError) as error:
+            if ptx.OPTION in sources[0].options:
+                program = uncommented(context, device, program)
+                program._build(b"", [device])
+    except (cl.Error, RuntimeError, ValueError) as error:
         said = _log_of(program, device) or str(error)
         full = build_error(sources[0].entry, text, said, device.name)
         scarce = isinstance(error, cl.Error) and (
@@ -58,6 +62,12 @@ def from_source(context: Any, device: Any, sources: Sequence[KernelSource],
         raise RefusedBuild(full, "resources" if scarce else "refused",
                            _complaint(said)) from error
     return program
+
+
+def uncommented(context: Any, device: Any, program: Any) -> Any:
+    """What is built once more, for ptx.ARCHITECTURE. Raises ValueError where it is no PTX."""
+    text = ptx.uncommented(program.get_info(cl.program_info.BINARIES)[0])
+    return cl._cl._Program(context, [device], [text])
 
 
 def _log_of(program: Any, device: Any) -> str:

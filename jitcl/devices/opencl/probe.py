@@ -38,7 +38,7 @@ from jitcl.target.target import Target
 if TYPE_CHECKING:
     from jitcl.devices.opencl.probes import Answer
 
-VERSION = 11  # of the probes: a change makes remembered answers void
+VERSION = 12  # of the probes: a change makes remembered answers void
 PROVEN = GATED | {"int8", "vec4"}       # features that probes are asked for
 LOCK_SECONDS = 90.0                     # that another process may take to probe the same device
 

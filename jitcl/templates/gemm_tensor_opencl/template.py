@@ -1,8 +1,9 @@
 """Matrix products and convolutions of halves on tensor cores, by inline PTX, where
 `Target.tensor_cores` says that it works.
 
-A warp multiplies 16 x 16 by 16 x 8 halves at once and adds in f32 (PTX ISA, mma.sync.m16n8k16);
-tiles come into local memory by asynchronous copies, several steps ahead.
+A warp multiplies 16 x 16 by 16 x 8 halves at once and adds in f32 (PTX ISA, mma.sync.m16n8k16), or
+four warps 64 x 16 by 16 x 256 (wgmma.mma_async), where `Target.warpgroup_memory` says so; tiles
+come into local memory by asynchronous copies, several steps ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import divisor, parameters
 from jitcl.ir.sizes import has_size
 from jitcl.passes.regions import VIEWS
-from jitcl.target import Target
+from jitcl.target import Target, ptx
 from jitcl.templates.base import (
     ENTRY,
     Argument,
@@ -29,6 +30,7 @@ from jitcl.templates.gemm_opencl.product import unfused
 from jitcl.templates.gemm_tiled_opencl.product import Product, places, product_of
 from jitcl.templates.gemm_tiled_opencl.sized import bands, by_size
 from jitcl.templates.gemm_tiled_opencl.template import (
+    NEAR,
     Blocks,
     GemmTiledOpenCl,
     arguments,
@@ -47,6 +49,8 @@ RUN = 8                        # halves of a piece of 16 bytes
 LEAST_M = 3                    # rows: fewer are left to gemv_opencl
 LEAST_K = 128                  # terms of a part of a sum that is split
 MAX_SPLITS = 16
+SUMS = 32768                   # of groups that a core has at once
+LAUNCH = 5000                  # nanoseconds
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Tiling(Blocks):
     wn: int
     stages: int
     splits: int = 1
+    warpgroups: bool = False       # four warps multiply 64 rows at once, by wgmma
 
     @property
     def items(self) -> int:
@@ -72,6 +77,10 @@ class Tiling(Blocks):
 # the largest first
 TILINGS = (Tiling(128, 128, 32, 2, 2, 3), Tiling(128, 64, 32, 2, 2, 4), Tiling(64, 64, 64, 2, 2, 3),
            Tiling(64, 64, 32, 2, 2, 4), Tiling(32, 64, 64, 2, 2, 4))
+WARPGROUPS = (Tiling(128, 256, 64, 8, 1, 4, warpgroups=True),
+              Tiling(64, 256, 64, 4, 1, 4, warpgroups=True))
+# those that suit most products first
+COMMON = tuple(map((*TILINGS, *WARPGROUPS).__getitem__, (2, 4, 0, 1, 3, 5, 6)))
 
 
 class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
@@ -89,7 +98,7 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         product = product_of(node)
         if product is None or product.now.m < LEAST_M or not plain(group, product.nodes):
             return ()
-        return choose(product.now, target)
+        return choose(product.now, tilings(node, product, target), target)
 
     def emit(self, match: Tiling, hooks: OpenClHooks) -> list[Emitted]:
         """Where the number of rows is not known, a few are gemv_opencl's, if it takes them."""
@@ -105,7 +114,7 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
             few, many = gemv.few(slices[0], hooks, product)
         if not has_size(product.elements):
             return [*few, *launched(_Writer(replace(match, splits=1), hooks).emit(), many)]
-        whole = [t for t in TILINGS if fits(t, hooks.target)]
+        whole = tilings(hooks.anchor, product, hooks.target)
         most = min(MAX_SPLITS, product.now.k // LEAST_K)
         divided = [replace(t, splits=n) for t in whole for n in (most // 4, most) if n > 1]
         found = bands(product, full(hooks.target), match, whole, divided,
@@ -125,16 +134,23 @@ def plain(group: Group, nodes: Iterable[Node]) -> bool:
     return True
 
 
-def choose(p: Product, target: Target) -> tuple[Tiling, ...]:
-    """Best first by `cost`."""
-    found = [replace(t, splits=n) for t in TILINGS if fits(t, target)
-             for n in dict.fromkeys((splits(t, p, target), 1))]
-    return tuple(sorted(found, key=lambda t: cost(t, p, target)))
+def choose(p: Product, some: Iterable[Tiling], target: Target) -> tuple[Tiling, ...]:
+    """Best first by `cost`; of those that are near to it the common ones, so that programs are
+    few."""
+    found = [replace(t, splits=n) for t in some for n in dict.fromkeys((splits(t, p, target), 1))]
+    times = {t: cost(t, p, target) for t in found}
+    least = NEAR * min(times.values(), default=0)
+    return tuple(sorted(found, key=lambda t: (
+        max(least, times[t]), COMMON.index(replace(t, splits=1)), times[t])))
 
 
-def fits(t: Tiling, target: Target) -> bool:
-    """Whether the target has room for a tile."""
-    return t.local <= target.local_memory and t.items <= target.max_work_group
+def tilings(node: Node, p: Product, target: Target) -> list[Tiling]:
+    """Those that the target has room for; groups of warps where operands come by 16 bytes at a
+    time: loaders of single elements take the registers that their sums need."""
+    runs = node.op == "matmul" and divisor(p.n) % RUN == 0 and divisor(p.k) % RUN == 0
+    return [t for t in (*(WARPGROUPS if runs else ()), *TILINGS)
+            if t.local <= (target.warpgroup_memory if t.warpgroups else target.local_memory)
+            and t.items <= target.max_work_group]
 
 
 def splits(t: Tiling, p: Product, target: Target) -> int:
@@ -145,15 +161,29 @@ def splits(t: Tiling, p: Product, target: Target) -> int:
 
 
 def cost(t: Tiling, p: Product, target: Target) -> float:
-    """Nanoseconds on an H100, as measured: each term takes a group as long as its copies are under
-    way, or the core as long as the arithmetic of all its groups; sums that are split are written,
-    and read by another kernel.
+    """Nanoseconds on an H200, as measured (docs/decisions.md): each term takes a core as long as
+    its copies are under way, or as the arithmetic of the groups that it has at once; what groups
+    are left over take a turn of their own. Sums that are split are written, and read by another
+    kernel.
     """
-    groups, size = tiles(t, p) * t.splits, t.bm * t.bn
-    alone = 2.5 + 250 / t.bk + size / 1300
-    together = (1.2 + size / 1640) * groups / target.compute_units
-    join = 6000 + 0.002 * t.splits * p.batch * p.m * p.n if t.splits > 1 else 0
-    return terms(t, p, t.splits) * max(alone, together) + join
+    groups, size, cores = tiles(t, p) * t.splits, t.bm * t.bn, target.compute_units
+    arithmetic, copies, at_once = 1.2 + size / 1640, 180 / t.bk + size / 1640, max(1, SUMS // size)
+    if t.warpgroups:
+        arithmetic, copies, at_once = 8 + size / 4700, 0, 1
+    elif not p.neighbours or divisor(p.n) % 2:       # loaded one by one
+        arithmetic, copies = max(arithmetic, 45 * t.bn / t.items), 1400 / t.bk + 40 * t.bn / t.items
+    turns, rest = divmod(groups, at_once * cores)
+    last = max(copies, arithmetic * -(-rest // cores)) if rest else 0
+    time = terms(t, p, t.splits) * (turns * max(copies, arithmetic * at_once) + last)
+    join = 6000 + 0.004 * t.splits * p.batch * p.m * p.n if t.splits > 1 else 0
+    return LAUNCH + time + join
+
+
+def described(rows: int, columns: int) -> str:
+    """What wgmma's description of an operand says beside its address (PTX ISA, "Matrix Descriptor
+    Format"): bytes from 8 rows to the next and from 64 columns to the next; in 128-byte rows.
+    """
+    return f"{1 << 62 | rows >> 4 << 32 | columns >> 4 << 16:#x}UL"
 
 
 class _Writer:
@@ -184,12 +214,14 @@ class _Writer:
         body = hooks.render(
             "gemm_tensor_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, sources=sources,
             helpers=list(helpers), a=a, b=b, WHOLE=whole, PAIR=pair, BM=t.bm, BN=t.bn, BK=t.bk,
-            WM=t.wm, WN=t.wn, STAGES=t.stages, T=t.items, HALF=hooks.half, sizes=taken, **sizes)
+            WM=t.wm, WN=t.wn, STAGES=t.stages, T=t.items, HALF=hooks.half, sizes=taken, **sizes,
+            WARPGROUP=t.warpgroups, PTX=ptx.COMMENT, BY_TERMS=described(1024, 16),
+            BY_COLUMNS=described(1024, t.bk * 128))
         y: Argument = hooks.group.root
         if not whole:
             y = Scratch(f"parts of {hooks.group.root.type}", "f32",
                         (self.room,) if self.room else (t.splits, p.elements))
         product = Emitted(f"gemm_tensor_{t.bm}x{t.bn}", body, (*nodes, y), (y,),
                           arguments(taken, p), (t.splits * tiles(t, p) * t.items,), (t.items,),
-                          main=1)
+                          (ptx.OPTION,) if t.warpgroups else (), main=1)
         return [product] if whole else [product, joined(hooks, y, p, t.splits)]

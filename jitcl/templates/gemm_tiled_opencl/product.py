@@ -35,6 +35,7 @@ class Product:
     a: Callable[[Expr, Expr, Expr], At]
     b: Callable[[Expr, Expr, Expr], At]
     c: Callable[[Expr, Expr, Expr], tuple[Expr, ...]]
+    neighbours: bool = True                      # columns of B, in memory
 
     @property
     def numbers(self) -> tuple[int, int, int, int]:
@@ -123,7 +124,7 @@ def conv(node: Node) -> Product | None:
     pixels = (*x.type.dims[:2], math.prod(out)) if plain else x.type.dims
     shapes = (w.type.dims[0], taps), pixels
     return Product(x.type.dims[0] * groups, m, math.prod(out), taps, (w, x), shapes, left, right,
-                   lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)))
+                   lambda image, m_, n: (*channel(image, m_, m), *decoded(n, out)), plain)
 
 
 def places(p: Product) -> tuple[Expr, Expr, Expr]:

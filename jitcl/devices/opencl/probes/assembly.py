@@ -2,7 +2,8 @@
 
 A warp computes D = A * B + C of 16 x 8 x K halves, with sums in f32. Every work-item holds a part
 of each matrix in registers (PTX ISA, "Matrix Fragments for mma.m16n8k16"): of lane l, g = l / 4
-names rows of A, C and columns of B, t = l % 4 pairs along the other side.
+names rows of A, C and columns of B, t = l % 4 pairs along the other side. Four warps compute 64 x
+128 x 16 from local memory; of their part of D each warp has 16 rows as above, 8 columns at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from jitcl.devices.opencl.platform import Found
 from jitcl.devices.opencl.probes.bench import Bench, Out, Refused, extensions, first_wrong
 from jitcl.devices.opencl.probes.record import Probe, Verdict
+from jitcl.target import ptx
 
 WARP = 32
 M, N = 16, 8
@@ -78,6 +80,53 @@ __kernel void tensor_tile(__global const uint4 *a, __global const uint4 *b, __gl
                  : "r"(base + 512 + (l & 15) * 32 + (l >> 4) * 16) : "memory");
 """ + _SUMS
 
+# A and B are rows of 128 bytes, whose pieces of 16 bytes are exchanged so that no two of 8 rows
+# have the same in one bank. TERMS: rows are those of A or columns of B, 64 terms each; else rows
+# are terms, and 64 rows of A or columns of B lie in each, B's others behind them (PTX ISA, "Matrix
+# Descriptor Format"). B is at the end of all the local memory that kernels take.
+GROUP_M, GROUP_N, GROUP_K = 64, 128, 64
+GROUP_MEMORY = 192 << 10
+GROUP_LANES = 4 * WARP
+_RIGHT = GROUP_MEMORY - 2 * GROUP_N * GROUP_K
+_RESULTS = range(GROUP_M * GROUP_N // GROUP_LANES)
+_DESCRIBED = (1 << 62) + (1024 >> 4 << 32) + (128 * GROUP_K >> 4 << 16)
+
+
+def _warpgroup(terms: bool) -> str:
+    """A kernel of one form."""
+    step, across = (32, 0) if terms else (128 * 16, 1)
+
+    def described(first: int) -> str:
+        return f'"l"((ulong)((base + {first}) >> 4) | {_DESCRIBED:#x}UL)'
+    lines = [f"""
+__kernel __attribute__((reqd_work_group_size({GROUP_LANES}, 1, 1)))
+void warpgroup(__global const uint4 *a, __global const uint4 *b, __global float *d)
+{{
+    __local uint4 memory[{GROUP_MEMORY // 16}] __attribute__((aligned(1024)));
+    uint base = (uint)(size_t)memory;
+    int l = get_local_id(0), row = (l >> 5) * 16 + ((l & 31) >> 2), column = (l & 3) * 2;
+    for (int p = l; p < {GROUP_M * 8}; p += {GROUP_LANES})
+        memory[p ^ (p >> 3 & 7)] = a[p];
+    for (int p = l; p < {GROUP_N * 8}; p += {GROUP_LANES})
+        memory[{_RIGHT // 16} + (p ^ (p >> 3 & 7))] = b[p];
+    float {", ".join(f"c{i} = 1.0f" for i in _RESULTS)};
+    asm volatile("fence.proxy.async;" ::: "memory");
+    barrier(CLK_LOCAL_MEM_FENCE);
+    asm volatile("{ptx.COMMENT}wgmma.fence.sync.aligned;" ::: "memory");"""]
+    for k in range(GROUP_K // 16):
+        lines.append(f"""\
+    asm volatile("{ptx.COMMENT}wgmma.mma_async.sync.aligned.m64n{GROUP_N}k16.f32.f16.f16 "
+                 "{{{", ".join(f"%{i}" for i in _RESULTS)}}}, "
+                 "%{len(_RESULTS)}, %{len(_RESULTS) + 1}, 1, 1, 1, {across}, {across};"
+                 : {", ".join(f'"+f"(c{i})' for i in _RESULTS)}
+                 : {described(k * step)}, {described(_RIGHT + k * step)} : "memory");""")
+    lines.append(f"""\
+    asm volatile("{ptx.COMMENT}wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("{ptx.COMMENT}wgmma.wait_group.sync.aligned 0;" ::: "memory");""")
+    lines += [f"    d[(row + {(i >> 1 & 1) * 8}) * {GROUP_N} + column + {(i >> 2) * 8 + (i & 1)}] "
+              f"= c{i};" for i in _RESULTS]
+    return "\n".join((*lines, "}"))
+
 
 LIMIT_OPTION = "-cl-nv-maxrregcount={}"
 LIMITED = """
@@ -127,6 +176,25 @@ def _product(bench: Bench, k: int, source: str) -> str:
     return first_wrong(d, (a.astype(np.float64) @ b + 1).reshape(-1))
 
 
+def _warpgroups(bench: Bench, _: Any) -> Verdict:
+    """Both operands by terms, and both by columns."""
+    random = np.random.default_rng(3)
+    a, b = (random.integers(-8, 9, size).astype(np.float16)
+            for size in ((GROUP_M, GROUP_K), (GROUP_K, GROUP_N)))
+    wanted = (a.astype(np.float64) @ b + 1).reshape(-1)
+    blocks = b.reshape(GROUP_K, GROUP_N // 64, 64).transpose(1, 0, 2)
+    wrong = []
+    for terms, sides in ((True, (a, b.T)), (False, (a.T, blocks))):
+        program = bench.build(_warpgroup(terms), f"-cl-std=CL1.2 {ptx.OPTION}")
+        words = (np.ascontiguousarray(x).view(np.uint32) for x in sides)
+        (d,) = bench.run(program, "warpgroup", GROUP_LANES, GROUP_LANES, *words,
+                         Out(GROUP_M * GROUP_N))
+        wrong.append(first_wrong(d, wanted))
+    return Verdict(not any(wrong), "; ".join(
+        f"wgmma m64n{GROUP_N}k16 of operands by {name}: {said or 'exact'}"
+        for name, said in zip(("terms", "columns"), wrong)))
+
+
 def _no_ptx(found: Found) -> str:
     listed = any(e.startswith("cl_nv_") for e in extensions(found))
     return "" if listed else "no extension of a driver that takes PTX is listed"
@@ -151,4 +219,7 @@ ASSEMBLY = (
           present={"register_limit": LIMIT_OPTION}, skip=_no_nv_options),
     Probe("tensor_cores", "products of halves by mma.sync in inline assembly", _tensor_cores,
           features=("assembly",), present={"tensor_cores": True}, skip=_no_ptx),
+    Probe("warpgroups", "products of halves by wgmma, from 192 KiB of local memory", _warpgroups,
+          features=("warpgroups",), present={"warpgroup_memory": GROUP_MEMORY}, skip=_no_ptx,
+          needs=("tensor_cores",)),
 )

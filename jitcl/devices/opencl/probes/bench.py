@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from jitcl.devices.opencl.building import uncommented
 from jitcl.devices.opencl.errors import LOST_CODES, MEMORY_CODES
 from jitcl.devices.opencl.platform import Found
+from jitcl.target import ptx
 
 ENOUGH = 0.3                        # seconds of launches that a time is taken from
 LOG_LINE = 160                      # characters of a driver's log in an answer
@@ -51,7 +53,10 @@ class Bench:
         program = cl._cl._Program(self.context, source)
         try:
             program._build(f"{options} -w".encode(), [self.device])
-        except (cl.Error, RuntimeError) as error:
+            if ptx.OPTION in options:
+                program = uncommented(self.context, self.device, program)
+                program._build(b"", [self.device])
+        except (cl.Error, RuntimeError, ValueError) as error:
             self.refused(error)
             raise Refused(self._build_error(program, error)) from error
         return program

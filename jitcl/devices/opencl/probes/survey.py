@@ -37,6 +37,7 @@ GROUPS = (                          # probes of one program; what compilers die 
     ("subgroups", "odd_groups", "integer_dot"),
     ("binaries",),
     ("tensor_cores",),
+    ("warpgroups",),
     ("register_limit",),
     ("half_builtins",),
     ("half_convert",),
