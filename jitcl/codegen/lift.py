@@ -128,14 +128,20 @@ class _Lift:
         self.memo: dict[Expr, Expr] = {}
         self.known: dict[str, Expr] = {}     # named values, as variables of their range
         self.fixed: set[str] = set()         # variables whose quotients stay: lanes of vectors
+        self.placed: set[str] = set()        # of work-items' places, and what is found from these
 
     def named(self, s: Let) -> bool:
         """Whether it names an index that stays what it is."""
         return s.var.dtype == "index" and s.var.value not in self.changing
 
     def size(self, number: int, *place: Hashable) -> int:
-        """The parameter for a number at a place; small numbers themselves."""
-        return number if abs(number) <= self.small else self.parameter(number, *place)
+        """The parameter for a number at a place; small numbers themselves, but such as a picture's
+        width of 7, which is no vector's, where work-items' places are counted."""
+        small = abs(number) <= self.small
+        if small and not (abs(number) in (5, 6, 7) and any(
+                isinstance(e, Expr) and e.free & self.placed for e in place)):
+            return number
+        return self.parameter(number, *place)
 
     def parameter(self, number: int, *place: Hashable) -> int:
         key = (number, *place)
@@ -153,6 +159,8 @@ class _Lift:
         if isinstance(s, Store):
             return self.store(s)
         if isinstance(s, Let) and self.named(s):
+            if s.value.free & self.placed:
+                self.placed.add(str(s.var.value))
             low, high = self.bounds(s.value)
             if 0 <= low and high < LIMIT:
                 self.known[str(s.var.value)] = E.var(s.var.value, extent=int(high) + 1)
@@ -168,6 +176,8 @@ class _Lift:
         extent, once = s.extent, s.first is not None and s.extent <= s.step
         if all(b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
             once = False
+        if s.kind in PLACED:
+            self.placed.add(str(s.var.value))
         if s.kind == "vec":
             self.fixed.add(str(s.var.value))
         elif s.kind == "item" and (extent > 1 or self.steps):
