@@ -249,10 +249,7 @@ class _Writer:
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.tiling, self.hooks.lifting(self.p.nodes[0])
         root, whole = hooks.group.root, self.splits == 1
-        rows = root.type.dims[-1] if whole else p.n
-        widths = (QUAD, 1) if divisor(rows) % QUAD == 0 else (1,)
-        found = [epilogue_of(p, hooks, v) for v in widths]
-        epilogue, v = next((pair for pair in found if pair[0] is not None), (None, 1))
+        epilogue, v = epilogue_of(p, hooks, QUAD, whole)
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
         whole_tiles = all(divisor(n) % s == 0 for n, s in ((p.m, t.bm), (p.n, t.bn), (p.k, t.bk)))
@@ -287,10 +284,19 @@ class _Writer:
         return [product, joined(hooks, y, p, self.splits)]
 
 
-def epilogue_of(p: Product, hooks: OpenClHooks, width: int) -> tuple[Epilogue | None, int]:
-    """(what stores so many elements of a row, or None; how many)"""
-    aligned = {"n": width, "at": math.gcd(divisor(p.n), width)}
-    return hooks.epilogue_lines(p.c(*places(p)), width, None, aligned), width
+def epilogue_of(p: Product, hooks: OpenClHooks, most: int, whole: bool = True
+                ) -> tuple[Epilogue | None, int]:
+    """(what stores neighbours of a row, or None; how many: `most` or 1). Pixels are one row where
+    nothing tells their axes apart. whole: it stores sums, not parts of them."""
+    ix, types, rows = p.c(*places(p)), None, hooks.group.root.type.dims[-1]
+    if hooks.anchor.op == "conv" and (flat := hooks.flat_pixels()) is not None:
+        ix, types, rows = (*ix[:2], places(p)[2]), flat, p.n
+    for width in (most, 1) if divisor(rows if whole else p.n) % most == 0 else (1,):
+        aligned = {"n": width, "at": math.gcd(divisor(p.n), width)}
+        found = hooks.epilogue_lines(ix, width, types, aligned)
+        if found is not None:
+            return found, width
+    return None, 1
 
 
 def numbers(p: Product, t: Blocks, hooks: OpenClHooks, part: int) -> dict[str, int]:
@@ -377,7 +383,7 @@ def buffers(t: Tiling, target: Target) -> int:
 def joined(hooks: OpenClHooks, part: Argument, p: Product, splits: int) -> Emitted:
     """The kernel that adds the parts of sums, and writes the epilogue (of one element)."""
     hooks = hooks.lifting()
-    epilogue = hooks.epilogue_lines(p.c(*places(p)), 1)
+    epilogue, _ = epilogue_of(p, hooks, 1)
     assert epilogue is not None
     total = p.batch * p.m * p.n
     numbers = dict(TOTAL=hooks.number(total), M=hooks.number(p.m), N=hooks.number(p.n),
