@@ -285,3 +285,15 @@ def test_small_weights_are_halves_as_large_ones_on_gpus(profile: str | None) -> 
 
     for channels in (20, 200):
         assert [gate(channels, p) for p in ("high", "low")] == [{"float32"}, {"float16"}]
+
+
+@pytest.mark.parametrize("channels", [32, 2048])
+def test_biases_are_f32_however_many(channels: int) -> None:
+    """In "low", where kernels compute in f32."""
+    window = {"strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1), "group": 1}
+    y = g.conv(x("x", 1, 64, 16, 16), weights(channels, 64, 1, 1), **window)
+    bias = weights(1, channels, 1, 1)
+    target = dataclasses.replace(TARGETS["gpu-fp16"], fp16_arithmetic=False)
+    plan = compile_graph(graph_of(g.relu(g.add(y, bias))), target, "low").plan
+    held = {a.size: a.dtype.name for a in plan.constants.values()}
+    assert held == {64 * channels: "float16", channels: "float32"}

@@ -203,8 +203,7 @@ class Survival:
         save next to nothing, and its kernels be others than those of fewer channels."""
         dims, readers = node.type.dims, self.readers[node]
         return bool(dims and readers) and same(dims[-1], 1) and all(
-            kind(r) == "elementwise" and at_least_always(r.type.size, MANY * node.type.size)
-            for r in readers)
+            shared_by(node, r) for r in readers)
 
     def _wants_digits(self, reader: Node) -> bool:
         """Whether a node wants all digits of what it reads: of positions, and of numbers that
@@ -255,8 +254,9 @@ class _Assigner:
                 kept = "f32"
             weighs = kind(node) == "contraction" and precision == "low"
             least = 0 if self.gpu and weighs else small
-            inputs = [new[i] if i in new else self._operand(i, node in halves, whole, least)
-                      for i in node.inputs]
+            inputs = [new[i] if i in new else self._operand(
+                i, node in halves, whole or node not in halves and shared_by(i, node), least)
+                for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
             if node in self.graph.origins:
                 self.origins[new[node]] = self.graph.origins[node]
@@ -343,6 +343,12 @@ class _Assigner:
         if node in self.survival.wide and not (node is group.root and dtype == "f16"):
             return False                       # the root is rounded to f16 in any case
         return all(fits(i) for i in node.inputs if is_literal(i))
+
+
+def shared_by(node: Node, reader: Node) -> bool:
+    """Whether each of its numbers is for many of another tensor, as biases are."""
+    return kind(reader) == "elementwise" and at_least_always(
+        reader.type.size, MANY * node.type.size)
 
 
 def from_input(node: Node) -> bool:
