@@ -90,6 +90,7 @@ SMALL = Tiling(32, 32, 32, 4, 4)
 TILINGS = (LARGE, TALL, HALVED, LOW)
 COMMON = (HALVED, TALL, LOW, LARGE, SMALL)       # those that suit most products first
 NEAR = 1.12                    # times the best tiles' time, which is not known more closely
+MICROSECOND = LAUNCH / 4       # beside it, next to nothing of a model's time
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
     some = [t for t in TILINGS if fits(t, p, target) and not idle(t, p, target)]
     found = dict.fromkeys(Split(t, n) for t in some or [SMALL] for n in (1, splits(t, p, target)))
     times = {split: cycles(split, p, target) for split in found}
-    least = NEAR * min(times.values())
+    least = max(NEAR * min(times.values()), MICROSECOND + min(times.values()))
     return tuple(sorted(found, key=lambda split: (
         max(least, times[split]), COMMON.index(split.tiling), times[split])))
 
