@@ -73,6 +73,8 @@ class Tiling(Blocks):
 # the largest first
 TILINGS = (Tiling(128, 128, 32, 2, 2, 3), Tiling(128, 64, 32, 2, 2, 4), Tiling(64, 64, 64, 2, 2, 3),
            Tiling(64, 64, 32, 2, 2, 4), Tiling(32, 64, 64, 2, 2, 4))
+SMALLEST = TILINGS[-1]         # suits most products
+LITTLE = 300                   # nanoseconds: next to nothing of a model's time
 
 
 class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
@@ -127,10 +129,14 @@ def plain(group: Group, nodes: Iterable[Node]) -> bool:
 
 
 def choose(p: Product, target: Target) -> tuple[Tiling, ...]:
-    """Best first by `cost`."""
+    """Best first by `cost`; of those that are near to the best the smallest tiles, which makes
+    programs few."""
     found = [replace(t, splits=n) for t in TILINGS if fits(t, target)
              for n in dict.fromkeys((splits(t, p, target), 1))]
-    return tuple(sorted(found, key=lambda t: cost(t, p, target)))
+    times = {t: cost(t, p, target) for t in found}
+    least = LITTLE + min(times.values(), default=0)
+    return tuple(sorted(found, key=lambda t: (
+        max(least, times[t]), replace(t, splits=1) != SMALLEST, times[t])))
 
 
 def fits(t: Tiling, target: Target) -> bool:
