@@ -213,14 +213,15 @@ def test_a_transpose_goes_through_a_tile() -> None:
           for t < 4 @loop {
             for quad < 4 @vec {
               tile[r + t * 16, c + quad] = \
-x[n * 8192 + j_tile * 8192 + r * 128 + t * 2048 + i_tile * 64 + c + quad]
+x[n * 8192 + j_tile * 8192 + r * 128 + t * 2048 + i_tile * 64 + c + quad] \
+if j_tile * 64 + r + t * 16 < 64 and i_tile * 64 + c < 128
             }
           }
           barrier
           for t < 4 @loop {
             for quad < 4 @vec {
               y[n * 8192 + i_tile * 4096 + r * 64 + t * 1024 + j_tile * 64 + c + quad] = \
-tile[c + quad, r + t * 16] * 2.0
+tile[c + quad, r + t * 16] * 2.0 if i_tile * 64 + r + t * 16 < 128 and j_tile * 64 + c < 64
             }
           }
         }

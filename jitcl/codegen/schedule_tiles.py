@@ -11,7 +11,8 @@
         } } }
 
 Rows of a tile are one element longer than they need to be: a column's elements then lie in
-different banks of local memory.
+different banks of local memory. Both statements are guarded by the axes' ends, also where tiles
+fit, so that all are one program.
 """
 
 from __future__ import annotations
@@ -122,10 +123,8 @@ def _pass(store: Store, axes: tuple[For, For], groups: list[For], lanes: int, qu
     assert isinstance(done, Store)
     if into:
         done = replace(done, indices=places)
-    guard = None
+    guard = E.const(True, "bool")               # also where tiles fit: one program
     for axis, group, place in zip(axes, groups, at):
-        if axis.extent % TILE:
-            inside = group.var * TILE + place < axis.extent
-            guard = inside if guard is None else guard & inside
+        guard = guard & E.call("lt", group.var * TILE + place, E.index(axis.extent))
     done = replace(done, guard=guard)
     return For(t, "loop", (For(v, "vec", (done,)),) if quad > 1 else (done,))
