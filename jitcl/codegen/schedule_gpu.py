@@ -228,7 +228,7 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
     most = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = 1 << min(most, target.reduction_group, target.max_work_group).bit_length() - 1
     longest, count = max(trips_of(s) for s in loops), math.prod(f.extent for f in nest)
-    if lanes >= 2 * longest or lanes * TERMS > longest and (
+    if lanes >= longest or lanes * TERMS > longest and (
             count * lanes > BUSY * target.busy):
         fewest = WAVE if target.local_is_real else FEWEST_SMALL
         lanes = min(lanes, fewest)           # a meeting less; half would save none
