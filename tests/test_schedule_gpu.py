@@ -285,7 +285,7 @@ kernel @k(in x: f32[8,N], in b: f32[N], out y: f32[8,N]) {
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize(("length", "lanes"), [
-    (128, 32), (768, 64), pytest.param(4096, 256, marks=pytest.mark.long)])
+    (384, 32), (768, 64), pytest.param(4096, 256, marks=pytest.mark.long)])
 def test_a_row_of_vectors_is_read_once(length: int, lanes: int, dtype: str) -> None:
     text = KEPT.replace("N", str(length))
     if dtype == "f16":
