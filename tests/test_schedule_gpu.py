@@ -266,8 +266,7 @@ def test_tiles_of_any_shape_are_turned(shape: tuple[int, int, int], dtype: str) 
     x = np.random.default_rng(0).integers(0, 99, (batch, n, m)).astype(dtypes.to_numpy(dtype))
     compare(parse_kernel(text), {"x": x}, target)
     for small in (dataclasses.replace(target, local_memory=4096),
-                  dataclasses.replace(target, local_works=False),
-                  dataclasses.replace(target, compute_units=132)):
+                  dataclasses.replace(target, local_works=False)):
         assert "tile[" not in scheduled(text, small)
 
 

@@ -17,7 +17,6 @@ fit, so that all are one program.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from jitcl import dtypes
@@ -56,8 +55,7 @@ def turned(kernel: Kernel, target: Target) -> Kernel | None:
     others = [f for f in nest if f is not row and f is not last]
     tiles = [For(E.var(f"{f.var.value}_tile", extent=-(-f.extent // TILE)), "parallel", ())
              for f in (row, last)]
-    if tile.size * dtypes.itemsize(tile.dtype) > target.local_memory or (
-            2 * math.prod(f.extent for f in (*others, *tiles)) < target.compute_units):
+    if tile.size * dtypes.itemsize(tile.dtype) > target.local_memory:
         return None
     for quad in (QUAD, 1) if QUAD <= target.max_vector_width else (1,):
         if row.extent % quad or last.extent % quad:
