@@ -108,6 +108,8 @@ class _Lift:
 
     def __init__(self, kernel: Kernel, steps: bool) -> None:
         self.steps = steps                       # all of them are parameters
+        # of which each buffer has its own: pitches of a square transpose are the same by chance
+        self.own = steps or any(len(b.shape) > 1 for b in kernel.arrays)
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
@@ -217,7 +219,7 @@ class _Lift:
         for t in sorted(terms, key=lambda t: last[t]):
             lanes = self.steps and t.free & self.fixed
             total += self.expression(t) * (terms[t] if lanes else self.size(
-                terms[t], t, buffer if self.steps else ""))
+                terms[t], t, buffer if self.own else ""))
         return (total + self.size(constant),)
 
     def lifted(self, e: Expr) -> Expr:
