@@ -270,11 +270,9 @@ def test_weights_that_are_decoded_into_memory_become_f16_where_it_holds_them(
     assert ("gemm_tensor_opencl" in products) == (dtype == "f16")
 
 
-@pytest.mark.parametrize("profile, few", [
-    ("mali-g610", True), ("intel-hd-630", True), (None, False)])
-def test_small_weights_are_halves_as_large_ones_where_programs_are_to_be_few(
-        profile: str | None, few: bool) -> None:
-    """Gates of 20 and of 200 channels: in "low", where kernels compute in half."""
+@pytest.mark.parametrize("profile", ["mali-g610", "intel-hd-630", None])
+def test_small_weights_are_halves_as_large_ones_on_gpus(profile: str | None) -> None:
+    """Gates of 20 and of 200 channels, in "low"."""
     def gate(channels: int, precision: str) -> set[str]:
         window = {"strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1), "group": 1}
         y = g.sigmoid(g.conv(x("x", 1, channels, 1, 1), weights(4 * channels, channels, 1, 1),
@@ -282,9 +280,20 @@ def test_small_weights_are_halves_as_large_ones_where_programs_are_to_be_few(
         target = TARGETS["gpu-fp16"] if profile is None else find_profile(profile).target
         made = compile_graph(graph_of(g.mul(y, x("z", 1, 4 * channels, 16, 16))), target, precision)
         held = {a.dtype.name for a in made.plan.constants.values()}
-        assert target.few_programs == few and len(held) == 1
+        assert len(held) == 1
         return held
 
-    small = {"float16"} if few else {"float32"}
-    assert [gate(20, p) for p in ("high", "low")] == [{"float32"}, small]
-    assert [gate(200, p) for p in ("high", "low")] == [{"float32"}, {"float16"}]
+    for channels in (20, 200):
+        assert [gate(channels, p) for p in ("high", "low")] == [{"float32"}, {"float16"}]
+
+
+@pytest.mark.parametrize("channels", [32, 2048])
+def test_biases_are_f32_however_many(channels: int) -> None:
+    """In "low", where kernels compute in f32."""
+    window = {"strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1), "group": 1}
+    y = g.conv(x("x", 1, 64, 16, 16), weights(channels, 64, 1, 1), **window)
+    bias = weights(1, channels, 1, 1)
+    target = dataclasses.replace(TARGETS["gpu-fp16"], fp16_arithmetic=False)
+    plan = compile_graph(graph_of(g.relu(g.add(y, bias))), target, "low").plan
+    held = {a.size: a.dtype.name for a in plan.constants.values()}
+    assert held == {64 * channels: "float16", channels: "float32"}

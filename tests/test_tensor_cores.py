@@ -228,3 +228,15 @@ def test_other_operands_get_none():
     few = product(2, 256, 256)
     for graph in (f32, few):
         assert GemmTensorOpenCl().candidates(group_of(graph), TARGET) == ()
+
+
+@pytest.mark.parametrize("along, width", [
+    ((1, 64, 8, 7), 2), ((1, 64, 1, 1), 2), ((1, 1, 8, 1), 1)])
+def test_pixels_are_stored_by_twos_where_nothing_tells_rows_apart(along, width):
+    """Of rows of 7, some pairs lie in two rows."""
+    x, m = halves("x", 1, 64, 8, 7), halves("m", *along)
+    w = const(np.random.default_rng(3).standard_normal((64, 64, 1, 1)).astype("f2"))
+    y = b.conv(x, w, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1)
+    (kernel,) = compile_graph(Graph("t", (x, m), (("y", b.mul(y, m)),)), TARGET).plan.kernels
+    assert kernel.entry.startswith("gemm_tensor")
+    assert f"_store(float{width if width > 1 else ''} v" in kernel.body

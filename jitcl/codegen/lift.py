@@ -108,6 +108,11 @@ class _Lift:
 
     def __init__(self, kernel: Kernel, steps: bool) -> None:
         self.steps = steps                       # all of them are parameters
+        kinds = {s.kind for s in statements(kernel.body) if isinstance(s, For)}
+        # also steps of 1: rows that lanes share may lie along memory or across
+        self.strides = steps or "lane" in kinds and "vec" not in kinds
+        # of which each buffer has its own: pitches of a square transpose are the same by chance
+        self.own = self.strides or any(len(b.shape) > 1 for b in kernel.arrays)
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
@@ -128,14 +133,20 @@ class _Lift:
         self.memo: dict[Expr, Expr] = {}
         self.known: dict[str, Expr] = {}     # named values, as variables of their range
         self.fixed: set[str] = set()         # variables whose quotients stay: lanes of vectors
+        self.placed: set[str] = set()        # of work-items' places, and what is found from these
 
     def named(self, s: Let) -> bool:
         """Whether it names an index that stays what it is."""
         return s.var.dtype == "index" and s.var.value not in self.changing
 
     def size(self, number: int, *place: Hashable) -> int:
-        """The parameter for a number at a place; small numbers themselves."""
-        return number if abs(number) <= self.small else self.parameter(number, *place)
+        """The parameter for a number at a place; small numbers themselves, but such as a picture's
+        width of 7, which is no vector's, where work-items' places are counted."""
+        small = abs(number) <= self.small
+        if small and not (abs(number) in (5, 6, 7) and any(
+                isinstance(e, Expr) and e.free & self.placed for e in place)):
+            return number
+        return self.parameter(number, *place)
 
     def parameter(self, number: int, *place: Hashable) -> int:
         key = (number, *place)
@@ -153,6 +164,8 @@ class _Lift:
         if isinstance(s, Store):
             return self.store(s)
         if isinstance(s, Let) and self.named(s):
+            if s.value.free & self.placed:
+                self.placed.add(str(s.var.value))
             low, high = self.bounds(s.value)
             if 0 <= low and high < LIMIT:
                 self.known[str(s.var.value)] = E.var(s.var.value, extent=int(high) + 1)
@@ -168,6 +181,8 @@ class _Lift:
         extent, once = s.extent, s.first is not None and s.extent <= s.step
         if all(b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
             once = False
+        if s.kind in PLACED:
+            self.placed.add(str(s.var.value))
         if s.kind == "vec":
             self.fixed.add(str(s.var.value))
         elif s.kind == "item" and (extent > 1 or self.steps):
@@ -206,8 +221,9 @@ class _Lift:
         total = E.index(0)
         for t in sorted(terms, key=lambda t: last[t]):
             lanes = self.steps and t.free & self.fixed
-            total += self.expression(t) * (terms[t] if lanes else self.size(
-                terms[t], t, buffer if self.steps else ""))
+            found = self.parameter if self.strides and len(terms) > 1 else self.size
+            total += self.expression(t) * (terms[t] if lanes else found(
+                terms[t], t, buffer if self.own else ""))
         return (total + self.size(constant),)
 
     def lifted(self, e: Expr) -> Expr:

@@ -91,7 +91,7 @@ MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: 
 VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
 BUSY = 2               # times what keeps the GPU busy: with fewer, vectors would leave it idle
 STRIDES = 8            # as much as moving it, and a million work-items still fill any GPU
-LONG = 64              # terms of a reduction that are worth sharing
+LONG = 48              # terms of a reduction that are worth sharing
 ROWS = 4096            # with fewer rows, work-items would be idle without sharing
 LANE = "lane"
 Cut = Callable[[list[For], Target], tuple[int, ...]]     # how many loops become each axis
@@ -228,7 +228,7 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
     most = ROW_GROUP if target.local_is_real else SMALL_GROUP
     lanes = 1 << min(most, target.reduction_group, target.max_work_group).bit_length() - 1
     longest, count = max(trips_of(s) for s in loops), math.prod(f.extent for f in nest)
-    if lanes >= 2 * longest or lanes * TERMS > longest and (
+    if lanes >= longest or lanes * TERMS > longest and (
             count * lanes > BUSY * target.busy):
         fewest = WAVE if target.local_is_real else FEWEST_SMALL
         lanes = min(lanes, fewest)           # a meeting less; half would save none

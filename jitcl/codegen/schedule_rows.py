@@ -32,6 +32,7 @@ QUAD = 4                       # elements of a vector
 TURNS = 8                      # vectors of a row that a lane takes, at most
 KEPT = 64                      # elements of rows that it keeps, at most
 FEWEST = 32                    # lanes
+SHORT = 256                    # elements of a row that is read again as soon: rows of any length
 
 
 class Quads:
@@ -94,7 +95,7 @@ def quads(kernel: Kernel, inner: Body, lanes: int, target: Target) -> Quads | No
             f.plain and not any(isinstance(s, For) for s in f.body) for f in loops):
         return None
     extent = extents.pop()
-    if is_size(extent):
+    if is_size(extent) or extent <= SHORT:
         return None
     while lanes > FEWEST and (extent % (QUAD * lanes) or lanes * QUAD > extent):
         lanes //= 2

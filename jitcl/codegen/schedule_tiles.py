@@ -11,12 +11,12 @@
         } } }
 
 Rows of a tile are one element longer than they need to be: a column's elements then lie in
-different banks of local memory.
+different banks of local memory. Both statements are guarded by the axes' ends, also where tiles
+fit, so that all are one program.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from jitcl import dtypes
@@ -55,8 +55,7 @@ def turned(kernel: Kernel, target: Target) -> Kernel | None:
     others = [f for f in nest if f is not row and f is not last]
     tiles = [For(E.var(f"{f.var.value}_tile", extent=-(-f.extent // TILE)), "parallel", ())
              for f in (row, last)]
-    if tile.size * dtypes.itemsize(tile.dtype) > target.local_memory or (
-            2 * math.prod(f.extent for f in (*others, *tiles)) < target.compute_units):
+    if tile.size * dtypes.itemsize(tile.dtype) > target.local_memory:
         return None
     for quad in (QUAD, 1) if QUAD <= target.max_vector_width else (1,):
         if row.extent % quad or last.extent % quad:
@@ -122,10 +121,8 @@ def _pass(store: Store, axes: tuple[For, For], groups: list[For], lanes: int, qu
     assert isinstance(done, Store)
     if into:
         done = replace(done, indices=places)
-    guard = None
+    guard = E.const(True, "bool")               # also where tiles fit: one program
     for axis, group, place in zip(axes, groups, at):
-        if axis.extent % TILE:
-            inside = group.var * TILE + place < axis.extent
-            guard = inside if guard is None else guard & inside
+        guard = guard & E.call("lt", group.var * TILE + place, E.index(axis.extent))
     done = replace(done, guard=guard)
     return For(t, "loop", (For(v, "vec", (done,)),) if quad > 1 else (done,))

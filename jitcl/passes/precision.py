@@ -3,9 +3,9 @@
     high     as the model says; f16 tensors are stored as f16 and computed in f32
     normal   f32 tensors that kernels exchange, and constants, are stored as f16; arithmetic is f32
     low      the same, and groups of nodes whose values stay within f16 compute in f16 where the
-             device has it; sums are f32, in templates of a few terms each that f16 adds. Where
-             programs are to be few, small weights of products are f16 as large ones are, and
-             products compute in f16 also where what is made of them stays f32
+             device has it; sums are f32, in templates of a few terms each that f16 adds. On GPUs
+             small weights of products are f16 as large ones are, so that programs are few; where
+             they are to be fewer, products compute in f16 also where what is made of them stays f32
 
 A node's dtype then says how it is stored. What is inlined is never rounded: a kernel that computes
 in f32 converts what it loads and rounds what it stores. Inputs and outputs keep their dtypes.
@@ -107,8 +107,9 @@ def assign_precision(graph: Graph, groups: Sequence[Group], target: Target, prec
         log.warning("precision=%s: device '%s' cannot store f16; tensors stay f32",
                     precision, target.name)
         return graph, list(groups)
+    gpu = target.kind == "opencl" and target.device_type != "cpu"
     half = target.kind == "opencl" and target.computes_f16
-    return _Assigner(graph, groups, half, half and target.few_programs).run(said)
+    return _Assigner(graph, groups, half, gpu, target.few_programs).run(said)
 
 
 def precision_of(group: Group, graph: Graph, precision: str, layers: Mapping[str, str]) -> str:
@@ -202,8 +203,7 @@ class Survival:
         save next to nothing, and its kernels be others than those of fewer channels."""
         dims, readers = node.type.dims, self.readers[node]
         return bool(dims and readers) and same(dims[-1], 1) and all(
-            kind(r) == "elementwise" and at_least_always(r.type.size, MANY * node.type.size)
-            for r in readers)
+            shared_by(node, r) for r in readers)
 
     def _wants_digits(self, reader: Node) -> bool:
         """Whether a node wants all digits of what it reads: of positions, and of numbers that
@@ -219,8 +219,9 @@ class Survival:
 class _Assigner:
     """Writes groups anew, each node with the type that it is stored in."""
 
-    def __init__(self, graph: Graph, groups: Sequence[Group], half: bool, few: bool) -> None:
-        self.graph, self.groups, self.half, self.few = graph, groups, half, few
+    def __init__(self, graph: Graph, groups: Sequence[Group], half: bool, gpu: bool, few: bool
+                 ) -> None:
+        self.graph, self.groups, self.half, self.gpu, self.few = graph, groups, half, gpu, few
         self.survival = Survival(graph)
         self.outputs = {n for _, n in graph.outputs}
         self.stored: dict[Node, Node] = {}     # old root -> new
@@ -252,9 +253,10 @@ class _Assigner:
             if node is not root and kept == "f16" and wide:
                 kept = "f32"
             weighs = kind(node) == "contraction" and precision == "low"
-            least = 0 if self.few and weighs else small
-            inputs = [new[i] if i in new else self._operand(i, node in halves, whole, least)
-                      for i in node.inputs]
+            least = 0 if self.gpu and weighs else small
+            inputs = [new[i] if i in new else self._operand(
+                i, node in halves, whole or node not in halves and shared_by(i, node), least)
+                for i in node.inputs]
             new[node] = Node.make(node.op, inputs, node.kwargs, type=node.type.with_(dtype=kept))
             if node in self.graph.origins:
                 self.origins[new[node]] = self.graph.origins[node]
@@ -341,6 +343,12 @@ class _Assigner:
         if node in self.survival.wide and not (node is group.root and dtype == "f16"):
             return False                       # the root is rounded to f16 in any case
         return all(fits(i) for i in node.inputs if is_literal(i))
+
+
+def shared_by(node: Node, reader: Node) -> bool:
+    """Whether each of its numbers is for many of another tensor, as biases are."""
+    return kind(reader) == "elementwise" and at_least_always(
+        reader.type.size, MANY * node.type.size)
 
 
 def from_input(node: Node) -> bool:

@@ -12,39 +12,39 @@ int jitcl_quotient_i32(int a, int factor, int shift)
 }
 #endif
 
-#ifndef JITCL_MAX_F32
-#define JITCL_MAX_F32
-float jitcl_max_f32(float a, float b)
+#ifndef JITCL_MAX_F32X4
+#define JITCL_MAX_F32X4
+float4 jitcl_max_f32x4(float4 a, float4 b)
 {
-    return (a > b || a != a) ? a : b;
+    return select(b, a, isgreater(a, b) | isnan(a));
 }
 #endif
 
-void gemm_tiled_32x32_53e818b27e_store(float v, int image, int m, int n, int at,
+void gemm_tiled_32x32_9e043ae82c_store(float4 v, int image, int m, int n, int at,
     __global const float *restrict x2,
     __global float *restrict y)
 {
-    y[at] = jitcl_max_f32(v + x2[m], 0.0f);
+    *(__global float4 *)(y + at) = jitcl_max_f32x4(v + x2[m], (float4)(0.0f));
 }
 
-void gemm_tiled_32x32_53e818b27e_put(float v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y, int size0, int size1, int size2, int size3, int size4, int size5, int size6, int size7, int size8, int size9, int size10, int size11, int size12, int size13, int size14, int size15, int size16, int size17, int size18, int size19)
+void gemm_tiled_32x32_9e043ae82c_put(float4 v, int image, int m, int n, __global const float *restrict x2, __global float *restrict y, int size0, int size1, int size2, int size3, int size4, int size5, int size6, int size7, int size8, int size9, int size10, int size11, int size12, int size13, int size14, int size15, int size16, int size17, int size18, int size19)
 {
     if (m < size14 && n < size15)
-        gemm_tiled_32x32_53e818b27e_store(v, image, m, n, (image * size14 + m) * size15 + n, x2, y);
+        gemm_tiled_32x32_9e043ae82c_store(v, image, m, n, (image * size14 + m) * size15 + n, x2, y);
 }
-int gemm_tiled_32x32_53e818b27e_a(int image, int m, int k, int size0)
+int gemm_tiled_32x32_9e043ae82c_a(int image, int m, int k, int size0)
 {
     return m * size0 + k;
 }
 
-float gemm_tiled_32x32_53e818b27e_b(int image, int n, int k, __global const float *restrict x1, int size2, int size3, int size4, int size5, int size6, int size7, int size8, int size9, int size10, int size11, int size12)
+float gemm_tiled_32x32_9e043ae82c_b(int image, int n, int k, __global const float *restrict x1, int size2, int size3, int size4, int size5, int size6, int size7, int size8, int size9, int size10, int size11, int size12)
 {
     int j0 = n - jitcl_quotient_i32(n, size2, size3) * size4 + k % 3 + -1;
     int j1 = jitcl_quotient_i32(n, size2, size3) + k / 3 % 3 + -1;
     return j1 >= 0 && j1 < size5 && j0 >= 0 && j0 < size6 && n < size7 && k < size8 ? x1[jitcl_quotient_i32(k, size9, size10) * size11 + j0 + j1 * size12] : 0.0f;
 }
 
-__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_53e818b27e(
+__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_9e043ae82c(
     __global const float *restrict x0,
     __global const float *restrict x1,
     __global const float *restrict x2,
@@ -70,16 +70,16 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_
     int k0 = split * size17;
     float4 a0, a1;
     float b0, b1, b2, b3, b4, b5, b6, b7;
-        a0 = m0 + (lid + 0) / 8 < size1 && k0 + (lid + 0) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_53e818b27e_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4, size0)) : (float4)(0.0f);
-        a1 = m0 + (lid + 128) / 8 < size1 && k0 + (lid + 128) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_53e818b27e_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4, size0)) : (float4)(0.0f);
-        b0 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b1 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b2 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b3 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b4 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b5 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b6 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b7 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        a0 = m0 + (lid + 0) / 8 < size1 && k0 + (lid + 0) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_9e043ae82c_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4, size0)) : (float4)(0.0f);
+        a1 = m0 + (lid + 128) / 8 < size1 && k0 + (lid + 128) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_9e043ae82c_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4, size0)) : (float4)(0.0f);
+        b0 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b1 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b2 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b3 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b4 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b5 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b6 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b7 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
         a_tile[a_step * 4 + ((lid + 0) % 8 * 4) * 36 + (lid + 0) / 8] = a0.s0;
         a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 1) * 36 + (lid + 0) / 8] = a0.s1;
         a_tile[a_step * 4 + ((lid + 0) % 8 * 4 + 2) * 36 + (lid + 0) / 8] = a0.s2;
@@ -99,16 +99,16 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_
 
     barrier(CLK_LOCAL_MEM_FENCE);
     for (k0 += 32; k0 < end; k0 += 32) {
-        a0 = m0 + (lid + 0) / 8 < size1 && k0 + (lid + 0) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_53e818b27e_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4, size0)) : (float4)(0.0f);
-        a1 = m0 + (lid + 128) / 8 < size1 && k0 + (lid + 128) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_53e818b27e_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4, size0)) : (float4)(0.0f);
-        b0 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b1 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b2 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b3 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b4 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b5 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b6 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
-        b7 = gemm_tiled_32x32_53e818b27e_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        a0 = m0 + (lid + 0) / 8 < size1 && k0 + (lid + 0) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_9e043ae82c_a(image, m0 + (lid + 0) / 8, k0 + (lid + 0) % 8 * 4, size0)) : (float4)(0.0f);
+        a1 = m0 + (lid + 128) / 8 < size1 && k0 + (lid + 128) % 8 * 4 < size16 ? *(__global const float4 *)(x0 + gemm_tiled_32x32_9e043ae82c_a(image, m0 + (lid + 128) / 8, k0 + (lid + 128) % 8 * 4, size0)) : (float4)(0.0f);
+        b0 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 0) % 32, k0 + (lid + 0) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b1 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 128) % 32, k0 + (lid + 128) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b2 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 256) % 32, k0 + (lid + 256) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b3 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 384) % 32, k0 + (lid + 384) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b4 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 512) % 32, k0 + (lid + 512) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b5 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 640) % 32, k0 + (lid + 640) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b6 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 768) % 32, k0 + (lid + 768) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
+        b7 = gemm_tiled_32x32_9e043ae82c_b(image, n0 + (lid + 896) % 32, k0 + (lid + 896) / 32, x1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12);
 #pragma unroll
         for (int kk = slice * 16; kk < slice * 16 + 16; ++kk) {
             float4 p0 = a_quads[a_step + kk * 9 + tm + 0];
@@ -231,20 +231,8 @@ __kernel __attribute__((reqd_work_group_size(128, 1, 1))) void gemm_tiled_32x32_
     if (slice > 0) return;
     m0 += tm * 4;
     n0 += tn * 4;
-    gemm_tiled_32x32_53e818b27e_put(c00, image, m0 + 0, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c01, image, m0 + 0, n0 + 1, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c02, image, m0 + 0, n0 + 2, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c03, image, m0 + 0, n0 + 3, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c10, image, m0 + 1, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c11, image, m0 + 1, n0 + 1, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c12, image, m0 + 1, n0 + 2, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c13, image, m0 + 1, n0 + 3, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c20, image, m0 + 2, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c21, image, m0 + 2, n0 + 1, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c22, image, m0 + 2, n0 + 2, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c23, image, m0 + 2, n0 + 3, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c30, image, m0 + 3, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c31, image, m0 + 3, n0 + 1, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c32, image, m0 + 3, n0 + 2, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
-    gemm_tiled_32x32_53e818b27e_put(c33, image, m0 + 3, n0 + 3, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
+    gemm_tiled_32x32_9e043ae82c_put((float4)(c00, c01, c02, c03), image, m0 + 0, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
+    gemm_tiled_32x32_9e043ae82c_put((float4)(c10, c11, c12, c13), image, m0 + 1, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
+    gemm_tiled_32x32_9e043ae82c_put((float4)(c20, c21, c22, c23), image, m0 + 2, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
+    gemm_tiled_32x32_9e043ae82c_put((float4)(c30, c31, c32, c33), image, m0 + 3, n0 + 0, x2, y, size0, size1, size2, size3, size4, size5, size6, size7, size8, size9, size10, size11, size12, size13, size14, size15, size16, size17, size18, size19);
 }

@@ -29,6 +29,8 @@ LEAST_KEYS = 64                # where there is no room for these
 FEW_STEPS = 2                  # of keys: a second kernel takes longer than they do
 LANES = 4                      # work-items that share a key's elements
 REGISTERS = 200                # of a lane, for what tensor cores take and leave
+NEAR = 1.04                    # times the best time, which is not known more closely
+COMMON = 4                     # 8s of rows that suit most sizes
 MANY = 4                       # 8s of rows, 16s on tensor cores: fewer are slow for many queries
 
 
@@ -152,8 +154,8 @@ def tensor_forms(a: Heads, target: Target) -> tuple[Form, ...]:
 
 
 def tiles_forms(a: Heads, target: Target) -> tuple[Form, ...]:
-    """Best first by `tiles_time`: of each number of rows keys dealt out as suits it best, and
-    whole."""
+    """Best first by `tiles_time`, of those that are near to the best the common one, which makes
+    programs few: of each number of rows keys dealt out as suits it best, and whole."""
     found = list[tuple[float, Form]]()
     for rows in (8, 4, 2, 1):
         t = Tiles.of(a, rows)
@@ -171,7 +173,9 @@ def tiles_forms(a: Heads, target: Target) -> tuple[Form, ...]:
         if a.sized:
             best = replace(best, splits=MAX_SPLITS)
         found += dict.fromkeys(((min(times), best), (times[0], forms[0])))
-    return tuple(f for _, f in sorted(found, key=lambda pair: pair[0]))
+    least = NEAR * min((time for time, _ in found), default=0)
+    return tuple(f for _, f in sorted(found, key=lambda pair: (
+        max(least, pair[0]), pair[1].rows != COMMON, pair[0])))
 
 
 def parts(a: Heads, f: Form, target: Target) -> tuple[int, int, int]:

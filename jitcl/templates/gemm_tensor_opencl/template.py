@@ -34,6 +34,7 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     Blocks,
     GemmTiledOpenCl,
     arguments,
+    epilogue_of,
     full,
     indexed,
     joined,
@@ -196,9 +197,8 @@ class _Writer:
 
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.t, self.hooks.lifting(self.p.nodes[0])
-        whole, pair = t.splits == 1, 1 + (divisor(p.n) % 2 == 0)
-        epilogue = hooks.epilogue_lines(p.c(*places(p)), pair if whole else 1, None,
-                                        {"n": pair, "at": pair})
+        whole = t.splits == 1
+        epilogue, pair = epilogue_of(p, hooks, 2, whole)
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(t, alone).emit())
         a, b = (side(p, hooks, which, tile, t.bk, RUN, t.items, edges=True)

@@ -46,6 +46,7 @@ ARRIVES = 100_000              # .. of a step, from memory
 LAUNCH = 1_000_000             # .. of a launch
 ALONE = 1 / 3                  # of a core, what a group alone leaves unused
 JOIN = 128                     # work-items a group of the kernel that joins the parts
+PAIR = 2                       # terms that are read at once of products of one column
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ SMALL = Tiling(32, 32, 32, 4, 4)
 TILINGS = (LARGE, TALL, HALVED, LOW)
 COMMON = (HALVED, TALL, LOW, LARGE, SMALL)       # those that suit most products first
 NEAR = 1.12                    # times the best tiles' time, which is not known more closely
+MICROSECOND = LAUNCH / 4       # beside it, next to nothing of a model's time
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,10 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
                 node.inputs[1] not in group.operands or has_size(node.inputs[1].type.dims)):
             return ()
         product = product_of(node)
-        return () if product is None else choose_splits(product.now, target)
+        found = () if product is None else choose_splits(product.now, target)
+        if product is not None and same(product.n, 1) and found[0].splits > 1:
+            return ()                # loops whose lanes share each row's terms, in one launch
+        return found
 
     def emit(self, match: Split, hooks: OpenClHooks, when: int = 1) -> list[Emitted]:
         """when: 1 where these kernels are launched, 0 where others are: as a size."""
@@ -185,7 +190,7 @@ def choose_splits(p: Product, target: Target) -> tuple[Split, ...]:
     some = [t for t in TILINGS if fits(t, p, target) and not idle(t, p, target)]
     found = dict.fromkeys(Split(t, n) for t in some or [SMALL] for n in (1, splits(t, p, target)))
     times = {split: cycles(split, p, target) for split in found}
-    least = NEAR * min(times.values())
+    least = max(NEAR * min(times.values()), MICROSECOND + min(times.values()))
     return tuple(sorted(found, key=lambda split: (
         max(least, times[split]), COMMON.index(split.tiling), times[split])))
 
@@ -249,15 +254,14 @@ class _Writer:
     def emit(self) -> list[Emitted]:
         p, t, hooks = self.p, self.tiling, self.hooks.lifting(self.p.nodes[0])
         root, whole = hooks.group.root, self.splits == 1
-        rows = root.type.dims[-1] if whole else p.n
-        widths = (QUAD, 1) if divisor(rows) % QUAD == 0 else (1,)
-        found = [epilogue_of(p, hooks, v) for v in widths]
-        epilogue, v = next((pair for pair in found if pair[0] is not None), (None, 1))
+        epilogue, v = epilogue_of(p, hooks, QUAD, whole)
         if epilogue is None:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
         whole_tiles = all(divisor(n) % s == 0 for n, s in ((p.m, t.bm), (p.n, t.bn), (p.k, t.bk)))
         edges = t is not LARGE or not whole_tiles
-        a, b = (side(p, hooks, which, tile, t.bk, QUAD, t.items, edges)
+        # gates of any number of channels are one program: most of their tile has nothing to do
+        run = PAIR if same(p.n, 1) else QUAD
+        a, b = (side(p, hooks, which, tile, t.bk, run, t.items, edges)
                 for which, tile in enumerate((t.bm, t.bn)))
         nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
@@ -287,10 +291,19 @@ class _Writer:
         return [product, joined(hooks, y, p, self.splits)]
 
 
-def epilogue_of(p: Product, hooks: OpenClHooks, width: int) -> tuple[Epilogue | None, int]:
-    """(what stores so many elements of a row, or None; how many)"""
-    aligned = {"n": width, "at": math.gcd(divisor(p.n), width)}
-    return hooks.epilogue_lines(p.c(*places(p)), width, None, aligned), width
+def epilogue_of(p: Product, hooks: OpenClHooks, most: int, whole: bool = True
+                ) -> tuple[Epilogue | None, int]:
+    """(what stores neighbours of a row, or None; how many: `most` or 1). Pixels are one row where
+    nothing tells their axes apart. whole: it stores sums, not parts of them."""
+    ix, types, rows = p.c(*places(p)), None, hooks.group.root.type.dims[-1]
+    if hooks.anchor.op == "conv" and (flat := hooks.flat_pixels()) is not None:
+        ix, types, rows = (*ix[:2], places(p)[2]), flat, p.n
+    for width in (most, 1) if divisor(rows if whole else p.n) % most == 0 else (1,):
+        aligned = {"n": width, "at": math.gcd(divisor(p.n), width)}
+        found = hooks.epilogue_lines(ix, width, types, aligned)
+        if found is not None:
+            return found, width
+    return None, 1
 
 
 def numbers(p: Product, t: Blocks, hooks: OpenClHooks, part: int) -> dict[str, int]:
@@ -377,7 +390,7 @@ def buffers(t: Tiling, target: Target) -> int:
 def joined(hooks: OpenClHooks, part: Argument, p: Product, splits: int) -> Emitted:
     """The kernel that adds the parts of sums, and writes the epilogue (of one element)."""
     hooks = hooks.lifting()
-    epilogue = hooks.epilogue_lines(p.c(*places(p)), 1)
+    epilogue, _ = epilogue_of(p, hooks, 1)
     assert epilogue is not None
     total = p.batch * p.m * p.n
     numbers = dict(TOTAL=hooks.number(total), M=hooks.number(p.m), N=hooks.number(p.n),
