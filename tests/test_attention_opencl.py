@@ -470,7 +470,7 @@ def test_few_queries_have_a_form_of_their_own(shape, keys):
 
 
 @pytest.mark.parametrize("shape, rows, splits", [
-    ((1, 16, 2048, 2048, 64, 64), 8, 1), ((1, 6, 1500, 1500, 64, 64), 4, 2),
+    ((1, 16, 2048, 2048, 64, 64), 8, 1), ((1, 6, 1500, 1500, 64, 64), 8, 3),
     ((1, 12, 128, 128, 64, 64), 2, 4), ((1, 12, 64, 64, 64, 64), 1, 1)],
     ids=["many groups", "a group a core", "few groups", "least"])
 def test_keys_are_dealt_out_where_groups_are_few(shape, rows, splits):

@@ -30,7 +30,7 @@ FEW_STEPS = 2                  # of keys: a second kernel takes longer than they
 LANES = 4                      # work-items that share a key's elements
 REGISTERS = 200                # of a lane, for what tensor cores take and leave
 NEAR = 1.04                    # times the best time, which is not known more closely
-COMMON = 4                     # 8s of rows that suit most sizes
+COMMON = 8                     # 8s of rows that suit most sizes
 MANY = 4                       # 8s of rows, 16s on tensor cores: fewer are slow for many queries
 
 
