@@ -88,6 +88,16 @@ def attentions(*rows: int) -> Graph:
     return Graph("t", tuple(feeds), tuple((f"y{i}", y) for i, y in enumerate(results)))
 
 
+def gates(*sizes: tuple[int, int]) -> Graph:
+    """1x1 of one pixel, of (channels, results)."""
+    feeds, results = list[Node](), list[Node]()
+    for i, (c, k) in enumerate(sizes):
+        feeds += (x(1, c, 1, 1, name=f"x{i}"), x(k, c, 1, 1, name=f"w{i}"))
+        results.append(G.sigmoid(G.conv(*feeds[-2:], strides=(1, 1), pads=(0,) * 4,
+                                        dilations=(1, 1), group=1)))
+    return Graph("t", tuple(feeds), tuple((f"y{i}", y) for i, y in enumerate(results)))
+
+
 TILED = {
     "products": (lambda: products((512, 256, 512), (640, 768, 1024)), "gemm_tiled_opencl"),
     "edges": (lambda: products((500, 300, 516), (612, 700, 1020)), "gemm_tiled_opencl"),
@@ -111,6 +121,13 @@ def test_products_and_attentions_of_a_form_are_one_program(name: str) -> None:
     first, second = (s for s in plan.steps if s.kernel in heads)
     assert first.params != second.params
     assert all(type(n) is int for n in (*first.params, *second.params))
+
+
+def test_gates_of_many_channels_are_rows_that_lanes_share() -> None:
+    """In one launch, not tiles whose parts another joins."""
+    plan = compile_graph(gates((480, 20), (1152, 48)), TARGET).plan
+    (kernel,) = plan.kernels
+    assert not kernel.template and len(plan.steps) == 2
 
 
 @pytest.mark.parametrize("form", FORMS)

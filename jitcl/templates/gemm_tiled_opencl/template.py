@@ -126,7 +126,10 @@ class GemmTiledOpenCl(Template[Split, OpenClHooks]):
                 node.inputs[1] not in group.operands or has_size(node.inputs[1].type.dims)):
             return ()
         product = product_of(node)
-        return () if product is None else choose_splits(product.now, target)
+        found = () if product is None else choose_splits(product.now, target)
+        if product is not None and same(product.n, 1) and found[0].splits > 1:
+            return ()                # loops whose lanes share each row's terms, in one launch
+        return found
 
     def emit(self, match: Split, hooks: OpenClHooks, when: int = 1) -> list[Emitted]:
         """when: 1 where these kernels are launched, 0 where others are: as a size."""
