@@ -107,6 +107,7 @@ TILED = {
     "pixels": (lambda: of_pixels(256, 128, 1024, 36), "gemm_tiled_opencl"),
     "convolutions": (lambda: convolutions((64, 64, 56), (128, 96, 40)), "gemm_tiled_opencl"),
     "attention": (lambda: attentions(1024, 2048), "attention_opencl"),
+    "gates": (lambda: gates((28, 672), (10, 240)), "gemm_tiled_opencl"),
 }
 
 

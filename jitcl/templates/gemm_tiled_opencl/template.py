@@ -46,6 +46,7 @@ ARRIVES = 100_000              # .. of a step, from memory
 LAUNCH = 1_000_000             # .. of a launch
 ALONE = 1 / 3                  # of a core, what a group alone leaves unused
 JOIN = 128                     # work-items a group of the kernel that joins the parts
+PAIR = 2                       # terms that are read at once of products of one column
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,9 @@ class _Writer:
             return unfused(hooks, lambda alone: _Writer(self.match, alone).emit())
         whole_tiles = all(divisor(n) % s == 0 for n, s in ((p.m, t.bm), (p.n, t.bn), (p.k, t.bk)))
         edges = t is not LARGE or not whole_tiles
-        a, b = (side(p, hooks, which, tile, t.bk, QUAD, t.items, edges)
+        # gates of any number of channels are one program: most of their tile has nothing to do
+        run = PAIR if same(p.n, 1) else QUAD
+        a, b = (side(p, hooks, which, tile, t.bk, run, t.items, edges)
                 for which, tile in enumerate((t.bm, t.bn)))
         nodes = dict.fromkeys((*a.nodes, *b.nodes, *(epilogue.nodes if whole else ())))
         sources = [(hooks.names[n], hooks.ctype(n.type.dtype)) for n in nodes]
