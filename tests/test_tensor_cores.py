@@ -167,7 +167,8 @@ def test_other_operands_get_none():
         assert GemmTensorOpenCl().candidates(group_of(graph), TARGET) == ()
 
 
-@pytest.mark.parametrize("along, width", [((1, 64, 8, 7), 2), ((1, 64, 1, 1), 2), ((1, 1, 8, 1), 1)])
+@pytest.mark.parametrize("along, width", [
+    ((1, 64, 8, 7), 2), ((1, 64, 1, 1), 2), ((1, 1, 8, 1), 1)])
 def test_pixels_are_stored_by_twos_where_nothing_tells_rows_apart(along, width):
     """Of rows of 7, some pairs lie in two rows."""
     x, m = halves("x", 1, 64, 8, 7), halves("m", *along)
