@@ -108,15 +108,16 @@ class _Lift:
 
     def __init__(self, kernel: Kernel, steps: bool) -> None:
         self.steps = steps                       # all of them are parameters
-        kinds = {s.kind for s in statements(kernel.body) if isinstance(s, For)}
+        body = list(statements(kernel.body))
+        loops = [s for s in body if isinstance(s, For)]
         # also steps of 1: rows that lanes share may lie along memory or across
-        self.strides = steps or "lane" in kinds and "vec" not in kinds
+        self.strides = steps or (any(s.kind == "lane" for s in loops)
+                                 and not any(s.kind == "vec" for s in loops))
         # of which each buffer has its own: pitches of a square transpose are the same by chance
         self.own = self.strides or any(len(b.shape) > 1 for b in kernel.arrays)
         self.shapes = {b.name: b.shape for b in kernel.buffers}
         read = [b.name for b in kernel.buffers if b.role == "in"]
         self.names = {b: b for b in self.shapes} | {b: f"x{k}" for k, b in enumerate(read)}
-        body = list(statements(kernel.body))
         self.changing = {v.value for s in body for v in mutated(s)}
         self.order: dict[str, int] = {}          # of loops and named values
         self.variables: dict[str, str] = {}      # i: places of work-items, r: loops, j: indices
