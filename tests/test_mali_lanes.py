@@ -71,6 +71,22 @@ def test_lines_that_a_wave_touches_wherever_they_begin(strides, group, count):
     assert lines(strides, 16, group) == count
 
 
+def test_slices_of_a_group_begin_anywhere_but_each_wave_is_of_one():
+    """A local id times an argument; a group's id is all its lanes'."""
+    begin = """
+        r12 = U16_TO_U32 r56.h00
+        r12 = IMUL.i32 r12^, u14
+        r13 = MOV.i32 u256
+        r2:r3 = SHADDX.s64 r2:r3^, r12:r13^, shift:0
+        r14 = IMUL.i32 r59, u7
+        r15 = MOV.i32 u256
+        r6:r7 = SHADDX.s64 r6:r7^, r14:r15^, shift:2
+"""
+    assert addresses(listed(SETUP + ROW + begin)) == [(16, 0, None), (0, None, 0)]
+    assert lines((16, 0, None), 16, (2, 16, 2)) == lines((16, 0, 0), 16, (2, 16, 1)) == 2
+    assert lines((16, 0, None), 16, (2, 2, 4)) == 8
+
+
 def test_loops_whose_lanes_share_lines_are_not_bound_by_memory():
     assert loop_of(listed(), (64, 1, 1)) == pytest.approx((4 + 1) / 6)
     assert loop_of(listed(), (4, 16, 1)) == pytest.approx((2 + 4) / 6)
