@@ -342,6 +342,15 @@ def test_slices_are_for_tiles_that_leave_registers_for_them():
         assert (best.rows, best.vectors, best.width, best.slices) == shape
 
 
+@pytest.mark.parametrize(("behind", "sliced"), [(b.relu, True), (b.sigmoid, False)])
+def test_no_slices_where_what_is_behind_a_product_takes_their_registers(behind, sliced):
+    a, z = matrix("a", 1, 512), matrix("z", 1, 64)
+    y = b.mul(behind(b.matmul(a, weights(512, 64))), z)
+    made = compile_graph(Graph("t", (a, z), (("y", y),)), PROFILES["mali-g715"].target)
+    (kernel,) = (k for k in made.plan.kernels if k.template == "gemm_opencl")
+    assert ("k_part" in kernel.params) == sliced
+
+
 def test_how_many_share_a_tile_is_in_the_launch_alone():
     """Products in slices are one program, however many slices and lanes their groups have."""
     used = []
