@@ -106,7 +106,7 @@ NO_SUM = r"(?!.*, (?:0x0|#0)\.neg$)"
 MULTIPLY_ADD = rf"\bFMA\.f32{NO_SUM}|mad\.f32"
 # of a half, not of a pair: so is one of a pair of which each factor is a half twice
 LONE_HALF = (rf"\bFMA\.f16{NO_SUM}|"
-             rf"\bFMA\.v2f16{NO_SUM} [^,]+, [^,]*\.h(00|11), [^,]*\.h(00|11),")
+             rf"\bFMA\.v2f16{NO_SUM}\S* [^,]+, [^,]*\.h(00|11), [^,]*\.h(00|11),")
 MOVES = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Expand", "Slice"}
 Numbers = dict[str, Any]                     # of a kernel: what the table's columns are made of
 Planned = tuple[Plan, dict[int, str]]        # and why groups are kept in f32, by their numbers

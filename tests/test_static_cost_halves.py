@@ -18,7 +18,7 @@ STATS = {"ls": 2.0, "arith": 1.0, "fma": 1.0, "cvt": 0.5, "sfu": 0.0, "threads":
          "registers": 30, "instructions": 40}
 FLOATS = "FMA.f32 r4, r5, r6, r4^"
 PAIRS = "FMA.v2f16 r4, r5.h00, r6, r4^"
-LONE = "FMA.v2f16 r4, r5.h00, r6^.h11, r4^"
+LONE = "FMA.v2f16.wait2 r4, r5.h00, r6^.h11, r4^.h00"
 CODE = "block0 {\n        NOP\n}\n   LOAD.i128.unsigned.slot0 @r5:r6:r7:r8, r2, offset:0\n"
 
 
