@@ -16,7 +16,10 @@ LINE = 64                                    # bytes
 Strides = tuple[int | None, ...]             # along x, y, z; 0: alike, None: anything
 ALIKE: Strides = (0, 0, 0)
 ANY: Strides = (None, None, None)
-IDS: dict[int, Strides] = {60: (1, 0, 0), 61: (0, 1, 0), 62: (0, 0, 1)}      # global ids, at first
+# At first: local ids, two of 16 bits in a register; those of the group; global ids
+IDS: dict[int, Strides] = {
+    55: (None, None, 0), 56: (0, 0, None), 57: ALIKE, 58: ALIKE, 59: ALIKE,
+    60: (1, 0, 0), 61: (0, 1, 0), 62: (0, 0, 1)}
 # Instructions whose results differ only where an operand does; those of others may in any way
 PLAIN = set("""MOV LSHIFT_OR LSHIFT_AND LSHIFT_XOR RSHIFT_OR IADD IADD_IMM ISUB IMUL IABS SHADDX
     U16_TO_U32 U32_TO_F32 S32_TO_F32 F16_TO_F32 F32_TO_U32 F32_TO_S32 V2F32_TO_V2F16 CSEL ICMP_OR

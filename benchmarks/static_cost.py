@@ -42,7 +42,9 @@ compiled is kept in DIR/costs. Printed for each GPU, precision and kind of kerne
     scalar        of vectors that the text reads or writes by elements (vloadN, x[0] beside x[1])
                   the machine code has accesses of one element
     halves        under "low", of products and convolutions: all multiply-adds of the innermost
-                  loops are of halves, on Mali of pairs (v2f16)
+                  loops are of halves, on Mali of pairs (v2f16), unless the pass that assigns
+                  precisions keeps the group in f32: such a kernel computes no halves, and is
+                  counted and listed as "f32 by decision", with the pass's reason
 
 --baseline: numbers that --save kept; each cell then says "before -> after". static_cost_before.json
 has those of commit f44c608, for the table in docs/measurements.md.
@@ -75,6 +77,7 @@ import jitcl
 from benchmarks.mali_lanes import WAVE, Strides, addresses, lines
 from jitcl.cli.lowered import lower_for_dump
 from jitcl.codegen.plan import KernelSource, Plan, Step
+from jitcl.ir.group import Group
 from jitcl.runtime.model import open_model
 
 PROCESSES = 2                                # that plan, and that compile
@@ -94,13 +97,19 @@ COLUMNS = ("kernels", "load/store", "all items", "arithmetic", "registers", "occ
            "fma", "loop", "useful")
 LOOPS = ("GEMM", "convolution", "depthwise")     # whose innermost loops are weighed
 CRITERIA = ("loop", "occupancy", "spills", "scalar", "halves")
+DECIDED = "f32 by decision"
 MOST_LOOP = 1.25                                 # cycles of memory for one of arithmetic
 LANES, WORDS = 64, 16                            # a cycle: that compute, that are moved
 BIFROST = 24, 8
 # of f32; not what adds -0, a multiplication, of which divisions of indices have some
-MULTIPLY_ADD = r"\bFMA\.f32(?!.*, (?:0x0|#0)\.neg$)|mad\.f32"
+NO_SUM = r"(?!.*, (?:0x0|#0)\.neg$)"
+MULTIPLY_ADD = rf"\bFMA\.f32{NO_SUM}|mad\.f32"
+# of a half, not of a pair: so is one of a pair of which each factor is a half twice
+LONE_HALF = (rf"\bFMA\.f16{NO_SUM}|"
+             rf"\bFMA\.v2f16{NO_SUM}\S* [^,]+, [^,]*\.h(00|11), [^,]*\.h(00|11),")
 MOVES = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Expand", "Slice"}
 Numbers = dict[str, Any]                     # of a kernel: what the table's columns are made of
+Planned = tuple[Plan, dict[int, str]]        # and why groups are kept in f32, by their numbers
 
 
 def kind_of(step: Step, kernel: KernelSource) -> str:
@@ -126,7 +135,7 @@ def kind_of(step: Step, kernel: KernelSource) -> str:
 
 
 def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, ...]],
-            rows: int = 1) -> Plan:
+            rows: int = 1) -> Planned:
     """The launches of a model for the profile of a GPU, without its constants. rows: tokens that a
     language model reads."""
     device = f"profile:{PROFILES.get(gpu, gpu)}"
@@ -139,7 +148,16 @@ def plan_of(model: Path, gpu: str, precision: str, shapes: dict[str, tuple[int, 
         opened = open_model(model, device=device, precision=precision)
     known = {t.name for t in opened.inputs}
     given = {name: shape for name, shape in shapes.items() if name in known}
-    return replace(lower_for_dump(opened, given, ()).plan, constants={})
+    lowered = lower_for_dump(opened, given, ())
+    decided = {each.number: why for each in lowered.groups if (why := kept_in_f32(each.group))}
+    return replace(lowered.plan, constants={}), decided
+
+
+def kept_in_f32(group: Group) -> str:
+    """Why the pass that assigns precisions keeps a group in f32; "" where it is to compute halves,
+    or wasn't asked."""
+    whys = {"" if part.compute == "f16" else part.in_f32 for part in group.parts}
+    return "" if "" in whys else "; ".join(sorted(whys))
 
 
 def compiled(files: dict[str, str], gpu: str, reach: Path, root: Path) -> dict[str, Numbers]:
@@ -236,8 +254,9 @@ def moved_words(code: list[str], strides: list[Strides], group: tuple[int, ...])
 
 
 def weighed(text: str, stats: Numbers, groups: Iterable[tuple[int, ...]]) -> Numbers:
-    """Of a kernel: "loop" of its worst innermost loop and launch, "useful" of that loop, "floats",
-    multiply-adds of f32 in all loops; {} where they add up no products."""
+    """Of a kernel: "loop" of its worst innermost loop and launch, "useful" of that loop, "floats"
+    and "lone", multiply-adds of f32 and of single halves in all loops; {} where they add up no
+    products."""
     lanes, words = BIFROST if "tuples" in stats else (LANES, WORDS)
     found = []
     code = machine_code(text)
@@ -251,11 +270,11 @@ def weighed(text: str, stats: Numbers, groups: Iterable[tuple[int, ...]]) -> Num
             r"LOAD|STORE|BRANCH|JUMP|NOP|[ls][dt]g\.|isam|nop|jump|br |^\w+:|^[{}]|ds\(", x))
         tuples = sum(x.strip().startswith("*") for x in loop) or computed
         if sums:
-            floats = sum(bool(re.search(MULTIPLY_ADD, x)) for x in loop)
             found.append({"loop": moved / words / (tuples / lanes), "useful": sums / computed,
-                          "floats": floats})
+                          "floats": sum(bool(re.search(MULTIPLY_ADD, x)) for x in loop),
+                          "lone": sum(bool(re.search(LONE_HALF, x)) for x in loop)})
     worst = max(found, key=lambda f: f["loop"], default={})
-    return worst and worst | {"floats": sum(f["floats"] for f in found)}
+    return worst and worst | {name: sum(f[name] for f in found) for name in ("floats", "lone")}
 
 
 def by_elements(text: str, code: list[str]) -> int:
@@ -272,29 +291,37 @@ def by_elements(text: str, code: list[str]) -> int:
 
 
 def missed(c: Numbers, gpu: str, precision: str, kind: str) -> set[str]:
-    """The criteria that a kernel's numbers miss."""
+    """The criteria that a kernel's numbers miss; f32 is no miss where all its groups are kept so.
+    """
     looped = kind in LOOPS and "loop" in c
     valhall = gpu.startswith("mali-g") and not re.fullmatch(r"mali-g(71|72|31|51|52|76)", gpu)
     misses = {"loop": looped and c["loop"] > MOST_LOOP,
               "occupancy": valhall and c["occupancy"] < 1, "spills": c["spills"] > 0,
               "scalar": c["scalar"] > 0,
-              "halves": looped and precision == "low" and c["floats"] > 0}
+              "halves": looped and precision == "low" and (
+                  c["lone"] > 0 or c["floats"] > 0 and not c["decided"].get(precision))}
     return {name for name in CRITERIA if misses[name]}
 
 
-def measure(plans: dict[tuple[Path, str], Plan], gpu: str, reach: Path, root: Path
+def measure(planned: dict[tuple[Path, str], Planned], gpu: str, reach: Path, root: Path
             ) -> dict[str, Numbers]:
     """"gpu precision kind" -> the row's numbers."""
+    plans = {key: plan for key, (plan, _) in planned.items()}
     texts = {k.entry: k.body for plan in plans.values() for k in plan.kernels}
     probes = {f"probe_{name}": PROBE.format(name) for name in ("fma", "mad")}
     said = compiled(probes | texts, gpu, reach, root)
     fma, mad = (said[name]["stats"]["instructions"] for name in probes)
     groups: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for plan in plans.values():
+    whys: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for (_, precision), (plan, decided) in planned.items():
         for step in plan.steps:
             groups[step.kernel].add(step.local_size)
+            whys[step.kernel][precision].add(decided.get(step.group, ""))
     costs = {name: numbers(said[name], text, fma - mad > ROUTINE, groups[name])
              for name, text in texts.items()}
+    for name, of in costs.items():               # "": a group that computes it isn't kept in f32
+        of["decided"] = {p: "" if "" in each else "; ".join(sorted(each))
+                         for p, each in whys[name].items()}
     rows: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for (model, precision), plan in plans.items():
         kernels = {k.entry: k for k in plan.kernels}
@@ -348,11 +375,13 @@ def table(rows: dict[str, Numbers], before: dict[str, Numbers]) -> str:
 
 
 def misses(rows: dict[str, Numbers]) -> str:
-    """Markdown: how many kernels of each row miss which criterion, then each of them with its
-    numbers and the most that it is of a model's FLOPs."""
-    lines = ["| GPU | precision | kernels of | kernels | " + " | ".join(CRITERIA) + " |",
-             "|---|---|---|" + "---:|" * (1 + len(CRITERIA))]
+    """Markdown: how many kernels of each row miss which criterion, or are f32 by decision; then
+    each of them with its numbers and the most that it is of a model's FLOPs."""
+    columns = ("kernels", *CRITERIA, DECIDED)
+    lines = ["| GPU | precision | kernels of | " + " | ".join(columns) + " |",
+             "|---|---|---|" + "---:|" * len(columns)]
     named: list[tuple[float, str]] = []
+    wide: list[tuple[float, str]] = []
     total, bad = 0, 0
     for key in sorted(rows):
         gpu, precision, kind = key.split(" ", 2)
@@ -360,6 +389,9 @@ def misses(rows: dict[str, Numbers]) -> str:
         found = {k: missed(c, gpu, precision, kind) for k, c in costs.items()}
         total, bad = total + rows[key]["kernels"], bad + sum(map(bool, found.values()))
         counts = [sum(name in f for f in found.values()) for name in CRITERIA]
+        whys = {k: c["decided"][precision] for k, c in costs.items()
+                if kind in LOOPS and precision == "low" and c.get("floats")}
+        counts.append(sum(map(bool, whys.values())))
         if any(counts):
             lines.append(f"| {gpu} | {precision} | {kind} | {len(found)} | "
                          f"{' | '.join(str(n or '') for n in counts)} |")
@@ -369,12 +401,18 @@ def misses(rows: dict[str, Numbers]) -> str:
             most = max(of, key=lambda m: of[m])
             if names:
                 told = ", ".join(f"{n} {costs[k].get(n, 0):.3g}" for n in (
-                    "loop", "useful", "registers", "occupancy", "spills", "scalar", "floats"))
+                    "loop", "useful", "registers", "occupancy", "spills", "scalar", "floats",
+                    "lone"))
                 named.append((of[most], f"- {key}, {k}, {of[most]:.1%} of {most.split()[-1]}: "
                               f"{', '.join(sorted(names))} ({told})"))
+            if whys.get(k):
+                wide.append((of[most], f"- {key}, {k}, {of[most]:.1%} of {most.split()[-1]}: "
+                             f"{whys[k]}"))
         named += [(1, f"- {key}, {k}: not compiled") for k in rows[key]["failed"]]
-    return "\n".join([*lines, "", f"{bad} of {total} kernels miss a criterion.", "", "Missed by:",
-                      "", *(line for _, line in sorted(named, reverse=True)), ""])
+    return "\n".join([*lines, "", f"{len(wide)} of {total} kernels are {DECIDED}:", "",
+                      *(line for _, line in sorted(wide, reverse=True)), "",
+                      f"{bad} of {total} kernels miss a criterion.", "", "Missed by:", "",
+                      *(line for _, line in sorted(named, reverse=True)), ""])
 
 
 def cell(before: float | None, after: float | None) -> str:

@@ -48,6 +48,7 @@ CODE = """
 """ + 16 * "   FMA.f32 r20, r8, r16, r20^\n" + 8 * "   IADD_IMM.i32 r12, r12^, #0x1\n" + (
     "   BRANCHZ.eq.reconverge 0x0, offset:-27\n   NOP.end\n")
 VALHALL = {"fma": 1.0, "ls": 2.0}
+KEPT = {"occupancy": 1, "spills": 0, "scalar": 0, "decided": {}}     # the other criteria
 
 
 def listed(setup: str = SETUP + ROW, loop: str = LOADS) -> str:
@@ -71,6 +72,22 @@ def test_lines_that_a_wave_touches_wherever_they_begin(strides, group, count):
     assert lines(strides, 16, group) == count
 
 
+def test_slices_of_a_group_begin_anywhere_but_each_wave_is_of_one():
+    """A local id times an argument; a group's id is all its lanes'."""
+    begin = """
+        r12 = U16_TO_U32 r56.h00
+        r12 = IMUL.i32 r12^, u14
+        r13 = MOV.i32 u256
+        r2:r3 = SHADDX.s64 r2:r3^, r12:r13^, shift:0
+        r14 = IMUL.i32 r59, u7
+        r15 = MOV.i32 u256
+        r6:r7 = SHADDX.s64 r6:r7^, r14:r15^, shift:2
+"""
+    assert addresses(listed(SETUP + ROW + begin)) == [(16, 0, None), (0, None, 0)]
+    assert lines((16, 0, None), 16, (2, 16, 2)) == lines((16, 0, 0), 16, (2, 16, 1)) == 2
+    assert lines((16, 0, None), 16, (2, 2, 4)) == 8
+
+
 def test_loops_whose_lanes_share_lines_are_not_bound_by_memory():
     assert loop_of(listed(), (64, 1, 1)) == pytest.approx((4 + 1) / 6)
     assert loop_of(listed(), (4, 16, 1)) == pytest.approx((2 + 4) / 6)
@@ -85,7 +102,7 @@ def test_loops_that_are_bound_by_memory_miss_the_criterion(setup):
     groups = ((1, 64, 1), (64, 1, 1), (4, 16, 1))
     costs = weighed(listed(setup) + CODE, VALHALL, groups)
     assert costs["loop"] == pytest.approx((4 + 4) / 6) and costs["loop"] > MOST_LOOP
-    costs |= {"occupancy": 1, "spills": 0, "scalar": 0}
+    costs |= KEPT
     assert missed(costs, "mali-g610", "high", "GEMM") == {"loop"}
 
 
@@ -131,6 +148,6 @@ def test_a_listing_of_another_kernel_says_nothing():
 def test_multiplications_are_no_sums_of_f32(more, floats):
     code = CODE.replace("FMA.f32", "FMA.v2f16").replace("   NOP.end", f"   {more}\n   NOP.end")
     code = code.replace("   BRANCHZ.eq.reconverge 0x0, offset:-27\n", "")
-    costs = weighed(listed() + code, VALHALL, [()]) | {"occupancy": 1, "spills": 0, "scalar": 0}
+    costs = weighed(listed() + code, VALHALL, [()]) | KEPT
     assert costs["floats"] == floats
     assert ("halves" in missed(costs, "mali-g610", "low", "depthwise")) == bool(floats)

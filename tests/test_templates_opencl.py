@@ -14,6 +14,8 @@ from jitcl.ir.graph import Graph, Node, const, graph_input
 from jitcl.ir.types import TensorType
 from jitcl.ops.builder import GraphBuilder, evaluate
 from jitcl.runtime.memory import laid_out
+from jitcl.target.profiles import PROFILES
+from jitcl.templates.opencl.tiling import choose_tiles
 from tests.compiling import compile_graph, plan_on
 from tests.devices import cpus, device
 from tests.drawn import rng
@@ -305,11 +307,11 @@ def test_a_mask_of_integers_or_truth_values_is_fused(pose, n, precision, op):
 
 
 @pytest.mark.parametrize("pose", ["mali", "adreno"])
-@pytest.mark.parametrize("local_is_real", [True, False])
+@pytest.mark.parametrize("local_works", [True, False])
 @pytest.mark.parametrize("precision", ["high", "low"])
-def test_few_tiles_share_their_terms(pose, local_is_real, precision):
-    """In slices, the last of which is shorter, or empty; rows and columns that no tile has. Not
-    where local memory is emulated. Weights are images, so that no tiles are staged in it.
+def test_few_tiles_share_their_terms(pose, local_works, precision):
+    """In slices, the last of which is shorter, or empty; rows and columns that no tile has. Local
+    memory may be ordinary memory. Weights are images, so that no tiles are staged in it.
     """
     x = graph_input("x", TensorType("f32", (1, 90, 5, 5)))
     conv = b.conv(x, weights(180, 90, 1, 1), strides=(1, 1), pads=(0,) * 4, dilations=(1, 1),
@@ -319,17 +321,34 @@ def test_few_tiles_share_their_terms(pose, local_is_real, precision):
                  weights(540, 33))
     graph = Graph("t", (x,), (("y", y),))
     place = device(DEVICES[-1])
-    fields = {**POSES[pose], "local_is_real": local_is_real, "images": True,
+    fields = {**POSES[pose], "local_works": local_works, "images": True,
               "image_pixels": 1 << 16}
     made = compile_graph(graph, dataclasses.replace(place.target, **fields), precision)
     plan = laid_out(made.plan, place, "normal")
     used = [k for s in plan.steps for k in plan.kernels if k.entry == s.kernel]
-    assert ("k_part" in used[-1].params) == local_is_real
+    assert ("k_part" in used[-1].params) == local_works
     data = rng().standard_normal(x.type.dims).astype("f4")
     want = evaluate(y, {x: data}).astype(np.float64)
     (got,) = place.load(plan).run([data])
     bound = (3e-2 if precision == "low" else TOLERANCE["f32"]) * np.abs(want).max()
     assert np.abs(got - want).max() <= bound
+
+
+def test_slices_are_for_tiles_that_leave_registers_for_them():
+    """160 x 56 products on seven cores: not those in half, which take 37 of a Mali's 32."""
+    target = PROFILES["mali-g715"].target
+    for half, shape in ((False, (2, 1, 4, 2)), (True, (1, 1, 4, 1))):
+        best = choose_tiles(1, 160, 56, lambda w: 56 // w, target, half, terms=960)[0]
+        assert (best.rows, best.vectors, best.width, best.slices) == shape
+
+
+@pytest.mark.parametrize(("behind", "sliced"), [(b.relu, True), (b.sigmoid, False)])
+def test_no_slices_where_what_is_behind_a_product_takes_their_registers(behind, sliced):
+    a, z = matrix("a", 1, 512), matrix("z", 1, 64)
+    y = b.mul(behind(b.matmul(a, weights(512, 64))), z)
+    made = compile_graph(Graph("t", (a, z), (("y", y),)), PROFILES["mali-g715"].target)
+    (kernel,) = (k for k in made.plan.kernels if k.template == "gemm_opencl")
+    assert ("k_part" in kernel.params) == sliced
 
 
 def test_how_many_share_a_tile_is_in_the_launch_alone():

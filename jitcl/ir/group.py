@@ -24,7 +24,8 @@ class Group:
     `anchor` is the heavy node (convolution, matmul, reduction) that a template may claim, if there
     is one; what lies between it and the root is its epilogue. `compute`: the type, f32 or f16,
     that f16 values are computed in; sums of them are f32 (of FLUSHED of ir/enclosure.py: f16).
-    `kept`: why a group neither reads nor writes f16, where that was asked for.
+    `kept`: why a group neither reads nor writes f16, where that was asked for; `in_f32`: why it
+    computes nothing in half, where that was.
     """
 
     root: Node
@@ -33,6 +34,7 @@ class Group:
     summed: bool = False                     # a reader sums its pixels, channel by channel
     compute: str = "f32"
     kept: str = field(default="", compare=False)
+    in_f32: str = field(default="", compare=False)
     flag: Flag | None = None
 
     @property

@@ -45,6 +45,11 @@ TINY, HUGE = 2.0 ** -14, 65504.0           # f16's smallest normal and largest n
 SMALL = 4096                               # bytes: tensors up to here stay f32
 LITTLE = f"no more than {SMALL} bytes"
 OF_LITTLE = 4 * SMALL                      # and constants that only such are made of
+EXACT = "positions, scales or what becomes integers"
+GROWS = "may leave f16's range"
+CONSTANT = "a constant that f16 can't hold"
+OF_INPUTS = "of inputs, which may be large"
+NO_HALVES = "the device computes no halves"
 SHARED = "a number for many of another tensor"
 MANY = 16                                  # at least
 UNSTORED = ("", "reduction", "sort", "recurrence", "creation")     # kinds whose results stay f32
@@ -179,12 +184,12 @@ class Survival:
         if kind(node) in UNSTORED:
             return f"a {kind(node) or node.op}"
         if lookup(node.op).range == "exact" or node in self.exact:
-            return "positions, scales or what becomes integers"
+            return EXACT
         if node in self.wide:
-            return "may leave f16's range"
+            return GROWS
         floats = [i for i in node.inputs if i.type.dtype == "f32"]
         if not all(fits(i) for i in floats if i.op == "const"):
-            return "a constant that f16 can't hold"
+            return CONSTANT
         values = [i for i in floats if i.op != "const"]
         if kind(node) == "movement":            # of values in f16, or of rows of a table
             if values and not any(i in self.held for i in values):
@@ -193,7 +198,7 @@ class Survival:
             if self.readers[node] and all(kind(r) == "reduction" for r in self.readers[node]):
                 return "only summed"
         elif values and all(map(from_input, values)):   # samples of sound may be as large as 32768
-            return "of inputs, which may be large"
+            return OF_INPUTS
         if at_least_always(SMALL, node.type.nbytes):
             return LITTLE
         return SHARED if self._shared(node) else ""
@@ -240,7 +245,10 @@ class _Assigner:
         whole = wide or precision == "high"
         dtype = self._root_dtype(group, whole, wide)
         small = OF_LITTLE if self.survival.whys.get(root) in (LITTLE, SHARED) else SMALL
-        halves = self._halves(group, dtype) if precision == "low" and self.half else ()
+        halves: Sequence[Node] = ()
+        in_f32 = ""
+        if precision == "low":
+            halves, in_f32 = self._halves(group, dtype) if self.half else ((), NO_HALVES)
         whole_half = len(halves) == len(group.members)
         # what may be written into its place in a concatenation
         joined = root.inputs if root.op == "concat" and dtype == "f16" else ()
@@ -263,7 +271,7 @@ class _Assigner:
         self.stored[root] = new[root]
         made = replace(group, root=new[root], inlined=frozenset(new[n] for n in group.inlined),
                        anchor=None if group.anchor is None else new[group.anchor],
-                       compute="f16" if halves else "f32")
+                       compute="f16" if halves else "f32", in_f32=in_f32)
         if any(n.type.dtype == "f16" for n in (new[root], *made.operands)):
             return made
         return replace(made, kept="put into f32" if wide else "as asked" if whole
@@ -310,39 +318,48 @@ class _Assigner:
             self.halves[node] = node if kept else as_halves(node)
         return self.halves[node]
 
-    def _halves(self, group: Group, dtype: str) -> Sequence[Node]:
+    def _halves(self, group: Group, dtype: str) -> tuple[Sequence[Node], str]:
         """What the group computes in f16: all that is in it, or, where programs are to be few, its
-        product and what that is made of, behind which all is f32, as masked scores are."""
-        if self._half(group.members, group, dtype):
-            return group.members
+        product and what that is made of, behind which all is f32, as masked scores are. Where it is
+        nothing, why."""
+        why = self._why_wide(group.members, group, dtype)
+        if not why:
+            return group.members, ""
         anchor = group.anchor
         if not self.few or anchor is None or kind(anchor) != "contraction":
-            return ()
+            return (), why
         product = toposort([anchor], group.inlined)
-        behind = {dtype, *(n.type.dtype for n in group.members if n not in product)}
-        return product if "f16" not in behind and self._half(product, group, dtype) else ()
+        if "f16" in (dtype, *(n.type.dtype for n in group.members if n not in product)):
+            return (), why
+        why = self._why_wide(product, group, dtype)
+        return (() if why else product), why
 
-    def _half(self, nodes: Sequence[Node], group: Group, dtype: str) -> bool:
-        """Whether all that these nodes of a group compute with is within f16, operands included."""
+    def _why_wide(self, nodes: Sequence[Node], group: Group, dtype: str) -> str:
+        """Why not all that these nodes of a group compute with is within f16, operands included;
+        "" where it is."""
         if not any(dtypes.is_float(n.type.dtype) for n in nodes):
-            return False
+            return "no floats"
         for node in nodes:
-            if dtypes.is_float(node.type.dtype) and not self._half_node(node, group, dtype):
-                return False
-        return all(self._operand(i, True).type.dtype == "f16" for n in nodes for i in n.inputs
-                   if i not in group.inlined and not is_literal(i)
-                   and dtypes.is_float(i.type.dtype))
+            if dtypes.is_float(node.type.dtype) and (why := self._node_wide(node, group, dtype)):
+                return why
+        for i in (i for n in nodes for i in n.inputs):
+            read = i not in group.inlined and not is_literal(i) and dtypes.is_float(i.type.dtype)
+            if read and self._operand(i, True).type.dtype != "f16":
+                why = CONSTANT if i.op == "const" else self.survival.whys.get(i, "")
+                return OF_INPUTS if from_input(i) else why or "reads f32"
+        return ""
 
-    def _half_node(self, node: Node, group: Group, dtype: str) -> bool:
+    def _node_wide(self, node: Node, group: Group, dtype: str) -> str:
+        """The same of one node and its literals."""
         if node.type.dtype not in ("f16", "f32"):
-            return False
-        if kind(node) not in HALVED and node.op not in LARGEST:
-            return False
-        if node.op == "cast" or lookup(node.op).range == "exact" or node in self.survival.exact:
-            return False
+            return f"{node.type.dtype} in the model"
+        if node.op == "cast" or kind(node) not in HALVED and node.op not in LARGEST:
+            return f"a {kind(node) if node.op != 'cast' else node.op}"
+        if lookup(node.op).range == "exact" or node in self.survival.exact:
+            return EXACT
         if node in self.survival.wide and not (node is group.root and dtype == "f16"):
-            return False                       # the root is rounded to f16 in any case
-        return all(fits(i) for i in node.inputs if is_literal(i))
+            return GROWS                       # the root is rounded to f16 in any case
+        return "" if all(fits(i) for i in node.inputs if is_literal(i)) else CONSTANT
 
 
 def shared_by(node: Node, reader: Node) -> bool:

@@ -78,7 +78,9 @@ def emit_product(p: Product, tile: Tile, hooks: OpenClHooks) -> list[Emitted]:
     epilogue, single = written
     if tile.registers > hooks.target.registers:      # choose_tiles had some to spare
         epilogue = dataclasses.replace(epilogue, rows_apart=True)
-    parts, lone = 1, tile.rows == tile.vectors == tile.slices == 1 and single is None
+    if epilogue.rows_apart:          # it leaves no registers for a place in a group: 43 of a G720
+        tile = dataclasses.replace(tile, slices=1)
+    parts, lone = 1, tile.rows == tile.vectors == 1 and single is None
     if epilogue.rows_apart and lone and tile.width == FLOATS:    # no rows: halves of the vector are
         halved = epilogues(hooks, p.index(*places), tile.width // 2, "n", p.n, p.types)
         if halved is not None:

@@ -21,6 +21,7 @@ SLICES = (2, 4, 8, 16)         # of a sum's terms
 LEAST_TERMS = 16               # of a slice
 LITTLE = 256                   # steps of a work-item, a fraction of what its launch takes
 LEAST_STEP = 6                 # of a GPU, where two rows take 8: a vector alone waits for memory
+PLACE = 1, 3                   # registers of a slice's place in its group: in f32, in half
 JOIN = 12                      # writing and reading a vector of sums, in multiply-adds of vectors
 
 
@@ -57,16 +58,17 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
     result has, `most`: the widest that fits it; `half`: sums in f32 have sums in half beside them,
     of half their size; `spare`: registers that the kernel needs less than others for addresses;
     `terms`: of a sum, where slices of them may be added up in local memory; not of a single column,
-    whose terms are read once however large the tile is, nor by a tile that needs spare registers;
+    whose terms are read once however large the tile is, nor by a tile that leaves no registers for
+    its place in the group;
     `only`: the width of the one vector that a tile has, where the kernel takes no other.
-    () where there is no such vector. Where work-items may share terms, the largest tile comes first
-    of those that differ by little: programs are fewer.
+    () where there is no such vector. Where work-items may share terms, the largest tile that leaves
+    those registers comes first of those that differ by little: programs are fewer.
 
     Edge tiles overlap their neighbours, so a tile has at most as many rows as there are.
     """
     cpu = target.device_type == "cpu"
     widest = min(most, target.max_vector_width, target.vector_width)
-    found: list[tuple[float, Tile]] = []
+    found: list[tuple[float, Tile, bool]] = []
     for width in (w for w in ((only,) if only else WIDTHS) if w <= widest):
         for height in (r for r in ((8, 4, 2, 1) if cpu else (4, 2, 1)) if r <= rows):
             for count in (1,) if only else (3, 2, 1) if cpu else (2, 1):
@@ -74,28 +76,29 @@ def choose_tiles(batch: int, rows: int, most: int, vectors: Callable[[int], int]
                 if sums + count + 1 > target.registers + spare:
                     continue
                 tiles = batch * -(-rows // height) * -(-vectors(width) // count)
-                fits = width > 1 and sums + count + 1 <= target.registers
-                dealt = terms if fits else 0
+                room = sums + count + 1 + PLACE[half] <= target.registers
+                dealt = terms if room and width > 1 else 0
                 found += [(_cost(tiles, height, count, target, slices, terms),
-                           Tile(height, count, width, slices))
+                           Tile(height, count, width, slices), room)
                           for slices in slices_of(height * count * width, dealt, target)]
     if found and terms and widest > 1 and shares(target):
-        least = min(cost for cost, _ in found) + LITTLE * target.busy / terms
-        found = [(max(cost, least), tile) for cost, tile in found]
-    best = heapq.nsmallest(MOST_CANDIDATES, found, key=lambda pair: pair[0])   # stable
-    return tuple(tile for _, tile in best)
+        little = LITTLE * target.busy / terms
+        least = min(cost for cost, *_ in found) + little
+        found = [(max(cost, least) if room else cost + little, tile, room)
+                 for cost, tile, room in found]
+    best = heapq.nsmallest(MOST_CANDIDATES, found, key=lambda each: each[0])   # stable
+    return tuple(tile for _, tile, _ in best)
 
 
 def shares(target: Target) -> bool:
-    """Whether work-items of a group may share terms."""
-    return (target.device_type != "cpu" and target.local_is_real
+    """Whether work-items of a group may share terms. Local memory may be ordinary memory (Mali):
+    sums pass through it once, behind the loop."""
+    return (target.device_type != "cpu" and target.local_works
             and target.max_work_group >= GROUP)
 
 
 def slices_of(sums: int, terms: int, target: Target) -> tuple[int, ...]:
-    """How many work-items of a group may share the terms of a tile's sums: by local memory, where
-    it is not emulated by what the kernel waits for.
-    """
+    """How many work-items of a group may share the terms of a tile's sums, by local memory."""
     fits = shares(target) and 4 * sums * GROUP <= target.local_memory
     return (1, *(s for s in SLICES if fits and terms >= LEAST_TERMS * s
                  and s <= (*target.max_work_item_sizes, 1, 1)[2]))
