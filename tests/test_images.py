@@ -28,10 +28,11 @@ PIXELS = 65536
 READ = {
     "1x1": "mali cpu", "1x1, a bias over pixels": "mali cpu", "3x3": "mali cpu",
     "odd sizes, batch": "mali cpu", "stem 7x7": "mali cpu", "groups": "mali cpu",
-    "groups of few pixels": "cpu", "asymmetric": "mali cpu", "strided 1x1": "cpu", "half": "cpu",
-    "half, strided": "cpu", "1-D": "cpu", "1-D strided": "cpu", "constant": "mali cpu",
-    "one row": "mali cpu", "batch, merged": "mali cpu", "constant a": "mali cpu",
-    "half product": "mali cpu", "weights not constant": "", "one output": ""}
+    "groups of few pixels": "cpu", "asymmetric": "mali cpu", "strided 1x1": "mali cpu",
+    "half": "cpu", "half, strided": "cpu", "1-D": "mali cpu", "1-D strided": "mali cpu",
+    "constant": "mali cpu", "one row": "mali cpu", "batch, merged": "mali cpu",
+    "constant a": "mali cpu", "half product": "mali cpu", "weights not constant": "",
+    "one output": ""}
 
 
 def case(name: str) -> tuple[Graph, list[np.ndarray]]:
