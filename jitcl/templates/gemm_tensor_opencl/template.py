@@ -75,13 +75,11 @@ class Tiling(Blocks):
         return self.stages * 2 * self.bk * (self.bm + self.bn)
 
 
-# the largest first
-TILINGS = (Tiling(128, 128, 32, 2, 2, 3), Tiling(128, 64, 32, 2, 2, 4), Tiling(64, 64, 64, 2, 2, 3),
-           Tiling(64, 64, 32, 2, 2, 4), Tiling(32, 64, 64, 2, 2, 4))
-WARPGROUPS = (Tiling(128, 256, 64, 8, 1, 4, warpgroups=True),
-              Tiling(64, 256, 64, 4, 1, 4, warpgroups=True))
 # those that suit most products first
-COMMON = tuple(map((*TILINGS, *WARPGROUPS).__getitem__, (2, 4, 0, 1, 3, 5, 6)))
+TILINGS = (Tiling(64, 64, 64, 2, 2, 3), Tiling(32, 64, 64, 2, 2, 4), Tiling(128, 128, 32, 2, 2, 3),
+           Tiling(128, 64, 32, 2, 2, 4), Tiling(64, 64, 32, 2, 2, 4),
+           Tiling(128, 256, 64, 8, 1, 4, warpgroups=True),
+           Tiling(64, 256, 64, 4, 1, 4, warpgroups=True))
 
 
 class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
@@ -142,16 +140,15 @@ def choose(p: Product, some: Iterable[Tiling], target: Target) -> tuple[Tiling, 
     times = {t: cost(t, p, target) for t in found}
     least = NEAR * min(times.values(), default=0)
     return tuple(sorted(found, key=lambda t: (
-        max(least, times[t]), COMMON.index(replace(t, splits=1)), times[t])))
+        max(least, times[t]), TILINGS.index(replace(t, splits=1)), times[t])))
 
 
 def tilings(node: Node, p: Product, target: Target) -> list[Tiling]:
     """Those that the target has room for; groups of warps where operands come by 16 bytes at a
     time: loaders of single elements take the registers that their sums need."""
     runs = node.op == "matmul" and divisor(p.n) % RUN == 0 and divisor(p.k) % RUN == 0
-    return [t for t in (*(WARPGROUPS if runs else ()), *TILINGS)
-            if t.local <= (target.warpgroup_memory if t.warpgroups else target.local_memory)
-            and t.items <= target.max_work_group]
+    return [t for t in TILINGS if t.items <= target.max_work_group and t.local <= (
+        target.local_memory if not t.warpgroups else target.warpgroup_memory if runs else 0)]
 
 
 def splits(t: Tiling, p: Product, target: Target) -> int:
