@@ -2,6 +2,7 @@
 
     python benchmarks/language_models.py --shape 0.5B --kind Q4_0 Q8_0
     python benchmarks/language_models.py --peer other/bin/python --rounds 5
+    python benchmarks/language_models.py --device opencl --shape 7B --precision low --prompt 2048
 
 Each engine runs in a process of its own, in turns, so that what else a machine does falls on all.
 `--peer PYTHON` names the interpreter of an environment that has llama-cpp-python. Before a slash
@@ -28,7 +29,8 @@ import numpy as np
 # width, layers, heads, heads of keys, inner width, vocabulary, biases of q, k and v
 SHAPES = {"tiny": (256, 2, 4, 2, 512, 1000, True),
           "0.5B": (896, 24, 14, 2, 4864, 151936, True),         # Qwen 2.5
-          "1.1B": (2048, 22, 32, 4, 5632, 32000, False)}        # TinyLlama
+          "1.1B": (2048, 22, 32, 4, 5632, 32000, False),        # TinyLlama
+          "7B": (4096, 32, 32, 32, 11008, 32000, False)}        # Llama 2
 CONTEXT = 8192
 
 
@@ -99,13 +101,13 @@ def memory() -> dict[str, float]:
             "most": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def ours(file: Path, prompt: list[int], count: int, precision: str, cache: str | None
-         ) -> dict[str, Any]:
+def ours(file: Path, prompt: list[int], count: int, precision: str, device: str,
+         cache: str | None) -> dict[str, Any]:
     import jitcl
     from jitcl.lm.sampling import Sampling
 
     clock = _Clock()
-    model = jitcl.lm.load(file, device="cpu", precision=precision, cache_dir=cache)
+    model = jitcl.lm.load(file, device=device, precision=precision, cache_dir=cache)
     greedy = Sampling.of({}, {})
 
     def text(ids: list[int], n: int) -> None:
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["0.5B"])
     parser.add_argument("--kind", nargs="+", default=["Q4_0"])
     parser.add_argument("--precision", nargs="+", default=["high"])
+    parser.add_argument("--device", default="cpu", help="of jitcl's engine")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--tokens", type=int, default=64, help="that are written")
     parser.add_argument("--rounds", type=int, default=3)
@@ -166,7 +169,7 @@ def main() -> None:
     if args.one:
         engine, file = args.one[0], Path(args.one[1])
         found = (theirs(file, prompt, args.tokens) if engine == "llama.cpp" else
-                 ours(file, prompt, args.tokens, engine, args.cache))
+                 ours(file, prompt, args.tokens, engine, args.device, args.cache))
         print(json.dumps(found))
         return
     for shape in args.shape:
