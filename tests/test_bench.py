@@ -75,6 +75,12 @@ class Player:
         return self.times.pop(0)
 
 
+def test_engines_come_behind_each_other_equally_often():
+    log: list[Any] = []
+    take_turns([Player(name, log, [[1.0]] * 4) for name in "abc"], 3, sleep=lambda seconds: None)
+    assert "".join(name for name, _ in log) == "abcacbabcacb"
+
+
 def test_engines_alternate_and_the_warm_up_does_not_count():
     log: list[Any] = []
     a = Player("a", log, [[100.0], [1.0, 3.0, 2.0], [4.0]])
