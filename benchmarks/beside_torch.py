@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import io
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
