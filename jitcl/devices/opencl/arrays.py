@@ -40,6 +40,7 @@ class OpenClArray(DeviceArray):
     """
 
     home: Session
+    acquires = False                # whether `acquired` does anything: runs ask this of each array
 
     def __init__(self, session: Session, spec: TensorSpec, capacity: int, buffer: Any = None
                  ) -> None:
@@ -102,33 +103,35 @@ class OpenClArray(DeviceArray):
                                 is_blocking=True)
         return array
 
-    def open(self, read: bool = True) -> np.ndarray:
+    def open(self, read: bool = True, wait: bool = True) -> np.ndarray:
+        """wait: until the host may read and write; else the queue of transfers says when."""
         self.check()
         queue = self.home.transfers
         with translated(f"{self.device}: mapping '{self.spec.name}'", allocating=True):
             if self.in_place:
                 self._mapped, _ = _enqueue_map(queue, self.buffer, _READ_WRITE, 0,
-                                               (self.capacity,), np.uint8, is_blocking=True)
+                                               (self.capacity,), np.uint8, is_blocking=wait)
             else:
                 if self._host is None:
                     self._host = pinned(self.home, queue, self.capacity)
                 if read:
                     with self.acquired(queue):
-                        cl.enqueue_copy(queue, self._host, self.buffer, is_blocking=True)
+                        cl.enqueue_copy(queue, self._host, self.buffer, is_blocking=wait)
         assert self._host is not None
         return self._host[:self.nbytes].view(self.dtype).reshape(self.shape)
 
-    def shut(self, write: bool = True, again: bool = False) -> None:
+    def shut(self, write: bool = True, again: bool = False, wait: bool = True) -> None:
         queue = self.home.transfers
         with translated(f"{self.device}: giving '{self.spec.name}' back"):
             if self.in_place:
                 mapped, self._mapped = self._mapped, None
                 if mapped is not None:
                     mapped.base.release(queue)
-                    queue.finish()
+                    if wait:
+                        queue.finish()
             elif write and self._host is not None:
                 with self.acquired(queue):
-                    cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=True)
+                    cl.enqueue_copy(queue, self.buffer, self._host, is_blocking=wait)
         if not (self.in_place or again):                # pinned memory is scarce
             self._host = None
 

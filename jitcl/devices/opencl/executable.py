@@ -137,7 +137,7 @@ class OpenClExecutable(LoadedPlan):
         """
         copied, lent = [], self._lending.lent
         for data, spec in zip(sources, self.plan.inputs):
-            if data.size and spec.buffer not in lent:
+            if spec.buffer not in lent and data.size:
                 to = self.memory[spec.buffer]
                 event = (cl.enqueue_copy(self.queue, to, data, is_blocking=False)
                          if isinstance(data, np.ndarray) else
@@ -206,7 +206,7 @@ class OpenClExecutable(LoadedPlan):
         copied, lent = [], self._lending.lent
         for n in self._order:
             spec, out = self.plan.outputs[n], results[n]
-            if out.size and spec.buffer not in lent:
+            if spec.buffer not in lent and out.size:
                 source = self.memory[spec.buffer]
                 event = (cl.enqueue_copy(self.queue, self._staged[n][:out.nbytes] if n in
                                          self._staged else _flat(out), source, is_blocking=False)
@@ -250,7 +250,7 @@ class OpenClExecutable(LoadedPlan):
         try:
             with ExitStack() as stack:
                 for _, x in arrays:
-                    if isinstance(x, OpenClArray):
+                    if isinstance(x, OpenClArray) and x.acquires:
                         stack.enter_context(x.acquired(self.queue))
                 stack.enter_context(self._lending.instead(instead, self.memory))
                 return self._ran(sources)
@@ -284,15 +284,17 @@ class OpenClExecutable(LoadedPlan):
             with self._turn("running a model"):
                 try:
                     for x in ins:
-                        x.shut(again=True)
+                        x.shut(again=True, wait=False)
                     for y in outs:
-                        y.shut(write=False, again=True)
+                        y.shut(write=False, again=True, wait=False)
+                    self.session.transfers.finish()     # one wait for all
                     self._run_on(ins, into, whole=False)
                 finally:
                     for x in ins:
-                        x.open(read=False)
+                        x.open(read=False, wait=False)
                     for y in outs:
-                        y.open()
+                        y.open(wait=False)
+                    self.session.transfers.finish()
 
         return Binding({t.name: x for t, x in zip(self.plan.inputs, views)},
                        {t.name: y for t, y in zip(self.plan.outputs, views[len(ins):])}, compute,
@@ -311,12 +313,13 @@ class OpenClExecutable(LoadedPlan):
                 self.session, kept, [self._lending.least[t.buffer] for t in kept]))
             into = [next(there) if t.name in keep else np.zeros(t.shape, dtypes.to_numpy(t.dtype))
                     for t in plan.outputs]
+            sources = self._check(ins)
 
         def compute() -> None:
             with self._turn("running a model"):
                 if shapes is not None:
                     self._resize(shapes)
-                self._run_on(self._check(ins), into)
+                self._run_on(sources, into)
 
         return Binding({t.name: x for t, x in zip(plan.inputs, ins)},
                        {t.name: y for t, y in zip(plan.outputs, into)}, compute, False)

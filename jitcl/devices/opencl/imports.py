@@ -84,6 +84,8 @@ def _fitting(array: OpenClArray) -> OpenClArray:
 class _Acquired(OpenClArray):
     """Memory that belongs to the device only between two commands."""
 
+    acquires = True
+
     @contextmanager
     def acquired(self, queue: Any) -> Iterator[None]:
         self._command("Acquire", queue)

@@ -34,9 +34,9 @@ class Lending:
             for place, b in enumerate(action.step.buffers):
                 self._places.setdefault(b, []).append((action.kernel, place))
         ins, outs = [t.buffer for t in plan.inputs], [t.buffer for t in plan.outputs]
-        self.inputs = {b for b in ins if ins.count(b) == 1} - fixed - written - set(outs)
-        self.outputs = {b for b in outs if outs.count(b) == 1 and plan.buffers[b].kind == "output"
-                        } - fixed - set(ins)
+        inputs = {b for b in ins if ins.count(b) == 1} - fixed - written - set(outs)
+        outputs = {b for b in outs if outs.count(b) == 1 and plan.buffers[b].kind == "output"}
+        self._lendable = inputs | outputs - fixed - set(ins)
         self.fit(plan)
 
     def fit(self, plan: Plan) -> None:
@@ -46,7 +46,7 @@ class Lending:
 
     def takes(self, buffer: int, capacity: int) -> bool:
         """Whether so many bytes can stand for an input or an output."""
-        return buffer in (self.inputs | self.outputs) and capacity >= self.least[buffer]
+        return buffer in self._lendable and capacity >= self.least[buffer]
 
     @contextmanager
     def instead(self, buffers: Mapping[int, Any], memory: ResidentMemory) -> Iterator[None]:
