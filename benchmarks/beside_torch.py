@@ -201,26 +201,34 @@ def repeated(body: Callable[[int], str], arguments: str, count: int) -> Any:
 
 
 def products(device: str) -> None:
+    """Weights are constants, as in models: they may be arranged when a model is compiled."""
+    import onnx
+    from onnx import helper, numpy_helper
+
     rng = np.random.default_rng(0)
     for m, k, n in PRODUCTS:
-        count = 4 if m * k * n > 1 << 34 else 16
-        x = rng.standard_normal((m, k)).astype(np.float32)
-        weights = [rng.standard_normal((k, n)).astype(np.float32) / np.sqrt(k).astype(np.float32)
+        count = 4 if m * k * n > 1 << 34 or k * n > 1 << 24 else 16
+        weights = [(rng.standard_normal((k, n)) / np.sqrt(k)).astype(np.float32)
                    for _ in range(count)]
-        for short, kind in TYPES.values():
-            dtype = np.float16 if short == "f16" else np.float32
-            inputs = {"x": x.astype(dtype), **{f"w{i}": w.astype(dtype)
-                                               for i, w in enumerate(weights)}}
-            arguments = ", ".join(f"%{name}: {short}[{','.join(map(str, a.shape))}]"
-                                  for name, a in inputs.items())
-            graph = repeated(lambda i: f"matmul(%x, %w{i})", arguments, count)
-            ours = kept(jitcl.compile(graph, device=device,
-                                      precision="low" if short == "f16" else "high"), inputs)
-            fed = [torch.from_numpy(a).cuda().to(kind) for a in inputs.values()]
+        x = rng.standard_normal((m, k)).astype(np.float32)
+        for precision, (_, kind) in TYPES.items():
+            dtype = np.float16 if precision == "low" else np.float32
+            element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+            values = [helper.make_tensor_value_info(name, element, shape) for name, shape in (
+                ("x", (m, k)), *((f"y{i}", (m, n)) for i in range(count)))]
+            graph = helper.make_graph(
+                [helper.make_node("MatMul", ["x", f"w{i}"], [f"y{i}"]) for i in range(count)],
+                "products", values[:1], values[1:],
+                [numpy_helper.from_array(w.astype(dtype), f"w{i}") for i, w in enumerate(weights)])
+            model = helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)],
+                                      ir_version=8)
+            ours = kept(jitcl.compile(model.SerializeToString(), device=device,
+                                      precision=precision), {"x": x.astype(dtype)})
+            fed = [torch.from_numpy(a).cuda().to(kind) for a in (x, *weights)]
             engine, made = replayed(lambda x, *w: [x @ each for each in w], *fed)
             mine, theirs, error = compared(ours, (engine, made[0]))
-            print(f"{m}x{k}x{n} {short}: {1e6 * mine / count:.1f} us "
-                  f"({2e-12 * m * n * k * count / mine:.1f} TFLOP/s), torch "
+            print(f"{m}x{k}x{n} {'f16' if precision == 'low' else 'f32'}: {1e6 * mine / count:.1f}"
+                  f" us ({2e-12 * m * n * k * count / mine:.1f} TFLOP/s), torch "
                   f"{1e6 * theirs / count:.1f} ({mine / theirs:.2f}), differ {error:.1e}",
                   flush=True)
 

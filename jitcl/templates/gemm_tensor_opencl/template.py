@@ -76,7 +76,7 @@ class Tiling(Blocks):
 
 
 # those that suit most products first
-TILINGS = (Tiling(64, 64, 64, 2, 2, 3), Tiling(32, 64, 64, 2, 2, 4), Tiling(128, 128, 32, 2, 2, 3),
+TILINGS = (Tiling(32, 64, 64, 2, 2, 4), Tiling(64, 64, 64, 2, 2, 3), Tiling(128, 128, 32, 2, 2, 3),
            Tiling(128, 64, 32, 2, 2, 4), Tiling(64, 64, 32, 2, 2, 4),
            Tiling(128, 256, 64, 8, 1, 4, warpgroups=True),
            Tiling(64, 256, 64, 4, 1, 4, warpgroups=True))
@@ -173,7 +173,7 @@ def cost(t: Tiling, p: Product, target: Target) -> float:
     turns, rest = divmod(groups, at_once * cores)
     last = max(copies, arithmetic * -(-rest // cores)) if rest else 0
     time = terms(t, p, t.splits) * (turns * max(copies, arithmetic * at_once) + last)
-    join = 6000 + 0.004 * t.splits * p.batch * p.m * p.n if t.splits > 1 else 0
+    join = LAUNCH + 0.004 * t.splits * p.batch * p.m * p.n if t.splits > 1 else 0
     return LAUNCH + time + join
 
 
