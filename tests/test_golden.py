@@ -133,7 +133,8 @@ FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 for name in ("half_matmul", "half_conv"):      # computed in half: see source()
     for suffix in TARGETS:
         del FILES[f"{name}.{suffix}"]
-    FILES[f"{name}.registers.cl"] = name, dataclasses.replace(REGISTERS, fp16_arithmetic=True)
+    FILES[f"{name}.registers.cl"] = name, dataclasses.replace(REGISTERS, fp16_arithmetic=True,
+                                                              half_pairs=True)
 FILES["half_matmul.gpu.cl"] = "half_matmul", dataclasses.replace(GPU, fp16_arithmetic=True)
 
 

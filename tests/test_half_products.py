@@ -26,6 +26,7 @@ g = GraphBuilder()
 HALF = [s for s in present() if s.startswith("opencl") and device(s).target.computes_f16]
 GPU = {"device_type": "gpu", "vector_width": 4, "compute_units": 8, "max_work_group": 256}
 POSES = {"as it is": {}, "in registers": {**GPU, "local_is_real": False, "registers": 5},
+         "in pairs": {**GPU, "local_is_real": False, "registers": 5, "half_pairs": True},
          "with images": {**GPU, "local_is_real": False, "images": True, "image_pixels": 65536},
          "tiled": {**GPU, "local_is_real": True}}
 
@@ -61,7 +62,8 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "depthwise 5x5": lambda: conv(x("x", 1, 24, 20, 20), weights(24, 1, 5, 5), 2, group=24),
 }
 QUICK = {("matmul", "in registers"), ("conv 3x3", "tiled"), ("depthwise 5x5", "as it is"),
-         ("conv 3x3 in steps of 2", "in registers")}
+         ("conv 3x3 in steps of 2", "in registers"), ("conv 3x3 in steps of 2", "in pairs"),
+         ("depthwise 3x3", "in pairs"), ("depthwise 5x5", "in pairs")}
 GENERATED = {("depthwise 3x3", "tiled"), ("depthwise 5x5", "tiled")}
 IN_F32 = {("matmul of few rows", "tiled")}       # by gemv_opencl, which waits for memory
 

@@ -123,6 +123,14 @@ def halves(target: Target) -> bool:
     return "cl_khr_fp16" in source(plan(y, target, "low"))
 
 
+def in_pairs(target: Target) -> bool:
+    """Whether sums in half of two channels are a pair, whichever pixels their taps read."""
+    y = g.conv(x("a", 1, 16, 32, 32, dtype="f16"), g.const(np.ones((16, 16, 3, 3), np.float16)),
+               strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
+    target = replace(target, local_is_real=False, registers=5)
+    return "half2 h00" in source(plan(y, target, "low"))
+
+
 def events(target: Target) -> int:
     """Of a run of 200 launches."""
     ex = running.OpenClExecutable.__new__(running.OpenClExecutable)
@@ -262,6 +270,7 @@ SEEN: dict[str, Callable[[Target], Any]] = {
     "reduction_group": lambda t: rows(t).steps[0].local_size,
     "max_work_group": lambda t: rows(t).steps[0].local_size,
     "registers": lambda t: product(replace(t, local_is_real=False)).kernels[-1].entry[:10],
+    "half_pairs": in_pairs,
     "max_operands": sums,
     "max_concat": joined,
     "max_members": chain,
@@ -300,6 +309,7 @@ WITH_AND_WITHOUT: dict[tuple[str, str], tuple[Any, Any]] = {
     ("mali-operands", "max_concat"): (20, 8),
     ("mali-kernel-size", "max_members"): (1, 2),
     ("mali-registers", "registers"): ("gemm_4x2x4", "gemm_2x1x4"),
+    ("mali-half-pairs", "half_pairs"): (False, True),
     ("mali-register-allocation", "build_options"): ((), ("-fregister-allocation=64",)),
     ("mali-queue-depth", "queue_depth"): (984, 120),
     ("mali-queue-wait", "queue_depth"): (984, 36),
@@ -382,6 +392,7 @@ DEVICES: dict[str, tuple[list[str | Place], list[str | Place]]] = {   # (it hold
     **dict.fromkeys(("mali-queue-wait", "mali-binary-crash"), OLD_MALI),
     **dict.fromkeys(("mali-select-fp16", "mali-select-low-bit"), LATER_MALI),
     "mali-midgard-reductions": (["mali-t860"], ["mali-g52", "mali-g610"]),
+    "mali-half-pairs": (["mali-g52", "mali-g610"], ["mali-t860", "adreno-640"]),
     "mali-register-allocation": (["mali-g610"], ["mali-g76", "adreno-640"]),
     "mali-t6xx-profiling-queue": ([like("mali-t860", device="Mali-T628")], ["mali-t860"]),
     "mali-t860-work-group": (

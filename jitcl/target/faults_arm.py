@@ -64,6 +64,15 @@ ARM: tuple[Quirk, ...] = (
         links=("MNN skills/opencl-optimize",),
     ),
     Quirk(
+        id="mali-half-pairs",
+        when=When(vendor="arm", unless=(When(architectures=("midgard",)),)),
+        effect={"half_pairs": True},
+        why="a register is two halves, and what is computed in half is in pairs (Midgard's "
+        "registers are four times as wide): lanes that lie in two are multiplied one by one",
+        seen_on="Mesa's compiler for G52, G610 and G720",
+        links=("Mesa bifrost_nir.c, bi_vectorize_filter",),
+    ),
+    Quirk(
         id="mali-register-allocation",
         when=When(vendor="arm", extension=r"\bcl_arm_scheduling_controls\b"),
         adds={"build_options": ("-fregister-allocation=64",)},

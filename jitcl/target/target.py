@@ -89,6 +89,7 @@ class Target:
     packed_weights: bool = True            # int4 and int8 weights are unpacked in kernels
     cpu_templates: bool = True             # those of the CPU path write for OpenCL on CPUs, too
     half_builtins: bool = True             # exp(half) and its like; else by way of a float
+    half_pairs: bool = False               # registers are two halves: these are computed in pairs
     soft_half: bool = False                # halves are read and written by integer arithmetic
     gated_weights: bool = False            # a convolution's weights take a gate of its input
 

@@ -60,13 +60,13 @@ half4 jitcl_to_halfx4(float4 a)
 }
 #endif
 
-void conv_2x1x4_2418cfb7ac_store(float4 v, int image, int m, int h, int w, int at,
+void conv_2x1x4_470469321a_store(float4 v, int image, int m, int h, int w, int at,
     __global half *restrict y)
 {
     half4 stored = jitcl_to_halfx4(jitcl_max_f32x4(v, (float4)(0.0f))); *(__global half2 *)(y + at) = stored.s01; *(__global half2 *)(y + at + 2) = stored.s23;
 }
 
-__kernel void conv_2x1x4_2418cfb7ac(
+__kernel void conv_2x1x4_470469321a(
     __global const half *restrict x,
     __global const half *restrict wt,
     __global half *restrict y,
@@ -86,7 +86,7 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
         float4 c00 = (float4)(0.0f);
         float4 c10 = (float4)(0.0f);
         for (int c = 0; c < c_count; ++c) {
-            half4 h00 = (half4)((half)0.0f), h10 = (half4)((half)0.0f);
+            half2 h00 = (half2)((half)0.0f), h10 = (half2)((half)0.0f), h20 = (half2)((half)0.0f), h30 = (half2)((half)0.0f);
             for (int ky = 0; ky < kh; ++ky) {
                 xy_at += (uint)ky_step;
                 __global const half *xy = (__global const half *)xy_at;
@@ -95,18 +95,24 @@ int m_tiles, int m_count, int c_count, int kh, int kw, int oh, int ow, int h_ste
                     wk_at += 16;
                     __global const half *wk = (__global const half *)wk_at;
                     half8 s = *(__global const half8 *)(wk + 0);
-                    h00 += s.s0 * (half4)(r0_0.s0, r0_0.s1, r0_2.s0, r0_2.s1);
-                    h10 += s.s1 * (half4)(r0_0.s0, r0_0.s1, r0_2.s0, r0_2.s1);
-                    h00 += s.s2 * (half4)(r0_0.s1, r0_2.s0, r0_2.s1, r0_4.s0);
-                    h10 += s.s3 * (half4)(r0_0.s1, r0_2.s0, r0_2.s1, r0_4.s0);
-                    h00 += s.s4 * (half4)(r0_2.s0, r0_2.s1, r0_4.s0, r0_4.s1);
-                    h10 += s.s5 * (half4)(r0_2.s0, r0_2.s1, r0_4.s0, r0_4.s1);
+                    h00 += s.s01 * r0_0.s0;
+                    h10 += s.s01 * r0_0.s1;
+                    h20 += s.s01 * r0_2.s0;
+                    h30 += s.s01 * r0_2.s1;
+                    h00 += s.s23 * r0_0.s1;
+                    h10 += s.s23 * r0_2.s0;
+                    h20 += s.s23 * r0_2.s1;
+                    h30 += s.s23 * r0_4.s0;
+                    h00 += s.s45 * r0_2.s0;
+                    h10 += s.s45 * r0_2.s1;
+                    h20 += s.s45 * r0_4.s0;
+                    h30 += s.s45 * r0_4.s1;
                 }
             }
             xy_at += plane;
-            c00 += jitcl_from_halfx4(h00); c10 += jitcl_from_halfx4(h10);
+            c00 += jitcl_from_halfx4((half4)(h00.s0, h10.s0, h20.s0, h30.s0)); c10 += jitcl_from_halfx4((half4)(h00.s1, h10.s1, h20.s1, h30.s1));
         }
-        conv_2x1x4_2418cfb7ac_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, y);
-        conv_2x1x4_2418cfb7ac_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, y);
+        conv_2x1x4_470469321a_store(c00, image, m0 + 0, h0, w0, at0 + 0 * oh * ow, y);
+        conv_2x1x4_470469321a_store(c10, image, m0 + 1, h0, w0, at0 + 1 * oh * ow, y);
     }
 }

@@ -269,6 +269,8 @@ class _Writer:
             wt_tile = lines * line
             weights = Packed(self.w, f"rows of taps {s.groups} {tile.rows} {quad}", partial(
                 pack_rows_of_taps, groups=s.groups, rows=tile.rows, quad=quad))
+        pairs = half and hooks.target.half_pairs
+        by_pixel = pairs and read_whole(tile, hooks.target)
         held = itemsize(self.x.type.dtype)
         row_vectors = -(-ow // tile.width)
         sizes, local = spread(row_vectors, -(-oh // tile.vectors), s.n * s.groups * m_tiles,
@@ -285,6 +287,7 @@ class _Writer:
             "conv_opencl/opencl.cl.j2", entry=ENTRY, epilogue=epilogue, single=single,
             FEW_COLUMNS=single is not None, params=params, HALF=half,
             CHANNELS=FLUSHED // math.prod(s.kernel), ROW=row, A=aligned, QUAD=quad,
+            BY_PIXEL=by_pixel, PAIRS=pairs and not by_pixel and aligned > 2,
             KW=kw if row else 0, DW=s.dilations[1] if row else 0,
             ROWS=tile.rows, VECTORS=tile.vectors, W=tile.width, SW=s.strides[1],
             x_type=hooks.ctype(self.x.type.dtype), wt_type=hooks.ctype(self.w.type.dtype),
