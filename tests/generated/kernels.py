@@ -36,6 +36,8 @@ TARGETS = {
     # no units that must be kept busy: elements are vectors, however few there are
     "mali": dataclasses.replace(GPU, name="a small GPU", compute_units=0, local_is_real=False,
                                 max_work_group=64),
+    "mali-fp16": dataclasses.replace(GPU, name="a small GPU", compute_units=0, local_is_real=False,
+                                     max_work_group=64, fp16_arithmetic=True, half_pairs=True),
     "cpu": dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=8,
                                local_is_real=False, fp64=True, registers=16),
     "cpu-fp16": dataclasses.replace(GPU, name="a CPU", device_type="cpu", vector_width=16,
