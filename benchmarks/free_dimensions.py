@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a new shape costs a model whose dimensions are free, and what its shared plan costs a run.
 
-    free_dimensions.py [--device cpu] [--shapes 10] [--seed 0] [--alone] [NAME ...]
+    free_dimensions.py [--device cpu] [--shapes 10] [--seed 0] [--alone] [--untimed] [NAME ...]
 
 Models are made here, with seeded weights: `bert`, four layers with batch and length free, and
 `base` of BERT base's size; `resnet`, a ResNet-18, `mobilenet`, a MobileNetV2, and `yolox`, a
@@ -10,7 +10,8 @@ GPT-2's size, and `whisper`, a step of a small decoder with attention to 1500 pl
 with batch, new tokens and past free. Each runs on shapes drawn at random.
 Printed for each: plans that were built for it, the first result's time, and the time of a warm
 run; with --alone the warm run's time over that of a plan made for the shape alone; and over
-onnxruntime's, which runs in a process of its own. Warm times are medians of turns, with pauses
+onnxruntime's, which runs in a process of its own (with --untimed once a shape, for the error: beside
+a GPU it would take most of the time). Warm times are medians of turns, with pauses
 between them, so that noise falls on all alike and no engine's threads spin beside another's run.
 """
 
@@ -308,7 +309,7 @@ class Own:
         return timed_turn(self.run, seconds)
 
 
-def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
+def measure(name: str, device: str, count: int, seed: int, alone: bool, untimed: bool) -> None:
     made = MODELS[name]()
     proto = made.SerializeToString()
     model = jitcl.compile(proto, device=device)
@@ -326,29 +327,33 @@ def measure(name: str, device: str, count: int, seed: int, alone: bool) -> None:
         report = model.report()
         want = peer.ask("first", inputs=inputs)
         error = float(np.abs(found - want).max() / np.abs(want).max())
-        engines: list[Contestant] = [Own("shared", run), peer]
+        engines: list[Contestant] = [Own("shared", run), *([] if untimed else [peer])]
         if alone:
             own = jitcl.compile(proto, device=device,
                                 shapes={n: x.shape for n, x in inputs.items()})
             own.run(inputs)
             engines.append(Own("alone", partial(own.run, inputs)))
         times = {n: 1e3 * t.median for n, t in take_turns(engines, TURNS).items()}
-        warm, theirs = times["shared"], times["onnxruntime"]
-        over_peer.append(warm / theirs)
+        warm = times["shared"]
         late.append(first - 1.5 * warm)
         line = (f"{name} {dict(s[:2] for s in report.sizes)}: {built} plans built, first "
-                f"{first:.1f} ms, warm {warm:.2f} ms, onnxruntime {theirs:.2f} ms "
-                f"({warm / theirs:.2f}), error {error:.1e}")
+                f"{first:.1f} ms, warm {warm:.2f} ms, error {error:.1e}")
+        if not untimed:
+            theirs = times["onnxruntime"]
+            over_peer.append(warm / theirs)
+            line += f", onnxruntime {theirs:.2f} ms ({over_peer[-1]:.2f})"
         if alone:
             over_alone.append(warm / times["alone"])
             line += f", a plan of its own {times['alone']:.2f} ms ({over_alone[-1]:.2f})"
         print(line, flush=True)
     peer.close()
-    print(f"{name}: {statistics.geometric_mean(over_peer):.2f} of onnxruntime's time"
-          + (f", {statistics.geometric_mean(over_alone):.2f} (at most {max(over_alone):.2f}) of a "
-             "plan's own" if over_alone else "")
-          + f"; first results later than 1.5 warm runs by at most {max(late[1:], default=0):.0f} "
-          "ms after the first shape")
+    found = [f"first results later than 1.5 warm runs by at most {max(late[1:], default=0):.0f} ms "
+             "after the first shape"]
+    for ratios, whose in ((over_alone, "a plan's own"), (over_peer, "onnxruntime's time")):
+        if ratios:
+            found.insert(0, f"{statistics.geometric_mean(ratios):.2f} (at most {max(ratios):.2f}) "
+                            f"of {whose}")
+    print(f"{name}: {'; '.join(found)}")
     print(model.report())
 
 
@@ -359,9 +364,11 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--untimed", action="store_true")
     options = parser.parse_args()
     for name in options.names:
-        measure(name, options.device, options.shapes, options.seed, options.alone)
+        measure(name, options.device, options.shapes, options.seed, options.alone,
+                options.untimed)
 
 
 if __name__ == "__main__":
