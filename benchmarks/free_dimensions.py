@@ -8,11 +8,11 @@ Models are made here, with seeded weights: `bert`, four layers with batch and le
 YOLOX-nano (sides in steps of 32), with batch, height and width free; `gpt2`, twelve layers of
 GPT-2's size, and `whisper`, a step of a small decoder with attention to 1500 places of a sound,
 with batch, new tokens and past free. Each runs on shapes drawn at random.
-Printed for each: plans that were built for it, the first result's time, and the time of a warm
-run; with --alone the warm run's time over that of a plan made for the shape alone; and over
-onnxruntime's, which runs in a process of its own (with --untimed once a shape, for the error: beside
-a GPU it would take most of the time). Warm times are medians of turns, with pauses
-between them, so that noise falls on all alike and no engine's threads spin beside another's run.
+Printed for each: plans that were built for it, the first result's time, and the time of a warm run;
+with --alone the warm run's time over that of a plan made for the shape alone; and over
+onnxruntime's, which runs in a process of its own (with --untimed once a shape, for the error:
+beside a GPU it would take most of the time). Warm times are medians of turns, with pauses between
+them, so that noise falls on all alike and no engine's threads spin beside another's run.
 """
 
 from __future__ import annotations
