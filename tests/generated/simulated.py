@@ -22,7 +22,7 @@ from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.target.variants import VARIANTS
 from tests.generated.kernels import TARGETS, op_graphs, plan_for
-from tests.generated.ragged import GRAPHS, attention, feeds_of
+from tests.generated.ragged import GRAPHS, attention, cache, feeds_of
 
 
 @dataclass
@@ -126,6 +126,8 @@ def of_sizes(target: str) -> Iterator[tuple[str, Make]]:
         yield f"any {queries}, any {keys}", functools.partial(_sized, queries, keys, True, target)
     for keys in (1, 17, 150):
         yield f"3, any {keys}", functools.partial(_sized, 3, keys, False, target)
+    for past in (1, 16, 150):
+        yield f"any cache of {past}", functools.partial(_cached, past, target)
 
 
 def _sized(queries: int, keys: int, any_queries: bool, target: str) -> Case:
@@ -138,6 +140,12 @@ def _sized(queries: int, keys: int, any_queries: bool, target: str) -> Case:
     plan = plan_on(sized, target).at(space.values({"queries": queries, "keys": keys}))
     steps = tuple(s for s in plan.steps if 0 not in s.global_size)
     return Case(dataclasses.replace(plan, steps=steps), feeds_of(graph), graph)
+
+
+def _cached(past: int, target: str) -> Case:
+    space, graph = Space(), cache(past, 3, 12)
+    plan = plan_on(cache(space.symbol("past", 211), 3, 12), target)
+    return Case(plan.at(space.values({"past": past})), feeds_of(graph), graph)
 
 
 PLANTED = {

@@ -139,17 +139,18 @@ def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None
     return Lying(tuple(written), ctypes.pop(), run, nodes, copies, sizes)
 
 
-def rows_of_cache(keys: Lying, values: Lying) -> int | None:
-    """The rows before a second piece of both, 0 where they lie in one; None where they lie in more,
-    in others than each other, or where rows are copied, or other steps apart, that are not new."""
-    cached = [x.pieces[0][4] for x in (keys, values)]
-    if not len(keys.pieces) == len(values.pieces) <= 2 or not same(*cached):
+def cached(keys: Lying, values: Lying) -> int | None:
+    """The rows of a cache, behind which new ones lie in another buffer; 0 where all lie in one.
+    None where there are more pieces, or keys and values have others, or rows of pieces don't lie
+    alike, or more than new rows are copied."""
+    past, of_values = (x.pieces[0][4] for x in (keys, values))
+    if not len(keys.pieces) == len(values.pieces) <= 2 or not same(past, of_values):
         return None
     for x in (keys, values):
-        (first, _, pitch, _, _), (_, _, other, start, end) = x.pieces[0], x.pieces[-1]
-        if first in x.copies.values() or not (same(pitch, other) or same(end - start, 1)):
+        (buffer, _, pitch, *_), (*_, other, start, end) = x.pieces[0], x.pieces[-1]
+        if buffer in x.copies.values() or not (same(other, pitch) or same(end - start, 1)):
             return None
-    return cached[0] if len(keys.pieces) > 1 else 0
+    return past if len(keys.pieces) > 1 else 0
 
 
 class _Writer:
@@ -293,7 +294,7 @@ class _Writer:
         k, v = (self.lies(name, copied) for name in "kv")
         if q is None or k is None or v is None or q.copies:
             return None
-        past = rows_of_cache(k, v)
+        past = cached(k, v)
         sides = q, k, v
         if past is None or any(s.run % QUAD for s in sides):
             return None
@@ -305,15 +306,16 @@ class _Writer:
             require(MAX_INDEX - 1, self.room * a.result.n)
         self.splits = -(-(a.n + shift) // part)
         counts = dict(keys=a.n, past=past, shift=shift, part=part, splits=self.splits)
-        taken = {name: n for name, n in counts.items() if is_size(n)}   # computed, they are kept
+        taken = [name for name, n in counts.items() if is_size(n)]      # not made in registers
         written = {name.upper(): name if name in taken else n for name, n in counts.items()}
         k_row, v_row = (s.pieces[0][2] * (4 if s.ctype == "float" else 2) for s in (k, v))
-        sizes = self.sizes(score, sides, None, a.batch, a.m) | taken | dict(
+        sizes = self.sizes(score, sides, None, a.batch, a.m) | {
+            name: counts[name] for name in taken} | dict(
             head=a.scores.k, width=a.result.n, k_row=k_row, v_row=v_row, block=f.columns)
         ragged = not same(shift, 0) or divisor(a.n) % f.columns > 0
         body, operands = self.rendered(
             "rows", score, sides, None, R=f.rows, B=f.columns, RAGGED=ragged, sizes=sizes,
-            SHORT=past and ragged or not at_least_always(a.n, f.columns), **written)
+            SHORT=len(k.pieces) > 1 and ragged or not at_least_always(a.n, f.columns), **written)
         size, local = spread(self.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
         found = self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local, sizes)
         return None if found is None else [*copied, *found]
