@@ -28,11 +28,11 @@ float4 jitcl_load_f16x4(__global const half *p)
     return vload_half4(0, (const half *)&bits);
 }
 #endif
-float attention_1x8_14ad2d76f3_score(float v, int image, int m, int n, __global const float *restrict x3)
+float attention_1x8_f969f50a04_score(float v, int image, int m, int n, __global const float *restrict x3)
 {
     return v + x3[n];
 }
-__kernel void attention_1x8_14ad2d76f3(
+__kernel void attention_1x8_f969f50a04(
     __global const float *restrict x2,
     __global const half *restrict x0,
     __global const half *restrict x1,
@@ -45,6 +45,7 @@ __kernel void attention_1x8_14ad2d76f3(
     int split = get_global_id(0), m = get_global_id(1), image = get_global_id(2);
     if (split >= 17 || m >= 1) return;
     for (int n0 = split * 16; n0 < min((split + 1) * 16, 257);) {
+        uint k_step = n0 < 256 ? k_row : 0;
         float4 p00 = (float4)(0.0f), p01 = (float4)(0.0f);
         {
             uintptr_t q0_at = (uintptr_t)(x2 + ((image * 64) + m * 64)) - 16;
@@ -59,43 +60,43 @@ __kernel void attention_1x8_14ad2d76f3(
                     float4 b = jitcl_load_f16x4(k0 + 0);
                     p00.s0 += a0.s0 * b.s0; p00.s0 += a0.s1 * b.s1; p00.s0 += a0.s2 * b.s2; p00.s0 += a0.s3 * b.s3;
                 }
-                uintptr_t k1_at = k0_at + (n0 + 1 < 257 ? (uint)k_row : 0);
+                uintptr_t k1_at = k0_at + k_step;
                 __global const half *k1 = (__global const half *)k1_at;
                 {
                     float4 b = jitcl_load_f16x4(k1 + 0);
                     p00.s1 += a0.s0 * b.s0; p00.s1 += a0.s1 * b.s1; p00.s1 += a0.s2 * b.s2; p00.s1 += a0.s3 * b.s3;
                 }
-                uintptr_t k2_at = k1_at + (n0 + 2 < 257 ? (uint)k_row : 0);
+                uintptr_t k2_at = k1_at + k_step;
                 __global const half *k2 = (__global const half *)k2_at;
                 {
                     float4 b = jitcl_load_f16x4(k2 + 0);
                     p00.s2 += a0.s0 * b.s0; p00.s2 += a0.s1 * b.s1; p00.s2 += a0.s2 * b.s2; p00.s2 += a0.s3 * b.s3;
                 }
-                uintptr_t k3_at = k2_at + (n0 + 3 < 257 ? (uint)k_row : 0);
+                uintptr_t k3_at = k2_at + k_step;
                 __global const half *k3 = (__global const half *)k3_at;
                 {
                     float4 b = jitcl_load_f16x4(k3 + 0);
                     p00.s3 += a0.s0 * b.s0; p00.s3 += a0.s1 * b.s1; p00.s3 += a0.s2 * b.s2; p00.s3 += a0.s3 * b.s3;
                 }
-                uintptr_t k4_at = k3_at + (n0 + 4 < 257 ? (uint)k_row : 0);
+                uintptr_t k4_at = k3_at + k_step;
                 __global const half *k4 = (__global const half *)k4_at;
                 {
                     float4 b = jitcl_load_f16x4(k4 + 0);
                     p01.s0 += a0.s0 * b.s0; p01.s0 += a0.s1 * b.s1; p01.s0 += a0.s2 * b.s2; p01.s0 += a0.s3 * b.s3;
                 }
-                uintptr_t k5_at = k4_at + (n0 + 5 < 257 ? (uint)k_row : 0);
+                uintptr_t k5_at = k4_at + k_step;
                 __global const half *k5 = (__global const half *)k5_at;
                 {
                     float4 b = jitcl_load_f16x4(k5 + 0);
                     p01.s1 += a0.s0 * b.s0; p01.s1 += a0.s1 * b.s1; p01.s1 += a0.s2 * b.s2; p01.s1 += a0.s3 * b.s3;
                 }
-                uintptr_t k6_at = k5_at + (n0 + 6 < 257 ? (uint)k_row : 0);
+                uintptr_t k6_at = k5_at + k_step;
                 __global const half *k6 = (__global const half *)k6_at;
                 {
                     float4 b = jitcl_load_f16x4(k6 + 0);
                     p01.s2 += a0.s0 * b.s0; p01.s2 += a0.s1 * b.s1; p01.s2 += a0.s2 * b.s2; p01.s2 += a0.s3 * b.s3;
                 }
-                uintptr_t k7_at = k6_at + (n0 + 7 < 257 ? (uint)k_row : 0);
+                uintptr_t k7_at = k6_at + k_step;
                 __global const half *k7 = (__global const half *)k7_at;
                 {
                     float4 b = jitcl_load_f16x4(k7 + 0);
@@ -111,7 +112,7 @@ __kernel void attention_1x8_14ad2d76f3(
         }
         float high0 = less0;
         for (int end = n0 + block; n0 < end; ++n0) {
-            float s0 = n0 < 257 ? attention_1x8_14ad2d76f3_score(p00.s0, image, m, n0, x3) : -INFINITY;
+            float s0 = n0 < 257 ? attention_1x8_f969f50a04_score(p00.s0, image, m, n0, x3) : -INFINITY;
             p00 = (float4)(p00.s1, p00.s2, p00.s3, p01.s0);
             p01 = (float4)(p01.s1, p01.s2, p01.s3, s0);
             high0 = fmax(high0, s0);
@@ -125,6 +126,7 @@ __kernel void attention_1x8_14ad2d76f3(
             total0 += s0;
         }
         *(__global float2 *)(totals + row0 * 2) = (float2)(high0, total0);
+        uint v_step = n0 - 8 < 256 ? v_row : 0;
         uintptr_t v0_at = (uintptr_t)((n0 - 8) < 256 ? z0 + ((image * 64) + (n0 - 8) * 128) : z1 + ((image * 64) + ((n0 - 8) - 256) * 128)) - 8;
         uintptr_t y0_at = (uintptr_t)(y + row0 * 64) - 16;
         for (int n = 0; n < width; n += 4) {
@@ -137,43 +139,43 @@ __kernel void attention_1x8_14ad2d76f3(
                 float4 b = jitcl_load_f16x4(v0 + 0);
                 sum0 += p00.s0 * b;
             }
-            uintptr_t v1_at = v0_at + (n0 + -7 < 257 ? (uint)v_row : 0);
+            uintptr_t v1_at = v0_at + v_step;
             __global const half *v1 = (__global const half *)v1_at;
             {
                 float4 b = jitcl_load_f16x4(v1 + 0);
                 sum0 += p00.s1 * b;
             }
-            uintptr_t v2_at = v1_at + (n0 + -6 < 257 ? (uint)v_row : 0);
+            uintptr_t v2_at = v1_at + v_step;
             __global const half *v2 = (__global const half *)v2_at;
             {
                 float4 b = jitcl_load_f16x4(v2 + 0);
                 sum0 += p00.s2 * b;
             }
-            uintptr_t v3_at = v2_at + (n0 + -5 < 257 ? (uint)v_row : 0);
+            uintptr_t v3_at = v2_at + v_step;
             __global const half *v3 = (__global const half *)v3_at;
             {
                 float4 b = jitcl_load_f16x4(v3 + 0);
                 sum0 += p00.s3 * b;
             }
-            uintptr_t v4_at = v3_at + (n0 + -4 < 257 ? (uint)v_row : 0);
+            uintptr_t v4_at = v3_at + v_step;
             __global const half *v4 = (__global const half *)v4_at;
             {
                 float4 b = jitcl_load_f16x4(v4 + 0);
                 sum0 += p01.s0 * b;
             }
-            uintptr_t v5_at = v4_at + (n0 + -3 < 257 ? (uint)v_row : 0);
+            uintptr_t v5_at = v4_at + v_step;
             __global const half *v5 = (__global const half *)v5_at;
             {
                 float4 b = jitcl_load_f16x4(v5 + 0);
                 sum0 += p01.s1 * b;
             }
-            uintptr_t v6_at = v5_at + (n0 + -2 < 257 ? (uint)v_row : 0);
+            uintptr_t v6_at = v5_at + v_step;
             __global const half *v6 = (__global const half *)v6_at;
             {
                 float4 b = jitcl_load_f16x4(v6 + 0);
                 sum0 += p01.s2 * b;
             }
-            uintptr_t v7_at = v6_at + (n0 + -1 < 257 ? (uint)v_row : 0);
+            uintptr_t v7_at = v6_at + v_step;
             __global const half *v7 = (__global const half *)v7_at;
             {
                 float4 b = jitcl_load_f16x4(v7 + 0);

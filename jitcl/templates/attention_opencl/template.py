@@ -312,10 +312,12 @@ class _Writer:
         sizes = self.sizes(score, sides, None, a.batch, a.m) | {
             name: counts[name] for name in taken} | dict(
             head=a.scores.k, width=a.result.n, k_row=k_row, v_row=v_row, block=f.columns)
+        alone = same(a.n - past, 1) and same(shift, 0) and "float" not in (k.ctype, v.ctype)
         ragged = not same(shift, 0) or divisor(a.n) % f.columns > 0
         body, operands = self.rendered(
-            "rows", score, sides, None, R=f.rows, B=f.columns, RAGGED=ragged, sizes=sizes,
-            SHORT=len(k.pieces) > 1 and ragged or not at_least_always(a.n, f.columns), **written)
+            "rows", score, sides, None, R=f.rows, B=f.columns, RAGGED=ragged, ALONE=alone,
+            SHORT=len(k.pieces) > 1 and ragged or not at_least_always(a.n, f.columns),
+            sizes=sizes, **written)
         size, local = spread(self.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
         found = self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local, sizes)
         return None if found is None else [*copied, *found]
