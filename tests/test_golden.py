@@ -89,6 +89,15 @@ def attention(q: Node, k: Node, v: Node, mask: Node) -> Node:
     return g.matmul(g.softmax(g.add(scores, mask), axis=-1), v)
 
 
+def cache(past: int, size: int) -> Node:
+    """Attention of a token over those of a cache of halves and itself, each of two heads."""
+    q, mask = x("q", 1, 2, 1, size), x("mask", past + 1)
+    k, v = (g.transpose(g.cast(g.concat(
+        x(f"{n}_past", 1, past, 2, size, dtype="f16"), x(n, 1, 1, 2, size, dtype="f16"), axis=1),
+        to="f32"), perm=(0, 2, 1, 3)) for n in ("k", "v"))
+    return attention(q, k, v, mask)
+
+
 GRAPHS: dict[str, Callable[[], Node]] = {
     "elementwise": lambda: g.relu(g.add(g.mul(x("a", 4, 33), x("b", 33)), 1.0)),
     "half": lambda: g.tanh(g.add(x("a", 4, 33, dtype="f16"), x("b", 33, dtype="f16"))),
@@ -112,6 +121,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
                                    x("v", 1, 2, 52, 16), x("mask", 52)),
+    "cache": lambda: cache(256, 64),
     "max_pool": lambda: g.max_pool(x("x", 1, 16, 14, 14), kernel=(2, 2), strides=(2, 2),
                                    pads=(0, 0, 0, 0), dilations=(1, 1), ceil=False),
     "transpose": lambda: g.transpose(x("x", 2, 24, 40), perm=(0, 2, 1)),
@@ -128,6 +138,8 @@ for name in ("few_rows", "few_rows_of_codes"):
     del FILES[f"{name}.cpu.py"]
 for suffix in TARGETS:
     del FILES[f"pointwise.{suffix}"]           # a product as any other there
+    del FILES[f"cache.{suffix}"]
+FILES["cache.registers.cl"] = "cache", REGISTERS
 FILES["pointwise.registers.cl"] = "pointwise", REGISTERS
 FILES["conv_bias_relu.images.cl"] = "conv_bias_relu", IMAGES
 for name in ("half_matmul", "half_conv"):      # computed in half: see source()

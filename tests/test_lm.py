@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import jitcl
+from jitcl import config
 from jitcl.cli.main import cli
 from jitcl.errors import (
     ClosedError,
@@ -41,7 +42,7 @@ from jitcl.lm.weights import Stored, safetensors
 from jitcl.lm.writing import Letters
 from jitcl.ops.builder import GraphBuilder
 from tests import lm_models
-from tests.devices import present
+from tests.devices import needs, present
 from tests.lm_models import FAMILIES, IDS
 from tests.real_models import MODELS, needs_models
 from tests.test_families_memory import resident
@@ -119,6 +120,19 @@ def test_shakespeare(device: str, tmp_path: Path) -> None:
         assert set(writes[10:]) == {writes[10]}
         loss = model.score(expected["val_tokens_first_256"], window=256).loss
         assert loss == pytest.approx(said["loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+@needs_models
+@needs("opencl:pocl")
+def test_shakespeare_without_local_memory(tmp_path: Path) -> None:
+    """PoCL poses as a Mali, where attention of one token reads keys and values where they lie."""
+    said = lm_models.references()["shakespeare-llama"]
+    with config.override(target="device_type=gpu,local_is_real=0,vector_width=4,registers=5,"
+                                "max_vector_width=4,max_work_group=64"), jitcl.lm.load(
+            SHAKESPEARE, device="opencl:pocl", cache_dir=tmp_path) as model:
+        model.generate(said["ids"][:3], max_new_tokens=200)
+        assert model.last.ids == said["ids"][3:]
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import static_cost
 from jitcl.codegen.plan import KernelSource
 from jitcl.ir.graph import Node
+from jitcl.ir.sizes import Space
 from jitcl.ops.builder import GraphBuilder
 from jitcl.target.profiles import PROFILES
 from tests.test_golden import conv, weights, x
@@ -71,3 +72,20 @@ def test_attention_of_one_query_keeps_full_occupancy(keys):
     made = plan(g.matmul(g.softmax(scores, axis=-1), v), PROFILES["mali-g610"].target)
     (found,) = costs({k.entry: k for k in made.kernels if k.entry.startswith("attention")}).values()
     assert (found["occupancy"], found["spills"]) == (1, 0), found
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_attention_over_a_cache_does_too(dtype):
+    """For any number of multiples of 256 keys, as language models have them."""
+    past = 256 * Space().symbol("rooms", 1)
+    old, new = ([x(f"{name}{rows}", 1, rows, 2, 64, dtype=dtype) for name in "kv"]
+                for rows in (past, 1))
+    k, v = (g.transpose(g.cast(g.concat(a, b, axis=1), to="f32"), perm=(0, 2, 1, 3))
+            for a, b in zip(old, new))
+    scores = g.matmul(x("q", 1, 2, 7, 64), g.transpose(k, perm=(0, 1, 3, 2)))
+    y = g.matmul(g.softmax(g.add(scores, x("mask", past + 1)), axis=-1), v)
+    made = plan(y, PROFILES["mali-g610"].target)
+    kernels = {k.entry: k for k in made.kernels}
+    assert [name.split("_")[0] for name in kernels] == ["attention", "join"]
+    for found in costs(kernels).values():
+        assert (found["occupancy"], found["spills"]) == (1, 0), found

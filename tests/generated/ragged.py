@@ -86,13 +86,16 @@ def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32"
     return graph(G.matmul(G.softmax(scores, axis=-1), v))
 
 
-def cache(past: int, new: int, size: int) -> Graph:
-    """Attention of two rows over keys in two buffers, which are the values, too."""
-    q, old, more = (x(2, rows, size, name=name) for name, rows in (
-        ("q", 2), ("old", past), ("new", new)))
-    keys = G.concat(old, more, axis=1)
+def cache(past: int, new: int, size: int, dtype: str = "f32") -> Graph:
+    """Attention of two rows over keys, and values, in two buffers."""
+    q = x(2, 2, size, name="q")
+    keys, values = (G.concat(*(x(2, rows, size, dtype=dtype, name=f"{name} {which}")
+                               for which, rows in (("old", past), ("new", new))), axis=1)
+                    for name in "kv")
+    if dtype != "f32":
+        keys, values = (G.cast(n, to="f32") for n in (keys, values))
     scores = G.matmul(q, G.transpose(keys, perm=(0, 2, 1)))
-    return graph(G.matmul(G.softmax(scores, axis=-1), keys))
+    return graph(G.matmul(G.softmax(scores, axis=-1), values))
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {

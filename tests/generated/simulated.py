@@ -22,7 +22,7 @@ from jitcl.runtime.memory import plan_memory
 from jitcl.target import Target
 from jitcl.target.variants import VARIANTS
 from tests.generated.kernels import TARGETS, op_graphs, plan_for
-from tests.generated.ragged import GRAPHS, attention, feeds_of
+from tests.generated.ragged import GRAPHS, attention, cache, feeds_of
 
 
 @dataclass
@@ -126,6 +126,10 @@ def of_sizes(target: str) -> Iterator[tuple[str, Make]]:
         yield f"any {queries}, any {keys}", functools.partial(_sized, queries, keys, True, target)
     for keys in (1, 17, 150):
         yield f"3, any {keys}", functools.partial(_sized, 3, keys, False, target)
+    for past, new in ((1, 3), (16, 1), (150, 3)):
+        yield f"{new} behind any {past}", functools.partial(_cached, past, new, 1, target)
+    for new in (1, 3):
+        yield f"{new} behind any 8s", functools.partial(_cached, 136, new, 8, target)
 
 
 def _sized(queries: int, keys: int, any_queries: bool, target: str) -> Case:
@@ -138,6 +142,13 @@ def _sized(queries: int, keys: int, any_queries: bool, target: str) -> Case:
     plan = plan_on(sized, target).at(space.values({"queries": queries, "keys": keys}))
     steps = tuple(s for s in plan.steps if 0 not in s.global_size)
     return Case(dataclasses.replace(plan, steps=steps), feeds_of(graph), graph)
+
+
+def _cached(past: int, new: int, step: int, target: str) -> Case:
+    """A cache of halves, of any multiple of `step` keys."""
+    space, graph = Space(), cache(past, new, 12, "f16")
+    plan = plan_on(cache(step * space.symbol("steps", 211), new, 12, "f16"), target)
+    return Case(plan.at(space.values({"steps": past // step})), feeds_of(graph), graph)
 
 
 PLANTED = {

@@ -21,7 +21,7 @@ from jitcl.ir.expr import Expr
 from jitcl.ir.graph import Node
 from jitcl.ir.group import Group
 from jitcl.ir.size_ranges import divisor, hints, parameters, require
-from jitcl.ir.sizes import at_least_always, has_size, is_size
+from jitcl.ir.sizes import at_least_always, has_size, is_size, same
 from jitcl.target import Target
 from jitcl.templates.attention import Piece, pieces
 from jitcl.templates.attention_opencl.forms import (
@@ -80,10 +80,10 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
         if has_size((a.scores.k, a.result.n)) or max(a.scores.k, a.result.n) > MOST_HEAD:
             return ()
         few = few_forms(a, target)
-        if a.concatenated:
-            return few
         if not target.stages_tiles:
             return rows_forms(a, target)
+        if a.concatenated:
+            return few
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
         halves = (softmax.root.type.dtype == "f16" and plain(first, a.scores.nodes)
@@ -137,6 +137,20 @@ def lying(name: str, hooks: OpenClHooks, found: Sequence[Piece]) -> Lying | None
         buffer = hooks.names[p.node] if isinstance(p.node, Node) else copies[p.node]
         written.append((buffer, base, p.pitch, p.first, p.end))
     return Lying(tuple(written), ctypes.pop(), run, nodes, copies, sizes)
+
+
+def cached(keys: Lying, values: Lying) -> int | None:
+    """The rows of a cache, behind which new ones lie in another buffer; 0 where all lie in one.
+    None where there are more pieces, or keys and values have others, or rows of pieces don't lie
+    alike, or more than new rows are copied."""
+    past, of_values = (x.pieces[0][4] for x in (keys, values))
+    if not len(keys.pieces) == len(values.pieces) <= 2 or not same(past, of_values):
+        return None
+    for x in (keys, values):
+        (buffer, _, pitch, *_), (*_, other, start, end) = x.pieces[0], x.pieces[-1]
+        if buffer in x.copies.values() or not (same(other, pitch) or same(end - start, 1)):
+            return None
+    return past if len(keys.pieces) > 1 else 0
 
 
 class _Writer:
@@ -276,24 +290,37 @@ class _Writer:
 
     def rows(self, score: Loader | None) -> list[Emitted] | None:
         a, f, copied = self.a, self.f, list[Emitted]()
-        found = [self.lies(name, copied, whole=True) for name in "qkv"]
-        sides = tuple(s for s in found if s is not None and s.run % QUAD == 0)
-        if copied or len(sides) < len(found):
+        q = self.lies("q", copied, whole=True)
+        k, v = (self.lies(name, copied) for name in "kv")
+        if q is None or k is None or v is None or q.copies:
             return None
+        past = cached(k, v)
+        sides = q, k, v
+        if past is None or any(s.run % QUAD for s in sides):
+            return None
+        shift = -(-past // f.columns) * f.columns - past        # new keys begin a block
         part = -(-self.part // f.columns) * f.columns
         if a.sized:
             part, self.room = keys_of_rows(a, self.hooks.target)
-            self.splits = -(-a.n // part)
+            self.room += 0 if same(shift, 0) else a.batch * a.m
             require(MAX_INDEX - 1, self.room * a.result.n)
-        k_row, v_row = (s.pieces[0][2] * (4 if s.ctype == "float" else 2) for s in sides[1:])
-        sizes = self.sizes(score, sides, None, a.batch, a.m, a.n, part, self.splits) | dict(
+        self.splits = -(-(a.n + shift) // part)
+        counts = dict(keys=a.n, past=past, shift=shift, part=part, splits=self.splits)
+        taken = [name for name, n in counts.items() if is_size(n)]      # not made in registers
+        written = {name.upper(): name if name in taken else n for name, n in counts.items()}
+        k_row, v_row = (s.pieces[0][2] * (4 if s.ctype == "float" else 2) for s in (k, v))
+        sizes = self.sizes(score, sides, None, a.batch, a.m) | {
+            name: counts[name] for name in taken} | dict(
             head=a.scores.k, width=a.result.n, k_row=k_row, v_row=v_row, block=f.columns)
+        alone = same(a.n - past, 1) and same(shift, 0) and "float" not in (k.ctype, v.ctype)
+        ragged = not same(shift, 0) or divisor(a.n) % f.columns > 0
         body, operands = self.rendered(
-            "rows", score, sides, None, R=f.rows, B=f.columns, PART=part, SPLITS=self.splits,
-            RAGGED=divisor(a.n) % f.columns > 0, SHORT=not at_least_always(a.n, f.columns),
-            sizes=sizes)
+            "rows", score, sides, None, R=f.rows, B=f.columns, RAGGED=ragged, ALONE=alone,
+            SHORT=len(k.pieces) > 1 and ragged or not at_least_always(a.n, f.columns),
+            sizes=sizes, **written)
         size, local = spread(self.splits, -(-a.m // f.rows), a.batch, self.hooks.target)
-        return self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local, sizes)
+        found = self.joined(f"attention_{f.rows}x{f.columns}", body, operands, size, local, sizes)
+        return None if found is None else [*copied, *found]
 
     def few(self, score: Loader | None) -> list[Emitted] | None:
         a, t, emitted = self.a, self.f.columns, list[Emitted]()
