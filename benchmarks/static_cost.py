@@ -411,7 +411,7 @@ def misses(rows: dict[str, Numbers]) -> str:
         named += [(1, f"- {key}, {k}: not compiled") for k in rows[key]["failed"]]
     return "\n".join([*lines, "", f"{len(wide)} of {total} kernels are {DECIDED}:", "",
                       *(line for _, line in sorted(wide, reverse=True)), "",
-                      f"{bad} of {total} kernels miss a criterion.", "", "Missed by:", "",
+                      f"{bad} of {total} kernels miss a criterion{':' if named else '.'}", "",
                       *(line for _, line in sorted(named, reverse=True)), ""])
 
 
