@@ -267,6 +267,26 @@ def test_math_of_halves_by_way_of_floats_where_the_driver_has_none():
     assert wide.expr(E.cast(x, "f32")) == "(float)x[i]"
 
 
+def test_what_was_a_half_is_not_rounded_again() -> None:
+    half = E.load("x", (E.index(0),), "f16")
+    single = E.load("y", (E.index(0),), "f32")
+    assert E.cast(E.cast(half, "f32"), "f16") is half
+    assert E.cast(E.cast(single, "f16"), "f32").op == "cast"        # rounds
+
+
+def test_vectors_round_to_halves_in_between() -> None:
+    a = x(16, 4096)
+    rounded = G.cast(G.cast(G.mul(a, a), to="f16"), to="f32")
+    graph = Graph("t", (a,), (("y", G.add(rounded, a)),))
+    target = replace(device(DRIVERS[0]).target, **GPU)
+    (kernel,) = compile_graph(graph, target).plan.kernels
+    assert "jitcl_round_f16x4(" in kernel.body
+    values = np.random.default_rng(3).standard_normal((16, 4096)).astype(np.float32)
+    squares = (values * values).astype(np.float16).astype(np.float32)
+    got = run_form("gpu", graph, {"x": values})["y"]
+    np.testing.assert_allclose(got, squares + values, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(2_800_001, 3), (8_400_003,)], ids=["rows", "flat"])
 def test_of_many_elements_a_work_item_takes_several(shape: tuple[int, ...]) -> None:
     a = x(*shape)

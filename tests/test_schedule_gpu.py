@@ -173,6 +173,22 @@ kernel @k(in x: f32[300,1200], in b: f32[1200], in c: f32[300], out y: f16[300,1
   }"""
 
 
+HALVES = """
+kernel @k(in x: f16[N,1204], out y: f16[N,1204]) {
+  for i < N @parallel { for j < 1204 @parallel { y[i, j] = f16(f32(x[i, j]) * 2.0) } }
+}"""
+
+
+@pytest.mark.parametrize(("rows", "lanes"), [(4096, 8), (4093, 4)])
+def test_halves_alone_are_vectors_of_16_bytes(rows: int, lanes: int) -> None:
+    """Where they can be: they are moved, and hardly computed with."""
+    text = HALVES.replace("N", str(rows))
+    assert f"for lane < {lanes} @vec" in scheduled(text)
+    assert "for lane < 4 @vec" in scheduled(text.replace("out y: f16", "out y: f32").replace(
+        "f16(f32(x[i, j]) * 2.0)", "f32(x[i, j]) * 2.0"))
+    assert "for lane < 4 @vec" in scheduled(text, TARGETS["mali-g610"])
+
+
 @pytest.mark.parametrize(("why", "statement"), {
     "unaligned": "y[i, j] = x[i, j + 1]",
     "backwards": "y[i, j] = x[i, 1199 - j]",
@@ -295,6 +311,22 @@ def test_a_row_of_vectors_is_read_once(length: int, lanes: int, dtype: str) -> N
     assert f"for lane < {lanes} @lane" in found and found.count("x[") == 1 and "row0[" in found
     x = np.random.default_rng(1).standard_normal((8, length)).astype(dtypes.to_numpy(dtype))
     b = np.random.default_rng(2).random(length, np.float32)
+    compare(parse_kernel(text), {"x": x, "b": b}, target)
+
+
+@pytest.mark.parametrize(("length", "lanes", "width"), [
+    (512, 128, 4), (768, 64, 4), (2048, 256, 8)])
+def test_a_row_of_halves_is_read_by_eight(length: int, lanes: int, width: int) -> None:
+    text = KEPT.replace("N", str(length)).replace(": f32[", ": f16[")
+    for name, index in (("x", "i, r"), ("x", "i, s"), ("x", "i, j"), ("b", "j")):
+        text = text.replace(f"{name}[{index}]", f"f32({name}[{index}])")
+    text = text.replace("= (f32", "= f16((f32").replace("f32(b[j])", "f32(b[j]))")
+    target = dataclasses.replace(H200, fp16_arithmetic=False)
+    found = scheduled(text, target)
+    assert f"for lane < {lanes} @lane" in found and found.count("x[") == 1
+    assert f"< {width} @vec" in found and f"< {12 - width} @vec" not in found
+    x = np.random.default_rng(1).standard_normal((8, length)).astype(np.float16)
+    b = np.random.default_rng(2).random(length, np.float32).astype(np.float16)
     compare(parse_kernel(text), {"x": x, "b": b}, target)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jitcl import dtypes
 from jitcl.codegen.language import OPENCL_C, KernelLanguage
 from jitcl.codegen.loops import subexpressions
+from jitcl.codegen.opencl_helpers import needs
 from jitcl.codegen.render import SizesWritten
 from jitcl.codegen.render_numba import only_stored
 from jitcl.errors import JitclError
@@ -119,7 +120,7 @@ class ExpressionRenderer:
         return text + ("" if double else "f"), UNARY if text[0] == "-" else ATOM
 
     def call_helper(self, name: str, *args: str) -> Text:
-        self.helpers[name] = None
+        self.helpers.update(dict.fromkeys((*needs(name), name)))
         self.doubles |= name.endswith("f64")
         return f"jitcl_{name}({', '.join(args)})", ATOM
 

@@ -152,6 +152,7 @@ _ERF = """{T} jitcl_{name}({T} a)
     r = r * (2.0f - q * r);
     return select(clamp(x * p * r, -1.0f, 1.0f), a, isnan(a));
 }}"""
+LANE_BY_LANE = ("to", "from", "round")           # helpers of vectors that call those of one value
 # numbers in the upper and lower halves of a word's bytes, in its bytes
 _CODES = {"int4": ("char", "a & 0xf0f0f0f0u"), "uint4": ("uchar", "a & 0x0f0f0f0fu"),
           "int8": ("char", "a"), "uint8": ("uchar", "a")}
@@ -176,14 +177,14 @@ class Calls:
     def missing(self) -> list[str]:
         """What else the text needs, in an order in which C knows each function that it calls."""
         found = sorted(self.called - self.defined)
-        return list(dict.fromkeys([*(n for name in found for n in _needs(name)), *found]))
+        return list(dict.fromkeys([*(n for name in found for n in needs(name)), *found]))
 
 
-def _needs(name: str) -> list[str]:
+def needs(name: str) -> list[str]:
     """The helpers that a helper calls: halves of a vector are converted one by one."""
     op, _, dtype = name.rpartition("_")
     scalar, _, lanes = dtype.partition("x")
-    return [f"{op}_{scalar}"] if scalar == "f16" and lanes and op in ("to", "from") else []
+    return [f"{op}_{scalar}"] if scalar == "f16" and lanes and op in LANE_BY_LANE else []
 
 
 def helper(name: str) -> str:
@@ -254,8 +255,9 @@ def _vector_body(name: str, op: str, dtype: str) -> str:
                 f"    ushort{n} bits;\n"
                 f"    vstore_half{n}_rte(a, 0, (half *)&bits);\n"
                 f"    *(__global ushort{n} *)p = bits;\n}}")
-    if op in ("to", "from"):
-        source, result = ("float", "ushort") if op == "to" else ("ushort", "float")
+    if op in LANE_BY_LANE:
+        source, result = ("ushort" if op == "from" else "float",
+                          "ushort" if op == "to" else "float")
         each = ", ".join(f"jitcl_{op}_f16(a.s{k:x})" for k in range(int(n)))
         return (f"{result}{n} jitcl_{name}({source}{n} a)\n{{\n"
                 f"    return ({result}{n})({each});\n}}")

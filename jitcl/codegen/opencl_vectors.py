@@ -160,6 +160,8 @@ class VectorRenderer(ExpressionRenderer):
             return super().cast(x)
         if source.dtype == "f16" and x.dtype == "f32" and not self.half:
             return self.text(source)             # a half's value is held as a float
+        if source.dtype == "f32" and x.dtype == "f16" and not self.half:
+            return self.call_helper(f"round_f16x{self.width}", self.expr(source))
         raise NotVectorisable(f"conversion of {source.dtype} to {x.dtype}")
 
     # ---- memory
@@ -222,7 +224,6 @@ class VectorRenderer(ExpressionRenderer):
         self.read.add(buffer)
         read = self.language.read_vector
         if dtype == "f16" and self.soft_half:
-            self.helpers["from_f16"] = None
             return self.call_helper(f"from_f16x{w}", read(buffer, at, "ushort", w, n))[0]
         if dtype == "f16" and not self.half:
             if n == w and halves:
@@ -246,7 +247,6 @@ class VectorRenderer(ExpressionRenderer):
                                                     at=at)
         kind = "half" if dtype == "f16" else "float"
         if dtype == "f16" and self.soft_half:
-            self.helpers["to_f16"] = None
             value, kind = self.call_helper(f"to_f16x{w}", value)[0], "ushort"
         return self.language.write_vector(buffer, at, value, kind, w, n)
 

@@ -53,7 +53,7 @@ from jitcl.codegen.loops import (
     renamed,
     rewrite,
 )
-from jitcl.codegen.schedule_rows import Quads, quads
+from jitcl.codegen.schedule_rows import Quads, quads, widths
 from jitcl.codegen.schedule_tiles import turned
 from jitcl.codegen.share import share
 from jitcl.codegen.vectorise import has_form
@@ -88,7 +88,6 @@ WAVE = 64              # lanes that an Adreno runs in step
 TERMS = 8              # that each lane takes, at least, of many rows
 RADIX = 4              # partial results that are combined at a time: fewer barriers than by twos
 MANY = 1 << 23         # elements from which a work-item takes STRIDES of them: starting one costs
-VECTOR = 4             # elements of a vector: the widest access of a GPU is 16 bytes
 BUSY = 2               # times what keeps the GPU busy: with fewer, vectors would leave it idle
 STRIDES = 8            # as much as moving it, and a million work-items still fill any GPU
 LONG = 48              # terms of a reduction that are worth sharing
@@ -168,10 +167,15 @@ def vectors(kernel: Kernel, target: Target, cut: Cut = fewest_idle, busy: int = 
     """The elements of a kernel without loops of its own as aligned vectors; None where they are
     none, or fewer than `busy` times what keeps the GPU busy.
     """
-    width = min(VECTOR, target.max_vector_width)
+    found = (_vectors(kernel, target, cut, busy, width) for width in widths(kernel, target))
+    return next((f for f in found if f is not None), None)
+
+
+def _vectors(kernel: Kernel, target: Target, cut: Cut, busy: int, width: int) -> Kernel | None:
+    """The same, in vectors of so many."""
     nest, inner = parallel_nest(kernel, addresses=False)
     most = math.prod(f.extent for f in nest)
-    if width < VECTOR or not nest or nest[-1].extent % width or (
+    if not nest or nest[-1].extent % width or (
             most // width < busy * target.busy) or any(
             isinstance(s, For) for s in inner):
         return None

@@ -186,8 +186,7 @@ def lift(x: Expr | Number, like: Expr) -> Expr:
 def cast(x: Expr, dtype: str) -> Expr:
     if x.dtype == dtype:
         return x
-    if dtype in dtypes.LOW and x.op == "cast" and x.args[0].dtype == dtype and (
-            x.dtype == dtypes.compute(dtype)):
+    if x.op == "cast" and x.args[0].dtype == dtype and x.dtype == dtypes.compute(dtype):
         return x.args[0]                     # it was such a value before
     if x.is_const and type(x.value) is not Size and dtypes.compute(dtype) == dtype and not (
             dtypes.is_float(x.dtype) and not dtypes.is_float(dtype) and not math.isfinite(x.value)):
