@@ -161,20 +161,21 @@ def exported(name: str, batch: int) -> bytes:
     return file.getvalue()
 
 
-def compiled(device: str, precision: str, name: str, batch: int) -> bytes:
+def compiled(device: str, precisions: Sequence[str], name: str, batch: int) -> bytes:
     """The ONNX model, of which the cache has the kernels then."""
     model = exported(name, batch)
-    with jitcl.compile(model, device=device, precision=precision):
-        return model
+    for precision in precisions:
+        jitcl.compile(model, device=device, precision=precision).close()
+    return model
 
 
 def models(names: Sequence[str], batches: Sequence[int], precisions: Sequence[str], device: str,
            processes: int) -> None:
     for batch in batches:
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            texts = dict(zip(names, pool.map(
+                compiled, *zip(*((device, precisions, n, batch) for n in names)))))
         for precision in precisions:
-            with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-                texts = dict(zip(names, pool.map(
-                    compiled, *zip(*((device, precision, n, batch) for n in names)))))
             ratios = []
             for name in names:
                 module, inputs = module_of(name, batch)
