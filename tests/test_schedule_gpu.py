@@ -355,6 +355,15 @@ def test_rows_across_memory_of_any_shape(shape: tuple[int, int, int], tiled: boo
     assert "tile0[" not in scheduled(text, small)
 
 
+@pytest.mark.parametrize(("length", "tiled"), [(96, True), (256, True), (260, False)])
+def test_short_rows_come_through_a_tile_eight_at_a_time(length: int, tiled: bool) -> None:
+    text = KEPT.replace("N", str(length)).replace("[8,", "[11,").replace("i < 8", "i < 11")
+    assert ("tile0[" in scheduled(text)) == tiled
+    rng = np.random.default_rng(1)
+    compare(parse_kernel(text), {"x": rng.standard_normal((11, length), np.float32),
+                                 "b": rng.random(length, np.float32)}, H200)
+
+
 def test_too_few_are_no_vectors() -> None:
     text = """
 kernel @k(in x: f32[4096], out y: f32[4096]) { for i < 4096 @parallel { y[i] = x[i] * 2.0 } }"""

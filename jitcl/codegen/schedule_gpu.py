@@ -29,7 +29,7 @@ rows       one row a work-group: its lanes share reductions, and the loops over 
           ..
           y[i] = part_acc[0] + part_acc[1] if lane == 0 } }
 
-           rows that lie across memory come through local memory: schedule_across.py
+           eight of them, where they come through local memory: schedule_row_tiles.py
 
 chains     one chain of a recurrence a work-group: its lanes share each part of a step, and meet
            behind it; where groups don't work, one chain a work-item
@@ -55,7 +55,7 @@ from jitcl.codegen.loops import (
     renamed,
     rewrite,
 )
-from jitcl.codegen.schedule_across import Across, across
+from jitcl.codegen.schedule_row_tiles import RowTiles, row_tiles
 from jitcl.codegen.schedule_rows import Quads, quads
 from jitcl.codegen.schedule_tiles import turned
 from jitcl.codegen.share import share
@@ -114,8 +114,8 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
         row = flattened, shorter, body
     lanes = row_lanes(*row, target) if target.local_works else 0
     if lanes:
-        if (found := across(flattened, target)) is not None:
-            return rows(found.kernel, found.nest, found.inner, FEWEST, across=found)
+        if (tiles := row_tiles(flattened, target)) is not None:
+            return rows(tiles.kernel, tiles.nest, tiles.inner, FEWEST, tiles=tiles)
         in_quads = quads(row[0], row[2], lanes, target)
         return rows(*row, in_quads.lanes if in_quads else lanes, in_quads)
     copy = copied(kernel) if target.few_programs else None
@@ -245,12 +245,12 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
 
 
 def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Quads | None = None,
-         across: Across | None = None) -> Kernel:
-    """One work-group a row: reductions and inner parallel loops are shared by its lanes. Of rows
-    that lie across memory several, each with lanes of its own.
+         tiles: RowTiles | None = None) -> Kernel:
+    """One work-group a row, or a tile of rows with lanes of their own: reductions and inner
+    parallel loops are shared by a row's lanes.
     """
     lane = E.var(LANE, extent=lanes)
-    own = (across.row,) if across else ()
+    own = (tiles.row,) if tiles else ()
     combines = {s.var.value: s.combine for s in statements(inner) if isinstance(s, Accum)}
     reduced = {v.value for s in inner if _is_reduction(s) for v in accumulators(s)}
     arrays: list[Buffer] = []
@@ -275,12 +275,12 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Qua
             body.append(by_first(s, lane))
         else:
             body.append(s)
-    if across:
-        body = [*across.brought(lane), *body]
+    if tiles:
+        body = [*tiles.brought(lane), *body]
     lanes_loop = For(lane, "lane", tuple(body))
     for r in own:
         lanes_loop = For(r, "lane", (lanes_loop,))
-    arrays += in_quads.arrays if in_quads else across.arrays if across else []
+    arrays += in_quads.arrays if in_quads else tiles.arrays if tiles else []
     return replace(kernel, body=spread(nest, "group", (lanes_loop,)) if nest else (lanes_loop,),
                    arrays=tuple(arrays))
 

@@ -1,5 +1,6 @@
-"""Rows of which each element lies far from the last, as channels of a pixel do: a work-group takes
-several rows that are neighbours in memory, and brings them into local memory together.
+"""Rows of which a work-group takes eight, through local memory: short ones, which are read several
+times, and those of which each element lies far from the last, as channels of a pixel do, but beside
+that of the next row.
 
     for i < 3136 @parallel { let acc = 0.0  for r < 96 @loop { acc add= x[r, i] }  y[i] = acc }
     =>  for i_tile < 393 @group { for row < 8 @lane { for lane < 32 @lane {
@@ -16,11 +17,13 @@ lengths, and one group more than whole tiles looks at the axis' end, so that pro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jitcl import dtypes
 from jitcl.codegen.loops import Body, inline_lets, perfect_nest, renamed, rewrite
+from jitcl.codegen.schedule_rows import SHORT
 from jitcl.codegen.schedule_tiles import NEAR
 from jitcl.codegen.share import share
 from jitcl.ir import expr as E
@@ -37,7 +40,7 @@ AT, PLACE = E.var("at_row"), E.var("place", extent=ROWS)
 
 
 @dataclass(frozen=True)
-class Across:
+class RowTiles:
     """A kernel's nest over groups, and what a row of a group does. tiles: what is loaded, of the
     row PLACE and its element AT.
     """
@@ -64,8 +67,8 @@ class Across:
         yield Barrier()
 
 
-def across(kernel: Kernel, target: Target) -> Across | None:
-    """None where no loops over one row read neighbours of other rows, or rows are too long."""
+def row_tiles(kernel: Kernel, target: Target) -> RowTiles | None:
+    """None where loops are not over one row, rows are too long, or nothing of them is worth it."""
     nest, body = perfect_nest(inline_lets(kernel.body))
     inner = share(Kernel(kernel.name, kernel.buffers, body), addresses=False).body
     loops = [s for s in inner if isinstance(s, For)]
@@ -78,14 +81,20 @@ def across(kernel: Kernel, target: Target) -> Across | None:
             ROWS * LANES > target.max_work_group):
         return None
     shapes = {b.name: b.shape for b in kernel.buffers if b.role == "in"}
-    found: dict[Expr, str] = {}
+    seen: Counter[Expr] = Counter()
+    beside: dict[Expr, None] = {}            # the next row's
     for loop in loops:
-        for e in (e for s in statements((loop,)) for x in expressions(s) for e in E.walk(x)):
-            if e.op == "load" and e.value in shapes and not e.guarded and (
-                    dtypes.compute(e.dtype) == "f32"):
+        for e in dict.fromkeys(e for s in statements((loop,)) for x in expressions(s)
+                               for e in E.walk(x) if e.op == "load"):
+            if e.value in shapes and not e.guarded and dtypes.compute(e.dtype) == "f32":
                 terms, _ = E.linear(flat(shapes[e.value], e.indices))
-                if terms.get(column.var) == 1 and terms.get(loop.var, 0) > NEAR:
-                    found.setdefault(E.exchanged(e, {loop.var: AT}), f"tile{len(found)}")
+                if column.var in terms and loop.var in terms:
+                    own = E.exchanged(e, {loop.var: AT})
+                    seen[own] += 1
+                    if terms[column.var] == 1 and terms[loop.var] > NEAR:
+                        beside[own] = None
+    again = [e for e, count in seen.items() if count > 1 and extent <= SHORT]
+    found = {e: f"tile{k}" for k, e in enumerate(beside or again)}
     sums = sum(s.kind != "parallel" for s in loops)
     pitch = next((n for n in PITCHES if extent <= n and sums * PART + 4 * ROWS * n * len(found)
                   <= target.local_memory), 0)
@@ -118,5 +127,5 @@ def across(kernel: Kernel, target: Target) -> Across | None:
     for e, name in found.items():
         (brought,) = expressions(renamed(Store(name, (), e), at(PLACE)))
         tiles[name] = brought
-    return Across(kernel, [*nest[:-1], For(group, "parallel", ())],
+    return RowTiles(kernel, [*nest[:-1], For(group, "parallel", ())],
                   tuple(change(s, None) for s in inner), row, tiles, extent, pitch)
