@@ -139,6 +139,7 @@ CASES = {
     "conv_opencl in groups": (lambda: convolution(k=8, group=2, strides=(2, 2)), MALI),
     "conv_opencl 1x1": (lambda: convolution(kernel=(1, 1)), {}),
     "depthwise_opencl": (lambda: convolution(k=6, group=6), MALI),
+    "depthwise_opencl in strips": (lambda: convolution(k=6, group=6), GPU),
     "pool_opencl": (pooling, {}),
 }
 

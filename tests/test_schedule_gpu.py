@@ -335,6 +335,67 @@ def test_what_is_no_row_of_vectors(change: tuple[str, str]) -> None:
     assert "@vec" not in scheduled(KEPT.replace(*change).replace("N", "768"))
 
 
+ACROSS = """
+kernel @k(in x: f32[B,C,P], in z: f32[B,P,C], out y: f32[B,P,C]) {
+  for n < B @parallel { for p < P @parallel {
+    let acc: f32 = 0.0
+    for r < C @loop { acc add= x[n, r, p] + z[n, p, r] }
+    let top: f32 = -inf
+    for s < C @loop { top max= x[n, s, p] * acc }
+    for j < C @parallel { y[n, p, j] = x[n, j, p] + z[n, p, j] - top }
+  } }
+}"""
+
+
+def across(batch: int, channels: int, pixels: int, dtype: str = "f32") -> str:
+    text = ACROSS.replace("B", str(batch)).replace("C", str(channels)).replace("P", str(pixels))
+    return text if dtype == "f32" else text.replace("in x: f32", "in x: f16").replace(
+        "x[n, r, p]", "f32(x[n, r, p])").replace("x[n, s, p]", "f32(x[n, s, p])").replace(
+        "x[n, j, p]", "f32(x[n, j, p])")
+
+
+def test_rows_across_memory_come_through_a_tile() -> None:
+    found = scheduled(across(3, 96, 49))
+    assert found.count("x[") == 1 and found.startswith("""\
+  for n < 3 @group {
+    for p_tile < 7 @group {
+      for row < 8 @lane {
+        for lane < 32 @lane {
+          for brought < 96 @loop from row * 4 + floordiv(lane, 8) by 32 {
+            tile0[lane % 8, brought] = \
+x[n * 4704 + brought * 49 + min(p_tile * 8 + lane % 8, 48)]
+          }
+          barrier
+          let acc: f32 = 0.0
+""")
+    assert "if p_tile * 8 + row <= 48" in found
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize(("shape", "tiled"), [
+    ((2, 40, 9), True), ((1, 100, 16), True), ((1, 40, 7), False), ((1, 1500, 9), False)])
+def test_rows_across_memory_of_any_shape(shape: tuple[int, int, int], tiled: bool, dtype: str
+                                         ) -> None:
+    target = dataclasses.replace(H200, fp16_arithmetic=False)
+    text, (batch, channels, pixels) = across(*shape, dtype), shape
+    assert ("tile0[" in scheduled(text, target)) == tiled
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((batch, channels, pixels)).astype(dtypes.to_numpy(dtype))
+    z = rng.standard_normal((batch, pixels, channels), np.float32)
+    compare(parse_kernel(text), {"x": x, "z": z}, target)
+    small = dataclasses.replace(target, max_work_group=128)
+    assert "tile0[" not in scheduled(text, small)
+
+
+@pytest.mark.parametrize(("length", "tiled"), [(96, True), (256, True), (260, False)])
+def test_short_rows_come_through_a_tile_eight_at_a_time(length: int, tiled: bool) -> None:
+    text = KEPT.replace("N", str(length)).replace("[8,", "[11,").replace("i < 8", "i < 11")
+    assert ("tile0[" in scheduled(text)) == tiled
+    rng = np.random.default_rng(1)
+    compare(parse_kernel(text), {"x": rng.standard_normal((11, length), np.float32),
+                                 "b": rng.random(length, np.float32)}, H200)
+
+
 def test_too_few_are_no_vectors() -> None:
     text = """
 kernel @k(in x: f32[4096], out y: f32[4096]) { for i < 4096 @parallel { y[i] = x[i] * 2.0 } }"""

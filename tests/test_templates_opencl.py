@@ -389,6 +389,7 @@ WINDOWS = {
     "dilated": lambda: depthwise((1, 8, 20, 41), (3, 3), dilations=(2, 3)),
     "two outputs a channel": lambda: depthwise((2, 6, 9, 20), (3, 3), copies=2),
     "wide window": lambda: depthwise((1, 6, 9, 20), (7, 5), pads=(3, 0, 2, 1)),
+    "7x7": lambda: depthwise((2, 3, 16, 15), (7, 7)),
     "few planes": lambda: depthwise((1, 2, 50, 60), (3, 3)),
     "1-D": lambda: depthwise((2, 8, 50), (5,)),
     "half": lambda: depthwise((1, 8, 9, 21), (3, 3), dtype="f16"),
@@ -404,7 +405,8 @@ WINDOWS = {
 
 
 @pytest.mark.sampled(quick=4, slow=5)
-@pytest.mark.parametrize("name, spec, pose", cases(WINDOWS))
+@pytest.mark.parametrize("name, spec, pose", cases(
+    WINDOWS, tuple(n for n in WINDOWS if not n.startswith(("max", "mean")))))
 def test_windows(name, spec, pose):
     y, inputs = WINDOWS[name]()
     template = "pool_opencl" if name.startswith(("max", "mean")) else "depthwise_opencl"

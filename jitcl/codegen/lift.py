@@ -21,7 +21,17 @@ from jitcl.codegen.copies import copies
 from jitcl.codegen.loops import Body, renamed, rewrite, substitute
 from jitcl.ir import expr as E
 from jitcl.ir.expr import Expr, flat
-from jitcl.ir.kernel import Buffer, For, Kernel, Let, Stmt, Store, mutated, statements
+from jitcl.ir.kernel import (
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    buffers_read,
+    mutated,
+    statements,
+)
 from jitcl.ir.sizes import Space
 
 STEP = 3                        # a template's numbers up to here stay: steps, small windows
@@ -180,8 +190,9 @@ class _Lift:
 
     def loop(self, s: For) -> For:
         extent, once = s.extent, s.first is not None and s.extent <= s.step
-        if all(b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
-            once = False
+        if buffers_read(s.body) & self.shapes.keys() or all(
+                b.buffer in self.shapes for b in s.body if isinstance(b, Store)):
+            once = False                         # elements of a row, not what lanes have found
         if s.kind in PLACED:
             self.placed.add(str(s.var.value))
         if s.kind == "vec":

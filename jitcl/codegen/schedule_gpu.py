@@ -29,6 +29,8 @@ rows       one row a work-group: its lanes share reductions, and the loops over 
           ..
           y[i] = part_acc[0] + part_acc[1] if lane == 0 } }
 
+           eight of them, where they come through local memory: schedule_row_tiles.py
+
 chains     one chain of a recurrence a work-group: its lanes share each part of a step, and meet
            behind it; where groups don't work, one chain a work-item
 """
@@ -53,6 +55,7 @@ from jitcl.codegen.loops import (
     renamed,
     rewrite,
 )
+from jitcl.codegen.schedule_row_tiles import RowTiles, row_tiles
 from jitcl.codegen.schedule_rows import Quads, quads, widths
 from jitcl.codegen.schedule_tiles import turned
 from jitcl.codegen.share import share
@@ -110,6 +113,8 @@ def schedule_gpu(kernel: Kernel, target: Target) -> Kernel:
         row = flattened, shorter, body
     lanes = row_lanes(*row, target) if target.local_works else 0
     if lanes:
+        if (tiles := row_tiles(flattened, target)) is not None:
+            return rows(tiles.kernel, tiles.nest, tiles.inner, FEWEST, tiles=tiles)
         in_quads = quads(row[0], row[2], lanes, target)
         return rows(*row, in_quads.lanes if in_quads else lanes, in_quads)
     copy = copied(kernel) if target.few_programs else None
@@ -243,10 +248,13 @@ def row_lanes(kernel: Kernel, nest: list[For], inner: Body, target: Target) -> i
     return lanes if count < ROWS or along_rows(kernel, nest, shared) else 0
 
 
-def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Quads | None = None
-         ) -> Kernel:
-    """One work-group a row: reductions and inner parallel loops are shared by its lanes."""
+def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Quads | None = None,
+         tiles: RowTiles | None = None) -> Kernel:
+    """One work-group a row, or a tile of rows with lanes of their own: reductions and inner
+    parallel loops are shared by a row's lanes.
+    """
     lane = E.var(LANE, extent=lanes)
+    own = (tiles.row,) if tiles else ()
     combines = {s.var.value: s.combine for s in statements(inner) if isinstance(s, Accum)}
     reduced = {v.value for s in inner if _is_reduction(s) for v in accumulators(s)}
     arrays: list[Buffer] = []
@@ -259,20 +267,24 @@ def rows(kernel: Kernel, nest: list[For], inner: Body, lanes: int, in_quads: Qua
         elif isinstance(s, For):
             body += in_quads.dealt(s) if in_quads else [deal(s, lane, lanes)]
             if _is_reduction(s):
-                own = accumulators(s)
-                arrays += [Buffer(f"part_{v.value}", dtypes.compute(v.dtype), (lanes,), "local")
-                           for v in own]
-                steps, wholes = tree([(v, combines[v.value]) for v in own], lane, lanes)
+                sums = accumulators(s)
+                arrays += [Buffer(f"part_{v.value}", dtypes.compute(v.dtype),
+                                  (*(r.extent or 1 for r in own), lanes), "local") for v in sums]
+                steps, wholes = tree([(v, combines[v.value]) for v in sums], lane, lanes, own)
                 body += steps
-                for v, whole in zip(own, wholes):
+                for v, whole in zip(sums, wholes):
                     known[v.value] = E.var(f"{v.value}_all", v.dtype)
                     body.append(Let(known[v.value], E.cast(whole, v.dtype)))
         elif isinstance(s, Store):
             body.append(by_first(s, lane))
         else:
             body.append(s)
+    if tiles:
+        body = [*tiles.brought(lane), *body]
     lanes_loop = For(lane, "lane", tuple(body))
-    arrays += in_quads.arrays if in_quads else []
+    for r in own:
+        lanes_loop = For(r, "lane", (lanes_loop,))
+    arrays += in_quads.arrays if in_quads else tiles.arrays if tiles else []
     return replace(kernel, body=spread(nest, "group", (lanes_loop,)) if nest else (lanes_loop,),
                    arrays=tuple(arrays))
 
@@ -307,28 +319,29 @@ def sunk(loop: For) -> For:
     return replace(loop, body=(sunk(replace(last, body=(*named, *last.body))),))
 
 
-def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int) -> tuple[list[Stmt], list[Expr]]:
+def tree(values: list[tuple[Expr, str]], lane: Expr, lanes: int, own: tuple[Expr, ...] = ()
+         ) -> tuple[list[Stmt], list[Expr]]:
     """Statements after which few partial results of each value are left, and what combines these:
-    the whole that each lane computes.
+    the whole that each lane computes. own: the row of a group's that the lane belongs to.
     """
-    body: list[Stmt] = [Store(f"part_{v.value}", (lane,), E.cast(v, dtypes.compute(v.dtype)))
+    body: list[Stmt] = [Store(f"part_{v.value}", (*own, lane), E.cast(v, dtypes.compute(v.dtype)))
                         for v, _ in values]
     body.append(Barrier())
     while lanes > RADIX:
         left = lanes // RADIX
         some = E.var(f"some{left}_{values[0][0].value}", extent=left)
-        combined = [Store(f"part_{v.value}", (some,), _combined(v, combine, [
-            some + left * k for k in range(RADIX)])) for v, combine in values]
+        combined = [Store(f"part_{v.value}", (*own, some), _combined(v, combine, [
+            (*own, some + left * k) for k in range(RADIX)])) for v, combine in values]
         body += [For(some, "loop", tuple(combined), lane, lane.extent or lanes), Barrier()]
         lanes = left
-    return body, [_combined(v, combine, [E.index(k) for k in range(lanes)])
+    return body, [_combined(v, combine, [(*own, E.index(k)) for k in range(lanes)])
                   for v, combine in values]
 
 
-def _combined(v: Expr, combine: str, places: list[Expr]) -> Expr:
+def _combined(v: Expr, combine: str, places: list[tuple[Expr, ...]]) -> Expr:
     """The combination of a value's partial results at the places, neighbours first."""
     dtype = dtypes.compute(v.dtype)
-    parts = [E.load(f"part_{v.value}", (i,), dtype) for i in places]
+    parts = [E.load(f"part_{v.value}", at, dtype) for at in places]
     while len(parts) > 1:
         pairs = [tuple(parts[k:k + 2]) for k in range(0, len(parts), 2)]
         parts = [E.make(combine, pair, dtype) if len(pair) > 1 else pair[0] for pair in pairs]

@@ -18,6 +18,7 @@ from jitcl.ir.graph import Node, const
 from jitcl.ir.sizes import hint
 from jitcl.passes.base import RewritePass, Rewriter
 from jitcl.passes.matching import per_axis, scalar, split_const
+from jitcl.passes.precision import fits
 
 Array = np.ndarray[Any, Any]
 CONVOLUTIONS = ("conv", "conv_transpose")
@@ -141,17 +142,18 @@ def weights_of(node: Node) -> Node | None:
 
 
 def times(w: Node, factor: Array) -> Node | None:
-    """Constant weights times a factor; None where a product isn't finite. They are computed again
-    when they are needed, where the weights themselves are read again then."""
+    """Constant weights times a factor; None where a product isn't finite, or f16, which holds the
+    weights, doesn't hold these: a layer scale of 1e-6 costs a multiplication behind the sum, not
+    the product in halves. They are computed again when they are needed, where the weights
+    themselves are read again then."""
     def scaled() -> Array:
         product: Array = np.empty(w.type.dims, dtypes.to_numpy(w.type.dtype))
         with np.errstate(over="ignore"):
             return np.multiply(w.data, factor, product, dtype=np.float64, casting="unsafe")
 
     array = scaled()
-    if not np.isfinite(array).all():
-        return None
-    return const(array, w.type.dtype, scaled if w.attr("data").reloads else None)
+    made = const(array, w.type.dtype, scaled if w.attr("data").reloads else None)
+    return made if np.isfinite(array).all() and (fits(made) or not fits(w)) else None
 
 
 def channel_values(c: Node, node: Node) -> Array | None:

@@ -21,9 +21,10 @@ class WeightRows(RewritePass):
                                               %y = matmul(%x, %1)
 
     On GPUs whose work-items sum parts of a column each: its terms are neighbours then, and a group
-    reads one stretch of memory. For few rows, or a number that is not known, where columns are
-    whole vectors; for any number where a model's file has the weights so: products of many rows
-    read either, and a language model's prompt shares its weights with its tokens.
+    reads one stretch of memory. For few rows; for many, or a number that is not known, where
+    columns are whole vectors, of many only if rows are none (a vocabulary of 50257); for any number
+    where a model's file has the weights so: products of many rows read either, and a language
+    model's prompt shares its weights with its tokens.
     """
 
     target: Target
@@ -38,7 +39,8 @@ class WeightRows(RewritePass):
         if turned is not None:
             kept = Node.make("const", attrs={"data": turned},
                              type=b.type.with_(shape=b.type.dims[::-1]))
-        elif b.type.dims[0] % QUAD if has_size(rows) else rows > FEW_ROWS:
+        elif (has_size(rows) or rows > FEW_ROWS) and (
+                b.type.dims[0] % QUAD or not has_size(rows) and not b.type.dims[1] % QUAD):
             return None
         else:
             folded = FoldConstants().folded(g.transpose(b, perm=(1, 0)))

@@ -127,6 +127,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "attention-f16": lambda: attention(9, 21, 7, 9, "f16"),
     "softmax": lambda: graph(G.softmax(x(5, 31), axis=-1)),
     "softmax-columns": lambda: graph(G.softmax(x(31, 5), axis=0)),
+    "softmax-channels": lambda: graph(G.softmax(x(2, 53, 11), axis=1)),
     "sum-long": lambda: graph(G.reduce_sum(x(3, 301), axes=(1,))),
     "sum-all": lambda: graph(G.reduce_sum(x(7, 29, 3), axes=(0, 1, 2))),
     "max-columns": lambda: graph(G.reduce_max(x(67, 3), axes=(0,))),

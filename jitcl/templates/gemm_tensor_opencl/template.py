@@ -8,6 +8,7 @@ come into local memory by asynchronous copies, several steps ahead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -97,7 +98,8 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         product = product_of(node)
         if product is None or product.now.m < LEAST_M or not plain(group, product.nodes):
             return ()
-        return choose(product.now, tilings(node, product, target), target)
+        run = neighbours(group, product)
+        return choose(product.now, tilings(node, product, run, target), run, target)
 
     def emit(self, match: Tiling, hooks: OpenClHooks) -> list[Emitted]:
         """Where the number of rows is not known, a few are gemv_opencl's, if it takes them."""
@@ -113,11 +115,12 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
             few, many = gemv.few(slices[0], hooks, product)
         if not has_size(product.elements):
             return [*few, *launched(_Writer(replace(match, splits=1), hooks).emit(), many)]
-        whole = tilings(hooks.anchor, product, hooks.target)
+        run = neighbours(hooks.group, product)
+        whole = tilings(hooks.anchor, product, run, hooks.target)
         most = min(MAX_SPLITS, product.now.k // LEAST_K)
         divided = [replace(t, splits=n) for t in whole for n in (most // 4, most) if n > 1]
         found = bands(product, full(hooks.target), match, whole, divided,
-                      lambda t, q: cost(t, q, hooks.target))
+                      lambda t, q: cost(t, q, run, hooks.target))
         return [*few, *by_size(product, found, lambda t, limit: _Writer(
             t, hooks, t.splits * limit).emit(), many)]
 
@@ -133,20 +136,28 @@ def plain(group: Group, nodes: Iterable[Node]) -> bool:
     return True
 
 
-def choose(p: Product, some: Iterable[Tiling], target: Target) -> tuple[Tiling, ...]:
+def neighbours(group: Group, p: Product) -> int:
+    """How many elements of the right operand come at once, at most: of a column where columns lie
+    one behind the other, else of a row."""
+    b = p.nodes[1]
+    columns = b in group.inlined and b.op == "transpose" and b.attr("perm")[-1] == b.type.rank - 2
+    return math.gcd(RUN, divisor(p.k if columns else p.n)) if p.neighbours else 1
+
+
+def choose(p: Product, some: Iterable[Tiling], run: int, target: Target) -> tuple[Tiling, ...]:
     """Best first by `cost`; of those that are near to it the common ones, so that programs are
     few."""
     found = [replace(t, splits=n) for t in some for n in dict.fromkeys((splits(t, p, target), 1))]
-    times = {t: cost(t, p, target) for t in found}
+    times = {t: cost(t, p, run, target) for t in found}
     least = NEAR * min(times.values(), default=0)
     return tuple(sorted(found, key=lambda t: (
         max(least, times[t]), TILINGS.index(replace(t, splits=1)), times[t])))
 
 
-def tilings(node: Node, p: Product, target: Target) -> list[Tiling]:
+def tilings(node: Node, p: Product, run: int, target: Target) -> list[Tiling]:
     """Those that the target has room for; groups of warps where operands come by 16 bytes at a
     time: loaders of single elements take the registers that their sums need."""
-    runs = node.op == "matmul" and divisor(p.n) % RUN == 0 and divisor(p.k) % RUN == 0
+    runs = node.op == "matmul" and run == RUN and divisor(p.k) % RUN == 0
     return [t for t in TILINGS if t.items <= target.max_work_group and t.local <= (
         target.local_memory if not t.warpgroups else target.warpgroup_memory if runs else 0)]
 
@@ -158,7 +169,7 @@ def splits(t: Tiling, p: Product, target: Target) -> int:
     return -(-p.k // terms(t, p, parts))
 
 
-def cost(t: Tiling, p: Product, target: Target) -> float:
+def cost(t: Tiling, p: Product, run: int, target: Target) -> float:
     """Nanoseconds on an H200, as measured (docs/decisions.md): each term takes a core as long as
     its copies are under way, or as the arithmetic of the groups that it has at once; what groups
     are left over take a turn of their own. Sums that are split are written, and read by another
@@ -168,7 +179,7 @@ def cost(t: Tiling, p: Product, target: Target) -> float:
     arithmetic, copies, at_once = 1.2 + size / 1640, 180 / t.bk + size / 1640, max(1, SUMS // size)
     if t.warpgroups:
         arithmetic, copies, at_once = 8 + size / 4700, 0, 1
-    elif not p.neighbours or divisor(p.n) % 2:       # loaded one by one
+    elif run == 1:                                   # loaded one by one
         arithmetic, copies = max(arithmetic, 45 * t.bn / t.items), 1400 / t.bk + 40 * t.bn / t.items
     turns, rest = divmod(groups, at_once * cores)
     last = max(copies, arithmetic * -(-rest // cores)) if rest else 0
