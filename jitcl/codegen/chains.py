@@ -5,8 +5,9 @@
     y = matmul(p, v)
 
 Where a template reads keys and values as they lie, it reads those of a cache and new ones without a
-copy of both. Without such a template, or where its kernels fail on the
-driver, the groups stay as they are: each writes what the next reads, in its own variant.
+copy of both; where its groups load few queries, each once, these are turned there. Without such a
+template, or where its kernels fail on the driver, the groups stay as they are: each writes what the
+next reads, in its own variant.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ def joined(graph: Graph, groups: Sequence[Group], variants: VariantChooser) -> l
 def _chains(last: Group, stored: dict[Node, Group], readers: Counter[Node],
             variants: VariantChooser) -> Iterator[Chain]:
     """The chains that end with this group and that a template writes: first those that read
-    through what only moves its operands."""
+    through what only moves its operands, and make queries where they load them."""
     for length in LENGTHS:
         parts = _parts(last, length, stored, readers)
         through = tuple(_through(part, stored, readers) for part in parts)
-        for found in dict.fromkeys((through, parts)):
+        made = tuple(_with_left(part, stored, readers) for part in through[:1])
+        for found in dict.fromkeys(((*made, *through[1:]), through, parts)):
             if found and variants.joins(chain := Chain.of(found)):
                 yield chain
 
@@ -60,6 +62,25 @@ def _through(group: Group, stored: dict[Node, Group], readers: Counter[Node]) ->
         m.op == "concat" for m in stored[n].members)]
     moved = {m for g in found if all(_moves(m) for m in g.members) for m in g.members}
     return replace(group, inlined=group.inlined | moved) if moved and anchor else group
+
+
+def _with_left(group: Group, stored: dict[Node, Group], readers: Counter[Node]) -> Group:
+    """The group with what makes its product's first operand element by element for it alone."""
+    if group.anchor is None or group.anchor.op != "matmul":
+        return group
+    made: set[Node] = set()
+    node = group.anchor.inputs[0]
+    while True:
+        while node in group.inlined and lookup(node.op).kind == "movement":
+            node = node.inputs[0]
+        found = stored.get(node)
+        if found is None or readers[node] != 1 or not all(
+                _moves(m) or lookup(m.op).kind == "elementwise" for m in found.members):
+            return replace(group, inlined=group.inlined | made) if made else group
+        made.update(found.members)
+        if found.inlined or found.root.op != "reshape":     # which is another name of a buffer
+            return replace(group, inlined=group.inlined | made)
+        node = found.root.inputs[0]
 
 
 def _moves(node: Node) -> bool:

@@ -82,7 +82,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
         few = few_forms(a, target)
         if not target.stages_tiles:
             return rows_forms(a, target)
-        if a.concatenated:
+        if a.concatenated or a.computed:        # each group of tiles would compute them again
             return few
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts
