@@ -58,7 +58,7 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
     number is not known, a plan has both kinds, of which a run launches one."""
 
     name = "attention_cpu"
-    length = 3
+    lengths = (3,)
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Tiles | Few, ...]:

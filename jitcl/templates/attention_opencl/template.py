@@ -69,7 +69,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
     """
 
     name = "attention_opencl"
-    length = 3
+    lengths = (3,)
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
