@@ -380,8 +380,9 @@ class LanguageModel:
 
         bound = cache.bound((rows, give, len(slots)), slots, bind)
         for name, array in feeds.items():
-            bound.inputs[name] = array
+            bound.inputs[name][...] = array
         self._embedding.into(bound.inputs["x"], Tokens.of(parts, past, rows), behind)
+        cache.settle()
         outputs = bound.run()
         found: np.ndarray = outputs["hidden" if give == "hidden" else "logits"].copy()
         cache.extend(slots, parts, outputs)
