@@ -111,6 +111,31 @@ def test_every_candidate_is_right(shape, pose):
         assert names == ["attention_opencl"] * (1 + joins)
 
 
+@needs_pocl
+def test_few_queries_are_turned_where_they_are_loaded():
+    """By each group, in every candidate; what many are made of is stored."""
+    for rows in (2, 30):
+        x, *kv = (graph_input(n, TensorType("f32", dims)) for n, dims in (
+            ("x", (1, rows, 64)), ("k", (1, 4, 300, 16)), ("v", (1, 4, 300, 16))))
+        turns = [graph_input(n, TensorType("f32", (1, rows, 8))) for n in ("cos", "sin")]
+        q = g.transpose(g.reshape(x, shape=(1, rows, 4, 16)), perm=(0, 2, 1, 3))
+        q = g.mul(g.rotate_pairs(q, *turns), 0.25)
+        p = g.softmax(g.matmul(q, g.transpose(kv[0], perm=(0, 1, 3, 2))), axis=-1)
+        graph = graph_of(g.matmul(p, kv[1]), [x, *turns, *kv])
+        fed = list(feeds(graph).values())
+        want = evaluate(graph.outputs[0][1], dict(zip(graph.inputs, fed)))
+        for pose, within in ((GPU, rows == 2), (MALI, False)):
+            target = as_target(**pose)
+            found = forms(graph, target)
+            assert not within or {f.form for f in found} == {"few"}
+            for place in range(len(found)):
+                plan = plan_on(POCL, graph, target, chooser=Take(place))
+                turned = [s for s in plan.steps if "rotate_pairs" in s.kernel]
+                assert len(turned) == (not within)
+                (got,) = POCL.load(plan).run(fed)
+                np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.sampled(quick=3)
 @needs_pocl
 @pytest.mark.parametrize("guarded", [False, True], ids=["NaN", "zeros"])

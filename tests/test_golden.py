@@ -50,9 +50,9 @@ def halves(*shape: int) -> Node:
     return g.const(np.random.default_rng(0).normal(size=shape).astype(np.float16))
 
 
-def codes(n: int, k: int) -> Node:
+def codes(n: int, k: int, seed: int = 0) -> Node:
     """Weights [k, n] of 4 bits, in blocks of 32 terms, as a GGUF file's Q4_0 has them."""
-    bits = g.const(np.random.default_rng(0).integers(0, 256, n * k // 2).astype(np.uint8))
+    bits = g.const(np.random.default_rng(seed).integers(0, 256, n * k // 2).astype(np.uint8))
     w = g.dequantize(g.unpack_uint4(bits, shape=(n, k // 32, 32)), weights(n, k // 32, 1),
                      g.const(8, "u8"), to="f32")
     return g.transpose(g.reshape(w, shape=(n, k)), perm=(1, 0))
@@ -98,6 +98,14 @@ def cache(past: int, size: int) -> Node:
     return attention(q, k, v, mask)
 
 
+def gated_unit(rows: int, k: int, n: int) -> Node:
+    """silu(h @ v) * (h @ w) of a row's norm h."""
+    a = x("a", rows, k)
+    mean = g.reduce_mean(g.mul(a, a), axes=(1,), keepdims=True)
+    h = g.mul(g.mul(a, g.reciprocal(g.sqrt(g.add(mean, 1e-6)))), weights(k))
+    return g.mul(g.swish(g.matmul(h, codes(n, k))), g.matmul(h, codes(n, k, seed=1)))
+
+
 GRAPHS: dict[str, Callable[[], Node]] = {
     "elementwise": lambda: g.relu(g.add(g.mul(x("a", 4, 33), x("b", 33)), 1.0)),
     "half": lambda: g.tanh(g.add(x("a", 4, 33, dtype="f16"), x("b", 33, dtype="f16"))),
@@ -118,6 +126,7 @@ GRAPHS: dict[str, Callable[[], Node]] = {
     "depthwise": lambda: conv(x("x", 1, 16, 14, 14), weights(16, 1, 3, 3), group=16),
     "few_rows": lambda: g.relu(g.matmul(x("a", 2, 2048), weights(2048, 40))),
     "few_rows_of_codes": lambda: g.matmul(x("a", 1, 2048), codes(40, 2048)),
+    "gated_unit": lambda: gated_unit(2, 2048, 40),
     "matmul_bias": lambda: g.add(g.matmul(x("a", 64, 96), weights(96, 40)), weights(40)),
     "attention": lambda: attention(x("q", 1, 2, 40, 24), x("k", 1, 2, 52, 24),
                                    x("v", 1, 2, 52, 16), x("mask", 52)),
@@ -134,7 +143,7 @@ FILES = {f"{name}.{suffix}": (name, target)
 for name in ("residual", "residual_of_many_channels", "winograd", "winograd_in_two_steps",
              "attention", "gate"):
     del FILES[f"{name}.gpu.cl"]                # a convolution, or products, as any other there
-for name in ("few_rows", "few_rows_of_codes"):
+for name in ("few_rows", "few_rows_of_codes", "gated_unit"):
     del FILES[f"{name}.cpu.py"]
 for suffix in TARGETS:
     del FILES[f"pointwise.{suffix}"]           # a product as any other there

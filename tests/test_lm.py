@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from jitcl.errors import (
     UnsupportedError,
 )
 from jitcl.ir.files import MOST_BYTES
+from jitcl.lm import embedding
 from jitcl.lm.architectures import ARCHITECTURES, decoder
 from jitcl.lm.decoder import Decoder
 from jitcl.lm.gguf import Gguf
@@ -97,6 +99,32 @@ def test_kernels_write_what_the_references_say(tmp_path: Path) -> None:
         assert [m.cache.stats.writes for m in model._models.values()] == built
     with pytest.raises(ClosedError):
         model.logits(IDS)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])         # positions are added, rows are scaled
+def test_a_prompts_next_piece_is_embedded_beside_this_one(
+        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs. A prompt that is another than was begun for is embedded anew."""
+    monkeypatch.setattr(embedding, "ROWS_AT_ONCE", 5)       # several threads, and a rest
+    prompt = [3 + 7 * k % 90 for k in range(60)]
+    with jitcl.lm.load(lm_models.stored(name, tmp_path), device="cpu") as model:
+        model.ends, model._rows = frozenset(), (1, 16)
+        wanted = list(model.tokens(prompt, 4, Sampling()))
+        pairs = model._alone(prompt[:20], "hidden"), model._alone(prompt[20:40], "hidden")
+        model._embedding._ahead, filled = True, list[str]()
+        fill = model._embedding._fill
+
+        def told(*args: Any) -> None:
+            filled.append(threading.current_thread().name.partition("_")[0])
+            fill(*args)
+
+        monkeypatch.setattr(model._embedding, "_fill", told)
+        model._cache.slots[0].shorten(0)
+        assert list(model.tokens(prompt, 4, Sampling())) == wanted
+        assert filled == ["MainThread"] + ["jitcl-embedding"] * 3 + ["MainThread"] * 3
+        model._run(prompt[:16], "hidden", model._other.slots[0], then=prompt[16:20])
+        assert (model._alone(prompt[:20], "hidden") == pairs[0]).all()
+        assert (model._alone(prompt[20:40], "hidden") == pairs[1]).all()
 
 
 @needs_models
@@ -196,7 +224,7 @@ class Script:
         self.model, self.text, self.fed = model, text, []       # type: ignore[var-annotated]
         model._run = self.run
 
-    def run(self, ids: Sequence[int], give: str, past: Any) -> np.ndarray:
+    def run(self, ids: Sequence[int], give: str, past: Any, then: Any = ()) -> np.ndarray:
         self.fed.append(list(ids))
         past.ids += ids
         done = len(past.ids) - self.first

@@ -57,7 +57,8 @@ class Random:
     def together(self, slots: Sequence[Any], ids: Sequence[int]) -> np.ndarray:
         return np.concatenate([self.run([t], "next", s) for s, t in zip(slots, ids)])
 
-    def run(self, ids: Sequence[int], give: str, past: Any, sizes: Any = ()) -> np.ndarray:
+    def run(self, ids: Sequence[int], give: str, past: Any, sizes: Any = (), then: Any = ()
+            ) -> np.ndarray:
         self.fed.append(list(ids))
         found = []
         for token in ids:

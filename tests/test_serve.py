@@ -88,7 +88,7 @@ class Pretended:
     def together(self, slots: Sequence[Any], ids: Sequence[int]) -> np.ndarray:
         return np.concatenate([self.run([t], "next", s) for s, t in zip(slots, ids)])
 
-    def run(self, ids: Sequence[int], give: str, past: Any) -> np.ndarray:
+    def run(self, ids: Sequence[int], give: str, past: Any, then: Any = ()) -> np.ndarray:
         self.steps += 1
         assert self.gate.wait(30)
         past.ids += ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -39,6 +39,7 @@ from jitcl.templates.opencl.tiling import in_half
 
 FP16 = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
 
+QUAD = 4                                         # neighbours of a vector
 FUNCTION = 8                                     # cost of a scalar operation: it is a long function
 
 
@@ -94,12 +95,14 @@ class OpenClGroupHooks(GroupHooks):
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
                        types: dict[Node, TensorType] | None = None,
-                       multiples: Mapping[str, int] = MappingProxyType({})) -> Epilogue | None:
+                       multiples: Mapping[str, int] = MappingProxyType({}),
+                       beside: Sequence[Node] = ()) -> Epilogue | None:
         """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
         `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
-        `ix`, and `at`, are multiples of. None where the epilogue is no function of whole vectors.
+        `ix`, and `at`, are multiples of; `beside`: other nodes whose values there are vectors `v1`,
+        `v2`.. None where the epilogue is no function of whole vectors.
         What lies behind a padded row is computed as if it were an element, or 0 where a flag would
         tell of it.
         """
@@ -111,7 +114,9 @@ class OpenClGroupHooks(GroupHooks):
         if width > 1:
             ix = (*ix[:-1], ix[-1] + lane)
         loads = Loads(KernelBuilder(), self.group, self.names, seen)
-        loads.preset(anchor, ix, E.var("v", "f32"))
+        vectors = {anchor: "v"} | {node: f"v{k}" for k, node in enumerate(beside, 1)}
+        for node, name in vectors.items():
+            loads.preset(node, ix, E.var(name, "f32"))
         value = loads.value(root, ix)
         inside = self._inside(ix, lane, multiples)
         if not inside.is_const:
@@ -123,7 +128,7 @@ class OpenClGroupHooks(GroupHooks):
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half)
         try:
             if width > 1:
-                renderer.spread(kernel.body, lane, ("v",))
+                renderer.spread(kernel.body, lane, tuple(vectors.values()))
                 of_y = flat(seen(root).physical, ix)
                 renderer.point(self.target, {"at": alignment(of_y, lane, multiples), **multiples})
             lines = renderer.block(kernel.body, 1)
@@ -141,7 +146,8 @@ class OpenClGroupHooks(GroupHooks):
         return Epilogue(tuple(lines), tuple(renderer.helpers),
                         tuple((self.names[n], self.ctype(n.type.dtype)) for n in used), used,
                         self.ctype(root.type.dtype), apart,
-                        renderer.sizes.params() | flag_params(self.group))
+                        renderer.sizes.params() | flag_params(self.group),
+                        tuple(vectors.values())[1:])
 
     def _inside(self, ix: tuple[Expr, ...], lane: Expr, multiples: Mapping[str, int]) -> Expr:
         """Whether an index of the root, or of planes as one axis, is no padding that is to be 0."""
@@ -172,16 +178,32 @@ class OpenClGroupHooks(GroupHooks):
         assert found is not None
         return found
 
-    def value_lines(self, ix: tuple[Expr, ...]) -> Loader | None:
-        """Code that returns the root at logical index `ix` as a float, given the anchor's value `v`
-        there. None where it can't be written."""
-        assert self.group.anchor is not None
+    def quad_lines(self, node: Node, ix: list[Expr]) -> Loader | None:
+        """Code that returns four neighbours along `k` as a float4, from the element at `ix` of a
+        node on, of which `k` is a multiple of four. None where it is no function of whole vectors.
+        """
+        lane = E.var("lane", extent=QUAD)
         loads = Loads(KernelBuilder(), self.group, self.names)
-        loads.preset(self.group.anchor, ix, E.var("v", "f32"))
-        return self._function(loads, loads.value(self.group.root, ix), False)
+        value = loads.value(node, (*ix[:-1], ix[-1] + lane))
+        try:
+            return self._function(loads, value, False, lane)
+        except NotVectorisable:
+            return None
 
-    def _function(self, loads: Loads, value: Expr, half: bool) -> Loader | None:
-        """The body of a function that returns a value of some loads."""
+    def value_lines(self, ix: tuple[Expr, ...], root: Node | None = None,
+                    given: Node | None = None) -> Loader | None:
+        """Code that returns the root at logical index `ix` as a float, given the anchor's value `v`
+        there; or another node, given another's. None where it can't be written."""
+        given = given or self.group.anchor
+        assert given is not None
+        loads = Loads(KernelBuilder(), self.group, self.names)
+        loads.preset(given, ix, E.var("v", "f32"))
+        return self._function(loads, loads.value(root or self.group.root, ix), False)
+
+    def _function(self, loads: Loads, value: Expr, half: bool, lane: Expr | None = None
+                  ) -> Loader | None:
+        """The body of a function that returns a value of some loads; with a `lane`, the vector of
+        its lanes."""
         shapes = {name: loads.types(n).physical for n, name in self.names.items()}
         buffers = tuple(Buffer(name, n.type.dtype, shapes[name]) for n, name in self.names.items())
         dtype = "f16" if half else "f32"
@@ -191,6 +213,9 @@ class OpenClGroupHooks(GroupHooks):
         renderer = OpenClRenderer(kernel, fp64=False, soft_half=self.target.soft_half,
                                   half_builtins=self.target.half_builtins)
         renderer.half = half
+        if lane is not None:
+            renderer.spread(kernel.body, lane)
+            renderer.point(self.target, {"k": QUAD})
         lines = returned(renderer)
         if renderer.doubles:
             return None
@@ -315,7 +340,8 @@ def returned(renderer: OpenClRenderer) -> tuple[str, ...]:
     """The lines of a function that returns what its renderer's kernel stores."""
     *lets, last = renderer.kernel.body
     assert isinstance(last, Store)
-    return (*renderer.block(tuple(lets), 0), f"return {renderer.expr(last.value)};")
+    value = renderer.expr if renderer.lane is None else renderer.splat
+    return (*renderer.block(tuple(lets), 0), f"return {value(last.value)};")
 
 
 def _runs(at: Expr) -> dict[str, int]:

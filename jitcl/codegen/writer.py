@@ -132,7 +132,7 @@ class Writer:
             found.append((OpenClGroupHooks, OPENCL_TEMPLATES))
         elif all(n.type.layout.kind != "rows" for n in (*group.members, *group.operands)):
             found.append((CpuGroupHooks, CPU_TEMPLATES))
-        return [(make, tuple(t for t in templates if t.length == len(group.parts)))
+        return [(make, tuple(t for t in templates if len(group.parts) in t.lengths))
                 for make, templates in found]
 
     def _lowered(self, group: Group, name: str, memo: Memo) -> Lowered:

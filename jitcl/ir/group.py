@@ -62,6 +62,12 @@ class Group:
         """Whether what pads the root's rows has to be zeros, because a flag would tell of it."""
         return self.flag is not None and self.root.type.layout.kind == "rows"
 
+    def lies(self, node: Node) -> bool:
+        """Whether a node is in memory, or rows of what is."""
+        while node in self.inlined and node.op in ("reshape", "transpose", "slice", "gather"):
+            node = node.inputs[0]
+        return node not in self.inlined
+
     def decodes(self, node: Node) -> bool:
         """Whether the group itself makes a node of constants alone: weights stored in few bits."""
         return node in self.inlined and all(

@@ -8,14 +8,18 @@ finite numbers: they count for nothing, but 0 * NaN is NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jitcl.lm.decoder import ROOM, Decoder
 from jitcl.lm.rows import DeviceRows, HostRows, Made, Rows
 from jitcl.runtime.bound import Bound
 
-BLOCKS = 4              # of layers, each one memory: a copy of all layers' new rows is as many
+BLOCKS = 4              # of layers, each one memory: to grow takes a block's memory once more
+SPARE = 16              # times what a text of full length takes: with so much memory, one block
 
 Bind = Callable[[Mapping[str, Any]], Bound]
 
@@ -48,12 +52,21 @@ class Cache:
     def __init__(self, decoder: Decoder, dtype: Any, device: Any = None) -> None:
         self._row, self._dtype = (2 * decoder.shared, decoder.head_size), dtype
         self._device = device
-        each = -(-decoder.layers // BLOCKS)
+        each = -(-decoder.layers // self._count(decoder))
         self._blocks = [range(k, min(k + each, decoder.layers))
                         for k in range(0, decoder.layers, each)]
         self.rows = [self._made(block, 1, ROOM) for block in self._blocks]
         self.slots, self.room, self._uses = [Slot(self, 0)], ROOM, 0
         self._bound: dict[Any, tuple[Any, Bound]] = {}      # kernels -> (first slot, reads), run
+
+    def _count(self, decoder: Decoder) -> int:
+        """Of blocks: a copy of all layers' new rows takes as many commands."""
+        nbytes = (decoder.layers * decoder.context * math.prod(self._row)
+                  * np.dtype(self._dtype).itemsize)
+        target = getattr(self._device, "target", None)
+        one = target is not None and (
+            SPARE * nbytes <= target.global_memory and nbytes <= target.max_allocation)
+        return 1 if one else BLOCKS
 
     def _made(self, block: range, slots: int, room: int) -> Rows:
         shape = (len(block), slots, room, *self._row)
@@ -153,14 +166,14 @@ class Cache:
 
     def extend(self, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
                made: Mapping[str, Made]) -> None:
-        """New tokens of each slot, and their keys and values [slots, rows, heads, size]."""
+        """New tokens of each slot, and their keys and values [slots, rows, heads, size]. They are
+        there when `settle` has returned: what else a text wants of the host comes first."""
         new = [(k, slot, len(slot.ids), len(slot.ids) + len(part))
                for k, (slot, part) in enumerate(zip(slots, parts)) if part]
         for block, rows in zip(self._blocks, self.rows):
             found = [made[f"new.{k}"] for k in block]
             for k, slot, begin, end in new:
                 rows.put(slot.index, begin, end, found, k)
-        self.settle()
         for slot, part in zip(slots, parts):
             slot.ids += part
 

@@ -17,6 +17,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -164,12 +165,14 @@ class Decoder(ABC):
               ) -> dict[str, np.ndarray]:
         """What the graph reads beside keys and values: tokens of each text in the first of its
         `rows`, behind `past` of them in a cache with room for `room`."""
+        tokens = Tokens.of(parts, past, rows)
+        return {"x": self.embed(tokens.ids, tokens.positions), **self.places(past, rows, room)}
+
+    def places(self, past: Sequence[int], rows: int, room: int) -> dict[str, np.ndarray]:
+        """That without the embedded tokens."""
         first = np.array(past)[:, None]
         positions = first + np.arange(rows)
-        ids = np.zeros(positions.shape, np.int64)
-        for k, part in enumerate(parts):
-            ids[k, :len(part)] = part
-        found = {"x": self.embed(ids.ravel(), positions.ravel())}
+        found: dict[str, np.ndarray] = {}
         for name, turned in self.rotaries.items():
             found[f"cos{name}"], found[f"sin{name}"] = turned.at(positions)
         found["query"] = positions.astype(np.int32)[..., None]
@@ -224,6 +227,26 @@ class Decoder(ABC):
                 f"{self.weights.place}: {type(self).__name__} has no use for weight "
                 f"{', '.join(map(repr, unread[:3]))}{more}: this is a variant that jitcl does not "
                 "have")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Rows of a run: tokens and their positions."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+
+    @staticmethod
+    def of(parts: Sequence[Sequence[int]], past: Sequence[int], rows: int) -> Tokens:
+        """Those of each text, behind `past` of them; where there are fewer than `rows`, any."""
+        ids = np.zeros((len(past), rows), np.int64)
+        for k, part in enumerate(parts):
+            ids[k, :len(part)] = part
+        return Tokens(ids.ravel(), (np.array(past)[:, None] + np.arange(rows)).ravel())
+
+    def same(self, other: Tokens) -> bool:
+        return (np.array_equal(self.ids, other.ids)
+                and np.array_equal(self.positions, other.positions))
 
 
 class _Types:

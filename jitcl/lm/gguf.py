@@ -29,7 +29,7 @@ from jitcl.ir.types import TensorType
 from jitcl.lm.extra import library
 from jitcl.lm.gguf_tokens import of_metadata
 from jitcl.lm.tokens import Tokenizer
-from jitcl.lm.weights import TYPES, Weights, in_threads, loaded, together
+from jitcl.lm.weights import TYPES, Weights, loaded, together
 from jitcl.runtime.arguments import is_whole
 from jitcl.runtime.cache import DeviceCache, Key, code_version
 from jitcl.runtime.digests import file_digest
@@ -203,8 +203,7 @@ class Gguf(Weights):
 
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
         t = self._tensor(name)
-        data = self._bytes(t)
-        return in_threads(lambda some: self._float(t, data[some]), which, tuple(t.shape[1:]))
+        return self._float(t, self._bytes(t)[which])
 
     def _array(self, file_name: str) -> np.ndarray:
         self.read.add(file_name)

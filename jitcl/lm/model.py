@@ -25,7 +25,8 @@ from jitcl.lm import drafts, tokens
 from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder, prefixed
 from jitcl.lm.cache import Cache, Slot
-from jitcl.lm.decoder import ROOM, Decoder, DecoderSource
+from jitcl.lm.decoder import ROOM, Decoder, DecoderSource, Tokens
+from jitcl.lm.embedding import Embedding
 from jitcl.lm.forms import Form, Forms
 from jitcl.lm.gguf import Gguf
 from jitcl.lm.lowest import Tolerance, limit_of, lowest
@@ -92,6 +93,7 @@ class LanguageModel:
         self._made = tuple(f"new.{k}" for k in range(decoder.layers))
         self._lock = forking.rlock()
         self._cache, self._other = self._empty(), self._empty()    # other: of no conversation
+        self._embedding = Embedding(decoder, device.target)
         self.batch = self._fitting() if batch is None else batch
         self.closed = False
         self.last: Generation | list[Generation] = Generation()
@@ -314,16 +316,20 @@ class LanguageModel:
             slot.shorten(0)
             return self._run(ids, give, slot)
 
-    def _run(self, ids: Sequence[int], give: str, slot: Slot, sizes: Sequence[int] = ()
-             ) -> np.ndarray:
+    def _run(self, ids: Sequence[int], give: str, slot: Slot, sizes: Sequence[int] = (),
+             then: Sequence[int] = ()) -> np.ndarray:
         """What `give` says for these tokens, behind those of `slot`, which grows by them: the
-        kernels' rows are filled from the front, a few numbers of rows for all lengths."""
-        found = []
+        kernels' rows are filled from the front, a few numbers of rows for all lengths. then: those
+        of the next call."""
+        found, sizes = [], sizes or self._rows
         with self._lock:
             while len(ids):
-                rows = rows_for(len(ids), sizes or self._rows)
+                rows = rows_for(len(ids), sizes)
                 part, ids = list(ids[:rows]), ids[rows:]
-                found.append(self._once([slot], [part], rows, give)[:len(part)])
+                rest, past = ids or then, len(slot.ids) + len(part)
+                more = rows_for(len(rest), sizes)
+                behind = Tokens.of([rest[:more]], [past], more) if rest else None
+                found.append(self._once([slot], [part], rows, give, behind)[:len(part)])
         return found[-1] if give == "next" else np.concatenate(found)
 
     def _together(self, slots: Sequence[Slot], ids: Sequence[int]) -> np.ndarray:
@@ -339,12 +345,12 @@ class LanguageModel:
                 parts[slot.index] = [token]
             return self._once(row, parts, 1, "logits")[[slot.index for slot in slots]]
 
-    def _once(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str
-              ) -> np.ndarray:
+    def _once(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str,
+              behind: Tokens | None = None) -> np.ndarray:
         """A run with `rows` for new tokens of each of neighbouring slots, which grow by them. Where
-        the device is lost, what lay there is computed again."""
+        the device is lost, what lay there is computed again. behind: what the next run takes."""
         try:
-            return self._computed(slots, parts, rows, give)
+            return self._computed(slots, parts, rows, give, behind)
         except DeviceError:
             cache = slots[0].cache
             if not cache.lost:
@@ -356,13 +362,13 @@ class LanguageModel:
                     self._computed([slot], [part], count, "next")
             return self._computed(slots, parts, rows, give)
 
-    def _computed(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str
-                  ) -> np.ndarray:
+    def _computed(self, slots: Sequence[Slot], parts: list[list[int]], rows: int, give: str,
+                  behind: Tokens | None = None) -> np.ndarray:
         if self.closed:
             raise closed_error(repr(self))
         cache, past = slots[0].cache, [len(s.ids) for s in slots]
         cache.grow(tokens=max(map(int.__add__, past, map(len, parts))))
-        feeds = self.decoder.feeds(parts, past, rows, cache.reads(slots))
+        feeds = self.decoder.places(past, rows, cache.reads(slots))
         if give == "next":
             feeds["row"] = np.array([len(parts[0]) - 1], np.int32)
 
@@ -374,7 +380,9 @@ class LanguageModel:
 
         bound = cache.bound((rows, give, len(slots)), slots, bind)
         for name, array in feeds.items():
-            bound.inputs[name] = array
+            bound.inputs[name][...] = array
+        self._embedding.into(bound.inputs["x"], Tokens.of(parts, past, rows), behind)
+        cache.settle()
         outputs = bound.run()
         found: np.ndarray = outputs["hidden" if give == "hidden" else "logits"].copy()
         cache.extend(slots, parts, outputs)

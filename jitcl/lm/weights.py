@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitcl import config, dtypes
+from jitcl import dtypes
 from jitcl.errors import ModelError, ShapeError, UnsupportedError
 from jitcl.ir.graph import Node, const
 from jitcl.lm.extra import library
@@ -23,7 +23,6 @@ from jitcl.runtime.digests import digest, file_digest
 if TYPE_CHECKING:
     from jitcl.ops.builder import GraphBuilder  # a warm start needs no ops
 
-ROWS_A_THREAD = 128                         # at least, of those that are asked for at once
 KEPT = 1 << 20                              # bytes up to which a constant's elements stay in memory
 TYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}     # of elements in files
 
@@ -97,26 +96,6 @@ def loaded(load: Callable[[], np.ndarray]) -> Node:
     return const(array, reload=load if array.nbytes > KEPT else None)
 
 
-def in_threads(rows: Callable[[np.ndarray], np.ndarray], which: np.ndarray,
-               shape: tuple[int, ...]) -> np.ndarray:
-    """rows(which), of float32 of a `shape` each; many by several threads, which NumPy lets work at
-    once: a GPU waits for a prompt's embedded tokens."""
-    step = max(ROWS_A_THREAD, -(-len(which) // config.get("threads")))
-    if len(which) <= step:
-        return rows(which)
-    from concurrent.futures import ThreadPoolExecutor  # a step of one token does without it
-
-    found = np.empty((len(which), *shape), np.float32)
-
-    def part(first: int) -> None:
-        found[first:first + step] = rows(which[first:first + step])
-
-    firsts = range(0, len(which), step)
-    with ThreadPoolExecutor(len(firsts), "jitcl-rows") as threads:
-        list(threads.map(part, firsts))             # raises what one of them did
-    return found
-
-
 class Stored(Weights):
     """Arrays in files, of the types that safetensors has; float32 for whoever reads them."""
 
@@ -143,8 +122,7 @@ class Stored(Weights):
         return self.array(name).shape
 
     def rows(self, name: str, which: np.ndarray) -> np.ndarray:
-        array = self.array(name)
-        return in_threads(lambda some: array[some].astype(np.float32), which, array.shape[1:])
+        return self.array(name)[which].astype(np.float32)
 
     def made(self, g: GraphBuilder, *names: str) -> Node:
         arrays = [self.array(name) for name in names]

@@ -208,7 +208,8 @@ def step(model: LanguageModel, texts: Sequence[Text]) -> None:
                 if len(missing) > 1:
                     asked = True
                     most = model._rows[-1]
-                    logits = model._run(missing[:most], "next", slot)
+                    logits = model._run(missing[:most], "next", slot,
+                                        then=missing[most:2 * most])
                     text.known = [logits[-1]] if len(missing) <= most else []
                 elif text.guesses:
                     text.done.guessed_tokens += len(text.guesses)

@@ -215,14 +215,15 @@ class DeviceTensor:
         """
         with self._changed:
             self.check_readable()
-            held = [s for s in sources if isinstance(s, DeviceTensor)]
-            begun: list[DeviceTensor] = []
+            arrays, begun = list[DeviceArray | np.ndarray](), list[DeviceTensor]()
             try:
-                for source in held:
-                    source.begin_reading()
-                    begun.append(source)
-                self._array.put_each([s._array if isinstance(s, DeviceTensor) else s
-                                      for s in sources], to, pitch, start, nbytes)
+                for source in sources:
+                    if isinstance(source, DeviceTensor):
+                        arrays.append(source.begin_reading())
+                        begun.append(source)
+                    else:
+                        arrays.append(source)
+                self._array.put_each(arrays, to, pitch, start, nbytes)
             finally:
                 for source in begun:
                     source.end_reading()

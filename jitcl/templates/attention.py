@@ -16,6 +16,7 @@ from jitcl.ir.group import Group
 from jitcl.ir.sizes import same
 from jitcl.ops.core import norm_axis
 from jitcl.passes.matching import scalar
+from jitcl.passes.regions import VIEWS
 from jitcl.templates.base import Argument, Emitted, Hooks
 from jitcl.templates.matmul import Shape
 
@@ -24,11 +25,13 @@ Index = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]      # of image, row and 
 
 @dataclass(frozen=True)
 class Attention:
-    """The products of a chain; `guarded`: rows of NaN are zeros."""
+    """The products of a chain; `guarded`: rows of NaN are zeros; `computed`: queries are, where the
+    first product reads them."""
 
     scores: Shape
     result: Shape
     guarded: bool
+    computed: bool
 
 
 def pattern(chain: Group, product_of: Callable[[Group], Shape | None]) -> Attention | None:
@@ -39,14 +42,17 @@ def pattern(chain: Group, product_of: Callable[[Group], Shape | None]) -> Attent
     scores, result = product_of(first), product_of(last)
     if scores is None or result is None or not _plain(first) or not _plain(last):
         return None
-    assert last.anchor is not None
+    assert first.anchor is not None and last.anchor is not None
     if last.anchor.inputs[0] is not softmax.root or first.root in last.operands:
         return None
     same_rows = (scores.batch, scores.m) == (result.batch, result.m)
     guarded = softmax_of(softmax, first.root)
     if not same_rows or scores.n != result.k or guarded is None:
         return None
-    return Attention(scores, result, guarded)
+    query = first.anchor.inputs[0]
+    while query in first.inlined and query.op in VIEWS:
+        query = query.inputs[0]
+    return Attention(scores, result, guarded, query in first.inlined)
 
 
 def _plain(group: Group) -> bool:

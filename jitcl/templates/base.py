@@ -133,6 +133,7 @@ class Epilogue:
     y_type: str                                  # C type of the result's elements
     rows_apart: bool = False                     # registers hold what it needs for one row alone
     sizes: dict[str, int] = field(default_factory=dict)  # parameters that it reads
+    beside: tuple[str, ...] = ()                 # vectors that it takes behind the first
 
 
 Arrangement = Callable[[tuple[Expr, ...]], tuple[Sequence[Expr], Expr]]
@@ -248,12 +249,14 @@ class OpenClHooks(Hooks, Protocol):
 
     def epilogue_lines(self, ix: tuple[Expr, ...], width: int,
                        types: dict[Node, TensorType] | None = None,
-                       multiples: Mapping[str, int] = MappingProxyType({})) -> Epilogue | None:
+                       multiples: Mapping[str, int] = MappingProxyType({}),
+                       beside: Sequence[Node] = ()) -> Epilogue | None:
         """Code that stores `width` neighbours of the root at logical index `ix` (of lane 0, moved
         along by `lane` in its last component) from the vector `v`, at element `at` of y.
 
         `types`: the shapes that the group's tensors are seen in; `multiples`: what variables of
-        `ix` are multiples of. None where the epilogue is no function of whole vectors.
+        `ix` are multiples of; `beside`: other nodes whose values there are vectors `v1`, `v2`..
+        None where the epilogue is no function of whole vectors.
         """
 
     def load_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr], *inside: Expr
@@ -263,9 +266,15 @@ class OpenClHooks(Hooks, Protocol):
         Its variables are those of `ix`, in which `k` counts terms.
         """
 
-    def value_lines(self, ix: tuple[Expr, ...]) -> Loader | None:
+    def quad_lines(self, node: Node, ix: list[Expr]) -> Loader | None:
+        """Code that returns four neighbours along `k` as a float4, from the element at `ix` of a
+        node on, of which `k` is a multiple of four. None where it is no function of whole vectors.
+        """
+
+    def value_lines(self, ix: tuple[Expr, ...], root: Node | None = None,
+                    given: Node | None = None) -> Loader | None:
         """Code that returns the root at logical index `ix` as a float, given the anchor's value `v`
-        there. None where it can't be written.
+        there; or another node, given another's. None where it can't be written.
         """
 
     def place_lines(self, node: Node, shape: tuple[int, ...], ix: list[Expr]) -> Place | None:
@@ -325,12 +334,12 @@ FIRST = First()
 
 
 class Template(ABC, Generic[M, H]):
-    """One optimised implementation of a pattern, whose matches are `M`. `length`: of how many
-    groups in a row, each read by the next alone (`Chain`).
+    """One optimised implementation of a pattern, whose matches are `M`. `lengths`: of how many
+    groups, each read by those behind it alone (`Chain`).
     """
 
     name: ClassVar[str]
-    length: ClassVar[int] = 1
+    lengths: ClassVar[tuple[int, ...]] = (1,)
     sized: ClassVar[bool] = False       # groups whose sizes are not known (ir/sizes.py), too
 
     @abstractmethod
@@ -359,7 +368,7 @@ class Writes(Protocol[H_in]):
     def name(self) -> str: ...
 
     @property
-    def length(self) -> int: ...
+    def lengths(self) -> tuple[int, ...]: ...
 
     @property
     def sized(self) -> bool: ...

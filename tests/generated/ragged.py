@@ -76,6 +76,14 @@ def coded(m: int, k: int, n: int, block: int, bits: int) -> Graph:
     return graph(G.add(G.matmul(x(m, k), right), w(n, seed=1)))
 
 
+def gated(rows: int, k: int, n: int) -> Graph:
+    """A row's norm, its product, and another that this gates."""
+    a = x(rows, k)
+    mean = G.reduce_mean(G.mul(a, a), axes=(1,), keepdims=True)
+    h = G.mul(G.mul(a, G.reciprocal(G.sqrt(G.add(mean, 1e-5)))), w(k, seed=3))
+    return graph(G.mul(G.sigmoid(G.matmul(h, w(k, n, seed=1))), G.matmul(h, w(k, n, seed=2))))
+
+
 def attention(queries: int, keys: int, size: int, width: int, dtype: str = "f32",
               masked: int = 1) -> Graph:
     """Of two heads, scores masked by keys, and by so many rows."""
@@ -120,6 +128,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "gemm-4bit": lambda: coded(7, 48, 45, 16, 4),
     "gemm-4bit-row": lambda: coded(1, 200, 22, 8, 4),
     "gemm-8bit": lambda: coded(3, 40, 9, 8, 8),
+    "gemm-gated": lambda: gated(3, 36, 13),
     "matmul-batched": lambda: graph(G.matmul(x(3, 5, 7), x(3, 7, 9, name="z"))),
     "attention": lambda: attention(19, 37, 12, 20),
     "attention-row": lambda: attention(3, 37, 12, 20),

@@ -187,12 +187,12 @@ class OpenClArray(DeviceArray):
         where they lie evenly in one buffer, and the last one's pitch ends in its buffer, too:
         NVIDIA's driver (580.159) refuses a rectangle whose last row is cut short.
         """
-        at = [s.first if isinstance(s, OpenClArray) else 0 for s in sources]
-        count, step = len(at), at[1] - at[0] if len(at) > 1 else 0
-        whole = sources[0].whole if isinstance(sources[0], OpenClArray) else None
+        first, count = sources[0], len(sources)
+        whole = first.whole if isinstance(first, OpenClArray) else None
+        at = [s.first for s in sources if isinstance(s, OpenClArray) and s.whole is whole]
+        step = at[1] - at[0] if len(at) > 1 else 0
         even = (0 < nbytes <= min(step, pitch)
-                and all(isinstance(s, OpenClArray) and s.whole is whole for s in sources)
-                and at == [at[0] + k * step for k in range(count)])
+                and at == [*range(at[0], at[0] + count * step, step)])
         if (whole is None or not even or (to // pitch + count) * pitch > self.capacity
                 or ((at[0] + start) // step + count) * step > whole.capacity):
             super().put_each(sources, to, pitch, start, nbytes)
@@ -232,6 +232,21 @@ class OpenClArray(DeviceArray):
         return contextlib.nullcontext()
 
 
+def fed_together(session: Session, queue: Any, specs: Sequence[TensorSpec], sizes: Sequence[int]
+                 ) -> tuple[dict[str, OpenClArray], dict[str, np.ndarray], Any]:
+    """Arrays in one buffer, by name; those of the host's that they come from, zeros at first; (the
+    buffer, the pinned memory), to be copied at once, None of no arrays."""
+    found = OpenClArray.together(session, specs, sizes)
+    whole = found[0].whole if found else None
+    if whole is None:
+        return {}, {}, None
+    host = pinned(session, queue, whole.nbytes)
+    host[:] = 0
+    views = {x.spec.name: host[x.first:x.first + x.nbytes].view(x.dtype).reshape(x.shape)
+             for x in found}
+    return {x.spec.name: x for x in found}, views, (whole.buffer, host)
+
+
 def pinned(session: Session, queue: Any, nbytes: int) -> np.ndarray:
     """Memory that the device reads itself; it is given back when nobody has it any more."""
     with translated(f"{session.name}: pinning {nbytes} bytes", allocating=True):
@@ -260,4 +275,4 @@ def _pages(nbytes: int) -> np.ndarray:
     return raw[start:start + whole]
 
 
-__all__ = ["OpenClArray", "pinned", "shares_memory"]
+__all__ = ["OpenClArray", "fed_together", "pinned", "shares_memory"]

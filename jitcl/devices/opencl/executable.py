@@ -14,10 +14,10 @@ import numpy as np
 import pyopencl as cl
 
 from jitcl import dtypes
-from jitcl.codegen.plan import Plan, Shapes
+from jitcl.codegen.plan import Plan, Shapes, TensorSpec
 from jitcl.devices import recording
 from jitcl.devices.base import Binding, DeviceArray, Given, Repeat
-from jitcl.devices.opencl.arrays import OpenClArray, pinned, shares_memory
+from jitcl.devices.opencl.arrays import OpenClArray, fed_together, pinned, shares_memory
 from jitcl.devices.opencl.host_steps import HostSection
 from jitcl.devices.opencl.launches import Launch, ended, fit_work_group
 from jitcl.devices.opencl.lending import Lending
@@ -34,6 +34,10 @@ REPEATS = 16  # launches of one step, or passes, that are timed together, of at 
 TOGETHER = 5e-3  # seconds
 IN_FLIGHT = 512  # commands of runs that follow each other
 STAGED = 1 << 16  # bytes of a result that comes by way of pinned memory, of which there is little
+PINNED = 1 << 20  # and of one that is bound there
+
+# the buffers that kernels find in place of the plan's own; arrays that are acquired first
+Lent = tuple[dict[int, Any], list[OpenClArray]]
 
 __all__ = ["HostSection", "Launch", "OpenClExecutable", "StepTime", "fit_work_group"]
 
@@ -57,6 +61,7 @@ class OpenClExecutable(LoadedPlan):
         self._series: dict[bool, list[Series | HostSection]] = {}   # without the clear, and with it
         self._profiling: Any = None                 # the queue of profiled runs
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
+        self._together: tuple[Any, np.ndarray] | None = None    # where inputs lie, and come from
         self._bind()
 
     def check_room(self, plan: Plan) -> None:
@@ -136,6 +141,10 @@ class OpenClExecutable(LoadedPlan):
         event that is dropped is waited for.
         """
         copied, lent = [], self._lending.lent
+        if self._together is not None:
+            buffer, host = self._together
+            event = cl.enqueue_copy(self.queue, buffer, host, is_blocking=False)
+            copied.append(Command("copy", "inputs", event, nbytes=host.nbytes))
         for data, spec in zip(sources, self.plan.inputs):
             if spec.buffer not in lent and data.size:
                 to = self.memory[spec.buffer]
@@ -239,23 +248,29 @@ class OpenClExecutable(LoadedPlan):
                 OpenClArray(self.session, spec, self._lending.least[spec.buffer])
                 for n, spec in enumerate(self.plan.outputs)]
 
-    def _run_on(self, sources: list[Any], into: list[Any] | None, whole: bool = True
+    def _run_on(self, sources: list[Any], into: list[Any] | None, lent: Lent | None = None
                 ) -> list[Any]:
-        """whole: whether inputs of whole numbers, too, are read where they are."""
-        arrays = [*zip(self.plan.inputs, sources), *zip(self.plan.outputs, into or ())]
-        instead = {spec.buffer: x.buffer for spec, x in arrays if isinstance(x, OpenClArray)
-                   and self._lending.takes(spec.buffer, x.capacity)
-                   and (whole or dtypes.is_float(spec.dtype))}
+        """lent: what `_lent` says of these arrays."""
+        instead, acquired = lent or self._lent(sources, into)
         self._into = into
         try:
             with ExitStack() as stack:
-                for _, x in arrays:
-                    if isinstance(x, OpenClArray) and x.acquires:
-                        stack.enter_context(x.acquired(self.queue))
+                for x in acquired:
+                    stack.enter_context(x.acquired(self.queue))
                 stack.enter_context(self._lending.instead(instead, self.memory))
                 return self._ran(sources)
         finally:
             self._into = None
+
+    def _lent(self, sources: list[Any], into: list[Any] | None, whole: bool = True) -> Lent:
+        """whole: whether inputs of whole numbers, too, are read where they are."""
+        arrays = [(spec, x) for spec, x in (*zip(self.plan.inputs, sources),
+                                            *zip(self.plan.outputs, into or ()))
+                  if isinstance(x, OpenClArray)]
+        return ({spec.buffer: x.buffer for spec, x in arrays
+                 if self._lending.takes(spec.buffer, x.capacity)
+                 and (whole or dtypes.is_float(spec.dtype))},
+                [x for _, x in arrays if x.acquires])
 
     def bind(self, given: Given | None = None, shapes: Shapes | None = None,
              keep: Collection[str] = ()) -> Binding | None:
@@ -288,7 +303,7 @@ class OpenClExecutable(LoadedPlan):
                     for y in outs:
                         y.shut(write=False, again=True, wait=False)
                     self.session.transfers.finish()     # one wait for all
-                    self._run_on(ins, into, whole=False)
+                    self._run_on(ins, into, self._lent(ins, into, whole=False))
                 finally:
                     for x in ins:
                         x.open(read=False, wait=False)
@@ -301,28 +316,47 @@ class OpenClExecutable(LoadedPlan):
                        shares_memory(self.session))
 
     def _beside(self, given: Given, shapes: Shapes | None, keep: Collection[str]) -> Binding:
-        """The same where some arrays lie on the device: the others are the host's, and copied."""
+        """The same where some arrays lie on the device: the others are the host's, and copied, all
+        inputs at once: a copy takes the host as long as some launches.
+        """
         with self._turn("binding a model"):
             if shapes is not None:
                 self._resize(shapes)
             plan = self.plan
-            ins = [given[t.name] if t.name in given else
-                   np.zeros(t.shape, dtypes.to_numpy(t.dtype)) for t in plan.inputs]
+            own = [t for t in plan.inputs if t.name not in given]
+            fed, views, together = fed_together(
+                self.session, self.queue, own, [self._lending.least[t.buffer] for t in own])
             kept = [t for t in plan.outputs if t.name in keep]
-            there = iter(OpenClArray.together(
+            stay = iter(OpenClArray.together(
                 self.session, kept, [self._lending.least[t.buffer] for t in kept]))
-            into = [next(there) if t.name in keep else np.zeros(t.shape, dtypes.to_numpy(t.dtype))
-                    for t in plan.outputs]
-            sources = self._check(ins)
+            into = [next(stay) if t.name in keep else self._result(t) for t in plan.outputs]
+            there = {**given, **fed}
+            sources = self._check([there[t.name] for t in plan.inputs])
+            lent = self._lent(sources, into)
 
         def compute() -> None:
             with self._turn("running a model"):
                 if shapes is not None:
                     self._resize(shapes)
-                self._run_on(sources, into)
+                self._together = together
+                try:
+                    self._run_on(sources, into, lent)
+                finally:
+                    self._together = None
 
-        return Binding({t.name: x for t, x in zip(plan.inputs, ins)},
+        seen = {**given, **views}
+        return Binding({t.name: seen[t.name] for t in plan.inputs},
                        {t.name: y for t, y in zip(plan.outputs, into)}, compute, False)
+
+    def _result(self, spec: TensorSpec) -> np.ndarray:
+        """Zeros for a result: of pinned memory, which a driver writes itself, unless it is staged
+        or large."""
+        found = np.zeros(spec.shape, dtypes.to_numpy(spec.dtype))
+        if not shares_memory(self.session) and STAGED < found.nbytes <= PINNED:
+            there = pinned(self.session, self.queue, found.nbytes)
+            there[:] = 0
+            return there.view(found.dtype).reshape(found.shape)
+        return found
 
     # ---- measuring
 

@@ -58,7 +58,7 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
     number is not known, a plan has both kinds, of which a run launches one."""
 
     name = "attention_cpu"
-    length = 3
+    lengths = (3,)
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Tiles | Few, ...]:
@@ -132,7 +132,7 @@ class AttentionCpu(Template[Tiles | Few, CpuHooks]):
 def attention_of(group: Group, target: Target) -> Attention | None:
     """The products of a chain that the template computes; None of any other."""
     found = pattern(group, lambda part: product_of(part, target, columns=1))
-    if found is None or 4 * FEWEST_ROWS * found.result.n > target.core.stack:
+    if found is None or found.computed or 4 * FEWEST_ROWS * found.result.n > target.core.stack:
         return None
     scores, result, narrow = found.scores, found.result, target.vector_width // 2
     if few_of(scores, result, target) is None and (

@@ -53,13 +53,14 @@ class Form(Match):
 
 @dataclass(frozen=True)
 class Heads:
-    """The two products of a chain, whether rows of NaN are zeros, and whether keys or values are
-    concatenated within."""
+    """The two products of a chain, whether rows of NaN are zeros, whether keys or values are
+    concatenated within, and whether queries are computed there."""
 
     scores: Product
     result: Product
     guarded: bool
     concatenated: bool
+    computed: bool
 
     @property
     def batch(self) -> int:
@@ -94,7 +95,8 @@ def heads_of(chain: Group) -> Heads | None:
     sizes = (MAX_SPLITS * last.anchor.type.size, *(n.type.size for n in chain.operands))
     if not fits_int(*hints(sizes)):
         return None
-    return Heads(scores, result, found.guarded, any(n.op == "concat" for n in chain.members))
+    return Heads(scores, result, found.guarded, any(n.op == "concat" for n in chain.members),
+                 found.computed)
 
 
 def _shape(group: Group) -> Shape | None:

@@ -69,7 +69,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
     """
 
     name = "attention_opencl"
-    length = 3
+    lengths = (3,)
     sized = True
 
     def candidates(self, group: Group, target: Target) -> tuple[Form, ...]:
@@ -82,7 +82,7 @@ class AttentionOpenCl(Template[Form, OpenClHooks]):
         few = few_forms(a, target)
         if not target.stages_tiles:
             return rows_forms(a, target)
-        if a.concatenated:
+        if a.concatenated or a.computed:        # each group of tiles would compute them again
             return few
         found = few + tiles_forms(a, target)
         first, softmax, last = group.parts

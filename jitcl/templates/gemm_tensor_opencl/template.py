@@ -44,11 +44,10 @@ from jitcl.templates.gemm_tiled_opencl.template import (
     terms,
     tiles,
 )
-from jitcl.templates.gemv_opencl.template import GemvOpenCl
+from jitcl.templates.gemv_opencl.template import LEAST_TENSOR_ROWS, GemvOpenCl
 
 WARP = 32
 RUN = 8                        # halves of a piece of 16 bytes
-LEAST_M = 3                    # rows: fewer are left to gemv_opencl
 LEAST_K = 128                  # terms of a part of a sum that is split
 MAX_SPLITS = 16
 SUMS = 32768                   # of groups that a core has at once
@@ -96,7 +95,7 @@ class GemmTensorOpenCl(Template[Tiling, OpenClHooks]):
         if not GemmTiledOpenCl().candidates(group, target):
             return ()
         product = product_of(node)
-        if product is None or product.now.m < LEAST_M or not plain(group, product.nodes):
+        if product is None or product.now.m < LEAST_TENSOR_ROWS or not plain(group, product.nodes):
             return ()
         run = neighbours(group, product)
         return choose(product.now, tilings(node, product, run, target), run, target)
