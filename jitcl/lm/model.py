@@ -382,10 +382,8 @@ class LanguageModel:
         for name, array in feeds.items():
             bound.inputs[name][...] = array
         self._embedding.into(bound.inputs["x"], Tokens.of(parts, past, rows), behind)
-        cache.settle()
-        outputs = bound.run()
+        outputs = cache.run(bound, slots, parts)
         found: np.ndarray = outputs["hidden" if give == "hidden" else "logits"].copy()
-        cache.extend(slots, parts, outputs)
         return found
 
     def _model(self, rows: int, give: str, texts: int = 1) -> Model:
