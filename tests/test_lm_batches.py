@@ -205,12 +205,13 @@ def test_what_other_kernels_computed_is_put_once_more(model: Any) -> None:
         kept, behind = spoilt, list[Any]()
 
         def run(self) -> Any:
-            assert all(put(None) == [] for put in self.behind)
+            assert all(put(Mock()) == [] for put in self.behind)
             return right
 
     slot = cache.slot([3, 4], [])
-    cache.run(Repaired(), [slot], [[3, 4]])     # type: ignore[arg-type]
-    assert slot.ids == [3, 4] and Repaired.behind == []
+    meanwhile = Mock(return_value=None)
+    cache.run(Repaired(), [slot], [[3, 4]], meanwhile)      # type: ignore[arg-type]
+    assert slot.ids == [3, 4] and Repaired.behind == [] and meanwhile.call_count == 1
     assert all((rows.array[:, 0, :2] == 7).all() for rows in cache.rows)
     assert not any(rows.array[:, 0, 2:].any() for rows in cache.rows)
 
@@ -235,6 +236,9 @@ def test_a_run_that_fails_leaves_zeros_in_the_cache(tmp_path: Any,
         for layer in (a.numpy()[0] for rows in model._cache.rows for a in rows.slots(0, 1)):
             assert layer[:len(slot.ids)].any() and not layer[len(slot.ids):].any()
         assert list(model.tokens(IDS, 5, Sampling())) == wanted
+        places = ([len(slot.ids)], 1, ROOM), model.decoder.places([len(slot.ids)], 1, ROOM)
+        assert model._feeds._known[0] == places[0]      # of the next token, made meanwhile
+        assert all((a == places[1][n]).all() for n, a in model._feeds._known[1].items())
 
 
 # ---- with kernels

@@ -166,13 +166,21 @@ class Cache:
             return self.room
         return max(ROOM, -(-len(slots[0].ids) // ROOM) * ROOM)
 
-    def run(self, bound: Bound, slots: Sequence[Slot], parts: Sequence[Sequence[int]]
-            ) -> Mapping[str, Any]:
+    def run(self, bound: Bound, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
+            meanwhile: Callable[[], None]) -> Mapping[str, Any]:
         """A run of `bound`, which adds tokens to slots, and their keys and values: behind its
-        kernels, before the host waits for these, where a run has a queue."""
+        kernels, before the host waits for these, where a run has a queue. meanwhile: is called
+        then."""
         kept, behind = bound.kept, bound.behind if bound.kept else None
+
+        def copied(queue: Any) -> list[Any]:
+            events = self._put(slots, parts, kept, queue)
+            queue.flush()                   # the device goes on meanwhile
+            meanwhile()
+            return events
+
         if behind is not None:
-            behind[:] = [lambda queue: self._put(slots, parts, kept, queue)]
+            behind[:] = [copied]
         try:
             outputs = bound.run()
         except BaseException:               # what it put there may be no finite numbers
